@@ -1,0 +1,1 @@
+"""Siltstone: durable, provable state for PySpark streams."""

@@ -1,0 +1,1 @@
+"""What exists and who refers to it: manifests, catalog tables, the repository, fencing."""

@@ -1,0 +1,1 @@
+"""How changes become durable: blocks, the index, segments and their packing."""

@@ -1,0 +1,73 @@
+"""Every error Siltstone raises on purpose, as one tree.
+
+    SiltstoneError            exit code
+    |- UsageError                 2   bad option, name, definition or input
+    |  |- UnknownStream           2
+    |  |- UnknownCheckpoint       2
+    |  |- SchemaConflict          2   a stream's definition changed in a way its state cannot follow
+    |  '- BadRow                  2   a source row the stream cannot take (null key)
+    |- StateError                 1   state that is not what it should be
+    |  |- CorruptObject           1   a stored object is missing, cut or altered
+    |  '- ProofFailed             1   a restore's digest differs from the recorded one
+    |- Unreachable                3   the store or the catalog cannot be reached, read or written
+    |  '- ObjectExists            3   a write-once object is already there
+    '- Fenced                     4   a newer writer epoch has taken the stream over
+
+Messages are one line, name the thing at fault, and say what to do.
+"""
+
+
+class SiltstoneError(Exception):
+    """Root of the tree. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class UsageError(SiltstoneError):
+    """The caller asked for something that cannot be done; nothing was changed."""
+
+    exit_code = 2
+
+
+class UnknownStream(UsageError):
+    """No stream of that name is defined, or none has run in this warehouse."""
+
+
+class UnknownCheckpoint(UsageError):
+    """No completed checkpoint answers to that id or time."""
+
+
+class SchemaConflict(UsageError):
+    """The stream's definition no longer fits its recorded state; the message shows both schemas."""
+
+
+class BadRow(UsageError):
+    """A source row that no operator can take, such as one with a null key."""
+
+
+class StateError(SiltstoneError):
+    """Stored or working state is not what the catalog says it is."""
+
+
+class CorruptObject(StateError):
+    """A stored object is missing, cut short or altered; the message names it."""
+
+
+class ProofFailed(StateError):
+    """A restored state's digest differs from the one recorded at its checkpoint."""
+
+
+class Unreachable(SiltstoneError):
+    """The store or the catalog cannot be reached, read or written."""
+
+    exit_code = 3
+
+
+class ObjectExists(Unreachable):
+    """A write-once object of that name is already stored."""
+
+
+class Fenced(SiltstoneError):
+    """A newer writer epoch owns the stream: this one may commit nothing and delete nothing."""
+
+    exit_code = 4

@@ -1,0 +1,1 @@
+"""Acts on decisions: restore, verify, snapshot; maps over key-group ranges."""

@@ -1,0 +1,102 @@
+"""The engine's value types: frozen, comparable, free of I/O. Words as in ARCHITECTURE.md."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from siltstone.errors import UsageError
+
+DEFAULT_MAX_PARALLELISM = 128
+MAX_MAX_PARALLELISM = 32768
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return `name` if it is an identifier `[a-z][a-z0-9_-]*` of at most 64 characters.
+
+    Names become parts of object names, so this is also what keeps every path inside the warehouse.
+
+    Raises:
+        UsageError: it is not; `what` says what was being named.
+    """
+    if len(name) > 64 or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is not a {what} name: use a lower-case letter, then letters, digits, _ or - (at most 64)"
+        )
+    return name
+
+
+class Form(StrEnum):
+    """How a variable is written in one checkpoint."""
+
+    BASE = "base"
+    """everything it holds"""
+    DELTA = "delta"
+    """what changed since its previous checkpoint"""
+
+
+class Kind(StrEnum):
+    """How a variable changes."""
+
+    INCREMENTAL = "incremental"
+    """a table with a primary key, logged change by change"""
+    OPAQUE = "opaque"
+    """bytes, saved whole at every checkpoint"""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KeyGroupRange:
+    """Key groups `start <= g < end`."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __contains__(self, group: int) -> bool:
+        return self.start <= group < self.end
+
+    def intersect(self, other: "KeyGroupRange") -> "KeyGroupRange":
+        """The groups in both; an empty range (start == end) where there are none."""
+        start = max(self.start, other.start)
+        return KeyGroupRange(start, max(start, min(self.end, other.end)))
+
+    def split(self, parts: int) -> list["KeyGroupRange"]:
+        """Contiguous ranges, as even as can be, in order: part i starts at `start + ceil(i * n / parts)`.
+
+        The same rule as Flink's, so that `group * parts // n` names the part of a group.
+        """
+        n = len(self)
+        edges = [self.start - (-i * n // parts) for i in range(parts + 1)]
+        return [KeyGroupRange(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object as the store wrote it: its name, size in bytes, and xxh3-128 checksum (hex)."""
+
+    name: str
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Where the bytes of one variable of one subtask at one checkpoint are.
+
+    `checksum` (xxh3-128, hex) covers exactly `length` bytes at `offset` of `object`. `rows` counts table rows
+    (base) or changes (delta). `previous` is the checkpoint this delta builds on, 0 for a base.
+    """
+
+    operator: str
+    variable: str
+    kind: Kind
+    form: Form
+    object: str
+    offset: int
+    length: int
+    checksum: str
+    key_groups: KeyGroupRange
+    rows: int
+    previous: int

@@ -1,0 +1,1 @@
+"""Pure decisions: base or delta, how to restore, what a bound allows."""

@@ -1,0 +1,1 @@
+"""The only importer of pyspark: session, stream runner, tasks, data source."""

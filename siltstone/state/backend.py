@@ -1,0 +1,156 @@
+"""The columnar protocol behind which working state lives: tables of keys in, tables of rows out, many at once.
+
+A subtask's working state is one directory of its own, `SubtaskState`, holding a `StateTable` for each incremental
+variable and one bytes value per key group for each opaque variable. It moves from version to version in steps:
+
+    state.begin(step)       remember that version `step` is being written (a crash from here on is noticed)
+    table.get/put/delete    reads and changes; before-images are kept
+    state.commit()          version is now `step`
+    state.rollback()        undo the newest begun or committed step; version is again what it was before
+    state.release(step)     steps up to `step` are in a completed checkpoint: drop their before-images
+
+Working state may vanish at any time: the changelog is the truth. A torn update is always noticed at `open`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.model import KeyGroupRange
+from siltstone.state.schema import TableSchema
+
+
+@dataclass
+class KeyBatch:
+    """Distinct primary keys, addressed at once.
+
+    `keys` holds the primary-key columns of one table; `hashes` (uint64[n]) is xxhash64 over them, seeded 42 and
+    chained as Spark does; `key_groups` (uint16[n]) comes from the operator-key columns alone. `memo` belongs to the
+    backend: it may keep there what it found, so that a `put` after a `get` of the same batch does not search again.
+    """
+
+    keys: pa.Table
+    hashes: np.ndarray
+    key_groups: np.ndarray
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """What `get` found: `found` (bool[n]) and `values` (n rows of the value columns, all null where not found)."""
+
+    found: np.ndarray
+    values: pa.Table
+
+
+@runtime_checkable
+class StateTable(Protocol):
+    """One table of one variable in one subtask. Not safe for use by two threads."""
+
+    schema: TableSchema
+
+    @property
+    def rows(self) -> int:
+        """How many live rows there are."""
+        ...
+
+    @property
+    def digests(self) -> np.ndarray:
+        """uint64[max_parallelism]: per key group, the sum modulo 2**64 of the row digests of all live rows.
+
+        Kept change by change from the old and the new row (promise 1), never by scanning.
+        """
+        ...
+
+    def get(self, batch: KeyBatch) -> Lookup:
+        """The rows of many keys."""
+        ...
+
+    def put(self, batch: KeyBatch, values: pa.Table) -> None:
+        """Insert or replace one row per key; `values` has the value columns and as many rows as the batch."""
+        ...
+
+    def delete(self, batch: KeyBatch) -> None:
+        """Remove the rows of these keys; absent keys are no error."""
+        ...
+
+    def changes(self) -> tuple[pa.Table, np.ndarray]:
+        """Every key changed since the last `mark()`, once, newest: (`schema.changes` table, uint16 key groups).
+
+        Sorted by key group. A key inserted and deleted again since the mark may appear as a delete.
+
+        Raises:
+            StateError: tracking has been off at some time since the last mark, so the changes are not known.
+        """
+        ...
+
+    def mark(self) -> None:
+        """Forget the changes: a checkpoint that holds them is being taken."""
+        ...
+
+    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """All live rows of `groups`, in bounded batches ordered by key group: (`schema.rows` table, key groups)."""
+        ...
+
+
+@runtime_checkable
+class SubtaskState(Protocol):
+    """All working state of one subtask; see the module's docstring for its life."""
+
+    version: int
+    groups: KeyGroupRange
+    max_parallelism: int
+    tables: Mapping[str, StateTable]
+    opaque: Mapping[str, dict[int, bytes]]
+    """variable -> key group -> bytes; assign with `set_opaque`, so that the change is part of the step"""
+
+    def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
+        """Replace the bytes of some key groups of one opaque variable."""
+        ...
+
+    def begin(self, step: int, *, tracking: bool) -> None:
+        """Start writing version `step`; `tracking` says whether changes are logged from now on."""
+        ...
+
+    def commit(self) -> None:
+        """The step is whole: `version` becomes it."""
+        ...
+
+    def rollback(self) -> None:
+        """Undo the newest step, begun or committed; StateError if its before-images are gone."""
+        ...
+
+    def release(self, step: int) -> None:
+        """Drop before-images of steps up to and including `step`."""
+        ...
+
+    def close(self) -> None:
+        """Flush and let go of the directory; idempotent."""
+        ...
+
+
+class Backend(Protocol):
+    """Opens working state. One implementation a storage technique; chosen by name in `siltstone.state.backends`."""
+
+    def open(
+        self,
+        directory: Path,
+        schemas: Mapping[str, TableSchema],
+        opaque: tuple[str, ...],
+        groups: KeyGroupRange,
+        max_parallelism: int,
+    ) -> SubtaskState:
+        """Open the state in `directory`, or create it empty at version 0 where there is none.
+
+        The caller has exclusive use of the directory. A torn begun step is rolled back at open; state that cannot
+        be trusted (damaged, half written, of a machine that has since restarted, of another shape) raises
+        StateError, and the caller deletes the directory and restores it from the changelog.
+        """
+        ...

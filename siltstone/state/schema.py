@@ -1,0 +1,117 @@
+"""The shape of one state table, and which changes of shape recorded state can follow."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+
+from siltstone.errors import SchemaConflict, UsageError
+
+DELETED = "__deleted"
+"""name of the boolean column that marks a delete in a table of changes"""
+RESERVED_PREFIX = "__"
+
+
+def _supported(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_integer(kind)
+        or pa.types.is_float32(kind)
+        or pa.types.is_float64(kind)
+        or pa.types.is_decimal128(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_date32(kind)
+        or (pa.types.is_timestamp(kind) and kind.unit == "us")
+    )
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """One state table: operator key columns, further primary-key columns, value columns.
+
+    `key` is the operator's key and alone decides the key group. `subkey` holds the rest of the primary key (a map's
+    key, a list's position) and may be empty. Key and subkey columns are never null; value columns may be.
+    Types: signed and unsigned integers, float32/64, decimal128, bool, string, binary, date32, timestamp("us", zone).
+
+    Raises:
+        UsageError: an unsupported type, a name used twice, a name that starts with two underscores, no key.
+    """
+
+    key: pa.Schema
+    subkey: pa.Schema
+    value: pa.Schema
+
+    def __post_init__(self) -> None:
+        names = [*self.key.names, *self.subkey.names, *self.value.names]
+        if not self.key.names:
+            raise UsageError("a state table needs at least one key column")
+        if len(set(names)) != len(names):
+            raise UsageError(f"column names must be distinct: {', '.join(names)}")
+        for field in [*self.key, *self.subkey, *self.value]:
+            if field.name.startswith(RESERVED_PREFIX) or not field.name:
+                raise UsageError(f"column name {field.name!r} is reserved")
+            if not _supported(field.type):
+                raise UsageError(
+                    f"column {field.name} has type {field.type}: use an integer, float, decimal128, bool, string, "
+                    "binary, date32 or timestamp[us]"
+                )
+
+    @property
+    def primary_key(self) -> pa.Schema:
+        """Key then subkey columns, not nullable."""
+        return pa.schema([f.with_nullable(False) for f in [*self.key, *self.subkey]])
+
+    @property
+    def rows(self) -> pa.Schema:
+        """Primary key, then value columns: the shape of a full table, a base, or a restore."""
+        return pa.schema([*self.primary_key, *self.value])
+
+    @property
+    def changes(self) -> pa.Schema:
+        """`rows` plus the boolean column `__deleted`: the shape of a delta (a delete has null values)."""
+        return self.rows.append(pa.field(DELETED, pa.bool_(), nullable=False))
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain description: {"key": [[name, type], ...], "subkey": ..., "value": ...}."""
+        return {
+            part: [[f.name, str(f.type)] for f in getattr(self, part)] for part in ("key", "subkey", "value")
+        }
+
+    @classmethod
+    def from_json(cls, text: dict[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+        return cls(*(pa.schema([(n, type_of(t)) for n, t in text[part]]) for part in ("key", "subkey", "value")))
+
+    def check_follows(self, recorded: "TableSchema", what: str) -> None:
+        """Refuse a definition that recorded state cannot follow; added value columns (read as null) are fine.
+
+        Raises:
+            SchemaConflict: with both schemas shown; `what` names the table.
+        """
+        old, new = recorded.to_json(), self.to_json()
+        kept = {n: t for n, t in new["value"]}
+        same = old["key"] == new["key"] and old["subkey"] == new["subkey"]
+        if not same or any(kept.get(n) != t for n, t in old["value"]):
+            raise SchemaConflict(
+                f"{what} changed shape: recorded {old}, now {new}; only new value columns may be added"
+            )
+
+
+def type_of(text: str) -> pa.DataType:
+    """The Arrow type that `str(type)` wrote, parsed without evaluating anything.
+
+    Raises:
+        UsageError: not the name of a supported type.
+    """
+    if text.startswith("decimal128("):
+        precision, scale = text[len("decimal128(") : -1].split(",")
+        return pa.decimal128(int(precision), int(scale))
+    if text.startswith("timestamp[us"):
+        zone = text[len("timestamp[us") : -1].removeprefix(", tz=")
+        return pa.timestamp("us", tz=zone or None)
+    names = {"float": pa.float32(), "double": pa.float64(), "date32[day]": pa.date32()}
+    try:
+        return names.get(text) or pa.type_for_alias(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a column type Siltstone knows") from None

@@ -1,0 +1,1 @@
+"""Where bytes lie: the store protocol, its implementations, and every path."""
