@@ -1,0 +1,54 @@
+# Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench bench-policy fault ui clean
+
+BIN := .venv/bin
+
+# What each kind of work installs besides the engine (the extras of pyproject.toml).
+EXTRAS_run := demo,java
+EXTRAS_ui := demo,dagster,java
+EXTRAS_dev := demo,dagster,postgres,java,dev
+READY := .venv/.installed-
+
+# Spark needs Java 17 or newer: found, or fetched into .jdk, or the command to install it is printed.
+WITH_JAVA = JAVA_HOME="$$($(BIN)/python scripts/ensure_java.py)" && export JAVA_HOME &&
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+
+demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proof at the end
+	@$(WITH_JAVA) $(BIN)/siltstone demo
+
+test: $(READY)dev ## every test
+	@$(WITH_JAVA) $(BIN)/python -m pytest
+
+lint: $(READY)dev ## ruff, pyright and the import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+bench: $(READY)run ## the engine beside its peers, in one run
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks
+
+bench-policy: $(READY)run ## the checkpoint policies against the optimum in hindsight
+	@$(BIN)/python -m benchmarks.policy
+
+fault: $(READY)dev ## kill -9 a running stream 40 times at random moments; nothing may be lost or doubled
+	@$(WITH_JAVA) $(BIN)/python tests/fault/harness.py --kills 40
+
+ui: $(READY)ui ## the Dagster web server on this code location
+	@$(WITH_JAVA) $(BIN)/siltstone ui
+
+clean: ## remove the environment, the fetched JDK and everything tools left behind; warehouses stay
+	rm -rf .venv .jdk build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each kind of work; a change to what is declared or pinned installs again.
+$(READY)%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into .venv (some minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS_$*)]'
+	@touch $@
+
+$(BIN)/python:
+	@PYTHON="$(PYTHON)" scripts/make_venv.sh .venv

@@ -1,0 +1,47 @@
+"""What every test may use: one Spark session a run, and a guard against a suite that lost its Spark tests."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TESTS = Path(__file__).parent
+
+# Two shared cores make single examples slow now and then; a deadline would only measure the neighbours.
+settings.register_profile("siltstone", deadline=None, print_blob=True)
+settings.load_profile("siltstone")
+
+
+def _is_whole_suite(config: pytest.Config) -> bool:
+    """Whether this run was asked for everything: no path inside tests/, no filter."""
+    options = config.option
+    filtered = any(
+        getattr(options, name, None)
+        for name in ("keyword", "markexpr", "lf", "deselect", "ignore", "ignore_glob", "collectonly")
+    )
+    roots = {Path(os.path.abspath(config.invocation_params.dir / arg)) for arg in config.args}
+    return not filtered and bool(roots & {TESTS, TESTS.parent})
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fail a run of the whole suite in which tests/spark has no test: it would prove nothing about streams."""
+    found = any(item.path.is_relative_to(TESTS / "spark") for item in session.items)
+    if not found and _is_whole_suite(session.config):
+        raise pytest.UsageError("the whole suite was asked for, but no test of tests/spark was collected")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """A local Spark of two cores, one for the whole run: UTC, no web page, reachable from this machine only."""
+    from siltstone.spark.session import spark_session
+
+    session = spark_session("local[2]", {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
