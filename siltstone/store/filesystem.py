@@ -1,0 +1,215 @@
+"""Objects as files of one directory tree, on a POSIX file system.
+
+An object is written under `.tmp/` of the same file system, fsynced, and hard-linked to its name: link never
+replaces a file, so of many writers of one name exactly one wins, and a reader sees a whole object or none
+(promise 6).
+"""
+
+import errno
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from siltstone.errors import CorruptObject, ObjectExists, Unreachable
+from siltstone.model import StoredObject
+from siltstone.store.paths import TEMPORARY, check_object_name, check_prefix
+
+_HINTS = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or raise the quota",
+    errno.EFBIG: "raise the limit on file size",
+    errno.EROFS: "mount the file system for writing, or name another warehouse",
+    errno.EACCES: "check the owner and permissions",
+    errno.EPERM: "check the owner and permissions, and that the file system has hard links",
+    errno.ENOTDIR: "a file stands where a directory is needed: remove it, or name another warehouse",
+    errno.EMFILE: "raise the limit on open files",
+}
+
+
+@contextmanager
+def reaching(what: str) -> Iterator[None]:
+    """Turn an OSError into Unreachable: `what`, the system's reason, and what to check."""
+    try:
+        yield
+    except OSError as error:
+        hint = _HINTS.get(error.errno or 0, "check that the disk is there and healthy")
+        raise Unreachable(f"cannot {what}: {error.strerror or error}; {hint}") from error
+
+
+class FileWriter:
+    """`ObjectWriter` of one temporary file: hashes and counts what passes through."""
+
+    def __init__(self, descriptor: int, label: str) -> None:
+        self.stored: StoredObject | None = None
+        self.closed = False
+        self.bytes = 0
+        self.hash = xxhash.xxh3_128()
+        self._descriptor = descriptor
+        self._label = label
+
+    def write(self, data: bytes | memoryview | pa.Buffer) -> int:
+        """Append bytes; Unreachable where the disk will not take them."""
+        if self.closed:
+            raise ValueError(f"{self._label} is already closed")
+        view = memoryview(data).cast("B")
+        self.hash.update(view)
+        with reaching(f"write {self._label}"):
+            done = 0
+            while done < len(view):
+                done += os.write(self._descriptor, view[done:])
+        self.bytes += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing is promised before the block ends."""
+
+
+class FilesystemStore:
+    """A `Store` under the directory `root`, made at the first write. Safe for many threads and processes.
+
+    Durable on return: the file and each directory on its way up to `root` are fsynced. A process killed while
+    it writes leaves a file under `.tmp/` and nothing else.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.url = self.root.as_uri()
+
+    def __repr__(self) -> str:
+        return f"FilesystemStore({str(self.root)!r})"
+
+    def put(self, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
+        """Store a new object: atomic, durable on return; ObjectExists or Unreachable as in `Store.put`."""
+        with self.create(name) as writer:
+            writer.write(data)
+        assert writer.stored is not None
+        return writer.stored
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[FileWriter]:
+        """Write a new object piece by piece; it appears whole when the block ends, or not at all."""
+        target = self.root / check_object_name(name)
+        label = self._label(name)
+        temporary = self.root / TEMPORARY / f"{os.getpid()}-{uuid.uuid4().hex}"
+        with reaching(f"write {label}"):
+            if target.exists():
+                raise ObjectExists(f"{label} is already there: objects are written once")
+            self._make_directories(temporary.parent)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            writer = FileWriter(descriptor, label)
+            yield writer
+            writer.closed = True
+            with reaching(f"write {label}"):
+                os.fsync(descriptor)
+                self._link(temporary, target, label)
+            writer.stored = StoredObject(name, writer.bytes, writer.hash.hexdigest())
+        finally:
+            os.close(descriptor)
+            with suppress(OSError):
+                temporary.unlink()
+
+    def read(self, stored: StoredObject) -> pa.Buffer:
+        """The whole object, memory-mapped; its size and checksum are verified before a byte is handed out."""
+        label = self._label(check_object_name(stored.name))
+        try:
+            with pa.memory_map(str(self.root / stored.name), "r") as file:
+                data = file.read_buffer()
+        except OSError as error:
+            with reaching(f"read {label}"):
+                if (self.root / stored.name).is_file():
+                    raise
+                if not self.root.is_dir():
+                    raise Unreachable(
+                        f"cannot read {label}: its store is not there; mount or restore it"
+                    ) from error
+            raise CorruptObject(f"{label} is missing") from None
+        if data.size != stored.bytes:
+            raise CorruptObject(f"{label} has {data.size} bytes instead of {stored.bytes}")
+        if xxhash.xxh3_128_hexdigest(memoryview(data)) != stored.checksum:
+            raise CorruptObject(f"{label} was altered: its checksum is not {stored.checksum}")
+        return data
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """(name, bytes) of every object whose name starts with `prefix`, in name order, lazily."""
+        with reaching(f"list {self.url}"):
+            yield from self._walk("", check_prefix(prefix))
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects, and directories left empty; a name that is not there is no error."""
+        for name in names:
+            target = self.root / check_object_name(name)
+            with reaching(f"delete {self._label(name)}"), suppress(FileNotFoundError):
+                target.unlink()
+            with suppress(OSError):  # not empty, or already gone: then the rest of the way up stays too
+                for parent in target.relative_to(self.root).parents[:-1]:
+                    (self.root / parent).rmdir()
+
+    def _label(self, name: str) -> str:
+        return f"object {name} in {self.url}"
+
+    def _walk(self, directory: str, prefix: str) -> Iterator[tuple[str, int]]:
+        """Objects below `directory` ("" or ending in a slash), skipping directories that cannot match."""
+        try:
+            with os.scandir(self.root / directory) as entries:
+                # A directory sorts with its slash, which puts whole names in order: "a.b" < "a/b" < "a0".
+                found = sorted((e.name + "/" * e.is_dir(), e) for e in entries if not e.name.startswith("."))
+        except FileNotFoundError:
+            return  # nothing was ever written, or a delete emptied it meanwhile
+        for part, entry in found:
+            name = directory + part
+            if name.endswith("/"):
+                if name.startswith(prefix) or prefix.startswith(name):
+                    yield from self._walk(name, prefix)
+            elif name.startswith(prefix):
+                with suppress(FileNotFoundError):
+                    yield name, entry.stat().st_size
+
+    def _link(self, temporary: Path, target: Path, label: str) -> None:
+        while True:
+            try:
+                self._make_directories(target.parent)
+                os.link(temporary, target)
+                break
+            except FileExistsError:
+                raise ObjectExists(f"{label} is already there: objects are written once") from None
+            except FileNotFoundError:
+                if not temporary.exists():
+                    raise
+                # a delete removed the empty directory meanwhile: make it again
+        self._sync_chain(target.parent)
+
+    def _make_directories(self, directory: Path) -> None:
+        """Make `directory` and what is missing above it; what it made above `root` is fsynced at once."""
+        missing = []
+        while not directory.is_dir():
+            missing.append(directory)
+            directory = directory.parent
+        for path in reversed(missing):
+            try:
+                path.mkdir()
+            except FileExistsError:
+                if path.exists() and not path.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+            if path == self.root or path in self.root.parents:
+                _sync(path.parent)
+
+    def _sync_chain(self, directory: Path) -> None:
+        """fsync `directory` up to `root`: another process may have made one and not synced it yet."""
+        _sync(directory)
+        while directory != self.root:
+            directory = directory.parent
+            _sync(directory)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,123 @@
+"""From a warehouse URL to its store, its local directories and its default catalog."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from siltstone.errors import Unreachable, UsageError
+from siltstone.store.base import Store
+from siltstone.store.filesystem import FilesystemStore, reaching
+from siltstone.store.paths import LocalLayout
+
+_SCHEMES = "a path, file://PATH"
+
+
+def _local_path(url: str) -> Path:
+    """The absolute path that a path or `file://` URL names.
+
+    Raises:
+        UsageError: another scheme, another host, or no path at all.
+    """
+    scheme, mark, _ = url.partition("://")
+    if not mark:
+        text = url
+    elif scheme == "file":
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise UsageError(f"{url!r} is not a file URL: write file:///absolute/path")
+        text = unquote(parts.path)
+    else:
+        raise UsageError(f"{url!r} has the unknown scheme {scheme!r}: use {_SCHEMES}")
+    if not text or "\0" in text:
+        raise UsageError(f"{url!r} names no directory: use {_SCHEMES}")
+    return Path(os.path.abspath(text))
+
+
+def open_store(url: str) -> Store:
+    """The object store at `url`; `open_store(store.url)` opens the same store again, on another machine too.
+
+    A path or `file://` URL is the directory that holds the objects (`Warehouse.store` for a warehouse's own).
+    Nothing is read or made yet.
+
+    Raises:
+        UsageError: an unknown scheme, with the known ones listed.
+    """
+    return FilesystemStore(_local_path(url))
+
+
+@dataclass(frozen=True, slots=True)
+class Warehouse:
+    """Where a warehouse keeps things: a small value that can be sent to another process.
+
+    `url` names it; `local` is its directory on this machine: everything for a local warehouse.
+    """
+
+    url: str
+    local: LocalLayout
+
+    @classmethod
+    def at(cls, url: str) -> Self:
+        """The warehouse that `url` names; looks at nothing on disk.
+
+        Raises:
+            UsageError: an unknown scheme, with the known ones listed; a path that a catalog URL cannot hold.
+        """
+        path = _local_path(url)
+        if "?" in str(path):
+            raise UsageError(f"a warehouse path may not contain '?': {path}")
+        return cls(path.as_uri(), LocalLayout(path))
+
+    @property
+    def store(self) -> Store:
+        """Its object store."""
+        return open_store(self.local.objects.as_uri())
+
+    @property
+    def catalog_url(self) -> str:
+        """The SQLAlchemy URL of its own catalog, used where no other is named."""
+        return f"sqlite:///{self.local.catalog}"
+
+    def check_readable(self) -> None:
+        """Make sure that there is a warehouse to read; changes nothing.
+
+        Raises:
+            UsageError: nothing is there, or a file is.
+            Unreachable: it may not be read.
+        """
+        root = self.local.root
+        with reaching(f"read the warehouse {root}"):
+            self._check_no_file()
+            there = root.exists()
+        if not there:
+            raise UsageError(f"no warehouse at {root}: run a stream first, or check --warehouse")
+        if not os.access(root, os.R_OK | os.X_OK):
+            raise Unreachable(f"cannot read the warehouse {root}: check its owner and permissions")
+
+    def prepare(self) -> None:
+        """Make the warehouse's directory where it is missing, and make sure that it can be written.
+
+        Raises:
+            UsageError: a file is there, or the directory it should be made in is missing.
+            Unreachable: it, or the directory it should be made in, cannot be written.
+        """
+        root = self.local.root
+        with reaching(f"write the warehouse {root}"):
+            self._check_no_file()
+            if not root.parent.is_dir():
+                raise UsageError(f"cannot make the warehouse {root}: make the directory {root.parent} first")
+            root.mkdir(exist_ok=True)
+            for path in (root, self.local.objects):
+                if path.exists() and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+                    raise Unreachable(
+                        f"cannot write the warehouse: {path} is read-only; check its permissions and mount"
+                    )
+
+    def _check_no_file(self) -> None:
+        """UsageError where the path, or one above it, is a file."""
+        for path in (self.local.root, *self.local.root.parents):
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"the warehouse {self.local.root} cannot be there: {path} is a file")
+            if path.is_dir():
+                return

@@ -1,0 +1,161 @@
+"""Every object name and every local path, built in this file and nowhere else.
+
+    <warehouse>/
+    |- objects/                                 root of the filesystem store; below it, object names:
+    |  |- .tmp/                                     objects still being written; never listed, never read
+    |  '- <stream>/
+    |     '- <epoch:08d>/                           writer epoch
+    |        '- <checkpoint:012d>/
+    |           |- manifest.arrow                                        all that the checkpoint wrote
+    |           |- <operator>.<subtask:05d>.<attempt>.segment            NON, INCR and INDEX of one subtask
+    |           |- <operator>.<variable>.<subtask:05d>.<attempt>.base.parquet      a base or materialization
+    |           '- <operator>.<variable>.<subtask:05d>.<attempt>.snapshot.parquet  a full snapshot, for proof
+    |- catalog.db                               SQLite catalog (unless another one is named)
+    |- work/<stream>/<epoch:08d>/               may vanish at any time
+    |  |- state/<operator>/<subtask:05d>/           working state of one subtask
+    |  '- spark/                                    Spark's own offset, commit and source logs
+    '- sink/<stream>/                           what the stream's own sink wrote
+
+In a store that is not a local directory the object names are the same under the store's prefix. A name begins
+with stream, epoch and checkpoint, so that what an unfinished checkpoint left behind is found without listing
+everything. Names are plain ASCII and hold neither `..` nor a leading `/` or `.`, so none leads out of the
+warehouse (promise 8).
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from siltstone.errors import UsageError
+from siltstone.model import check_name
+
+TEMPORARY = ".tmp"
+_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+_ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PLACE = re.compile(r"([a-z][a-z0-9_-]*)/(\d{8})/(\d{12})/[^/]+")
+
+
+def check_object_name(name: str) -> str:
+    """Return `name` if it is `/`-separated parts of letters, digits, `.`, `_` and `-`, none led by a dot.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not name or len(name) > 1024 or not all(_PART.fullmatch(part) for part in name.split("/")):
+        raise UsageError(
+            f"{name!r} is not an object name: use /-separated parts of letters, digits, '.', '_' and '-'"
+        )
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` if an object name can start with it; the empty prefix is good.
+
+    Raises:
+        UsageError: no object name starts so.
+    """
+    if prefix:
+        check_object_name(prefix.removesuffix("/"))
+    return prefix
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPath:
+    """Object names of one checkpoint, as one writer epoch writes it.
+
+    `attempt` makes the names of two attempts at the same work differ; the loser's objects become orphans.
+
+    Raises:
+        UsageError: a stream, operator or variable name that is no name, a negative or overlong number.
+    """
+
+    stream: str
+    epoch: int
+    checkpoint: int
+
+    def __post_init__(self) -> None:
+        check_name("stream", self.stream)
+        if not (0 <= self.epoch < 10**8 and 0 <= self.checkpoint < 10**12):
+            raise UsageError(f"epoch {self.epoch} or checkpoint {self.checkpoint} is out of range")
+
+    @property
+    def prefix(self) -> str:
+        """What all names of the checkpoint start with, the slash included."""
+        return f"{epoch_prefix(self.stream, self.epoch)}{self.checkpoint:012d}/"
+
+    def manifest(self) -> str:
+        """The checkpoint's manifest."""
+        return f"{self.prefix}manifest.arrow"
+
+    def segment(self, operator: str, subtask: int, attempt: int | str) -> str:
+        """The packed NON, INCR and INDEX of one subtask."""
+        return f"{self.prefix}{_writer(operator, None, subtask, attempt)}.segment"
+
+    def base(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
+        """A base form of one variable, or a materialization of its chain."""
+        return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}.base.parquet"
+
+    def snapshot(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
+        """A full snapshot of one variable's live state."""
+        return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}.snapshot.parquet"
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """The checkpoint that an object name belongs to; None for a name that is not built here."""
+        found = _PLACE.fullmatch(name)
+        return cls(found[1], int(found[2]), int(found[3])) if found else None
+
+
+def stream_prefix(stream: str) -> str:
+    """What all object names of a stream start with."""
+    return f"{check_name('stream', stream)}/"
+
+
+def epoch_prefix(stream: str, epoch: int) -> str:
+    """What all object names of one writer epoch start with."""
+    return f"{stream_prefix(stream)}{epoch:08d}/"
+
+
+def _writer(operator: str, variable: str | None, subtask: int, attempt: int | str) -> str:
+    """`<operator>[.<variable>].<subtask>.<attempt>`; a variable may have two parts, as in `recent.bounds`."""
+    check_name("operator", operator)
+    parts = variable.split(".") if variable is not None else []
+    for part in parts:
+        check_name("variable", part)
+    if not 0 <= subtask < 10**5 or not _ATTEMPT.fullmatch(str(attempt)):
+        raise UsageError(f"subtask {subtask} or attempt {attempt!r} cannot be part of an object name")
+    return ".".join([operator, *parts, f"{subtask:05d}", str(attempt)])
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLayout:
+    """Paths on this machine below one warehouse directory."""
+
+    root: Path
+
+    @property
+    def objects(self) -> Path:
+        """Root of the filesystem store."""
+        return self.root / "objects"
+
+    @property
+    def catalog(self) -> Path:
+        """The SQLite catalog's file."""
+        return self.root / "catalog.db"
+
+    def work(self, stream: str, epoch: int) -> Path:
+        """What one writer epoch keeps while it runs; may vanish at any time."""
+        return self.root / "work" / check_name("stream", stream) / f"{epoch:08d}"
+
+    def state(self, stream: str, epoch: int, operator: str, subtask: int) -> Path:
+        """Working state of one subtask."""
+        return self.work(stream, epoch) / "state" / check_name("operator", operator) / f"{subtask:05d}"
+
+    def spark_log(self, stream: str, epoch: int) -> Path:
+        """Spark's checkpointLocation of one epoch."""
+        return self.work(stream, epoch) / "spark"
+
+    def sink(self, stream: str) -> Path:
+        """Where the stream's own sink writes."""
+        return self.root / "sink" / check_name("stream", stream)
