@@ -1,0 +1,203 @@
+"""One step of one subtask: read its rows, run the operator, log the changes, and checkpoint if the step ends in one.
+
+It runs where Spark puts it and knows nothing of Spark: Arrow record batches in, Arrow record batches out. The last
+batch carries an acknowledgement and no row. A task may run twice; the second run starts from the same version and
+yields the same changes, under object names of its own.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.base import write_base
+from siltstone.changelog.block import encode_block
+from siltstone.changelog.segment import SegmentBuilder
+from siltstone.errors import SiltstoneError
+from siltstone.lifecycle.task import CheckpointOrder, StepTask
+from siltstone.lifecycle.working_state import working_state
+from siltstone.model import Form, Handle, StoredObject
+from siltstone.operator import Rows, State
+from siltstone.state.backend import SubtaskState
+from siltstone.state.digest import opaque_digest
+from siltstone.store.paths import CheckpointPath
+
+ACKNOWLEDGEMENT = "__acknowledgement"
+HASH = "__hash"
+ROWS_A_CALL = 1 << 18
+"""how many rows `Operator.process` is given at most, unless one record batch holds more"""
+
+
+@dataclass
+class _Clock:
+    """Seconds by phase of one step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def run_subtask(
+    task: StepTask, subtask: int, attempt: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Run one step; yields the operator's output and, last, the acknowledgement (see `output_schema`).
+
+    An error of Siltstone's own tree travels in the acknowledgement: trying again would not mend it.
+    """
+    schema = output_schema(task)
+    try:
+        yield from _run(task, subtask, attempt, batches, schema)
+    except SiltstoneError as error:
+        failed = Acknowledgement.failure(task.operator.name, subtask, error)
+        yield _acknowledge(failed, schema)
+
+
+def output_schema(task: StepTask) -> pa.Schema:
+    """The acknowledgement column (binary, null on rows), then the operator's output columns, if any."""
+    columns = list(task.operator.output or [])
+    return pa.schema([pa.field(ACKNOWLEDGEMENT, pa.binary()), *(f.with_nullable(True) for f in columns)])
+
+
+def _run(
+    task: StepTask, subtask: int, attempt: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    clock = _Clock()
+    with clock.phase("open"):
+        opened = working_state(task, subtask)
+        state = opened.__enter__()
+    try:
+        state.begin(task.step, tracking=task.tracking)
+        bound = State(task.operator, state)
+        rows_in, event_time = 0, None
+        for table in _calls(batches):
+            with clock.phase("process"):
+                rows = _rows(task, table)
+                output = task.operator.process(rows, bound)
+            rows_in += table.num_rows
+            event_time = _later(event_time, rows.table, task.event_time)
+            if output is not None and output.num_rows:
+                yield from _output(output, schema)
+        with clock.phase("process"):
+            bound.flush()
+        written = _Written()
+        if task.checkpoint is not None:
+            written = _checkpoint(task, task.checkpoint, subtask, attempt, state, clock)
+        with clock.phase("commit"):
+            state.commit()
+        acknowledgement = Acknowledgement(
+            operator=task.operator.name,
+            subtask=subtask,
+            key_groups=state.groups,
+            handles=written.handles,
+            objects=written.objects,
+            digests=_digests(state),
+            rows_in=rows_in,
+            event_time_max=event_time,
+            seconds=clock.seconds,
+            state_rows=sum(table.rows for table in state.tables.values()),
+        )
+        yield _acknowledge(acknowledgement, schema)
+    finally:
+        opened.__exit__(None, None, None)
+
+
+def _calls(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows in pieces that are worth a call and yet bounded."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        if waiting and count + batch.num_rows > ROWS_A_CALL:
+            yield pa.Table.from_batches(waiting)
+            waiting, count = [], 0
+        if batch.num_rows:
+            waiting.append(batch)
+            count += batch.num_rows
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _rows(task: StepTask, table: pa.Table) -> Rows:
+    hashes = table.column(HASH).combine_chunks().to_numpy(zero_copy_only=False).view(np.uint64)
+    return Rows.of(task.operator, table.drop_columns([HASH]), hashes, task.max_parallelism)
+
+
+def _later(so_far: int | None, table: pa.Table, column: str | None) -> int | None:
+    """The higher event time, in microseconds since 1970."""
+    if column is None or column not in table.column_names:
+        return so_far
+    newest = pc.max(table.column(column).cast(pa.timestamp("us", tz="UTC"))).cast(pa.int64()).as_py()  # pyright: ignore[reportAttributeAccessIssue]
+    return newest if so_far is None else max(so_far, newest) if newest is not None else so_far
+
+
+def _output(output: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    columns = [pa.nulls(output.num_rows, pa.binary()), *(output.column(f.name).cast(f.type) for f in list(schema)[1:])]
+    yield from pa.table(columns, schema=schema).to_batches()
+
+
+def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.RecordBatch:
+    nulls = [pa.nulls(1, f.type) for f in list(schema)[1:]]
+    return pa.record_batch([pa.array([acknowledgement.to_bytes()], pa.binary()), *nulls], schema=schema)
+
+
+@dataclass
+class _Written:
+    handles: list[Handle] = field(default_factory=list)
+    objects: list[StoredObject] = field(default_factory=list)
+
+
+def _checkpoint(
+    task: StepTask, order: CheckpointOrder, subtask: int, attempt: str, state: SubtaskState, clock: _Clock
+) -> _Written:
+    """Persist this subtask's part of a checkpoint and start a new interval of changes."""
+    written = _Written()
+    store = task.warehouse.store
+    names = CheckpointPath(task.stream, task.epoch, order.checkpoint)
+    operator = task.operator.name
+    builder = SegmentBuilder(operator, order.checkpoint, state.groups)
+    for table_name, table in sorted(state.tables.items()):
+        if order.form is Form.DELTA:
+            with clock.phase("delta"):
+                changes, groups = table.changes()
+                block = encode_block(changes, groups)
+                builder.add_delta(table_name, block, order.previous, order.entries.get(table_name, 0))
+        else:
+            with clock.phase("base"):
+                with store.create(names.base(operator, table_name, subtask, attempt)) as writer:
+                    rows = write_base(writer, table.schema, table.scan(state.groups))
+                assert writer.stored is not None
+                written.objects.append(writer.stored)
+                builder.add_base(table_name, writer.stored, rows)
+        table.mark()
+    for variable, values in sorted(state.opaque.items()):
+        builder.add_opaque(variable, values)
+    with clock.phase("persist"):
+        segment = builder.build()
+        stored = store.put(names.segment(operator, subtask, attempt), segment.pack())
+    written.objects.append(stored)
+    written.handles += segment.handles(stored.name)
+    return written
+
+
+def _digests(state: SubtaskState) -> dict[str, np.ndarray]:
+    """Table or opaque variable -> uint64 per key group of this subtask."""
+    part = slice(state.groups.start, state.groups.end)
+    digests = {name: table.digests[part].copy() for name, table in state.tables.items()}
+    for variable, values in state.opaque.items():
+        whole = np.zeros(len(state.groups), np.uint64)
+        for group, value in values.items():
+            whole[group - state.groups.start] = opaque_digest(value)
+        digests[variable] = whole
+    return digests
+
+

@@ -1,0 +1,128 @@
+"""Finds a subtask's working state at the version a step needs: as it is, taken over, rolled back, or restored.
+
+Working state may vanish or be damaged at any time; the changelog is the truth. Each subtask's directory has a lock
+file beside it, so two attempts never share a live directory; and each writer epoch has directories of its own, so
+that a writer of an older epoch that wakes up can only ever touch what the newer one did not take over.
+"""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from siltstone.errors import StateError
+from siltstone.lifecycle.restore import load_state
+from siltstone.lifecycle.task import StepTask
+from siltstone.state.backend import SubtaskState
+from siltstone.state.backends import backend
+
+LOCK_WAIT_S = 60.0
+LOCK_POLL_S = 0.02
+
+
+@contextmanager
+def working_state(task: StepTask, subtask: int) -> Iterator[SubtaskState]:
+    """The state of one subtask at version `task.base_step`, with exclusive use of its directory.
+
+    Raises:
+        StateError: another attempt keeps the directory, or steps that no checkpoint holds are lost, so that the
+            stream has to resume from its last checkpoint.
+        CorruptObject: the state had to be restored, and an object of the chain is damaged.
+    """
+    directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
+    with _locked(directory, LOCK_WAIT_S):
+        state = _at_base(task, subtask, directory) or _restored(task, subtask, directory)
+        try:
+            state.release(task.restore.step)
+            yield state
+        finally:
+            state.close()
+
+
+def _at_base(task: StepTask, subtask: int, directory: Path) -> SubtaskState | None:
+    """What is on this machine, if it can be had at the base version."""
+    if not directory.exists():
+        _take_over(task, subtask, directory)
+    if not directory.exists():
+        return None
+    try:
+        state = _open(task, subtask, directory)
+    except StateError:
+        return None
+    try:
+        while state.version > task.base_step:
+            # An attempt before this one, or an epoch before this one, went further: take its steps back.
+            state.rollback()
+    except StateError:
+        state.close()
+        return None
+    if state.version != task.base_step:
+        state.close()
+        return None
+    return state
+
+
+def _restored(task: StepTask, subtask: int, directory: Path) -> SubtaskState:
+    """Empty state, or the last checkpoint's, read from the changelog."""
+    if task.base_step != task.restore.step:
+        raise StateError(
+            f"steps {task.restore.step + 1} to {task.base_step} of {task.stream}/{task.operator.name} "
+            f"subtask {subtask} are in no checkpoint and no longer on this machine: run the stream again to resume"
+        )
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    state = _open(task, subtask, directory)
+    try:
+        if task.restore.checkpoint:
+            load_state(state, task.warehouse.store, task.restore.manifests, task.operator.name, task.restore.step)
+    except BaseException:
+        state.close()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return state
+
+
+def _open(task: StepTask, subtask: int, directory: Path) -> SubtaskState:
+    operator = task.operator
+    return backend(task.backend).open(
+        directory, operator.tables(), operator.opaque(), task.groups(subtask), task.max_parallelism
+    )
+
+
+def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
+    """Move the previous epoch's directory here, unless its writer is still at work on it."""
+    if not task.previous_epoch:
+        return
+    old = task.warehouse.local.state(task.stream, task.previous_epoch, task.operator.name, subtask)
+    if not old.exists():
+        return
+    with suppress(StateError), _locked(old, wait_s=0):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            os.rename(old, directory)
+
+
+@contextmanager
+def _locked(directory: Path, wait_s: float) -> Iterator[None]:
+    """Exclusive use of `directory` among processes of this machine; the lock outlives the directory itself."""
+    path = directory.with_name(directory.name + ".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise StateError(
+                        f"another process has used {directory} for {wait_s:.0f} s: stop it, or run the stream again"
+                    ) from None
+                time.sleep(LOCK_POLL_S)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,65 @@
+"""The Spark session: one place that knows which settings Siltstone needs."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from siltstone.errors import Unreachable
+from siltstone.spark.source_log import FILE_SOURCE_COMPACT_INTERVAL
+
+LOG_CONFIGURATION = Path(__file__).parent / "log4j2.properties"
+
+SETTINGS = {
+    # A step is one shuffle of known size; coalescing would undo it and planning twice only costs time.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.fileSource.log.compactInterval": str(FILE_SOURCE_COMPACT_INTERVAL),
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+LOCAL_SETTINGS = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+
+
+def spark_session(master: str = "local[*]", extra: Mapping[str, str] | None = None) -> SparkSession:
+    """The running session if there is one, else a new one on `master`.
+
+    Worker processes get this interpreter and this module search path, so that the user's stream modules import there
+    as they do here.
+
+    Args:
+        master: a Spark master URL.
+        extra: further Spark settings; they win over Siltstone's own.
+
+    Raises:
+        Unreachable: the JVM does not start (most often: no Java 17 or newer).
+    """
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path if not _zipped(p)))
+    builder = SparkSession.builder.appName("siltstone").master(master)
+    settings = {**SETTINGS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}"}
+    if master.startswith("local"):
+        settings |= LOCAL_SETTINGS
+    for key, value in {**settings, **(extra or {})}.items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        raise Unreachable(
+            f"Spark did not start on {master}: {str(error).splitlines()[0]}; check that Java 17 or newer is installed "
+            "and JAVA_HOME points to it"
+        ) from error
+
+
+def _zipped(path: str) -> bool:
+    return path.endswith(".zip")

@@ -1,0 +1,94 @@
+"""Sinks: where an operator's output goes, exactly once for each completed checkpoint."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from siltstone.stream import SinkFunction
+
+
+@dataclass(frozen=True)
+class ParquetSink:
+    """Parquet files, a directory a checkpoint, in a directory that every executor sees.
+
+        <path>/
+          checkpoint=000000000012/       published: any reader of the path sees these rows and no others
+          _staged/000000000013-00000002/ written, not yet part of a completed checkpoint (id-epoch); readers skip it
+
+    Rows are staged and made durable before the checkpoint completes and renamed into sight after it, so a crash at
+    any moment leaves each checkpoint's rows there once (promise 2). An older writer stages under its own epoch and
+    never publishes.
+
+    Args:
+        path: a directory; None lets the runner use `sink/<stream>/<operator>` in the warehouse.
+    """
+
+    path: Path | None = None
+
+    def write(self, rows: DataFrame, checkpoint: int, epoch: int) -> None:
+        """Stage the rows; what an earlier attempt of the same epoch staged is replaced."""
+        staged = self._staged(checkpoint, epoch)
+        rows.coalesce(1).write.mode("overwrite").parquet(staged.as_uri())
+        for file in [*staged.iterdir(), staged, staged.parent]:
+            _make_durable(file)
+
+    def publish(self, checkpoint: int, epoch: int) -> None:
+        """Rename the staged rows into sight; done already is done."""
+        staged, published = self._staged(checkpoint, epoch), self._published(checkpoint)
+        if staged.exists() and not published.exists():
+            os.rename(staged, published)
+            _make_durable(published.parent)
+
+    def recover(self, completed: Mapping[int, int]) -> None:
+        """Publish what a crash left staged by completed checkpoints, remove what belongs to none."""
+        root = self._root / "_staged"
+        if not root.is_dir():
+            return
+        for staged in sorted(root.iterdir()):
+            checkpoint, epoch = (int(part) for part in staged.name.split("-"))
+            if completed.get(checkpoint) == epoch:
+                self.publish(checkpoint, epoch)
+            shutil.rmtree(staged, ignore_errors=True)
+
+    @property
+    def _root(self) -> Path:
+        assert self.path is not None, "the runner gives every Parquet sink its path"
+        return self.path
+
+    def _staged(self, checkpoint: int, epoch: int) -> Path:
+        return self._root / "_staged" / f"{checkpoint:012d}-{epoch:08d}"
+
+    def _published(self, checkpoint: int) -> Path:
+        return self._root / f"checkpoint={checkpoint:012d}"
+
+
+@dataclass(frozen=True)
+class FunctionSink:
+    """The user's own function, called with the rows and the checkpoint id before the checkpoint completes.
+
+    After a crash the same id may come again: the function must be idempotent by it, as Spark asks of `foreachBatch`.
+    """
+
+    function: SinkFunction
+
+    def write(self, rows: DataFrame, checkpoint: int, epoch: int) -> None:
+        """Call the function."""
+        self.function(rows, checkpoint)
+
+    def publish(self, checkpoint: int, epoch: int) -> None:
+        """Nothing is left to do."""
+
+    def recover(self, completed: Mapping[int, int]) -> None:
+        """Nothing was staged."""
+
+
+def _make_durable(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

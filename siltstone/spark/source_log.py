@@ -1,0 +1,135 @@
+"""Spark's own record of what a query has read, kept as Siltstone's input log (DBSP's first approach).
+
+Structured Streaming writes, before a batch runs, which source offsets it covers. Siltstone copies that record into
+the catalog with the checkpoint that the batch ends up in, and at the next start lays it out anew in the checkpoint
+location of the new writer epoch:
+
+    <epoch>/spark/
+      offsets/<batch>       the source offsets of each batch (header line, then one line a source)
+      commits/<batch>       that the batch was done
+      sources/<i>/<n>       what a file source has seen, a JSON line a file; <n>.compact holds all up to n
+
+So after a crash the batches that follow the last completed checkpoint come again (promise 2), even where the
+machine that ran them is gone, and a writer of an older epoch cannot touch the newer one's record.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from siltstone.errors import StateError
+
+FILE_SOURCE_COMPACT_INTERVAL = 10
+"""Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session pins it"""
+
+
+@dataclass(frozen=True)
+class SourceStep:
+    """What one batch read: the text of `offsets/<batch>`, and per source the log entries that came with it."""
+
+    batch: int
+    offsets: str
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """source index -> log entry number -> text"""
+
+
+class SourceLog:
+    """Reads the record of a running query and lays it out for the next one.
+
+    Args:
+        location: the query's checkpoint location, a local directory.
+    """
+
+    def __init__(self, location: Path) -> None:
+        self.location = location
+        self._recorded: dict[str, int] = {}
+
+    def prepare(self, steps: Iterable[SourceStep]) -> None:
+        """Make the location hold exactly `steps`, all of them committed; what was there goes.
+
+        Args:
+            steps: every batch up to the checkpoint to resume from, oldest first.
+        """
+        shutil.rmtree(self.location, ignore_errors=True)
+        entries: dict[str, dict[int, str]] = {}
+        last = None
+        for step in steps:
+            for source, texts in step.sources.items():
+                entries.setdefault(source, {}).update({int(n): text for n, text in texts.items()})
+            last = step
+        for source, by_number in entries.items():
+            self._write_source(self.location / "sources" / source, by_number)
+            self._recorded[source] = max(by_number)
+        if last is not None:
+            # Spark looks at the newest batch only; older ones would merely be purged.
+            _write(self.location / "offsets" / str(last.batch), last.offsets)
+            _write(self.location / "commits" / str(last.batch), _commit_of(last.offsets))
+
+    def read(self, batch: int) -> SourceStep:
+        """The record of a batch that is running; each source log entry is returned with one batch only.
+
+        Raises:
+            StateError: the query does not use this location as its checkpoint location.
+        """
+        path = self.location / "offsets" / str(batch)
+        if not path.is_file():
+            raise StateError(
+                f"no record of batch {batch} in {self.location}: "
+                "start the query with .option('checkpointLocation', runner.checkpoint_location)"
+            )
+        sources: dict[str, dict[str, str]] = {}
+        for directory in sorted((self.location / "sources").glob("*")):
+            fresh = self._fresh_entries(directory)
+            if fresh:
+                sources[directory.name] = {str(n): text for n, text in sorted(fresh.items())}
+                self._recorded[directory.name] = max(fresh)
+        return SourceStep(batch, path.read_text(), sources)
+
+    def _fresh_entries(self, directory: Path) -> dict[int, str]:
+        recorded = self._recorded.get(directory.name, -1)
+        fresh: dict[int, str] = {}
+        for path in directory.iterdir():
+            number = path.name.removesuffix(".compact")
+            if not number.isdigit() or int(number) <= recorded:
+                continue
+            text = path.read_text()
+            fresh[int(number)] = _only_entry(text, int(number)) if path.suffix == ".compact" else text
+        return fresh
+
+    @staticmethod
+    def _write_source(directory: Path, entries: Mapping[int, str]) -> None:
+        numbers = sorted(entries)
+        compacted = -1
+        if _is_file_source(entries[numbers[-1]]):
+            # A file source expects the last multiple of its interval as one file of everything before it.
+            compacted = (numbers[-1] + 1) // FILE_SOURCE_COMPACT_INTERVAL * FILE_SOURCE_COMPACT_INTERVAL - 1
+        whole = [line for n in numbers if n <= compacted for line in entries[n].splitlines()[1:]]
+        if compacted >= 0:
+            header = entries[numbers[0]].splitlines()[0]
+            _write(directory / f"{compacted}.compact", "\n".join([header, *whole]))
+        for n in numbers:
+            if n > compacted:
+                _write(directory / str(n), entries[n])
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _commit_of(offsets: str) -> str:
+    """The commit that follows these offsets: the watermark goes on from where the batch had it."""
+    header = json.loads(offsets.splitlines()[1])
+    return "v1\n" + json.dumps({"nextBatchWatermarkMs": header.get("batchWatermarkMs", 0)})
+
+
+def _is_file_source(entry: str) -> bool:
+    lines = entry.splitlines()[1:]
+    return bool(lines) and lines[-1].startswith("{") and "batchId" in json.loads(lines[-1])
+
+
+def _only_entry(compact: str, number: int) -> str:
+    header, *lines = compact.splitlines()
+    return "\n".join([header, *(line for line in lines if json.loads(line).get("batchId") == number)])

@@ -1,0 +1,107 @@
+"""One step of one operator as a Spark job: hash in the JVM, one shuffle, one Arrow task a subtask."""
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
+
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.errors import StateError, UsageError
+from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, output_schema, run_subtask
+from siltstone.lifecycle.task import StepTask
+from siltstone.operator import Operator
+
+SUBTASK = "__subtask"
+
+_UNSIGNED = {
+    pa.uint8(): T.ShortType(),
+    pa.uint16(): T.IntegerType(),
+    pa.uint32(): T.LongType(),
+    pa.uint64(): T.DecimalType(20, 0),
+}
+
+
+def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
+    """The job of one step: its result holds the operator's output and one acknowledgement a subtask.
+
+    Raises:
+        UsageError: `rows` lacks a column that the operator reads.
+    """
+    keyed = _with_keys(_pre_aggregated(rows, task.operator), task.operator)
+    subtask = F.expr(
+        f"cast((pmod({HASH}, {task.max_parallelism}L) * {task.parallelism}L) div {task.max_parallelism}L as int)"
+    )
+    shuffled = keyed.withColumn(SUBTASK, subtask).repartitionById(task.parallelism, SUBTASK).drop(SUBTASK)
+    if task.operator.order_by:
+        shuffled = shuffled.sortWithinPartitions(*task.operator.order_by)
+    return shuffled.mapInArrow(_in_partition(task), from_arrow_schema(output_schema(task)))
+
+
+def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
+    """Run the job and return what its subtasks say.
+
+    Raises:
+        SiltstoneError: what a subtask failed with.
+        StateError: a subtask did not answer.
+    """
+    if task.operator.output is not None:
+        frame = frame.where(F.col(ACKNOWLEDGEMENT).isNotNull()).select(ACKNOWLEDGEMENT)
+    received = [Acknowledgement.from_bytes(bytes(row[0])) for row in frame.collect()]
+    for acknowledgement in received:
+        acknowledgement.raise_failure()
+    missing = set(range(task.parallelism)) - {a.subtask for a in received}
+    if missing:
+        raise StateError(f"operator {task.operator.name}: no word from subtasks {sorted(missing)} in step {task.step}")
+    return received
+
+
+def output_rows(frame: DataFrame) -> DataFrame:
+    """The operator's output alone."""
+    return frame.where(F.col(ACKNOWLEDGEMENT).isNull()).drop(ACKNOWLEDGEMENT)
+
+
+def _in_partition(task: StepTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        return run_subtask(task, context.partitionId(), str(context.taskAttemptId()), batches)
+
+    return run
+
+
+def _with_keys(rows: DataFrame, operator: Operator) -> DataFrame:
+    """Only the columns that the operator reads, keys cast to the declared types, and the hash of the keys."""
+    wanted = operator.inputs or rows.columns
+    wanted = list(dict.fromkeys([*operator.key.names, *wanted, *operator.order_by]))
+    missing = [name for name in wanted if name not in rows.columns]
+    if missing:
+        raise UsageError(
+            f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
+            f"(it has {', '.join(rows.columns)})"
+        )
+    keys = {f.name: _spark_type(f.type) for f in operator.key}
+    columns = [F.col(f"`{c}`").cast(keys[c]).alias(c) if c in keys else F.col(f"`{c}`") for c in wanted]
+    return rows.select(*columns).withColumn(HASH, F.xxhash64(*(F.col(f"`{name}`") for name in operator.key.names)))
+
+
+def _pre_aggregated(rows: DataFrame, operator: Operator) -> DataFrame:
+    """Map-side aggregation before the shuffle, where the operator asks for it (skewed keys)."""
+    partial = getattr(operator, "partial", None)
+    if not getattr(operator, "map_side", False) or partial is None:
+        return rows
+    rows = rows.select(*dict.fromkeys([*operator.key.names, *(operator.inputs or rows.columns)]))
+    schema = operator.partial_schema
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from partial(pa.Table.from_batches([batch])).to_batches()
+
+    return rows.mapInArrow(run, from_arrow_schema(schema))
+
+
+def _spark_type(kind: pa.DataType) -> T.DataType:
+    return _UNSIGNED.get(kind) or from_arrow_type(kind)

@@ -1,0 +1,137 @@
+"""A stream: a source, one or more operators in one consistent region, sinks. And how streams are found by name."""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Protocol
+
+from siltstone.errors import UnknownStream, UsageError
+from siltstone.model import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM, check_name
+from siltstone.operator import SOURCE, Operator
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ENTRY_POINTS = "siltstone.streams"
+
+
+class Sink(Protocol):
+    """Takes one operator's output, once for each checkpoint id.
+
+    A crash between `write` and the catalog's commit makes the same checkpoint id come again, perhaps with other
+    rows: only what is written under the newest epoch of an id counts, and only once `publish` was called for it.
+    """
+
+    def write(self, rows: "DataFrame", checkpoint: int, epoch: int) -> None:
+        """Stage the rows of a checkpoint that is about to complete."""
+        ...
+
+    def publish(self, checkpoint: int, epoch: int) -> None:
+        """The checkpoint is complete: make its rows visible. May be called again after a crash."""
+        ...
+
+    def recover(self, completed: Mapping[int, int]) -> None:
+        """Publish what `completed` (checkpoint id -> epoch) staged, drop what never completed."""
+        ...
+
+
+SinkFunction = Callable[["DataFrame", int], None]
+"""the user's own sink: called with the rows and the checkpoint id; must be idempotent by that id"""
+DIRECTORY = "directory"
+"""the source option that Siltstone always sets"""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One streaming job.
+
+    Args:
+        name: an identifier; it begins every object name.
+        source: makes the streaming DataFrame, given the session and the source options. `directory`, a local directory of
+            the stream's own below the warehouse, is always among them; the others come from `run --set NAME=VALUE`.
+        options: the source options there are, with their defaults; fixed for the stream's life.
+        operators: each reads the source or another operator's output.
+        event_time: the source column that holds event time (timestamp), where there is one.
+        sinks: operator name -> `Sink`, or a function `(rows, checkpoint)`; such operators need an `output` schema.
+        max_parallelism: how many key groups there are; fixed for the stream's life.
+
+    Raises:
+        UsageError: names clash, an operator reads one that does not exist or makes no output, a cycle.
+    """
+
+    name: str
+    source: Callable[["SparkSession", Mapping[str, str]], "DataFrame"]
+    operators: Sequence[Operator]
+    event_time: str | None = None
+    sinks: Mapping[str, Any] = field(default_factory=dict)
+    max_parallelism: int = DEFAULT_MAX_PARALLELISM
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_name("stream", self.name)
+        if not 1 <= self.max_parallelism <= MAX_MAX_PARALLELISM:
+            raise UsageError(f"max_parallelism is {self.max_parallelism}: use 1 to {MAX_MAX_PARALLELISM}")
+        by_name = {op.name: op for op in self.operators}
+        if not by_name or len(by_name) != len(self.operators):
+            raise UsageError(f"stream {self.name} needs operators with distinct names")
+        for name in [*(op.reads for op in self.operators if op.reads != SOURCE), *self.sinks]:
+            if name not in by_name or by_name[name].output is None:
+                raise UsageError(f"stream {self.name} reads the output of {name!r}, which is no operator with an output")
+        self.topological()
+
+    def topological(self) -> list[Operator]:
+        """The operators, each after the one it reads."""
+        done: list[Operator] = []
+        left = list(self.operators)
+        while left:
+            names = {SOURCE, *(op.name for op in done)}
+            ready = [op for op in left if op.reads in names]
+            if not ready:
+                raise UsageError(f"stream {self.name}: operators read each other in a circle")
+            done += ready
+            left = [op for op in left if op not in ready]
+        return done
+
+    def consumed(self, operator: str) -> bool:
+        """Whether anything reads that operator's output."""
+        return operator in self.sinks or any(op.reads == operator for op in self.operators)
+
+    def definition(self) -> dict[str, Any]:
+        """What of this definition recorded state depends on: the operators' variables and their schemas, as JSON."""
+        return {"operators": {op.name: op.definition() for op in self.operators}}
+
+
+def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[str, str]]:
+    """Every stream defined in `modules` and in the entry point group `siltstone.streams`.
+
+    A module offers its streams as `Stream` values, or as a function `streams()` that returns them; a package's own
+    modules are looked through only as far as the package imports them.
+
+    Returns:
+        name -> stream, and module -> reason for each module that did not import.
+    """
+    found: dict[str, Stream] = {}
+    broken: dict[str, str] = {}
+    for module in [*modules, *(point.value for point in entry_points(group=ENTRY_POINTS))]:
+        try:
+            loaded = importlib.import_module(module)
+            found.update({s.name: s for s in vars(loaded).values() if isinstance(s, Stream)})
+        except Exception as error:  # a user's module may fail in any way, and the others must still load
+            broken[module] = f"{type(error).__name__}: {error}"
+    return found, broken
+
+
+def find_stream(name: str, modules: Iterable[str] = ()) -> Stream:
+    """The stream of that name.
+
+    Raises:
+        UnknownStream: there is none; the message lists what was found and what did not import.
+    """
+    check_name("stream", name)
+    found, broken = find_streams(modules)
+    if name in found:
+        return found[name]
+    known = ", ".join(sorted(found)) or "none"
+    failed = "".join(f"; module {module} did not import ({why})" for module, why in broken.items())
+    raise UnknownStream(f"no stream {name!r} is defined (defined: {known}){failed}")
