@@ -1,6 +1,6 @@
 """Print the home of a Java that Spark can run on, fetching one into .jdk where there is none.
 
-Looked at in this order: JAVA_HOME, `java` on PATH, Homebrew's keg-only openjdk@17, and .jdk beside this folder.
+Looked at in this order: JAVA_HOME, `java` on PATH, Homebrew's keg-only openjdk@17, .jdk beside this folder.
 Standard output holds the home alone, so that a shell can take it; everything else goes to standard error.
 Ends with 1, and the command that installs Java, where none is found and none can be fetched.
 """

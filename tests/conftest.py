@@ -30,7 +30,7 @@ def _is_whole_suite(config: pytest.Config) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail a run of the whole suite in which tests/spark has no test: it would prove nothing about streams."""
+    """Fail a run of the whole suite in which tests/spark has no test: it proves nothing about streams."""
     found = any(item.path.is_relative_to(TESTS / "spark") for item in session.items)
     if not found and _is_whole_suite(session.config):
         raise pytest.UsageError("the whole suite was asked for, but no test of tests/spark was collected")
@@ -38,7 +38,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    """A local Spark of two cores, one for the whole run: UTC, no web page, reachable from this machine only."""
+    """A local Spark of two cores, one for the whole run, without a web page."""
     from siltstone.spark.session import spark_session
 
     session = spark_session("local[2]", {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
