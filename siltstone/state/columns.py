@@ -1,6 +1,4 @@
-"""The memory of Arrow columns as NumPy sees it: values, spans of bytes, nulls, bits of floats; nothing is copied
-that need not be.
-"""
+"""The memory of Arrow columns as NumPy sees it: values, spans of bytes, nulls, bits of floats; rarely copied."""
 
 from typing import TypeAlias
 

@@ -44,16 +44,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from siltstone.state.hashing import (
-    BLOCK,
-    canonical_bits,
-    fixed_values,
-    hash_bytes,
-    is_micros,
-    null_mask,
-    one_array,
-    spans,
-)
+from siltstone.state.columns import canonical_bits, fixed_values, is_micros, null_mask, one_array, spans
+from siltstone.state.hashing import BLOCK, hash_bytes
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _ROW = np.uint64(0xBF58476D1CE4E5B9)
