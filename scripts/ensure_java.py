@@ -76,9 +76,7 @@ def fetch(local: Path) -> str | None:
     """Fetch a JDK into `local`; its home, or None (with the reason said) where that fails."""
     say(f"No Java {OLDEST} or newer found; fetching one into {local.name}")
     socket.setdefaulttimeout(FETCH_TIMEOUT_S)
-    part = (
-        local / ".part"
-    )  # unpacked here and then moved, so that a broken fetch leaves nothing that looks whole
+    part = local / ".part"  # unpacked here, then moved: a broken fetch leaves nothing that looks whole
     try:
         import jdk
 
