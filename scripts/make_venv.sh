@@ -10,7 +10,7 @@ for python in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
     fi
     exec "$python" -m venv --clear "$1"
 done
-echo "Python 3.11 or newer is needed and none of '${PYTHON:-python3 python3.13 python3.12 python3.11}' is." \
+echo "No Python 3.11 or newer was found (tried: ${PYTHON:-python3 python3.13 python3.12 python3.11})." \
     "Install one (Debian: sudo apt-get install -y python3 python3-venv; macOS: brew install python@3.13)" \
     "or name one: make PYTHON=/path/to/python3" >&2
 exit 1
