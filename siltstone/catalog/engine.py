@@ -1,0 +1,161 @@
+"""One SQLAlchemy engine for one catalog database, and its errors as ours.
+
+SQLite: write-ahead log, synchronous FULL (a commit is durable when it returns), writers queue at BEGIN
+IMMEDIATE for at most the busy timeout. PostgreSQL: driver psycopg 3; each wait for a connection, a lock or a
+silent peer ends.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, make_url
+from sqlalchemy import exc as sa
+
+from siltstone.errors import Unreachable, UsageError
+
+WRITE = "siltstone_write"
+"""execution option of a connection whose transactions write"""
+_SECRETS = ("password", "sslpassword", "sslkey", "passfile")
+_FORMS = "use sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
+
+
+def parse_url(url: str | URL) -> URL:
+    """The database `url` names, with its driver; nothing is opened.
+
+    Raises:
+        UsageError: not a URL, or not of SQLite (in a file) or PostgreSQL. Never shows the URL: it may hold a
+            password.
+    """
+    try:
+        parsed = make_url(url)
+    except (sa.ArgumentError, ValueError):
+        raise UsageError(f"the catalog URL cannot be read: {_FORMS}") from None
+    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
+        named = parsed.database not in (None, "", ":memory:") and "\0" not in str(parsed.database)
+        if not named or parsed.query or str(parsed.database).startswith("file:"):
+            raise UsageError(f"a SQLite catalog is a plain path without options: {_FORMS}")
+        return parsed.set(drivername="sqlite", database=os.path.abspath(str(parsed.database)))
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    raise UsageError(f"a catalog cannot be kept in {parsed.drivername}: {_FORMS}")
+
+
+def shown(url: URL) -> str:
+    """The URL as people may see it: no password, wherever it stands."""
+    query = {name: value for name, value in url.query.items() if name not in _SECRETS}
+    return url.set(query=query).render_as_string(hide_password=True)
+
+
+@contextmanager
+def reaching(url: URL, what: str = "") -> Iterator[None]:
+    """Turn the driver's errors into ours; `what` names the thing being written, where one is.
+
+    Raises:
+        UsageError: the database refuses the values (a key that is taken, a row that is not there).
+        Unreachable: anything else; whether a commit that ends so happened is known when the catalog answers.
+    """
+    try:
+        yield
+    except (sa.IntegrityError, sa.DataError) as error:
+        raise UsageError(f"the catalog refuses {what or 'this'}: {_reason(error)}") from error
+    except (sa.DBAPIError, sa.TimeoutError) as error:
+        raise Unreachable(f"cannot use the catalog {shown(url)}: {_reason(error)}; {_advice(url)}") from error
+    except sa.StatementError as error:
+        raise UsageError(f"the catalog cannot hold {what or 'this'}: {_reason(error)}") from error
+
+
+def _reason(error: sa.SQLAlchemyError) -> str:
+    lines = str(getattr(error, "orig", None) or error).strip().splitlines()
+    return lines[0].rstrip(" .;:") if lines else type(error).__name__
+
+
+def _advice(url: URL) -> str:
+    if url.drivername == "sqlite":
+        return "check that it is a Siltstone catalog, is writable, has space left, and nothing holds it"
+    return "check that the server runs and takes connections, and the URL's host, user, password and database"
+
+
+def open_engine(url: URL, *, create: bool, timeout_s: float) -> Engine:
+    """An engine whose transactions start as they should; connects to nothing yet.
+
+    With `create` a missing SQLite file is made at the first connection, otherwise no file ever is.
+
+    Raises:
+        UsageError: the driver of PostgreSQL is not installed.
+    """
+    if url.drivername == "sqlite":
+        path = Path(str(url.database))
+        # Where we may not write, we see no other process's changes to the log: connect anew each time.
+        pool = QueuePool if os.access(path.parent, os.W_OK) else NullPool
+        engine = create_engine(
+            url, creator=_sqlite(path, create, timeout_s), poolclass=pool, pool_timeout=timeout_s
+        )
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    try:
+        engine = create_engine(
+            url,
+            isolation_level="READ COMMITTED",
+            pool_pre_ping=True,
+            pool_timeout=timeout_s,
+            connect_args=_postgres_options(url, timeout_s),
+        )
+    except ImportError:
+        raise UsageError("a PostgreSQL catalog needs its driver: pip install 'siltstone[postgres]'") from None
+
+    def limit_waiting(connection: Any, _record: Any) -> None:
+        connection.execute(f"SET lock_timeout = {int(timeout_s * 1000)}")
+        connection.commit()
+
+    event.listen(engine, "connect", limit_waiting)
+    return engine
+
+
+def _sqlite(path: Path, create: bool, timeout_s: float) -> Callable[[], sqlite3.Connection]:
+    def connect() -> sqlite3.Connection:
+        mode = "rwc" if create else "rw"
+        if not os.access(path.parent, os.W_OK):
+            # Without a log beside it the file is whole; with one, its readers share it.
+            mode = "ro" if Path(f"{path}-wal").exists() else "ro&immutable=1"
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?mode={mode}",
+            uri=True,
+            timeout=timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            if create:
+                connection.execute("PRAGMA journal_mode = WAL")  # kept in the file from then on
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    return connect
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A deferred transaction that reads and then writes fails at once when another writer came between.
+    write = connection.get_execution_options().get(WRITE)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _postgres_options(url: URL, timeout_s: float) -> dict[str, int]:
+    """libpq options that bound every wait; what the URL says itself stays."""
+    seconds = max(1, int(timeout_s))
+    options = {
+        "connect_timeout": seconds,
+        "tcp_user_timeout": seconds * 1000,
+        "keepalives_idle": seconds,
+        "keepalives_interval": max(1, seconds // 3),
+        "keepalives_count": 3,
+    }
+    return {name: value for name, value in options.items() if name not in url.query}

@@ -1,0 +1,62 @@
+"""Writer epochs: at most one run may write to a stream, the newest (promise 5).
+
+A run begins an epoch by raising the stream's number. Every guarded write locks the stream's row and compares,
+in the same transaction as the write itself: an epoch begun meanwhile waits for it, or is seen by it.
+"""
+
+from datetime import datetime
+
+from sqlalchemy import Connection, insert, select, update
+
+from siltstone.catalog.tables import run, stream
+from siltstone.errors import Fenced, UnknownStream
+
+
+def unknown(connection: Connection, name: str) -> UnknownStream:
+    """The error for a stream that is not recorded; lists those that are."""
+    names = connection.scalars(select(stream.c.name).order_by(stream.c.name)).all()
+    there = f"it has {', '.join(names)}" if names else "it has none yet, run a stream first"
+    return UnknownStream(f"no stream {name!r} in this catalog: {there}")
+
+
+def hold(connection: Connection, name: str, epoch: int) -> None:
+    """Lock the stream for the rest of the transaction, as its newest writer.
+
+    Raises:
+        Fenced: `epoch` is not the newest.
+        UnknownStream: there is no such stream.
+    """
+    newest = connection.scalar(select(stream.c.epoch).where(stream.c.name == name).with_for_update())
+    if newest is None:
+        raise unknown(connection, name)
+    if epoch < newest:
+        raise Fenced(
+            f"writer epoch {epoch} of stream {name} was fenced by epoch {newest}: "
+            "another run has taken over; stop this one"
+        )
+    if epoch > newest or epoch < 1:
+        raise Fenced(
+            f"writer epoch {epoch} of stream {name} was never begun (the newest is {newest}): run it anew"
+        )
+
+
+def take_over(connection: Connection, name: str, who: str, now: datetime) -> int:
+    """Begin the next epoch of a stream; older runs that have not ended are ended by it.
+
+    Raises:
+        UnknownStream: there is no such stream.
+    """
+    raised = update(stream).where(stream.c.name == name).values(epoch=stream.c.epoch + 1)
+    epoch = connection.scalar(raised.returning(stream.c.epoch))
+    if epoch is None:
+        raise unknown(connection, name)
+    end(connection, name, None, f"superseded by epoch {epoch}", now)
+    connection.execute(insert(run).values(stream=name, epoch=epoch, who=who, started_at=now))
+    return epoch
+
+
+def end(connection: Connection, name: str, epoch: int | None, outcome: str, now: datetime) -> None:
+    """Note how a run ended (every run still open, for None); one that has ended stays as it is."""
+    open_ = (run.c.stream == name) & run.c.ended_at.is_(None)
+    chosen = open_ if epoch is None else open_ & (run.c.epoch == epoch)
+    connection.execute(update(run).where(chosen).values(ended_at=now, outcome=outcome))

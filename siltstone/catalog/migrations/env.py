@@ -1,0 +1,13 @@
+"""What Alembic runs: every revision still missing, on the connection and in the transaction it was given."""
+
+from alembic import context
+
+from siltstone.catalog.tables import METADATA, REVISION_TABLE
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=METADATA,
+    version_table=REVISION_TABLE,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,95 @@
+"""The first tables."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def _of_checkpoint(
+    column: str, *, primary_key: bool = False
+) -> tuple[sa.Column, sa.Column, sa.ForeignKeyConstraint]:
+    return (
+        sa.Column("stream", sa.String(64), primary_key=True),
+        sa.Column(column, sa.BigInteger, nullable=False, primary_key=primary_key),
+        sa.ForeignKeyConstraint(["stream", column], ["checkpoint.stream", "checkpoint.id"]),
+    )
+
+
+def _time(name: str, *, nullable: bool = False) -> sa.Column:
+    return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
+
+
+def upgrade() -> None:
+    """Create every table."""
+    op.create_table(
+        "stream",
+        sa.Column("name", sa.String(64), primary_key=True),
+        sa.Column("max_parallelism", sa.Integer, nullable=False),
+        sa.Column("definition", sa.Text, nullable=False),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        _time("created_at"),
+    )
+    op.create_table(
+        "run",
+        sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
+        sa.Column("epoch", sa.BigInteger, primary_key=True),
+        sa.Column("who", sa.Text, nullable=False),
+        _time("started_at"),
+        _time("ended_at", nullable=True),
+        sa.Column("outcome", sa.Text),
+    )
+    op.create_table(
+        "checkpoint",
+        sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
+        sa.Column("id", sa.BigInteger, primary_key=True),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        _time("committed_at"),
+        sa.Column("manifest", sa.Text, nullable=False),
+        sa.Column("manifest_bytes", sa.BigInteger, nullable=False),
+        sa.Column("manifest_checksum", sa.String(32), nullable=False),
+        sa.Column("digest", sa.String(32), nullable=False),
+        sa.Column("rows", sa.BigInteger, nullable=False),
+        sa.Column("bytes", sa.BigInteger, nullable=False),
+        sa.Column("forms", sa.Text, nullable=False),
+        sa.Column("d", sa.Text, nullable=False),
+        sa.Column("statistics", sa.Text, nullable=False),
+        _time("event_time_max", nullable=True),
+        _time("proven_at", nullable=True),
+        sa.Column("proof", sa.Text),
+    )
+    op.create_table(
+        "object",
+        *_of_checkpoint("checkpoint"),
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("bytes", sa.BigInteger, nullable=False),
+        sa.Column("checksum", sa.String(32), nullable=False),
+        sa.Index("object_by_checkpoint", "stream", "checkpoint"),
+    )
+    op.create_table(
+        "dependency",
+        *_of_checkpoint("checkpoint", primary_key=True),
+        sa.Column("depends_on", sa.BigInteger, primary_key=True),
+        sa.ForeignKeyConstraint(["stream", "depends_on"], ["checkpoint.stream", "checkpoint.id"]),
+    )
+    op.create_table(
+        "step",
+        *_of_checkpoint("checkpoint"),
+        sa.Column("step", sa.BigInteger, primary_key=True),
+        sa.Column("batch_id", sa.BigInteger, nullable=False),
+        sa.Column("offsets", sa.Text, nullable=False),
+        sa.Column("sources", sa.Text, nullable=False),
+        sa.Index("step_by_checkpoint", "stream", "checkpoint"),
+    )
+    op.create_table(
+        "snapshot",
+        *_of_checkpoint("checkpoint", primary_key=True),
+        sa.Column("rows", sa.BigInteger, nullable=False),
+        sa.Column("bytes", sa.BigInteger, nullable=False),
+        _time("taken_at"),
+    )

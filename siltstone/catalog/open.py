@@ -1,0 +1,61 @@
+"""From a catalog URL to an open catalog."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import URL
+
+from siltstone.catalog.engine import open_engine, parse_url, reaching, shown
+from siltstone.catalog.repository import Catalog
+from siltstone.catalog.upgrade import migrate, revision
+from siltstone.errors import Unreachable, UsageError
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def open_catalog(
+    url: str | URL,
+    *,
+    create: bool = True,
+    now: Callable[[], datetime] = _utc_now,
+    timeout_s: float = 10.0,
+) -> Catalog:
+    """Open the catalog at `url` (`sqlite:///PATH` or `postgresql://...`), its tables upgraded where older.
+
+    With `create`, its tables (and the SQLite file, in a directory that exists) are made where missing, else
+    nothing is. `now` gives the time to record; `timeout_s` bounds each wait for a connection or a lock.
+
+    Raises:
+        UsageError: a URL of another kind, no catalog there, or one that a newer Siltstone wrote.
+        Unreachable: the database cannot be reached, read or written.
+    """
+    parsed = parse_url(url)
+    missing = UsageError(f"no catalog at {shown(parsed)}: run a stream first, or check --warehouse")
+    if parsed.drivername == "sqlite":
+        path = Path(str(parsed.database))
+        try:
+            there = path.exists()
+            misplaced = path.is_dir() or not (there or path.parent.is_dir())
+        except OSError as error:
+            raise Unreachable(
+                f"cannot reach the catalog {path}: {error.strerror}; check its owner"
+            ) from error
+        if not there and not create:
+            raise missing
+        if misplaced:
+            raise UsageError(f"cannot keep a catalog at {path}: name a file in a directory that exists")
+    engine = open_engine(parsed, create=create, timeout_s=timeout_s)
+    try:
+        with reaching(parsed):
+            if not create:
+                with engine.connect() as connection:
+                    if revision(connection) is None:
+                        raise missing
+            migrate(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return Catalog(engine, now)

@@ -1,0 +1,171 @@
+"""What the catalog hands out and takes in: frozen values, free of I/O. All times are UTC."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from siltstone.errors import UsageError
+from siltstone.model import Form, StoredObject
+from siltstone.store.paths import check_object_name
+
+
+class ObjectKind(StrEnum):
+    """What a stored object holds."""
+
+    SEGMENT = "segment"
+    BASE = "base"
+    MANIFEST = "manifest"
+    SNAPSHOT = "snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """A stream the catalog knows. `epoch` is its newest writer epoch, 0 before the first run."""
+
+    name: str
+    max_parallelism: int
+    definition: dict[str, Any]
+    epoch: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One writer epoch of a stream; `outcome` says how it ended, None while it has not."""
+
+    stream: str
+    epoch: int
+    who: str
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One input step, Spark's batch `batch_id`: its text in the offset log and in its sources' logs."""
+
+    step: int
+    batch_id: int
+    offsets: str
+    sources: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord(Step):
+    """A recorded input step, and the checkpoint it is part of."""
+
+    checkpoint: int = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRecord:
+    """A stored object: the checkpoint and writer epoch that wrote it, its size in bytes, its checksum."""
+
+    name: str
+    kind: ObjectKind
+    checkpoint: int
+    epoch: int
+    bytes: int
+    checksum: str
+
+    @property
+    def stored(self) -> StoredObject:
+        """The object as the store knows it."""
+        return StoredObject(self.name, self.bytes, self.checksum)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommit:
+    """Everything that makes one checkpoint exist.
+
+    `rows` is the live rows of the whole state, `bytes` what this checkpoint wrote, `digest` the hex digest of
+    the state. `forms` and `d` say per operator whether it wrote a base or a delta, and its D.
+    `depends_on` lists each earlier checkpoint whose objects a restore of this one directly builds on (patent
+    US 9471438: dependencies are kept), none for a base. `event_time_max` is the highest event time seen.
+
+    Raises:
+        UsageError: an object name that could leave the store, or a dependency that is not earlier.
+    """
+
+    id: int
+    manifest: StoredObject
+    digest: str
+    rows: int
+    bytes: int
+    forms: Mapping[str, Form]
+    d: Mapping[str, int] = field(default_factory=dict)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    event_time_max: datetime | None = None
+    segments: Sequence[StoredObject] = ()
+    bases: Sequence[StoredObject] = ()
+    depends_on: Sequence[int] = ()
+    steps: Sequence[Step] = ()
+
+    def __post_init__(self) -> None:
+        for stored in (self.manifest, *self.segments, *self.bases):
+            check_object_name(stored.name)
+        late = [i for i in self.depends_on if not 0 < i < self.id]
+        if late:
+            raise UsageError(
+                f"checkpoint {self.id} cannot depend on {late[0]}: it builds on earlier ones only"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """A completed checkpoint; fields as in `CheckpointCommit`.
+
+    `event_time_max` is that of all steps up to this checkpoint. `proof` is why the newest proof failed.
+    """
+
+    stream: str
+    id: int
+    epoch: int
+    committed_at: datetime
+    manifest: StoredObject
+    digest: str
+    rows: int
+    bytes: int
+    forms: dict[str, Form]
+    d: dict[str, int]
+    statistics: dict[str, Any]
+    event_time_max: datetime | None
+    proven_at: datetime | None
+    proof: str | None
+
+    @property
+    def proven(self) -> bool | None:
+        """Did the newest proof hold? None where none was tried."""
+        return True if self.proven_at else None if self.proof is None else False
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """A full copy of the state as it was live at one checkpoint, for row by row comparison."""
+
+    stream: str
+    checkpoint: int
+    rows: int
+    bytes: int
+    taken_at: datetime
+    objects: tuple[StoredObject, ...]
+
+
+def as_utc(time: datetime) -> datetime:
+    """The same instant in UTC; a time without zone is UTC already."""
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+def parse_time(text: str) -> datetime:
+    """An ISO 8601 date or time, in UTC unless it names another zone.
+
+    Raises:
+        UsageError: it is not one.
+    """
+    try:
+        return as_utc(datetime.fromisoformat(text.strip()))
+    except (ValueError, OverflowError):
+        raise UsageError(f"{text!r} is not a time: write it like 2013-07-04T12:00:00 (UTC)") from None

@@ -1,0 +1,324 @@
+"""The catalog as a repository of streams and checkpoints; every method is one transaction.
+
+Writes that belong to a run are guarded by its writer epoch (`fencing`). A checkpoint exists from the end of
+`Catalog.commit` on: before it nothing is visible, after it everything is. Safe for use by many threads.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import ColumnElement, Connection, Engine, insert, select, update
+from sqlalchemy import exc as sa
+
+from siltstone.catalog import fencing, rows
+from siltstone.catalog import tables as t
+from siltstone.catalog.engine import WRITE, reaching, shown
+from siltstone.catalog.records import (
+    CheckpointCommit,
+    CheckpointRecord,
+    ObjectKind,
+    ObjectRecord,
+    RunRecord,
+    SnapshotRecord,
+    StepRecord,
+    StreamRecord,
+    as_utc,
+    parse_time,
+)
+from siltstone.errors import SchemaConflict, UnknownCheckpoint, UsageError
+from siltstone.model import MAX_MAX_PARALLELISM, StoredObject, check_name
+from siltstone.store.paths import check_object_name
+
+_ID_END = 2**63
+"""ids from here on are no integers of a database"""
+_IDS_AT_ONCE = 500
+"""how many ids one query names; databases bound the parameters of a statement"""
+
+
+class Catalog:
+    """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
+
+    def __init__(self, engine: Engine, now: Callable[[], datetime]) -> None:
+        self._engine = engine
+        self._writer = engine.execution_options(**{WRITE: True})
+        self._now = now
+        self.url = shown(engine.url)
+        """where the catalog is, without its password"""
+
+    def close(self) -> None:
+        """Close all connections; idempotent."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with reaching(self._engine.url), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[Connection]:
+        with reaching(self._engine.url, what), self._writer.begin() as connection:
+            yield connection
+
+    # Streams and their runs
+
+    def register(self, stream: str, max_parallelism: int, definition: Mapping[str, Any]) -> StreamRecord:
+        """The stream of that name, created with this definition (JSON) where it is new.
+
+        Raises:
+            SchemaConflict: it is recorded with another `max_parallelism`.
+            UsageError: not a stream's name, or a `max_parallelism` out of range.
+        """
+        check_name("stream", stream)
+        if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
+            raise UsageError(
+                f"max_parallelism {max_parallelism} is out of range: use 1 to {MAX_MAX_PARALLELISM}"
+            )
+        values = {
+            "name": stream,
+            "max_parallelism": max_parallelism,
+            "definition": dict(definition),
+            "epoch": 0,
+            "created_at": self._now(),
+        }
+        with self._writing(f"stream {stream}") as connection:
+            found = rows.find_stream(connection, stream)
+            if found is None:
+                try:
+                    with connection.begin_nested():
+                        connection.execute(insert(t.stream), values)
+                except sa.IntegrityError:  # another process was first
+                    pass
+                found = rows.get_stream(connection, stream)
+        if found.max_parallelism != max_parallelism:
+            raise SchemaConflict(
+                f"stream {stream} has max_parallelism {found.max_parallelism}, now {max_parallelism}: "
+                f"it is fixed at creation; keep {found.max_parallelism} or give the stream a new name"
+            )
+        return found
+
+    def update_definition(self, stream: str, epoch: int, definition: Mapping[str, Any]) -> None:
+        """Replace a stream's recorded definition (JSON), as its newest writer.
+
+        Raises:
+            Fenced
+        """
+        with self._writing(f"the definition of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            changed = update(t.stream).where(t.stream.c.name == stream).values(definition=dict(definition))
+            connection.execute(changed)
+
+    def stream(self, name: str) -> StreamRecord:
+        """One stream.
+
+        Raises:
+            UnknownStream: lists the streams there are.
+        """
+        check_name("stream", name)
+        with self._reading() as connection:
+            return rows.get_stream(connection, name)
+
+    def streams(self) -> list[StreamRecord]:
+        """All streams, by name."""
+        with self._reading() as connection:
+            found = connection.execute(select(t.stream).order_by(t.stream.c.name))
+            return [StreamRecord(**row) for row in found.mappings()]
+
+    def new_epoch(self, stream: str, who: str) -> int:
+        """Take the stream over: begin its next writer epoch, which fences older ones."""
+        with self._writing(f"a run of stream {stream}") as connection:
+            return fencing.take_over(connection, stream, who, self._now())
+
+    def end_epoch(self, stream: str, epoch: int, outcome: str) -> None:
+        """Note how a run ended; one that has ended already (superseded, say) stays as it is."""
+        with self._writing(f"the end of a run of stream {stream}") as connection:
+            rows.get_stream(connection, stream)
+            fencing.end(connection, stream, epoch, outcome, self._now())
+
+    def check_epoch(self, stream: str, epoch: int) -> None:
+        """Make sure that `epoch` is the newest writer of the stream.
+
+        Raises:
+            Fenced
+        """
+        with self._reading() as connection:
+            fencing.hold(connection, stream, epoch)
+
+    def runs(self, stream: str) -> list[RunRecord]:
+        """All writer epochs of a stream, oldest first."""
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            found = connection.execute(select(t.run).where(t.run.c.stream == stream).order_by(t.run.c.epoch))
+            return [RunRecord(**row) for row in found.mappings()]
+
+    # Checkpoints
+
+    def commit(self, stream: str, epoch: int, commit: CheckpointCommit) -> None:
+        """Make a checkpoint exist, whole, in one transaction guarded by the writer epoch (promise 5).
+
+        Its time is never before that of the checkpoint it follows, and so is its highest event time.
+
+        Raises:
+            Fenced: `epoch` is not the stream's newest.
+            UsageError: the id does not follow the newest, or an object, step or dependency does not fit.
+            Unreachable: whether it exists is known when the catalog answers again.
+        """
+        with self._writing(f"checkpoint {commit.id} of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            newest = rows.newest(connection, stream)
+            last = newest.id if newest else 0
+            if commit.id != last + 1:
+                raise UsageError(
+                    f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}"
+                )
+            rows.insert_checkpoint(connection, stream, epoch, commit, newest, self._now())
+
+    def last_id(self, stream: str) -> int:
+        """The newest checkpoint's id; 0 where there is none."""
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            newest = rows.newest(connection, stream)
+            return newest.id if newest else 0
+
+    def latest(self, stream: str) -> CheckpointRecord:
+        """The newest checkpoint.
+
+        Raises:
+            UnknownCheckpoint: there is none yet.
+        """
+        return self._newest(stream, "no latest checkpoint")
+
+    def checkpoint(self, stream: str, id: int) -> CheckpointRecord:
+        """One checkpoint.
+
+        Raises:
+            UnknownCheckpoint: says which there are.
+        """
+        at = t.checkpoint.c.id == (id if 0 < id < _ID_END else 0)
+        return self._newest(stream, f"no checkpoint {id}", at)
+
+    def checkpoints(self, stream: str, limit: int | None = None) -> list[CheckpointRecord]:
+        """All checkpoints, or the newest `limit`; oldest first."""
+        query = rows.checkpoints_of(stream).order_by(t.checkpoint.c.id.desc()).limit(limit)
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            return [rows.to_checkpoint(row) for row in connection.execute(query)][::-1]
+
+    def resolve(self, stream: str, at: str) -> int:
+        """The id that `at` means: `latest`, an id, or a time (ISO 8601, UTC): the last commit by then.
+
+        Raises:
+            UnknownCheckpoint: none answers to it; says which there are.
+        """
+        if at == "latest":
+            return self.latest(stream).id
+        if at.isascii() and at.isdigit():
+            return self.checkpoint(stream, int(at) if len(at) < 20 else _ID_END).id
+        try:
+            time = parse_time(at)
+        except UsageError:
+            self.stream(stream)
+            raise UnknownCheckpoint(
+                f"{at!r} is no checkpoint: use latest, an id, or a time (ISO 8601, UTC)"
+            ) from None
+        missing = f"no checkpoint as old as {time.isoformat()}"
+        return self._newest(stream, missing, t.checkpoint.c.committed_at <= time).id
+
+    def as_of(self, stream: str, event_time: datetime) -> int:
+        """The id of the last checkpoint whose highest event time is not later than `event_time`.
+
+        Raises:
+            UnknownCheckpoint: there is none; says which there are.
+        """
+        time = as_utc(event_time)
+        missing = f"no checkpoint of events up to {time.isoformat()}"
+        return self._newest(stream, missing, t.checkpoint.c.event_time_max <= time).id
+
+    def _newest(self, stream: str, missing: str, *where: ColumnElement[bool]) -> CheckpointRecord:
+        with self._reading() as connection:
+            found = rows.newest(connection, stream, *where)
+            if found is None:
+                raise rows.unknown_checkpoint(connection, stream, missing)
+            return rows.to_checkpoint(found)
+
+    def chain(self, stream: str, id: int) -> list[int]:
+        """Every checkpoint whose objects a restore of `id` may read, itself included; ids ascending.
+
+        Raises:
+            UnknownCheckpoint
+        """
+        checkpoint = self.checkpoint(stream, id)
+        with self._reading() as connection:
+            return rows.chain(connection, stream, checkpoint.id)
+
+    def record_proof(self, stream: str, id: int, proven: bool, reason: str | None = None) -> None:
+        """Note the outcome of a proof, in place of the one before; `reason` says why it failed.
+
+        Raises:
+            UnknownCheckpoint
+        """
+        values = {
+            "proven_at": self._now() if proven else None,
+            "proof": None if proven else reason or "failed",
+        }
+        with self._writing(f"the proof of checkpoint {id} of stream {stream}") as connection:
+            at = (t.checkpoint.c.stream == stream) & (t.checkpoint.c.id == (id if 0 < id < _ID_END else 0))
+            if connection.execute(update(t.checkpoint).where(at).values(values)).rowcount == 0:
+                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+
+    # What checkpoints refer to
+
+    def objects(self, stream: str, checkpoints: Iterable[int] | None = None) -> list[ObjectRecord]:
+        """The objects these checkpoints wrote (all, for None), by checkpoint and name."""
+        ids = None if checkpoints is None else sorted(i for i in set(checkpoints) if 0 < i < _ID_END)
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            if ids is None:
+                return rows.objects(connection, stream, None)
+            parts = (ids[i : i + _IDS_AT_ONCE] for i in range(0, len(ids), _IDS_AT_ONCE))
+            return [found for part in parts for found in rows.objects(connection, stream, part)]
+
+    def steps(self, stream: str, upto: int, after: int = 0) -> list[StepRecord]:
+        """The input log: the steps of every checkpoint after `after`, up to and with `upto`, in order."""
+        within = t.step.c.checkpoint.between(min(after, _ID_END - 2) + 1, min(upto, _ID_END - 1))
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            query = select(t.step).where(t.step.c.stream == stream, within).order_by(t.step.c.step)
+            return [rows.to_step(row) for row in connection.execute(query)]
+
+    def add_snapshot(
+        self, stream: str, epoch: int, checkpoint: int, objects: Sequence[StoredObject], snapshot_rows: int
+    ) -> None:
+        """Record a full snapshot of the state at a checkpoint, guarded by the writer epoch.
+
+        A process other than the run passes the epoch it saw in `stream(name).epoch` when it began.
+
+        Raises:
+            UsageError: an object name that could leave the store, or the checkpoint has a snapshot already.
+            Fenced, UnknownCheckpoint
+        """
+        for stored in objects:
+            check_object_name(stored.name)
+        with self._writing(f"the snapshot of checkpoint {checkpoint} of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            if rows.newest(connection, stream, t.checkpoint.c.id == checkpoint) is None:
+                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
+            size = sum(stored.bytes for stored in objects)
+            values = {"stream": stream, "checkpoint": checkpoint, "rows": snapshot_rows, "bytes": size}
+            connection.execute(insert(t.snapshot), values | {"taken_at": self._now()})
+            kinds = [(ObjectKind.SNAPSHOT, stored) for stored in objects]
+            rows.insert_objects(connection, stream, epoch, checkpoint, kinds)
+
+    def snapshots(self, stream: str) -> list[SnapshotRecord]:
+        """All full snapshots, oldest checkpoint first."""
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            return rows.snapshots(connection, stream)

@@ -1,0 +1,180 @@
+"""Queries of the catalog, and its rows as records. Each runs in its caller's transaction."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select
+
+from siltstone.catalog import tables as t
+from siltstone.catalog.fencing import unknown
+from siltstone.catalog.records import (
+    CheckpointCommit,
+    CheckpointRecord,
+    ObjectKind,
+    ObjectRecord,
+    SnapshotRecord,
+    StepRecord,
+    StreamRecord,
+    as_utc,
+)
+from siltstone.errors import UnknownCheckpoint
+from siltstone.model import Form, StoredObject
+
+
+def find_stream(connection: Connection, name: str) -> StreamRecord | None:
+    """One stream, None where it is not recorded."""
+    row = connection.execute(select(t.stream).where(t.stream.c.name == name)).mappings().first()
+    return StreamRecord(**row) if row else None
+
+
+def get_stream(connection: Connection, name: str) -> StreamRecord:
+    """One stream.
+
+    Raises:
+        UnknownStream: lists the streams there are.
+    """
+    found = find_stream(connection, name)
+    if found is None:
+        raise unknown(connection, name)
+    return found
+
+
+def unknown_checkpoint(connection: Connection, stream: str, missing: str) -> UnknownCheckpoint:
+    """The error for a checkpoint that is not there: `missing` says which, what is there follows.
+
+    Raises:
+        UnknownStream: not even the stream is there.
+    """
+    get_stream(connection, stream)
+    c = t.checkpoint.c
+    summary = select(
+        func.count(), func.min(c.id), func.max(c.id), func.min(c.event_time_max), func.min(c.committed_at)
+    )
+    count, first, last, events, committed = connection.execute(summary.where(c.stream == stream)).one()
+    if not count:
+        return UnknownCheckpoint(f"{missing} of stream {stream}: it has none yet, run it first")
+    seen = f", events from {events.isoformat()}" if events else ", none with an event time"
+    there = f"it has {count}, {first} to {last}, committed from {committed.isoformat()}{seen}"
+    return UnknownCheckpoint(f"{missing} of stream {stream}: {there}")
+
+
+def checkpoints_of(stream: str) -> Select[Any]:
+    """All checkpoints of one stream."""
+    return select(t.checkpoint).where(t.checkpoint.c.stream == stream)
+
+
+def newest(connection: Connection, stream: str, *where: ColumnElement[bool]) -> Row[Any] | None:
+    """The checkpoint of the highest id that fits."""
+    query = checkpoints_of(stream).where(*where).order_by(t.checkpoint.c.id.desc()).limit(1)
+    return connection.execute(query).first()
+
+
+def to_checkpoint(row: Row[Any]) -> CheckpointRecord:
+    """A row of table checkpoint as a record."""
+    values = dict(row._mapping)
+    size, checksum = values.pop("manifest_bytes"), values.pop("manifest_checksum")
+    values["manifest"] = StoredObject(values["manifest"], size, checksum)
+    values["forms"] = {operator: Form(form) for operator, form in values["forms"].items()}
+    return CheckpointRecord(**values)
+
+
+def to_step(row: Row[Any]) -> StepRecord:
+    """A row of table step as a record."""
+    return StepRecord(row.step, row.batch_id, row.offsets, row.sources, checkpoint=row.checkpoint)
+
+
+def insert_checkpoint(
+    connection: Connection,
+    stream: str,
+    epoch: int,
+    commit: CheckpointCommit,
+    before: Row[Any] | None,
+    now: datetime,
+) -> None:
+    """All rows of one checkpoint; `before` is the one it follows. No time goes back from one to the next."""
+    event_times = [commit.event_time_max, before.event_time_max if before else None]
+    connection.execute(
+        insert(t.checkpoint),
+        {
+            "stream": stream,
+            "id": commit.id,
+            "epoch": epoch,
+            "committed_at": max(as_utc(now), before.committed_at) if before else now,
+            "manifest": commit.manifest.name,
+            "manifest_bytes": commit.manifest.bytes,
+            "manifest_checksum": commit.manifest.checksum,
+            "digest": commit.digest,
+            "rows": commit.rows,
+            "bytes": commit.bytes,
+            "forms": {operator: Form(form).value for operator, form in commit.forms.items()},
+            "d": dict(commit.d),
+            "statistics": dict(commit.statistics),
+            "event_time_max": max((as_utc(time) for time in event_times if time), default=None),
+        },
+    )
+    objects = [(ObjectKind.MANIFEST, commit.manifest)]
+    objects += [(ObjectKind.SEGMENT, stored) for stored in commit.segments]
+    objects += [(ObjectKind.BASE, stored) for stored in commit.bases]
+    insert_objects(connection, stream, epoch, commit.id, objects)
+    place = {"stream": stream, "checkpoint": commit.id}
+    if commit.depends_on:
+        rows = [place | {"depends_on": earlier} for earlier in sorted(set(commit.depends_on))]
+        connection.execute(insert(t.dependency), rows)
+    if commit.steps:
+        rows = [
+            place | {"step": s.step, "batch_id": s.batch_id, "offsets": s.offsets, "sources": s.sources}
+            for s in commit.steps
+        ]
+        connection.execute(insert(t.step), rows)
+
+
+def insert_objects(
+    connection: Connection,
+    stream: str,
+    epoch: int,
+    checkpoint: int,
+    objects: Sequence[tuple[ObjectKind, StoredObject]],
+) -> None:
+    """Objects that one checkpoint refers to."""
+    place = {"stream": stream, "checkpoint": checkpoint, "epoch": epoch}
+    rows = [
+        place | {"kind": kind.value, "name": stored.name, "bytes": stored.bytes, "checksum": stored.checksum}
+        for kind, stored in objects
+    ]
+    if rows:
+        connection.execute(insert(t.object_), rows)
+
+
+def chain(connection: Connection, stream: str, id: int) -> list[int]:
+    """`id` and everything it depends on, step by step (the transitive closure); ascending."""
+    d = t.dependency.c
+    start = select(t.checkpoint.c.id).where(t.checkpoint.c.stream == stream, t.checkpoint.c.id == id)
+    walk = start.cte("walk", recursive=True)
+    walk = walk.union(select(d.depends_on).where(d.stream == stream, d.checkpoint == walk.c.id))
+    return list(connection.scalars(select(walk.c.id).order_by(walk.c.id)))
+
+
+def objects(connection: Connection, stream: str, ids: Iterable[int] | None) -> list[ObjectRecord]:
+    """Objects of some checkpoints (all, for None), by checkpoint and name."""
+    o = t.object_.c
+    query = select(o.name, o.kind, o.checkpoint, o.epoch, o.bytes, o.checksum).where(o.stream == stream)
+    if ids is not None:
+        query = query.where(o.checkpoint.in_(list(ids)))
+    return [
+        ObjectRecord(name, ObjectKind(kind), *rest)
+        for name, kind, *rest in connection.execute(query.order_by(o.checkpoint, o.name))
+    ]
+
+
+def snapshots(connection: Connection, stream: str) -> list[SnapshotRecord]:
+    """All full snapshots of a stream, oldest checkpoint first."""
+    o, s = t.object_.c, t.snapshot.c
+    stored: dict[int, list[StoredObject]] = {}
+    query = select(o.checkpoint, o.name, o.bytes, o.checksum).where(o.stream == stream, o.kind == "snapshot")
+    for checkpoint, *rest in connection.execute(query.order_by(o.name)):
+        stored.setdefault(checkpoint, []).append(StoredObject(*rest))
+    found = connection.execute(select(t.snapshot).where(s.stream == stream).order_by(s.checkpoint))
+    return [
+        SnapshotRecord(**row, objects=tuple(stored.get(row["checkpoint"], ()))) for row in found.mappings()
+    ]

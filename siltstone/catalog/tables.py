@@ -1,0 +1,161 @@
+"""The catalog's tables. It grows with objects, not with subtasks times variables (patent US 9471438).
+
+    stream 1--n run            one row a writer epoch
+           1--n checkpoint 1--n object       what it wrote
+                           1--n dependency   which earlier checkpoints its restore directly builds on
+                           1--n step         the input log
+                           1--1 snapshot
+
+A change here needs a new file in `migrations/versions` and its number in `REVISION`.
+"""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+)
+
+from siltstone.catalog.records import as_utc
+
+REVISION = "0001"
+"""the newest revision in `migrations/versions`"""
+REVISION_TABLE = "siltstone_revision"
+"""our own name, so that a database shared with another Alembic user is not mistaken for ours"""
+
+METADATA = MetaData()
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A time, stored and read in UTC; SQLite keeps no zone, PostgreSQL answers in the session's."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To UTC."""
+        return None if value is None else as_utc(value)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """From UTC."""
+        return None if value is None else as_utc(value)
+
+
+class Json(TypeDecorator[dict[str, Any]]):
+    """A JSON object as plain text, the same in every database."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """To text; NaN and infinity are no JSON and are refused."""
+        return None if value is None else json.dumps(value, allow_nan=False)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, Any] | None:
+        """From text."""
+        return None if value is None else json.loads(value)
+
+
+def _of_checkpoint(column: str, *, primary_key: bool = False) -> tuple[Any, ...]:
+    """The columns that refer to one checkpoint of one stream."""
+    return (
+        Column("stream", String(64), primary_key=True),
+        Column(column, BigInteger, nullable=False, primary_key=primary_key),
+        ForeignKeyConstraint(["stream", column], ["checkpoint.stream", "checkpoint.id"]),
+    )
+
+
+stream = Table(
+    "stream",
+    METADATA,
+    Column("name", String(64), primary_key=True),
+    Column("max_parallelism", Integer, nullable=False),
+    Column("definition", Json, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("created_at", UtcTime, nullable=False),
+)
+
+run = Table(
+    "run",
+    METADATA,
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("epoch", BigInteger, primary_key=True),
+    Column("who", Text, nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("ended_at", UtcTime),
+    Column("outcome", Text),
+)
+
+checkpoint = Table(
+    "checkpoint",
+    METADATA,
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("id", BigInteger, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("committed_at", UtcTime, nullable=False),
+    Column("manifest", Text, nullable=False),
+    Column("manifest_bytes", BigInteger, nullable=False),
+    Column("manifest_checksum", String(32), nullable=False),
+    Column("digest", String(32), nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("forms", Json, nullable=False),
+    Column("d", Json, nullable=False),
+    Column("statistics", Json, nullable=False),
+    Column("event_time_max", UtcTime),
+    Column("proven_at", UtcTime),
+    Column("proof", Text),
+)
+
+object_ = Table(
+    "object",
+    METADATA,
+    *_of_checkpoint("checkpoint"),
+    Column("name", Text, primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("checksum", String(32), nullable=False),
+    Index("object_by_checkpoint", "stream", "checkpoint"),
+)
+
+dependency = Table(
+    "dependency",
+    METADATA,
+    *_of_checkpoint("checkpoint", primary_key=True),
+    Column("depends_on", BigInteger, primary_key=True),
+    ForeignKeyConstraint(["stream", "depends_on"], ["checkpoint.stream", "checkpoint.id"]),
+)
+
+step = Table(
+    "step",
+    METADATA,
+    *_of_checkpoint("checkpoint"),
+    Column("step", BigInteger, primary_key=True),
+    Column("batch_id", BigInteger, nullable=False),
+    Column("offsets", Text, nullable=False),
+    Column("sources", Text, nullable=False),
+    Index("step_by_checkpoint", "stream", "checkpoint"),
+)
+
+snapshot = Table(
+    "snapshot",
+    METADATA,
+    *_of_checkpoint("checkpoint", primary_key=True),
+    Column("rows", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("taken_at", UtcTime, nullable=False),
+)
