@@ -44,10 +44,11 @@ clean: ## remove the environment, the fetched JDK and everything tools left behi
 	rm -rf .venv .jdk build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One stamp for each kind of work; a change to what is declared or pinned installs again.
+# One stamp for each kind of work; a change to what is declared or pinned installs again. Bytecode is left to the
+# first import of what is used: compiling all of it at once takes ten seconds.
 $(READY)%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into .venv (some minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS_$*)]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS_$*)]'
 	@touch $@
 
 $(BIN)/python:
