@@ -1,4 +1,4 @@
-"""The memory of Arrow columns as NumPy sees it: values, spans of bytes, nulls, bits of floats; rarely copied."""
+"""The memory of Arrow columns as NumPy sees it: values, spans of bytes, nulls, the bits of floats."""
 
 from typing import TypeAlias
 

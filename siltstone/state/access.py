@@ -1,0 +1,289 @@
+"""Bound variables: what `state.<variable>` is inside `Operator.process`. Every call serves many keys at once.
+
+A list or window keeps two tables: its rows under (operator key, position), and per operator key the bounds
+`head` and `tail`. New rows take positions `tail`, `tail + 1`, ...; a key's rows are those present in `head <=
+position < tail`. Eviction may leave holes; positions are never used again while the bounds row is there.
+
+`keys` are always distinct operator keys, such as `Rows.keys`; `at` (integers) names for each entry the
+ordinal in `keys` it belongs to, such as `Rows.group`, and may name a key many times or not at all.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import BadRow, UsageError
+from siltstone.state.backend import KeyBatch, Lookup, StateTable
+from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+
+POSITION, HEAD, TAIL = "position", "head", "tail"
+Columns: TypeAlias = pa.Table | Mapping[str, Any]
+
+
+def conform(columns: Columns, schema: pa.Schema, rows: int, what: str) -> pa.Table:
+    """`columns` as a table of exactly this schema and number of rows; values are cast where nothing is lost.
+
+    Raises:
+        UsageError: a column is missing or does not fit, or the rows are not so many.
+    """
+    table = pa.table(dict(columns)) if isinstance(columns, Mapping) else columns
+    if table.num_rows != rows and len(schema):
+        raise UsageError(f"{what}: {table.num_rows} rows were given for {rows} keys")
+    arrays = []
+    for field in schema:
+        if field.name not in table.column_names:
+            raise UsageError(
+                f"{what}: column {field.name} is missing (given: {', '.join(table.column_names)})"
+            )
+        column = table.column(field.name)
+        try:
+            arrays.append(column if column.type == field.type else column.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            why = str(error).splitlines()[0]
+            raise UsageError(f"{what}: column {field.name} does not fit {field.type}: {why}") from None
+    return pa.table(arrays, schema=schema)
+
+
+class ValueAccess:
+    """At most one row of values per key."""
+
+    def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
+        self._name, self._table = name, tables[name]
+
+    def lookup(self, keys: KeyBatch) -> Lookup:
+        """`get` and `found` in one search."""
+        return self._table.get(keys)
+
+    def get(self, keys: KeyBatch) -> pa.Table:
+        """The values, one row per key, all null where there is none."""
+        return self.lookup(keys).values
+
+    def found(self, keys: KeyBatch) -> np.ndarray:
+        """bool[n]: which keys have a row."""
+        return self.lookup(keys).found
+
+    def put(self, keys: KeyBatch, values: Columns) -> None:
+        """Insert or replace one row per key.
+
+        Raises:
+            UsageError: the columns do not fit the declared ones.
+        """
+        self._table.put(keys, conform(values, self._table.schema.value, len(keys), self._name))
+
+    def delete(self, keys: KeyBatch) -> None:
+        """Remove the rows of these keys; absent ones are no error."""
+        self._table.delete(keys)
+
+
+class MapAccess:
+    """Per operator key a map; an entry is addressed by the ordinal of its key and the columns of its map
+    key."""
+
+    def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
+        self._name, self._table = name, tables[name]
+
+    def lookup(self, keys: KeyBatch, at: np.ndarray, subkeys: Columns) -> Lookup:
+        """`get` and `found` in one search."""
+        batch, _, entry = self._entries(keys, at, subkeys)
+        found = self._table.get(batch)
+        if entry is None:
+            return found
+        return Lookup(found.found[entry], found.values.take(pa.array(entry)))
+
+    def get(self, keys: KeyBatch, at: np.ndarray, subkeys: Columns) -> pa.Table:
+        """The values, one row per entry asked for, all null where there is none."""
+        return self.lookup(keys, at, subkeys).values
+
+    def found(self, keys: KeyBatch, at: np.ndarray, subkeys: Columns) -> np.ndarray:
+        """bool[n]: which entries are there."""
+        return self.lookup(keys, at, subkeys).found
+
+    def put(self, keys: KeyBatch, at: np.ndarray, subkeys: Columns, values: Columns) -> None:
+        """Insert or replace entries; of several for one map key the last row wins.
+
+        Raises:
+            UsageError: the columns do not fit the declared ones.
+            BadRow: a map key is null.
+        """
+        batch, newest, _ = self._entries(keys, at, subkeys)
+        table = conform(values, self._table.schema.value, len(at), self._name)
+        self._table.put(batch, table if newest is None else table.take(pa.array(newest)))
+
+    def delete(self, keys: KeyBatch, at: np.ndarray, subkeys: Columns) -> None:
+        """Remove entries; absent ones are no error."""
+        self._table.delete(self._entries(keys, at, subkeys)[0])
+
+    def _entries(
+        self, keys: KeyBatch, at: np.ndarray, subkeys: Columns
+    ) -> tuple[KeyBatch, np.ndarray | None, np.ndarray | None]:
+        """The distinct entries, the last row of each, and the entry of each row; None, None if no row repeats
+        one."""
+        subkey_schema = self._table.schema.subkey
+        table = normalise_keys(conform(subkeys, subkey_schema, len(at), self._name))
+        for name in table.column_names:
+            if table.column(name).null_count:
+                raise BadRow(
+                    f"{self._name}: map key {name} is null in {table.column(name).null_count} rows: drop them"
+                )
+        batch = _address(keys, at, table)
+        first, entry = distinct(batch.hashes, batch.keys.columns)
+        if len(first) == len(entry):
+            return batch, None, None
+        newest = np.empty(len(first), np.int64)
+        newest[entry] = np.arange(len(entry))  # of equal indices the last assignment stays
+        return pick(batch, newest), newest, entry
+
+
+class ListAccess:
+    """Per key a list of rows, in the order in which they were appended."""
+
+    def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
+        self._name, self._table, self._bounds = name, tables[name], tables[f"{name}.bounds"]
+
+    def append(self, keys: KeyBatch, at: np.ndarray, rows: Columns) -> None:
+        """Add rows at the end of the lists of their keys, in the order given.
+
+        Raises:
+            UsageError: the columns do not fit the declared ones.
+        """
+        table = conform(rows, self._table.schema.value, len(at), self._name)
+        if not len(at):
+            return
+        counts = np.bincount(at, minlength=len(keys))
+        touched = np.flatnonzero(counts)
+        if len(touched) < len(keys):
+            keys, counts = pick(keys, touched), counts[touched]
+            at = np.searchsorted(touched, at)
+        head, tail = self._read_bounds(keys)
+        order = np.argsort(at, kind="stable")
+        rank = np.empty(len(at), np.int64)
+        rank[order] = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._table.put(_address(keys, at, _positions(tail[at] + rank)), table)
+        self._write_bounds(keys, head, tail + counts)
+
+    def get(self, keys: KeyBatch) -> tuple[np.ndarray, pa.Table]:
+        """(at, rows): all rows of these keys, by ordinal of the key, in the order of the list."""
+        at, _, rows = self._read(keys)
+        return at, rows
+
+    def delete(self, keys: KeyBatch) -> None:
+        """Forget these keys' lists."""
+        at, position, _ = self._read(keys)
+        self._table.delete(_address(keys, at, _positions(position)))
+        self._bounds.delete(keys)
+
+    def _read(self, keys: KeyBatch) -> tuple[np.ndarray, np.ndarray, pa.Table]:
+        """(at, position, rows) of all that is there, in the order of the positions."""
+        head, tail = self._read_bounds(keys)
+        sizes = tail - head
+        at = np.repeat(np.arange(len(keys)), sizes)
+        position = np.arange(len(at)) - np.repeat(np.cumsum(sizes) - sizes - head, sizes)
+        lookup = self._table.get(_address(keys, at, _positions(position)))
+        if lookup.found.all():
+            return at, position, lookup.values
+        there = np.flatnonzero(lookup.found)
+        return at[there], position[there], lookup.values.take(pa.array(there))
+
+    def _read_bounds(self, keys: KeyBatch) -> tuple[np.ndarray, np.ndarray]:
+        lookup = self._bounds.get(keys)
+        head, tail = (fixed_values(one_array(lookup.values.column(name))) for name in (HEAD, TAIL))
+        return np.where(lookup.found, head, 0), np.where(lookup.found, tail, 0)
+
+    def _write_bounds(self, keys: KeyBatch, head: np.ndarray, tail: np.ndarray) -> None:
+        self._bounds.put(keys, pa.table([pa.array(head), pa.array(tail)], schema=self._bounds.schema.value))
+
+
+class WindowAccess(ListAccess):
+    """Per key the rows of a sliding window: inserted in any order, evicted by the column that orders them."""
+
+    def __init__(self, name: str, tables: Mapping[str, StateTable], order: str) -> None:
+        super().__init__(name, tables)
+        self._order = order
+
+    def insert(self, keys: KeyBatch, at: np.ndarray, rows: Columns) -> None:
+        """Add rows to the windows of their keys.
+
+        Raises:
+            UsageError: the columns do not fit the declared ones.
+            BadRow: a row has no place in the order, because that column is null.
+        """
+        table = conform(rows, self._table.schema.value, len(at), self._name)
+        nulls = table.column(self._order).null_count
+        if nulls:
+            raise BadRow(
+                f"{self._name}: column {self._order} orders the window and is null in {nulls} rows: drop them"
+            )
+        self.append(keys, at, table)
+
+    def get(self, keys: KeyBatch) -> tuple[np.ndarray, pa.Table]:
+        """(at, rows): all rows of these keys, by ordinal of the key, then in order; equal ones as
+        inserted."""
+        at, _, rows = self._read(keys)
+        moments = self._moments(rows)
+        if not np.all((at[1:] > at[:-1]) | (moments[1:] >= moments[:-1])):
+            order = np.lexsort((moments, at))
+            at, rows = at[order], rows.take(pa.array(order))
+        return at, rows
+
+    def evict(self, keys: KeyBatch, before: Any) -> None:
+        """Remove the rows whose order column is less than `before`, a scalar or one value per key (null: keep
+        all).
+
+        Raises:
+            UsageError: `before` is not of the type of the order column.
+        """
+        limits, unlimited = self._limits(before, len(keys))
+        at, position, rows = self._read(keys)
+        gone = (self._moments(rows) < limits[at]) & ~unlimited[at]
+        if not gone.any():
+            return
+        self._table.delete(_address(keys, at[gone], _positions(position[gone])))
+        head, tail = self._read_bounds(keys)
+        first = tail.copy()
+        kept_at, kept_position = at[~gone][::-1], position[~gone][::-1]
+        first[kept_at] = kept_position  # the last assignment, which is the first position, stays
+        moved = np.flatnonzero(first != head)
+        if len(moved):
+            self._write_bounds(pick(keys, moved), first[moved], tail[moved])
+
+    def _moments(self, rows: pa.Table) -> np.ndarray:
+        return fixed_values(one_array(rows.column(self._order)))
+
+    def _limits(self, before: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
+        kind = self._table.schema.value.field(self._order).type
+        try:
+            if isinstance(before, pa.Array | pa.ChunkedArray | np.ndarray | list | tuple):
+                given = before if isinstance(before, pa.Array | pa.ChunkedArray) else pa.array(before)
+            else:
+                value = before.as_py() if isinstance(before, pa.Scalar) else before
+                given = pa.array([value]).take(pa.array(np.zeros(size, np.int64)))
+            array = one_array(given)
+            array = array if array.type == kind else array.cast(kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            why = str(error).splitlines()[0]
+            raise UsageError(
+                f"{self._name}: evict needs {kind} to compare with {self._order}: {why}"
+            ) from None
+        if len(array) != size:
+            raise UsageError(f"{self._name}: evict was given {len(array)} limits for {size} keys")
+        return fixed_values(array), array.is_null().to_numpy(zero_copy_only=False)
+
+
+def pick(keys: KeyBatch, ordinals: np.ndarray) -> KeyBatch:
+    """Some keys of a batch, as a batch."""
+    return KeyBatch(keys.keys.take(pa.array(ordinals)), keys.hashes[ordinals], keys.key_groups[ordinals])
+
+
+def _address(keys: KeyBatch, at: np.ndarray, subkeys: pa.Table) -> KeyBatch:
+    """The primary keys (operator key `at[i]`, subkey i)."""
+    owners = keys.keys.take(pa.array(at))
+    schema = pa.schema([*owners.schema, *(field.with_nullable(False) for field in subkeys.schema)])
+    table = pa.table([*owners.columns, *subkeys.columns], schema=schema)
+    return KeyBatch(table, xxhash64(subkeys.columns, keys.hashes[at]), keys.key_groups[at])
+
+
+def _positions(position: np.ndarray) -> pa.Table:
+    return pa.table({POSITION: pa.array(position, pa.int64())})

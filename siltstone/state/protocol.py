@@ -1,0 +1,87 @@
+"""The engine's four calls towards state, per key group (DBSP: get, set, getDelta, applyDelta)."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import StateError
+from siltstone.model import KeyGroupRange
+from siltstone.state.backend import KeyBatch, StateTable, SubtaskState
+from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.hashing import key_groups as groups_of
+from siltstone.state.hashing import xxhash64
+from siltstone.state.schema import DELETED
+
+
+def get_state(state: SubtaskState, table: str, groups: KeyGroupRange) -> Iterator[pa.Table]:
+    """All live rows (`schema.rows`) of some key groups, in bounded batches ordered by key group."""
+    for rows, _ in _table(state, table).scan(groups):
+        yield rows
+
+
+def set_state(state: SubtaskState, table: str, rows: pa.Table, key_groups: np.ndarray | None = None) -> None:
+    """Put rows of a full state (`schema.rows`) into a table; the caller begins with an empty one.
+
+    `key_groups` (uint16[n]) spares their computation. May be called with one batch after another.
+
+    Raises:
+        StateError: no such table, or a row belongs to another subtask.
+    """
+    target = _table(state, table)
+    target.put(_batch(state, target, rows, key_groups), rows.select(target.schema.value.names))
+
+
+def get_delta(state: SubtaskState, table: str) -> tuple[pa.Table, np.ndarray]:
+    """What changed since the last mark, one row per primary key: (`schema.changes`, uint16 key groups).
+
+    Raises:
+        StateError: no such table, or tracking has been off since the last mark.
+    """
+    return _table(state, table).changes()
+
+
+def apply_delta(
+    state: SubtaskState, table: str, changes: pa.Table, key_groups: np.ndarray | None = None
+) -> None:
+    """Put and delete what `changes` (`schema.changes`, one row per primary key) says.
+
+    Raises:
+        StateError: no such table, or a row belongs to another subtask.
+    """
+    target = _table(state, table)
+    deleted = fixed_values(one_array(changes.column(DELETED))).astype(bool)
+    for rows, apply in ((np.flatnonzero(deleted), _delete), (np.flatnonzero(~deleted), _put)):
+        if len(rows):
+            part = changes if len(rows) == len(deleted) else changes.take(pa.array(rows))
+            apply(target, _batch(state, target, part, None if key_groups is None else key_groups[rows]), part)
+
+
+def _put(target: StateTable, batch: KeyBatch, rows: pa.Table) -> None:
+    target.put(batch, rows.select(target.schema.value.names))
+
+
+def _delete(target: StateTable, batch: KeyBatch, rows: pa.Table) -> None:
+    target.delete(batch)
+
+
+def _table(state: SubtaskState, table: str) -> StateTable:
+    if table not in state.tables:
+        raise StateError(f"there is no state table {table!r} (there are {', '.join(sorted(state.tables))})")
+    return state.tables[table]
+
+
+def _batch(
+    state: SubtaskState, target: StateTable, rows: pa.Table, key_groups: np.ndarray | None
+) -> KeyBatch:
+    schema = target.schema
+    hashes = xxhash64(rows.select(schema.key.names).columns)
+    groups = groups_of(hashes, state.max_parallelism) if key_groups is None else key_groups
+    if len(groups) and not (groups.min() in state.groups and groups.max() in state.groups):
+        raise StateError(
+            f"rows of key groups {groups.min()} to {groups.max()} do not belong to a subtask that has "
+            f"{state.groups.start} to {state.groups.end - 1}"
+        )
+    if schema.subkey.names:
+        hashes = xxhash64(rows.select(schema.subkey.names).columns, hashes)
+    return KeyBatch(rows.select(schema.primary_key.names), hashes, groups)
