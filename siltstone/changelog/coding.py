@@ -1,0 +1,250 @@
+"""Byte-level building blocks shared by blocks, indexes and segments: varints, runs, byte planes, seals.
+
+All vectorised over NumPy arrays. Numbers are unsigned 64-bit; signed ones go through `zigzag`. What is read
+back is bounds-checked: cut or altered bytes end in CorruptObject, never in a crash.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import xxhash
+import zstandard
+
+from siltstone.errors import CorruptObject
+
+Bytes = bytes | bytearray | memoryview
+ZSTD_LEVEL = 1
+MAX_COUNT = 1 << 31
+"""no sequence is longer; what claims to be is corrupt"""
+_SEAL_BYTES = 8
+_WORTH_COMPRESSING_BYTES = 32
+
+
+def zigzag(values: np.ndarray) -> np.ndarray:
+    """int64 to uint64, small magnitudes to small numbers: 0, -1, 1, -2 become 0, 1, 2, 3."""
+    signed = values.astype(np.int64, copy=False)
+    return ((signed << 1) ^ (signed >> 63)).view(np.uint64)
+
+
+def unzigzag(values: np.ndarray) -> np.ndarray:
+    """The inverse of `zigzag`."""
+    return (values >> np.uint64(1)).view(np.int64) ^ -(values & np.uint64(1)).view(np.int64)
+
+
+def seal(payload: bytes, magic: bytes) -> bytes:
+    """`payload` between a magic number and its xxh3-64 checksum."""
+    return b"".join((magic, payload, xxhash.xxh3_64_digest(payload)))
+
+
+def unseal(data: Bytes, magic: bytes, name: str) -> memoryview:
+    """The payload that `seal` wrapped, without copying; CorruptObject naming `name` where it is not whole."""
+    view = memoryview(data).cast("B")
+    if bytes(view[: len(magic)]) != magic:
+        raise CorruptObject(f"{name} is not of the expected format: it does not begin with {magic!r}")
+    if len(view) < len(magic) + _SEAL_BYTES:
+        raise CorruptObject(f"{name} is cut short")
+    payload = view[len(magic) : -_SEAL_BYTES]
+    if xxhash.xxh3_64_digest(payload) != bytes(view[-_SEAL_BYTES:]):
+        raise CorruptObject(f"{name} was cut or altered: its checksum does not match")
+    return payload
+
+
+class Encoder:
+    """Appends coded values to a growing byte string."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes | memoryview] = []
+        self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False)
+
+    def finish(self) -> bytes:
+        """All that was appended."""
+        return b"".join(self._parts)
+
+    def raw(self, data: Bytes) -> None:
+        """Bytes as they are; their number must be known to the reader."""
+        self._parts.append(memoryview(data).cast("B"))
+
+    def varints(self, values: np.ndarray | Iterable[int]) -> None:
+        """LEB128, seven bits a byte, least significant first; their number must be known to the reader."""
+        self._parts.append(_varint_bytes(np.asarray(values, dtype=np.uint64)))
+
+    def varint(self, value: int) -> None:
+        """One LEB128 number."""
+        self.varints([value])
+
+    def runs(self, values: np.ndarray) -> None:
+        """Run-length coded numbers below 2**63: a lone value costs one varint, a run of any length two.
+
+        The low bit of a value's varint says whether a run length (less two) follows.
+        """
+        values = np.asarray(values, dtype=np.uint64)
+        starts = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))) if len(values) else []
+        lengths = np.diff(np.append(starts, len(values))).astype(np.uint64)
+        tokens = np.empty((len(lengths), 2), dtype=np.uint64)
+        tokens[:, 0] = (values[starts] << np.uint64(1)) | (lengths > 1) if len(values) else 0
+        tokens[:, 1] = lengths - np.uint64(2)
+        self.varints(tokens[np.column_stack((np.ones(len(lengths), bool), lengths > 1))])
+
+    def blob(self, data: Bytes) -> None:
+        """Bytes with their length, compressed where that pays."""
+        self.varint(len(data))
+        self._compressed(data)
+
+    def integers(self, values: np.ndarray) -> None:
+        """uint64 numbers: the least, how many bytes the others need above it, and so many compressed planes.
+
+        A plane holds one byte of every number, which lets the entropy coder see each byte's own distribution.
+        A constant sequence costs two bytes or so. The number of values must be known to the reader.
+        """
+        least = values.min() if len(values) else np.uint64(0)
+        self.planes(values - least, int(least))
+
+    def planes(self, values: np.ndarray, least: int) -> None:
+        """`integers`, with the least number already subtracted."""
+        width = (int(values.max()).bit_length() + 7) // 8 if len(values) else 0
+        self.varints(
+            np.concatenate((zigzag(np.array([least], np.uint64).view(np.int64)), [np.uint64(width)]))
+        )
+        narrow = _narrowest(width)
+        octets = values.astype(narrow, copy=False).view(np.uint8).reshape(len(values), narrow.itemsize)
+        for i in range(width):
+            self._compressed(np.ascontiguousarray(octets[:, i]).data)
+
+    def constant(self, value: int) -> None:
+        """`integers` of as many equal numbers as the reader knows there to be."""
+        self.planes(np.zeros(0, np.uint64), value)
+
+    def texts(self, values: list[str]) -> None:
+        """UTF-8 strings; their number must be known to the reader."""
+        coded = [value.encode() for value in values]
+        self.runs(np.array([len(value) for value in coded], dtype=np.uint64))
+        self.blob(b"".join(coded))
+
+    def _compressed(self, data: Bytes) -> None:
+        """Stored length, then the bytes: zstd where that is smaller, else as they are."""
+        packed = self._compressor.compress(data) if len(data) > _WORTH_COMPRESSING_BYTES else data
+        if len(packed) >= len(data):
+            packed = data
+        self.varint(len(packed))
+        self.raw(packed)
+
+
+class Decoder:
+    """Reads what `Encoder` wrote, in the same order; CorruptObject naming `name` where it cannot be."""
+
+    def __init__(self, data: Bytes, name: str) -> None:
+        self.position = 0
+        self._view = memoryview(data).cast("B")
+        self._name = name
+
+    def fail(self, why: str) -> CorruptObject:
+        """The error to raise."""
+        return CorruptObject(f"{self._name} cannot be read: {why}")
+
+    def raw(self, count: int) -> memoryview:
+        """`count` bytes, not copied."""
+        if not 0 <= count <= len(self._view) - self.position:
+            raise self.fail(f"{count} bytes wanted at {self.position}, {len(self._view)} in all")
+        self.position += count
+        return self._view[self.position - count : self.position]
+
+    def varints(self, count: int) -> np.ndarray:
+        """uint64[count]."""
+        octets = np.frombuffer(self._view[self.position : self.position + 10 * count], dtype=np.uint8)
+        ends = np.flatnonzero(octets < 0x80)[:count] + 1
+        if len(ends) < count:
+            raise self.fail("it ends within its numbers")
+        if count == 0:
+            return np.zeros(0, dtype=np.uint64)
+        starts = np.concatenate(([0], ends[:-1]))
+        places = np.arange(ends[-1]) - np.repeat(starts, ends - starts)
+        if places.max() > 9:
+            raise self.fail("a number is too long")
+        self.position += int(ends[-1])
+        bits = (octets[: ends[-1]] & 0x7F).astype(np.uint64) << (7 * places).astype(np.uint64)
+        return np.add.reduceat(bits, starts)
+
+    def varint(self) -> int:
+        """One number."""
+        return int(self.varints(1)[0])
+
+    def count(self) -> int:
+        """One number that says how many of something follow."""
+        count = self.varint()
+        if count > MAX_COUNT:
+            raise self.fail(f"it claims {count} values")
+        return count
+
+    def runs(self, count: int) -> np.ndarray:
+        """uint64[count] that `Encoder.runs` wrote."""
+        values, lengths, got = [], [], 0
+        while got < count:
+            token = self.varint()
+            length = self.varint() + 2 if token & 1 else 1
+            values.append(token >> 1)
+            lengths.append(length)
+            got += length
+            if got > count:
+                raise self.fail(f"a run of {length} is longer than the {count} values there are")
+        return np.repeat(np.array(values, dtype=np.uint64), lengths)
+
+    def blob(self) -> memoryview:
+        """Bytes that `Encoder.blob` wrote."""
+        return self._decompressed(self.count())
+
+    def integers(self, count: int) -> np.ndarray:
+        """uint64[count] that `Encoder.integers` wrote."""
+        values, least = self.planes(count)
+        return values + np.uint64(least)
+
+    def planes(self, count: int) -> tuple[np.ndarray, int]:
+        """What `Encoder.planes` wrote: (uint64[count], the least number that was subtracted)."""
+        head = self.varints(2)
+        least, width = int(unzigzag(head[:1]).view(np.uint64)[0]), int(head[1])
+        if width > 8:
+            raise self.fail(f"a number of {width} bytes")
+        narrow = _narrowest(width)
+        octets = np.zeros((count, narrow.itemsize), dtype=np.uint8)
+        for i in range(width):
+            octets[:, i] = np.frombuffer(self._decompressed(count), dtype=np.uint8)
+        return octets.view(narrow).reshape(count).astype(np.uint64, copy=False), least
+
+    def texts(self, count: int) -> list[str]:
+        """Strings that `Encoder.texts` wrote."""
+        ends = np.cumsum(self.runs(count)).tolist()
+        data = bytes(self.blob())
+        if ends and ends[-1] != len(data):
+            raise self.fail("its strings do not add up")
+        try:
+            return [data[a:b].decode() for a, b in zip([0, *ends], ends, strict=False)]
+        except UnicodeDecodeError:
+            raise self.fail("a string is not UTF-8") from None
+
+    def _decompressed(self, size: int) -> memoryview:
+        stored = self.raw(self.count())
+        if len(stored) == size:
+            return stored
+        try:
+            if zstandard.frame_content_size(stored) != size:
+                raise self.fail(f"a buffer does not hold {size} bytes")
+            return memoryview(zstandard.ZstdDecompressor().decompress(stored))
+        except zstandard.ZstdError as error:
+            raise self.fail(f"a buffer does not decompress ({error})") from None
+
+
+def _narrowest(width: int) -> np.dtype:
+    """The smallest unsigned little-endian type of at least `width` bytes."""
+    return np.dtype(next(f"<u{size}" for size in (1, 2, 4, 8) if size >= width))
+
+
+def _varint_bytes(values: np.ndarray) -> bytes:
+    """LEB128 of many numbers at once."""
+    if len(values) == 1 and values[0] < 0x80:
+        return bytes([values[0]])
+    places = np.arange(10, dtype=np.uint64)
+    groups = values[:, None] >> (np.uint64(7) * places)
+    used = groups != 0
+    used[:, 0] = True
+    octets = (groups & np.uint64(0x7F)).astype(np.uint8)
+    octets[:, :-1] |= used[:, 1:].astype(np.uint8) << 7
+    return octets[used].tobytes()
