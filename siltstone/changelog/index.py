@@ -1,0 +1,196 @@
+"""k.INDEX: where each incremental variable of one subtask lies in one checkpoint (US 9471438, the index structure).
+
+The patent's four fields of an entry are `form`, `offset`, `previous_checkpoint` (sequence number of the
+checkpoint that holds the variable's previous version) and `previous_entry` (the place of its entry in that
+checkpoint's index). Here the index is column-oriented, and each of the four is a difference from what is
+expected, run-length coded:
+
+    form                 0 base, 1 delta
+    offset               minus the end of the previous block in k.INCR              normally 0
+    previous_checkpoint  this checkpoint minus it, deltas only                      normally 1
+    previous_entry       minus this entry's own place, deltas only                  normally 0
+
+so that they cost at most a byte each, and two bytes a column where all entries are alike. To these come
+length, rows, checksum, digest, key-group offsets, and for a base the name of the Parquet object that holds
+it.
+
+    "SILTIDX1" | checkpoint, entries | four fields | names | numbers | checksums and digests | key groups |
+    xxh3-64
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from siltstone.changelog.coding import Bytes, Decoder, Encoder, seal, unseal, unzigzag, zigzag
+from siltstone.errors import UsageError
+from siltstone.model import Form
+
+MAGIC = b"SILTIDX1"
+_FORMS = (Form.BASE, Form.DELTA)
+_CHECKSUM_BYTES = 16
+FIELDS = ("form", "offset", "previous_checkpoint", "previous_entry")
+"""the patent's four"""
+
+
+@dataclass(frozen=True, eq=False)
+class IndexEntry:
+    """One table of one incremental variable in one checkpoint of one subtask.
+
+    A delta lies at `offset` of k.INCR and builds on entry `previous_entry` of the index of
+    `previous_checkpoint`. A base lies in an object of its own, `object`, from offset 0, and builds on
+    nothing: both are 0. `length` is in bytes; `checksum` is xxh3-128 (hex) over them. `digest` is the sum
+    modulo 2**64 of the table's digests over the subtask's key groups. `key_group_offsets` is uint32[n + 1]:
+    rows `[i]:[i + 1]` belong to key group `first_key_group + i`; for a base, whose rows its own file orders,
+    it is [0].
+    """
+
+    variable: str
+    form: Form
+    offset: int
+    previous_checkpoint: int
+    previous_entry: int
+    length: int
+    rows: int
+    checksum: str
+    digest: int
+    object: str = ""
+    first_key_group: int = 0
+    key_group_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.uint32))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IndexEntry):
+            return NotImplemented
+        return self._plain() == other._plain()
+
+    def __hash__(self) -> int:
+        return hash((self.variable, self.checksum))
+
+    def _plain(self) -> tuple[object, ...]:
+        fields = (getattr(self, name) for name in self.__dataclass_fields__ if name != "key_group_offsets")
+        return (*fields, self.key_group_offsets.tolist())
+
+
+def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
+    """The index of one subtask at `checkpoint`.
+
+    Raises:
+        UsageError: a delta that builds on no earlier checkpoint, or a base without an object.
+    """
+    _check(checkpoint, entries)
+    deltas = [i for i, entry in enumerate(entries) if entry.form == Form.DELTA]
+    out = Encoder()
+    out.varints([checkpoint, len(entries)])
+    out.runs(_unsigned(_FORMS.index(entry.form) for entry in entries))
+    out.runs(_signed(entry.offset - end for entry, end in zip(entries, _ends(entries), strict=True)))
+    out.runs(_unsigned(checkpoint - entries[i].previous_checkpoint for i in deltas))
+    out.runs(_signed(entries[i].previous_entry - i for i in deltas))
+    out.texts([entry.variable for entry in entries])
+    out.texts([entry.object for entry in entries if entry.form == Form.BASE])
+    out.varints([entry.length for entry in entries])
+    out.varints([entry.rows for entry in entries])
+    out.raw(b"".join(bytes.fromhex(entry.checksum) for entry in entries))
+    out.raw(_unsigned(entry.digest for entry in entries).astype("<u8").tobytes())
+    spreads = [len(entry.key_group_offsets) - 1 for entry in entries]
+    out.runs(_unsigned(entry.first_key_group for entry in entries))
+    out.runs(_unsigned(spreads))
+    out.integers(np.concatenate([np.diff(e.key_group_offsets) for e in entries] or [[]]).astype(np.uint64))
+    return seal(out.finish(), MAGIC)
+
+
+def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEntry]]:
+    """(checkpoint, entries) that `encode_index` was given.
+
+    Raises:
+        CorruptObject: cut, altered, or no index; `name` says where it came from.
+    """
+    read = Decoder(unseal(data, MAGIC, name), name)
+    checkpoint, count = read.count(), read.count()
+    four, _ = _read_fields(read, count)
+    deltas = iter(zip(four["previous_checkpoint"].tolist(), four["previous_entry"].tolist(), strict=True))
+    forms = [_FORMS[i] for i in four["form"].tolist()]
+    variables = read.texts(count)
+    objects = iter(read.texts(forms.count(Form.BASE)))
+    lengths, rows = read.varints(count).tolist(), read.varints(count).tolist()
+    checksums = bytes(read.raw(_CHECKSUM_BYTES * count)).hex()
+    digests = np.frombuffer(read.raw(8 * count), "<u8").tolist()
+    firsts, spreads = read.runs(count).tolist(), read.runs(count).tolist()
+    counts = np.split(read.integers(sum(spreads)), np.cumsum(spreads)[:-1])
+    entries: list[IndexEntry] = []
+    end = 0
+    for i, form in enumerate(forms):
+        delta = form == Form.DELTA
+        back, shift = next(deltas) if delta else (checkpoint, -i)
+        entry = IndexEntry(
+            variable=variables[i],
+            form=form,
+            offset=end + int(four["offset"][i]) if delta else 0,
+            previous_checkpoint=checkpoint - back,
+            previous_entry=i + shift,
+            length=lengths[i],
+            rows=rows[i],
+            checksum=checksums[32 * i : 32 * i + 32],
+            digest=digests[i],
+            object="" if delta else next(objects),
+            first_key_group=firsts[i],
+            key_group_offsets=np.concatenate(([0], np.cumsum(counts[i]))).astype(np.uint32),
+        )
+        end = entry.offset + entry.length if delta else end
+        entries.append(entry)
+    return checkpoint, entries
+
+
+def field_bytes(data: Bytes) -> dict[str, int]:
+    """How many bytes of an encoded index each of the patent's four fields takes, all entries together."""
+    read = Decoder(unseal(data, MAGIC, "an index"), "an index")
+    read.count()
+    return _read_fields(read, read.count())[1]
+
+
+def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """The four columns as stored, and the bytes each takes."""
+    columns: dict[str, np.ndarray] = {}
+    sizes = {}
+    for name in FIELDS:
+        before = read.position
+        columns[name] = read.runs(int(columns["form"].sum()) if name.startswith("previous") else count)
+        sizes[name] = read.position - before
+        if name == "form" and (columns[name] >= len(_FORMS)).any():
+            raise read.fail("an entry has no known form")
+        if name in ("offset", "previous_entry"):
+            columns[name] = unzigzag(columns[name])
+    return columns, sizes
+
+
+def _check(checkpoint: int, entries: Sequence[IndexEntry]) -> None:
+    for entry in entries:
+        what = f"entry {entry.variable} of checkpoint {checkpoint}"
+        if entry.form == Form.DELTA and not (
+            0 <= entry.previous_checkpoint < checkpoint and not entry.object
+        ):
+            raise UsageError(
+                f"{what} is a delta: it must lie in the segment and build on an earlier checkpoint"
+            )
+        if entry.form == Form.BASE and (
+            not entry.object or entry.offset or entry.previous_checkpoint or entry.previous_entry
+        ):
+            raise UsageError(f"{what} is a base: it must name its own object and build on nothing")
+
+
+def _ends(entries: Sequence[IndexEntry]) -> list[int]:
+    """Where each entry's block is expected to begin: the end of the last delta before it; 0 for a base."""
+    ends, end = [], 0
+    for entry in entries:
+        ends.append(end if entry.form == Form.DELTA else 0)
+        if entry.form == Form.DELTA:
+            end = entry.offset + entry.length
+    return ends
+
+
+def _unsigned(values: object) -> np.ndarray:
+    return np.array(list(values), dtype=np.uint64)  # type: ignore[call-overload]
+
+
+def _signed(values: object) -> np.ndarray:
+    return zigzag(np.array(list(values), dtype=np.int64))  # type: ignore[call-overload]
