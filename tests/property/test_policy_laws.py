@@ -1,0 +1,215 @@
+"""Laws of the checkpoint policies over any history (promise 7)."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from siltstone.model import Form
+from siltstone.policy import chain
+from siltstone.policy.adaptive import POLICIES, CheckpointCost, PolicyOptions, PolicyState, RestoreCost, named
+
+MB = 1_000_000
+names = st.sampled_from(sorted(POLICIES))
+options = st.builds(
+    PolicyOptions,
+    d0=st.integers(0, 12),
+    d_max=st.integers(0, 30),
+    size_ratio_max=st.none() | st.floats(0.05, 4),
+    restore_budget_s=st.none() | st.floats(1, 400),
+    logging_ratio=st.floats(0, 1),
+    probe_after=st.integers(1, 12),
+    restore_weight=st.sampled_from([0.0, 0.01, 0.05, 0.2, 1.0]),
+    measure=st.sampled_from(["bytes", "seconds"]),
+    step=st.sampled_from(["one", "double"]),
+    weight=st.floats(0.05, 1),
+)
+steps = st.lists(
+    st.tuples(
+        st.integers(0, 200 * MB),  # base
+        st.integers(0, 300 * MB),  # delta
+        st.floats(0.1, 3),  # seconds per MB
+        st.none() | st.floats(0, 100),  # logging
+        st.booleans(),  # whether rows are known
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+def take(policy, state, base, delta, rate=1.0, log_s=None, rows=True, keeps_limit=True):
+    """One checkpoint as decided; (decision, form written, state after)."""
+    decision = policy.decide(state)
+    form, tracked = decision.form, None
+    limit = decision.delta_limit_bytes
+    if keeps_limit and form is Form.DELTA and limit is not None and delta > limit:
+        form, tracked = Form.BASE, delta
+    size = base if form is Form.BASE else delta
+    cost = CheckpointCost(
+        form=form,
+        bytes=size,
+        seconds=rate * size / MB,
+        log_s=log_s,
+        rows=base // 100 if rows else None,
+        tracked_bytes=tracked,
+    )
+    return decision, form, policy.observe(state, cost)
+
+
+@given(names, options, steps)
+def test_chains_keep_count_and_size_where_the_limit_is_kept(name, opts, history):
+    policy = named(name, opts)
+    state = policy.start()
+    for base, delta, rate, log_s, rows in history:
+        decision, _, state = take(policy, state, base, delta, rate, log_s, rows)
+        assert decision.tracking is (decision.form is Form.DELTA)
+        assert state.deltas <= opts.d_max
+        if opts.size_ratio_max is not None:
+            assert state.deltas_bytes <= opts.size_ratio_max * state.base_bytes
+
+
+@given(names, options, steps)
+def test_a_delta_is_predicted_to_fit_or_is_a_probe_and_a_passed_bound_ends_the_chain(name, opts, history):
+    policy = named(name, opts)
+    state = policy.start()
+    for base, delta, rate, log_s, rows in history:
+        passed = (
+            state.deltas >= opts.d_max
+            or (
+                opts.size_ratio_max is not None
+                and state.deltas_bytes >= opts.size_ratio_max * state.base_bytes
+            )
+            or (opts.restore_budget_s is not None and chain.restore_s(state) > opts.restore_budget_s)
+        )
+        before = state
+        decision, _, state = take(policy, state, base, delta, rate, log_s, rows, keeps_limit=False)
+        if passed:
+            assert decision.form is Form.BASE
+        if decision.form is Form.BASE:
+            continue
+        assert state.deltas <= opts.d_max
+        if before.seen and not before.bases_in_row:  # neither the first delta nor right after a base
+            predicted_bytes, predicted_s = chain.next_delta(before)
+            if opts.size_ratio_max is not None:
+                assert before.deltas_bytes + predicted_bytes <= opts.size_ratio_max * before.base_bytes + 1
+            if opts.restore_budget_s is not None:
+                after_s = chain.restore_s(before) + before.delta_factor * predicted_s
+                assert after_s <= opts.restore_budget_s * (1 + 1e-9)
+
+
+@given(names, options, st.integers(10 * MB, 200 * MB), st.floats(0.01, 2), st.integers(20, 120))
+def test_a_steady_trace_never_passes_the_restore_budget_once_deltas_are_known(name, opts, base, part, n):
+    policy = named(name, opts)
+    state = policy.start()
+    delta = int(base * part)
+    for _ in range(n):
+        known = state.seen > 0
+        decision, form, state = take(policy, state, base, delta)
+        if opts.restore_budget_s is not None and known and form is Form.DELTA:
+            assert chain.restore_s(state) <= opts.restore_budget_s * (1 + 1e-9), decision
+
+
+@given(names, options, steps)
+def test_the_restore_bound_covers_the_newest_checkpoint_and_steady_going_on(name, opts, history):
+    policy = named(name, opts)
+    state = policy.start()
+    for base, delta, rate, log_s, rows in history:
+        _, _, state = take(policy, state, base, delta, rate, log_s, rows)
+    bound = policy.restore_bound(state)
+    assert bound.bytes >= state.base_bytes + state.deltas_bytes
+    assert bound.seconds >= chain.restore_s(state)
+    steady_bytes, steady_s = chain.next_delta(state)
+    for _ in range(opts.d_max):
+        if policy.decide(state).form is Form.BASE:
+            break
+        cost = CheckpointCost(form=Form.DELTA, bytes=int(steady_bytes), seconds=steady_s)
+        probe = bool(state.bases_in_row)
+        state = policy.observe(state, cost)
+        if not probe:
+            assert state.base_bytes + state.deltas_bytes <= bound.bytes * (1 + 1e-9)
+
+
+@given(names, options, steps, st.integers(0, 60))
+def test_a_resumed_policy_goes_on_as_if_nothing_had_happened(name, opts, history, cut):
+    policy = named(name, opts)
+    straight = resumed = policy.start()
+    for i, (base, delta, rate, log_s, rows) in enumerate(history):
+        if i == cut:
+            resumed = PolicyState.from_json(resumed.to_json())
+        first, _, straight = take(policy, straight, base, delta, rate, log_s, rows)
+        second, _, resumed = take(policy, resumed, base, delta, rate, log_s, rows)
+        assert first == second
+
+
+@settings(deadline=None)
+@given(
+    names,
+    st.floats(1.0, 1.5),
+    st.integers(1, 12),
+    st.sampled_from([0.0, 0.01, 0.05, 0.2]),
+    st.sampled_from(["one", "double"]),
+    st.integers(0, 20),
+)
+def test_a_state_that_changes_completely_ends_in_bases_and_probes(name, part, probe_after, weight, step, d0):
+    policy = named(name, PolicyOptions(d0=d0, probe_after=probe_after, restore_weight=weight, step=step))
+    state = policy.start()
+    for _ in range(400):
+        _, _, state = take(policy, state, 100 * MB, int(100 * MB * part))
+    late = []
+    for _ in range(20 * (probe_after + 1)):
+        decision, _, state = take(policy, state, 100 * MB, int(100 * MB * part))
+        assert decision.d == 0
+        late.append(decision)
+    assert all(d.tracking is (d.form is Form.DELTA) for d in late)
+    assert not any(a.tracking and b.tracking for a, b in pairwise(late))
+    share = sum(d.tracking for d in late) / len(late)
+    wait = probe_after
+    if name == "marginal-cost":  # the wait grows as sqrt(2 c age), up to probe_after
+        dear = (1.1 + weight) * part - 1
+        wait = min(probe_after, math.sqrt(2 * dear * 400))
+    assert share <= 1.01 / wait
+    assert share > 0
+
+
+@given(names, st.floats(1.0, 1.5), st.integers(1, 12), st.integers(30, 120))
+def test_probing_recovers_when_the_changes_turn_small(name, part, probe_after, dear_for):
+    policy = named(name, PolicyOptions(probe_after=probe_after))
+    state = policy.start()
+    for _ in range(dear_for):
+        _, _, state = take(policy, state, 100 * MB, int(100 * MB * part))
+    forms = []
+    for _ in range(probe_after + 60):
+        decision, _, state = take(policy, state, 100 * MB, MB)
+        forms.append(decision.form)
+    assert Form.DELTA in forms[: probe_after + 2]
+    assert forms[probe_after + 2 :].count(Form.BASE) <= 10
+
+
+@given(
+    names, steps, st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500), st.floats(0, 2000)), max_size=20)
+)
+def test_restore_factors_stay_positive_and_finite(name, history, restores):
+    policy = named(name, PolicyOptions(restore_budget_s=100))
+    state = policy.start()
+    for base, delta, rate, log_s, rows in history:
+        _, _, state = take(policy, state, base, delta, rate, log_s, rows)
+    for base_s, deltas_s, restore_s in restores:
+        state = policy.observe_restore(
+            state, RestoreCost(base_s=base_s, deltas_s=deltas_s, restore_s=restore_s)
+        )
+        assert 0 < state.base_factor < math.inf
+        assert 0 < state.delta_factor < math.inf
+    policy.decide(state)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_the_state_of_a_policy_does_not_grow(name):
+    policy = named(name)
+    state = policy.start()
+    fields = len(state.to_json())
+    for i in range(300):
+        _, _, state = take(policy, state, 100 * MB, (1 + i % 7) * MB)
+    assert len(state.to_json()) == fields
+    assert len(str(state.to_json())) < 1200

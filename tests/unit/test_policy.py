@@ -1,0 +1,241 @@
+"""Decisions of the checkpoint policies on small histories worked out by hand."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from siltstone.errors import StateError, UsageError
+from siltstone.model import Form
+from siltstone.policy import chain
+from siltstone.policy.adaptive import (
+    DEFAULT_POLICY,
+    POLICIES,
+    CheckpointCost,
+    Policy,
+    PolicyOptions,
+    PolicyState,
+    RestoreCost,
+    named,
+)
+
+MB = 1_000_000
+
+
+def drive(policy: Policy, sizes, state: PolicyState | None = None, log_s: float | None = None):
+    """Take a checkpoint for each (base bytes, delta bytes); 1 MB takes 1 s. Returns (forms as text, last
+    state)."""
+    state = policy.start() if state is None else state
+    forms = ""
+    for base, delta in sizes:
+        decision = policy.decide(state)
+        assert decision.tracking is (decision.form is Form.DELTA)
+        size = base if decision.form is Form.BASE else delta
+        forms += decision.form.value[0]
+        cost = CheckpointCost(
+            form=decision.form, bytes=size, seconds=size / MB, rows=base // 100, log_s=log_s
+        )
+        state = policy.observe(state, cost)
+    return forms, state
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are():
+    with pytest.raises(UsageError, match=r"'always'.*marginal-cost, adjust-d"):
+        named("always")
+    assert type(named(DEFAULT_POLICY)).__name__ == "MarginalCost"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("d0", -1),
+        ("d_max", 2.5),
+        ("d_max", True),
+        ("probe_after", 0),
+        ("size_ratio_max", 0),
+        ("restore_budget_s", float("nan")),
+        ("logging_ratio", -0.1),
+        ("restore_weight", float("inf")),
+        ("weight", 0),
+        ("weight", 1.5),
+        ("measure", "rows"),
+        ("step", "triple"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name(option, value):
+    with pytest.raises(UsageError, match=f"policy option {option} is"):
+        PolicyOptions(**{option: value})
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_state_read_back_from_json_decides_the_same(name):
+    policy = named(name)
+    _, state = drive(policy, [(10 * MB, 3 * MB), (11 * MB, MB), (12 * MB, 2 * MB), (9 * MB, MB)], log_s=0.1)
+    again = PolicyState.from_json(json.loads(json.dumps(state.to_json())))
+    assert again == state
+    assert policy.decide(again) == policy.decide(state)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("deltas", 1.5), ("base_s", float("nan")), ("rows", "7"), ("d", None), ("deltas", True)],
+)
+def test_a_damaged_state_is_refused_by_field(field, value):
+    with pytest.raises(StateError, match=f"policy state: {field}"):
+        PolicyState.from_json({**PolicyState().to_json(), field: value})
+
+
+def test_a_state_of_another_version_takes_defaults_and_leaves_out_what_it_does_not_know():
+    assert PolicyState.from_json({"deltas": 3, "colour": "blue"}) == PolicyState(deltas=3)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_first_checkpoint_is_a_base_and_a_delta_before_it_is_an_error(name):
+    policy = named(name)
+    decision = policy.decide(policy.start())
+    assert (decision.form, decision.tracking) == (Form.BASE, False)
+    with pytest.raises(StateError, match="needs a base before it"):
+        policy.observe(policy.start(), CheckpointCost(form=Form.DELTA, bytes=1, seconds=1))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_with_no_deltas_allowed_every_checkpoint_is_a_base(name):
+    forms, _ = drive(named(name, PolicyOptions(d_max=0)), [(10 * MB, 1)] * 40)
+    assert forms == "b" * 40
+
+
+def test_adjust_d_grows_by_one_while_deltas_are_cheap():
+    policy = named("adjust-d", PolicyOptions(d0=1, step="one", size_ratio_max=None))
+    forms, state = drive(policy, [(100 * MB, MB)] * 15)
+    assert forms == "bd" + "bdd" + "bddd" + "bdddd" + "b"
+    assert state.d == 5
+
+
+def test_adjust_d_doubles_up_to_its_maximum_while_deltas_are_cheap():
+    policy = named("adjust-d", PolicyOptions(d0=1, d_max=3, size_ratio_max=None))
+    forms, state = drive(policy, [(100 * MB, MB)] * 10)
+    assert forms == "bd" + "bdd" + "bddd" + "b"
+    assert state.d == 3
+
+
+def test_adjust_d_cuts_d_to_the_size_ratio_and_to_the_restore_budget():
+    _, state = drive(named("adjust-d", PolicyOptions(d0=4, size_ratio_max=0.5)), [(100 * MB, 10 * MB)] * 6)
+    assert state.d == 5  # 5 x 10 MB = 0.5 x 100 MB
+    options = PolicyOptions(d0=4, size_ratio_max=None, restore_budget_s=200)
+    _, state = drive(named("adjust-d", options), [(100 * MB, 10 * MB)] * 6)
+    assert state.d == 6  # 1.2 x 100 s + 6 x 1.2 x 10 s = 192 s, and 8 would be 216 s
+
+
+@pytest.mark.parametrize(("step", "then"), [("one", 3), ("double", 2)])
+def test_adjust_d_shrinks_where_deltas_are_dear(step, then):
+    policy = named("adjust-d", PolicyOptions(d0=4, step=step, size_ratio_max=None))
+    _, state = drive(policy, [(100 * MB, 95 * MB)] * 6)  # 95 grown by 10 % is more than 100
+    assert state.d == then
+
+
+def test_adjust_d_counts_the_measured_logging_time():
+    options = PolicyOptions(d0=1, step="one", measure="seconds", size_ratio_max=None)
+    cheap = drive(named("adjust-d", options), [(100 * MB, 60 * MB)] * 3)[1]
+    dear = drive(named("adjust-d", options), [(100 * MB, 60 * MB)] * 3, log_s=50.0)[1]  # 60 + 50 > 100
+    assert (cheap.d, dear.d) == (2, 0)
+
+
+def test_adjust_d_at_zero_tracks_nothing_but_probes_and_comes_back():
+    policy = named("adjust-d", PolicyOptions(d0=1, probe_after=4, size_ratio_max=None))
+    forms, state = drive(policy, [(100 * MB, 100 * MB)] * 20)
+    assert state.d == 0
+    assert forms == "bd" + "bbbbd" * 3 + "bbb"
+    forms, state = drive(policy, [(100 * MB, MB)] * 10, state)
+    assert forms == "bd" + "bdd" + "bdddd"
+
+
+def test_marginal_cost_meets_the_best_steady_chain():
+    # b = 100, d = 1, w = 1.1, lambda = 0.05: the average cost is least at m = sqrt(2 (b - w d) / (lambda d))
+    # = 62.9
+    policy = named("marginal-cost")
+    forms, state = drive(policy, [(100 * MB, MB)] * 400)
+    lengths = {len(c) + 1 for c in forms.split("b")[2:-1]}
+    assert lengths <= {62, 63, 64}
+    assert policy.decide(state).d in (61, 62)
+
+
+def test_marginal_cost_without_restores_goes_on_to_the_bound():
+    policy = named("marginal-cost", PolicyOptions(restore_weight=0.0, d_max=20, size_ratio_max=None))
+    forms, _ = drive(policy, [(100 * MB, 50 * MB)] * 63)
+    assert forms == ("b" + "d" * 20) * 3
+
+
+def test_marginal_cost_in_seconds_with_dear_logging_takes_bases():
+    options = PolicyOptions(measure="seconds")
+    forms, _ = drive(named("marginal-cost", options), [(100 * MB, 60 * MB)] * 30, log_s=60.0)
+    assert forms.count("d") <= 8
+    forms, _ = drive(named("marginal-cost", options), [(100 * MB, 20 * MB)] * 30, log_s=0.1)
+    assert forms.count("d") >= 20
+
+
+def test_marginal_cost_takes_the_growth_of_the_state_from_its_rows():
+    policy = named("marginal-cost", PolicyOptions(restore_weight=0.2))
+    _, state = drive(policy, [(10 * MB, 8 * MB), (10 * MB, 8 * MB)])
+    assert chain.next_base(state)[0] == 10 * MB
+    assert policy.decide(state).form is Form.BASE
+    grown = replace(state, rows=state.rows * 10)
+    assert chain.next_base(grown)[0] == 100 * MB
+    assert policy.decide(grown).form is Form.DELTA
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_base_forced_from_outside_begins_a_new_chain(name):
+    policy = named(name)
+    _, state = drive(policy, [(100 * MB, MB)] * 4)
+    assert state.deltas == 3
+    state = policy.observe(state, CheckpointCost(form=Form.BASE, bytes=90 * MB, seconds=90, rows=1000))
+    assert (state.deltas, state.deltas_bytes, state.base_bytes, state.base_rows) == (0, 0, 90 * MB, 1000)
+    assert policy.decide(state).form is Form.DELTA
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_delta_that_was_too_large_and_became_a_base_is_learned_from(name):
+    policy = named(name, PolicyOptions(size_ratio_max=0.5, probe_after=100))
+    _, state = drive(policy, [(100 * MB, MB)] * 2)
+    decision = policy.decide(state)
+    assert decision.form is Form.DELTA
+    assert decision.delta_limit_bytes == 49 * MB
+    state = policy.observe(
+        state, CheckpointCost(form=Form.BASE, bytes=100 * MB, seconds=100, tracked_bytes=80 * MB, rows=10**6)
+    )
+    assert (state.last_bytes, state.last_s) == (80 * MB, 80.0)
+    assert policy.decide(state).form is Form.BASE
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_base_that_alone_exceeds_the_budget_leaves_only_bases(name):
+    forms, _ = drive(named(name, PolicyOptions(restore_budget_s=100)), [(90 * MB, 1)] * 40)
+    assert forms == "b" * 40  # 1.2 x 90 s
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_measured_restores_replace_both_factors(name):
+    policy = named(name)
+    _, state = drive(policy, [(100 * MB, 10 * MB)] * 4)
+    assert (state.base_factor, state.delta_factor) == (1.2, 1.2)
+    assert chain.restore_s(state) == pytest.approx(1.2 * 130)
+    for i in range(150):  # truth: 0.5 s per second of base, 2 s per second of deltas
+        deltas_s = (0.0, 30.0, 90.0)[i % 3]
+        state = policy.observe_restore(
+            state, RestoreCost(base_s=100, deltas_s=deltas_s, restore_s=0.5 * 100 + 2.0 * deltas_s)
+        )
+    assert state.base_factor == pytest.approx(0.5, rel=0.02)
+    assert state.delta_factor == pytest.approx(2.0, rel=0.02)
+    assert policy.observe_restore(state, RestoreCost(base_s=0, deltas_s=0, restore_s=1)) == state
+
+
+def test_the_restore_bound_is_what_the_bounds_still_allow():
+    options = PolicyOptions(d0=4, size_ratio_max=None)
+    _, state = drive(named("adjust-d", options), [(100 * MB, 10 * MB)] * 2)
+    bound = named("adjust-d", options).restore_bound(state)
+    assert bound.bytes == 140 * MB
+    assert bound.seconds == pytest.approx(1.2 * 140)
+    bound = named("marginal-cost", PolicyOptions(size_ratio_max=0.5)).restore_bound(state)
+    assert bound.bytes == 150 * MB
+    bound = named("marginal-cost", PolicyOptions(restore_budget_s=150)).restore_bound(state)
+    assert bound.seconds == pytest.approx(150)
