@@ -1,4 +1,4 @@
-"""k.INDEX: where each incremental variable of one subtask lies in one checkpoint (US 9471438, the index structure).
+"""k.INDEX: where each incremental variable of one subtask lies in one checkpoint (US 9471438).
 
 The patent's four fields of an entry are `form`, `offset`, `previous_checkpoint` (sequence number of the
 checkpoint that holds the variable's previous version) and `previous_entry` (the place of its entry in that
@@ -30,6 +30,8 @@ from siltstone.model import Form
 MAGIC = b"SILTIDX1"
 _FORMS = (Form.BASE, Form.DELTA)
 _CHECKSUM_BYTES = 16
+_DIGEST_BYTES = 8
+_MOST_KEY_GROUPS = 1 << 16
 FIELDS = ("form", "offset", "previous_checkpoint", "previous_entry")
 """the patent's four"""
 
@@ -39,7 +41,7 @@ class IndexEntry:
     """One table of one incremental variable in one checkpoint of one subtask.
 
     A delta lies at `offset` of k.INCR and builds on entry `previous_entry` of the index of
-    `previous_checkpoint`. A base lies in an object of its own, `object`, from offset 0, and builds on
+    `previous_checkpoint`. A base lies in an object of its own, named `source`, from offset 0, and builds on
     nothing: both are 0. `length` is in bytes; `checksum` is xxh3-128 (hex) over them. `digest` is the sum
     modulo 2**64 of the table's digests over the subtask's key groups. `key_group_offsets` is uint32[n + 1]:
     rows `[i]:[i + 1]` belong to key group `first_key_group + i`; for a base, whose rows its own file orders,
@@ -55,21 +57,9 @@ class IndexEntry:
     rows: int
     checksum: str
     digest: int
-    object: str = ""
+    source: str = ""
     first_key_group: int = 0
     key_group_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.uint32))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, IndexEntry):
-            return NotImplemented
-        return self._plain() == other._plain()
-
-    def __hash__(self) -> int:
-        return hash((self.variable, self.checksum))
-
-    def _plain(self) -> tuple[object, ...]:
-        fields = (getattr(self, name) for name in self.__dataclass_fields__ if name != "key_group_offsets")
-        return (*fields, self.key_group_offsets.tolist())
 
 
 def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
@@ -87,7 +77,7 @@ def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
     out.runs(_unsigned(checkpoint - entries[i].previous_checkpoint for i in deltas))
     out.runs(_signed(entries[i].previous_entry - i for i in deltas))
     out.texts([entry.variable for entry in entries])
-    out.texts([entry.object for entry in entries if entry.form == Form.BASE])
+    out.texts([entry.source for entry in entries if entry.form == Form.BASE])
     out.varints([entry.length for entry in entries])
     out.varints([entry.rows for entry in entries])
     out.raw(b"".join(bytes.fromhex(entry.checksum) for entry in entries))
@@ -107,6 +97,8 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
     """
     read = Decoder(unseal(data, MAGIC, name), name)
     checkpoint, count = read.count(), read.count()
+    if count * (_CHECKSUM_BYTES + _DIGEST_BYTES) > len(data):
+        raise read.fail(f"it is too short for {count} entries")
     four, _ = _read_fields(read, count)
     deltas = iter(zip(four["previous_checkpoint"].tolist(), four["previous_entry"].tolist(), strict=True))
     forms = [_FORMS[i] for i in four["form"].tolist()]
@@ -114,8 +106,10 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
     objects = iter(read.texts(forms.count(Form.BASE)))
     lengths, rows = read.varints(count).tolist(), read.varints(count).tolist()
     checksums = bytes(read.raw(_CHECKSUM_BYTES * count)).hex()
-    digests = np.frombuffer(read.raw(8 * count), "<u8").tolist()
+    digests = np.frombuffer(read.raw(_DIGEST_BYTES * count), "<u8").tolist()
     firsts, spreads = read.runs(count).tolist(), read.runs(count).tolist()
+    if count and max(spreads) > _MOST_KEY_GROUPS:
+        raise read.fail(f"{max(spreads)} key groups in one entry")
     counts = np.split(read.integers(sum(spreads)), np.cumsum(spreads)[:-1])
     entries: list[IndexEntry] = []
     end = 0
@@ -132,7 +126,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
             rows=rows[i],
             checksum=checksums[32 * i : 32 * i + 32],
             digest=digests[i],
-            object="" if delta else next(objects),
+            source="" if delta else next(objects),
             first_key_group=firsts[i],
             key_group_offsets=np.concatenate(([0], np.cumsum(counts[i]))).astype(np.uint32),
         )
@@ -167,13 +161,13 @@ def _check(checkpoint: int, entries: Sequence[IndexEntry]) -> None:
     for entry in entries:
         what = f"entry {entry.variable} of checkpoint {checkpoint}"
         if entry.form == Form.DELTA and not (
-            0 <= entry.previous_checkpoint < checkpoint and not entry.object
+            0 <= entry.previous_checkpoint < checkpoint and not entry.source
         ):
             raise UsageError(
                 f"{what} is a delta: it must lie in the segment and build on an earlier checkpoint"
             )
         if entry.form == Form.BASE and (
-            not entry.object or entry.offset or entry.previous_checkpoint or entry.previous_entry
+            not entry.source or entry.offset or entry.previous_checkpoint or entry.previous_entry
         ):
             raise UsageError(f"{what} is a base: it must name its own object and build on nothing")
 

@@ -31,6 +31,7 @@ from siltstone.errors import UsageError
 from siltstone.model import check_name
 
 TEMPORARY = ".tmp"
+_BASE = ".base.parquet"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PLACE = re.compile(r"([a-z][a-z0-9_-]*)/(\d{8})/(\d{12})/[^/]+")
@@ -94,7 +95,7 @@ class CheckpointPath:
 
     def base(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
         """A base form of one variable, or a materialization of its chain."""
-        return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}.base.parquet"
+        return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}{_BASE}"
 
     def snapshot(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
         """A full snapshot of one variable's live state."""
@@ -105,6 +106,11 @@ class CheckpointPath:
         """The checkpoint that an object name belongs to; None for a name that is not built here."""
         found = _PLACE.fullmatch(name)
         return cls(found[1], int(found[2]), int(found[3])) if found else None
+
+
+def is_base(name: str) -> bool:
+    """Is it the name of a base form or materialization?"""
+    return name.endswith(_BASE)
 
 
 def stream_prefix(stream: str) -> str:

@@ -11,6 +11,7 @@ from siltstone.store.paths import (
     LocalLayout,
     check_object_name,
     epoch_prefix,
+    is_base,
     stream_prefix,
 )
 
@@ -27,6 +28,7 @@ def test_object_names() -> None:
         assert check_object_name(name) == name
         assert CheckpointPath.of(name) == path
         assert name.startswith(path.prefix)
+    assert [is_base(n) for n in (path.base("a", "b", 0, 0), path.segment("a", 0, 0))] == [True, False]
     assert path.prefix.startswith(epoch_prefix("flights", 3))
     assert epoch_prefix("flights", 3).startswith(stream_prefix("flights"))
 
