@@ -5,10 +5,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from pyspark.sql import DataFrame
+from typing import TYPE_CHECKING
 
 from siltstone.stream import SinkFunction
+
+if TYPE_CHECKING:  # a stream's definition names its sinks, and is read where no Spark runs
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class ParquetSink:
 
     path: Path | None = None
 
-    def write(self, rows: DataFrame, checkpoint: int, epoch: int) -> None:
+    def write(self, rows: "DataFrame", checkpoint: int, epoch: int) -> None:
         """Stage the rows; what an earlier attempt of the same epoch staged is replaced."""
         staged = self._staged(checkpoint, epoch)
         rows.coalesce(1).write.mode("overwrite").parquet(staged.as_uri())
@@ -75,7 +77,7 @@ class FunctionSink:
 
     function: SinkFunction
 
-    def write(self, rows: DataFrame, checkpoint: int, epoch: int) -> None:
+    def write(self, rows: "DataFrame", checkpoint: int, epoch: int) -> None:
         """Call the function."""
         self.function(rows, checkpoint)
 
