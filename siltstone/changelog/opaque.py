@@ -1,0 +1,50 @@
+"""An opaque variable at one checkpoint: its bytes per key group, framed by lengths. Nothing is ever pickled.
+
+"SILTOPQ1" | count | key groups (differences) | lengths | joined bytes | xxh3-64
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from siltstone.changelog.coding import Bytes, Decoder, Encoder, seal, unseal
+from siltstone.errors import UsageError
+
+MAGIC = b"SILTOPQ1"
+_MOST_KEY_GROUPS = 1 << 16
+
+
+def encode_opaque(values: Mapping[int, bytes]) -> bytes:
+    """`values` (key group -> bytes) as one byte string, the same for the same values.
+
+    Raises:
+        UsageError: a key group that is none.
+    """
+    groups = sorted(values)
+    if groups and not (groups[0] >= 0 and groups[-1] < _MOST_KEY_GROUPS):
+        raise UsageError(f"opaque values for key groups {groups[0]} to {groups[-1]}: use 0 to 65535")
+    out = Encoder()
+    out.varint(len(groups))
+    out.runs(np.diff(np.array(groups, dtype=np.int64), prepend=0).astype(np.uint64))
+    out.varints([len(values[group]) for group in groups])
+    out.blob(b"".join(values[group] for group in groups))
+    return seal(out.finish(), MAGIC)
+
+
+def decode_opaque(data: Bytes, name: str = "an opaque value") -> dict[int, bytes]:
+    """Key group -> bytes, ascending.
+
+    Raises:
+        CorruptObject: cut, altered, or something else; `name` says where it came from.
+    """
+    read = Decoder(unseal(data, MAGIC, name), name)
+    count = read.count()
+    if count > _MOST_KEY_GROUPS:
+        raise read.fail(f"it claims {count} key groups")
+    groups = np.cumsum(read.runs(count)).tolist()
+    lengths = read.varints(count).tolist()
+    joined = bytes(read.blob())
+    if sum(lengths) != len(joined):
+        raise read.fail("its values do not add up")
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    return {g: joined[end - n : end] for g, n, end in zip(groups, lengths, ends, strict=True)}
