@@ -89,8 +89,7 @@ def distinct(hashes: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray,
 
     `first[k]` is the first row that holds key k, `group[i]` the ordinal of the key of row i; ordinals ascend
     by hash, whatever the order of the rows (keys that collide excepted). `hashes` (uint64[n]) is any function
-    of the key; the true keys, which have no nulls, are compared, so that a collision costs time and nothing
-    else.
+    of the key; the true keys are compared, so that a collision costs time and nothing else. Null equals null.
     """
     first, group = _by_code(hashes)
     representative = first[group]
@@ -99,9 +98,10 @@ def distinct(hashes: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray,
         return first, group
     codes = np.zeros(len(hashes), np.uint64)
     for column in columns:
-        code = _comparable(one_array(column)).dictionary_encode().indices.to_numpy().astype(np.uint64)
+        encoded = _comparable(one_array(column)).dictionary_encode(null_encoding="encode")
         # Both factors are below n, so that their combination is exact as long as n < 2**32.
-        codes = _by_code(codes * np.uint64(len(codes)) + code)[1].astype(np.uint64)
+        pairs = codes * np.uint64(len(codes)) + encoded.indices.to_numpy().astype(np.uint64)
+        codes = _by_code(pairs)[1].astype(np.uint64)
     return _by_code(codes)
 
 
@@ -278,7 +278,8 @@ def _by_code(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _comparable(array: pa.Array) -> pa.Array:
     """Floats as normalised bits, because a NaN key equals itself; other types as they are."""
     if pa.types.is_floating(array.type):
-        return pa.array(canonical_bits(fixed_values(array), fold_zeros=True))
+        mask = null_mask(array) if array.null_count else None
+        return pa.array(canonical_bits(fixed_values(array), fold_zeros=True), mask=mask)
     return array
 
 

@@ -1,4 +1,4 @@
-"""What a user writes: declarations and their checks, rows and keys, and each kind of variable over the heap."""
+"""What a user writes: declarations and their checks, rows and keys, and each kind of variable on the heap."""
 
 import datetime as dt
 

@@ -1,0 +1,184 @@
+"""SQL's aggregate functions over columns of state: lift a row, reduce rows, read the result.
+
+Nulls are skipped as in SQL. Of floats -0.0 counts as 0.0, and NaN is above every number, as in Spark. Results
+do not depend on the order of the rows: ties are broken by value, and floats are added in ascending order.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import UsageError
+from siltstone.reduction import choose_by, count_by, sum_by, take_or_null
+from siltstone.state.columns import fixed_values, null_mask
+
+_EVENT_TIME = pa.timestamp("us", "UTC")
+
+
+@dataclass(frozen=True)
+class Function(ABC):
+    """One aggregate, whose result is the column `name`."""
+
+    name: str
+
+    @abstractmethod
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        """The columns it reads and the types they are cast to, None for any type."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, pa.DataType]:
+        """The columns of state it keeps."""
+
+    @abstractmethod
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        """Input columns as columns of state, each row by itself."""
+
+    @abstractmethod
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        """Columns of state, reduced to one row a group."""
+
+    def result(self, columns: list[pa.Array]) -> pa.Array:
+        """The aggregate's value, from its columns of state."""
+        return columns[0]
+
+    def result_type(self) -> pa.DataType:
+        """The type of the value."""
+        return self.columns()[self.name]
+
+
+@dataclass(frozen=True)
+class Count(Function):
+    """How many rows, or how many in which the column `of` is not null. Kept as `name` (int64)."""
+
+    of: str | None = None
+
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        return {} if self.of is None else {self.of: None}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        return {self.name: pa.int64()}
+
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        return [pa.array((~null_mask(columns[0])).astype(np.int64))]
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        return [count_by(columns[0], group, size)]
+
+
+@dataclass(frozen=True)
+class _OfColumn(Function):
+    """A function of one column, which has the type `type` or can be cast to it."""
+
+    of: str
+    type: pa.DataType = pa.int64()  # noqa: RUF009  (Arrow types do not change)
+
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        return {self.of: self.type}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        return {self.name: self.type}
+
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        return columns
+
+
+@dataclass(frozen=True)
+class Sum(_OfColumn):
+    """The sum of the values that are not null; null where there is none.
+
+    Kept as `name`: int64 (modulo 2**64) for integers, float64 for floats, decimal128(38, scale) for decimals.
+    """
+
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        return {self.of: _sum_type(self.type, self.name)}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        return {self.name: _sum_type(self.type, self.name)}
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        return [sum_by(columns[0], group, size)]
+
+
+@dataclass(frozen=True)
+class Min(_OfColumn):
+    """The least value that is not null. Kept as `name`. NaN is above every number."""
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        return [take_or_null(columns[0], *choose_by(columns, group, size))]
+
+
+@dataclass(frozen=True)
+class Max(_OfColumn):
+    """The greatest value that is not null. Kept as `name`. NaN is above every number."""
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        return [take_or_null(columns[0], *choose_by(columns, group, size, largest=True))]
+
+
+@dataclass(frozen=True)
+class Average(_OfColumn):
+    """The mean (float64) of the values that are not null. Kept as `<name>_sum`, as by `Sum`, and
+    `<name>_count`."""
+
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        return {self.of: _sum_type(self.type, self.name)}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        return {f"{self.name}_sum": _sum_type(self.type, self.name), f"{self.name}_count": pa.int64()}
+
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        return [columns[0], pa.array((~null_mask(columns[0])).astype(np.int64))]
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        return [sum_by(columns[0], group, size), count_by(columns[1], group, size)]
+
+    def result(self, columns: list[pa.Array]) -> pa.Array:
+        count = fixed_values(columns[1])
+        total = fixed_values(columns[0].cast(pa.float64(), safe=False))
+        return pa.array(total / np.maximum(count, 1), mask=count == 0)
+
+    def result_type(self) -> pa.DataType:
+        return pa.float64()
+
+
+@dataclass(frozen=True)
+class First(_OfColumn):
+    """The value, not null, of the row with the least `by`; of several the least value. Kept as `name`,
+    `<name>_by`."""
+
+    by: str = "event_time"
+    by_type: pa.DataType = _EVENT_TIME
+    _largest: ClassVar[bool] = False
+
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        return {self.of: self.type, self.by: self.by_type}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        return {self.name: self.type, f"{self.name}_by": self.by_type}
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        rows, absent = choose_by([columns[1], columns[0]], group, size, largest=self._largest)
+        return [take_or_null(column, rows, absent) for column in columns]
+
+
+@dataclass(frozen=True)
+class Last(First):
+    """The value, not null, of the row with the greatest `by`; of several the greatest value. Kept as by
+    `First`."""
+
+    _largest: ClassVar[bool] = True
+
+
+def _sum_type(kind: pa.DataType, name: str) -> pa.DataType:
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_decimal128(kind):
+        return pa.decimal128(38, kind.scale)
+    raise UsageError(
+        f"aggregate {name} cannot add up values of type {kind}: use an integer, float or decimal"
+    )
