@@ -19,7 +19,6 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
@@ -46,7 +45,7 @@ SCHEMA = pa.schema(
 )
 """Columns of every file. `event_time` is the scheduled departure, `sequence` counts the flights from 0 in
 event-time order (flights of one minute in the order of the package). Delays and `air_time` are minutes, null
-where there is no number: a cancelled flight never left, and one that landed elsewhere has no `arr_delay` and no
+where there is no number: a cancelled flight never left, one that landed elsewhere has no `arr_delay` and no
 `air_time`. `distance` is miles. `tailnum` is null where the package has none."""
 
 _READ = [*(f for f in SCHEMA if f.name not in ("sequence", "event_time", "cancelled"))]
@@ -55,8 +54,8 @@ _EXTRA = [
     pa.field("minute", pa.int64()),
     pa.field("dep_time", pa.int64()),
 ]
-# Spark takes files in the order of their modification times and forgets files a week older than the newest, so
-# these are one second apart; the first is 2014-01-01 UTC, the same on every machine.
+# Spark takes files in the order of their modification times and forgets files a week older than the newest:
+# these are one second apart, and the first is 2014-01-01 UTC, the same on every machine.
 _FIRST_MODIFIED_S = 1_388_534_400
 
 
@@ -118,13 +117,16 @@ def read_flights() -> pa.Table:
             table = pa_csv.read_csv(file, convert_options=options)
     except (OSError, KeyError, zipfile.BadZipFile, pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise UsageError(f"{path} is not the flights file expected ({error}): reinstall {PACKAGE}") from error
-    minutes = pc.multiply(table["minute"], 60_000_000).cast(pa.duration("us"))
-    table = table.append_column("event_time", pc.add(table["time_hour"], minutes))
+    event_time = table["time_hour"].to_numpy() + table["minute"].to_numpy().astype("timedelta64[m]")
     # Stable: flights of one minute keep the package's order, which Arrow's sort does not promise.
-    order = np.argsort(table["event_time"].to_numpy(), kind="stable")
-    table = table.take(pa.array(order))
-    table = table.append_column("sequence", pa.array(np.arange(table.num_rows)))
-    return table.append_column("cancelled", pc.is_null(table["dep_time"])).select(SCHEMA.names).cast(SCHEMA)
+    order = np.argsort(event_time, kind="stable")
+    columns = {
+        **{name: table[name].take(pa.array(order)) for name in table.column_names},
+        "sequence": pa.array(np.arange(len(order))),
+        "event_time": pa.array(event_time[order], pa.timestamp("us", tz="UTC")),
+    }
+    columns["cancelled"] = columns["dep_time"].is_null()
+    return pa.table({field.name: columns[field.name] for field in SCHEMA}, schema=SCHEMA)
 
 
 def _package_file() -> Path:

@@ -1,21 +1,39 @@
 """What the flights stream must end with, computed from the package's file by plain loops over pandas.
 
-It shares no code and no method with the stream: one flight at a time, in Python's own containers.
+It shares no code and no method with the stream: one flight at a time, in Python's own containers. Only which
+key group an aircraft belongs to is asked of the engine, whose hash has tests of its own.
 """
 
 import importlib.util
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+
+from siltstone.state.hashing import key_groups, xxhash64
 
 LATE_MINUTES = 15
 RUN = 3
 WEEK = pd.Timedelta(days=7)
 HISTOGRAM_FROM_MINUTES, HISTOGRAM_WIDTH_MINUTES, HISTOGRAM_BINS = -60, 10, 128
+
+KEY_COLUMNS = {
+    ("aircraft", "totals"): {"tailnum"},
+    ("aircraft", "routes"): {"tailnum", "origin", "dest"},
+    ("aircraft", "last_week"): {"tailnum", "position"},
+    ("aircraft", "last_week.bounds"): {"tailnum"},
+    ("routes", "totals"): {"origin", "dest"},
+    ("carriers", "totals"): {"carrier"},
+    ("carriers", "offenders"): {"carrier", "tailnum"},
+    ("carriers", "history"): {"carrier", "position"},
+    ("carriers", "history.bounds"): {"carrier"},
+}
 
 
 @dataclass
@@ -52,6 +70,7 @@ def expected(flights: pd.DataFrame) -> Expected:
     result = Expected()
     weeks: dict[str, deque] = defaultdict(deque)
     runs: dict[str, list[int]] = defaultdict(list)
+    flight: Any
     for flight in flights.itertuples():
         cancelled = pd.isna(flight.dep_time)
         arrived = not pd.isna(flight.arr_delay)
@@ -85,7 +104,7 @@ def _number(value: float) -> int | None:
 
 def _in_week(flight: Any) -> dict[str, Any]:
     return {
-        "at": flight.at,
+        "event_time": flight.at,
         "sequence": flight.sequence,
         "origin": flight.origin,
         "dest": flight.dest,
@@ -147,18 +166,22 @@ def _alert(result: Expected, flight: Any, run: list[int], week: deque) -> None:
 
 
 def _routes(result: Expected, flights: pd.DataFrame) -> None:
-    for (origin, dest), rows in flights.groupby(["origin", "dest"], sort=False):
+    route: Any
+    for route, rows in flights.groupby(["origin", "dest"], sort=False):
         delays = rows.arr_delay.dropna()
-        result.routes[origin, dest] = {
+        result.routes[route] = {
             "flights": len(rows),
             "cancelled": int(rows.dep_time.isna().sum()),
             "arrived": len(delays),
             "arr_delay_minutes": int(delays.sum()) if len(delays) else None,
             "arr_delay_least": int(delays.min()) if len(delays) else None,
             "arr_delay_most": int(delays.max()) if len(delays) else None,
-            "arr_delay_mean": float(delays.mean()) if len(delays) else None,
+            "arr_delay_mean_sum": int(delays.sum()) if len(delays) else None,
+            "arr_delay_mean_count": len(delays),
             "first_carrier": rows.carrier.iloc[0],
+            "first_carrier_by": rows.sequence.iloc[0],
             "last_carrier": rows.carrier.iloc[-1],
+            "last_carrier_by": rows.sequence.iloc[-1],
         }
 
 
@@ -178,3 +201,66 @@ def _carriers(result: Expected) -> None:
             summary |= {"worst_tailnum": tailnum, "worst_alerts": own["alerts"]}
         entry = {k: alert[k] for k in ("sequence", "event_time", "tailnum", "run_minutes")}
         result.history.setdefault(carrier, []).append(entry)
+
+
+def check(
+    expected: Expected,
+    tables: Mapping[tuple[str, str], pa.Table],
+    delays: Mapping[int, bytes],
+    max_parallelism: int,
+) -> None:
+    """Assert that tables, (operator, table) -> rows, and histograms, key group -> bytes, are as expected."""
+    wanted = _tables(expected)
+    for name, rows in wanted.items():
+        found = tables[name].to_pylist()
+        keys = [c for c in found[0] if c in KEY_COLUMNS[name]]
+        by_key = {tuple(row[k] for k in keys): row for row in found}
+        assert len(by_key) == len(found), f"{name} holds a key twice"
+        assert by_key == {tuple(row[k] for k in keys): row for row in rows}, name
+    assert {group: list(np.frombuffer(data, "<i8")) for group, data in delays.items()} == _histograms(
+        expected, max_parallelism
+    )
+
+
+def _tables(expected: Expected) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Every state table as rows; positions count the rows that a list or window was ever given."""
+    aircraft = expected.totals
+    first = {t: aircraft[t]["flights"] - len(week) for t, week in expected.last_week.items()}
+    return {
+        ("aircraft", "totals"): [{"tailnum": t, **row} for t, row in aircraft.items()],
+        ("aircraft", "routes"): [
+            {"tailnum": t, "origin": o, "dest": d, **row} for (t, o, d), row in expected.flown.items()
+        ],
+        ("aircraft", "last_week"): [
+            {"tailnum": t, "position": position, **row}
+            for t, week in expected.last_week.items()
+            for position, row in enumerate(week, first[t])
+        ],
+        ("aircraft", "last_week.bounds"): [
+            {"tailnum": t, "head": first[t], "tail": aircraft[t]["flights"]} for t in aircraft
+        ],
+        ("routes", "totals"): [{"origin": o, "dest": d, **row} for (o, d), row in expected.routes.items()],
+        ("carriers", "totals"): [{"carrier": c, **row} for c, row in expected.carriers.items()],
+        ("carriers", "offenders"): [
+            {"carrier": c, "tailnum": t, **row} for (c, t), row in expected.offenders.items()
+        ],
+        ("carriers", "history"): [
+            {"carrier": c, "position": position, **row}
+            for c, rows in expected.history.items()
+            for position, row in enumerate(rows)
+        ],
+        ("carriers", "history.bounds"): [
+            {"carrier": c, "head": 0, "tail": len(rows)} for c, rows in expected.history.items()
+        ],
+    }
+
+
+def _histograms(expected: Expected, max_parallelism: int) -> dict[int, list[int]]:
+    """Key group -> the sum of its aircraft's histograms."""
+    names = list(expected.delays)
+    groups = key_groups(xxhash64([pa.array(names)]), max_parallelism)
+    sums: dict[int, list[int]] = {}
+    for name, group in zip(names, groups.tolist(), strict=True):
+        so_far = sums.get(group, [0] * HISTOGRAM_BINS)
+        sums[group] = [a + b for a, b in zip(so_far, expected.delays[name], strict=True)]
+    return sums

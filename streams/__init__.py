@@ -1,0 +1,5 @@
+"""The streams of this repository."""
+
+from streams.flights import FLIGHTS
+
+__all__ = ["FLIGHTS"]
