@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy import exc as sa
 
 from siltstone.errors import Unreachable, UsageError
@@ -21,25 +21,27 @@ from siltstone.errors import Unreachable, UsageError
 WRITE = "siltstone_write"
 """execution option of a connection whose transactions write"""
 _SECRETS = ("password", "sslpassword", "sslkey", "passfile")
+_SQLITE = "sqlite:///"
 _FORMS = "use sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
 
 
-def parse_url(url: str | URL) -> URL:
+def parse_url(url: str) -> URL:
     """The database `url` names, with its driver; nothing is opened.
 
     Raises:
         UsageError: not a URL, or not of SQLite (in a file) or PostgreSQL. Never shows the URL: it may hold a
             password.
     """
+    if url.startswith(_SQLITE):
+        # Taken as it stands: whether % is an escape in there depends on SQLAlchemy's version.
+        path = url.removeprefix(_SQLITE)
+        if not path or path == ":memory:" or path.startswith("file:") or "?" in path or "\0" in path:
+            raise UsageError(f"a SQLite catalog is a plain path without options: {_FORMS}")
+        return URL.create("sqlite", database=os.path.abspath(path))
     try:
         parsed = make_url(url)
     except (sa.ArgumentError, ValueError):
         raise UsageError(f"the catalog URL cannot be read: {_FORMS}") from None
-    if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
-        named = parsed.database not in (None, "", ":memory:") and "\0" not in str(parsed.database)
-        if not named or parsed.query or str(parsed.database).startswith("file:"):
-            raise UsageError(f"a SQLite catalog is a plain path without options: {_FORMS}")
-        return parsed.set(drivername="sqlite", database=os.path.abspath(str(parsed.database)))
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
     raise UsageError(f"a catalog cannot be kept in {parsed.drivername}: {_FORMS}")
@@ -47,6 +49,8 @@ def parse_url(url: str | URL) -> URL:
 
 def shown(url: URL) -> str:
     """The URL as people may see it: no password, wherever it stands."""
+    if url.drivername == "sqlite":
+        return f"{_SQLITE}{url.database}"
     query = {name: value for name, value in url.query.items() if name not in _SECRETS}
     return url.set(query=query).render_as_string(hide_password=True)
 
@@ -90,11 +94,11 @@ def open_engine(url: URL, *, create: bool, timeout_s: float) -> Engine:
     """
     if url.drivername == "sqlite":
         path = Path(str(url.database))
-        # Where we may not write, we see no other process's changes to the log: connect anew each time.
-        pool = QueuePool if os.access(path.parent, os.W_OK) else NullPool
-        engine = create_engine(
-            url, creator=_sqlite(path, create, timeout_s), poolclass=pool, pool_timeout=timeout_s
-        )
+        waiting: dict[str, Any] = {"pool_timeout": timeout_s}
+        if not os.access(path.parent, os.W_OK):
+            # Where we may not write, we see no other process's changes to the log: connect anew each time.
+            waiting = {"poolclass": NullPool}
+        engine = create_engine(url, creator=_sqlite(path, create, timeout_s), **waiting)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     try:

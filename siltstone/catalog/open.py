@@ -4,8 +4,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sqlalchemy import URL
-
 from siltstone.catalog.engine import open_engine, parse_url, reaching, shown
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.upgrade import migrate, revision
@@ -17,7 +15,7 @@ def _utc_now() -> datetime:
 
 
 def open_catalog(
-    url: str | URL,
+    url: str,
     *,
     create: bool = True,
     now: Callable[[], datetime] = _utc_now,

@@ -227,7 +227,7 @@ class Catalog:
         except UsageError:
             self.stream(stream)
             raise UnknownCheckpoint(
-                f"{at!r} is no checkpoint: use latest, an id, or a time (ISO 8601, UTC)"
+                f"{at!r} is no checkpoint: use latest, an id, or an ISO time (UTC)"
             ) from None
         missing = f"no checkpoint as old as {time.isoformat()}"
         return self._newest(stream, missing, t.checkpoint.c.committed_at <= time).id

@@ -1,6 +1,7 @@
 """Brings a catalog's tables to the revision this code is written for, with Alembic, inside the program."""
 
 from pathlib import Path
+from threading import Lock
 
 from sqlalchemy import Connection, Engine, func, inspect, select, table
 from sqlalchemy import column as named
@@ -9,8 +10,11 @@ from siltstone.catalog.engine import WRITE
 from siltstone.catalog.tables import REVISION, REVISION_TABLE
 from siltstone.errors import UsageError
 
+MIGRATIONS = Path(__file__).parent / "migrations"
 _LOCK = 0x5117_5707E
 """PostgreSQL advisory lock: one process upgrades, the others wait"""
+_ALEMBIC = Lock()
+"""Alembic keeps its environment in a global: one thread of a process at a time"""
 
 
 def revision(connection: Connection) -> str | None:
@@ -44,11 +48,12 @@ def _upgrade(connection: Connection, found: str | None) -> None:
     from alembic.script import ScriptDirectory
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if found is not None and found not in known:
         raise UsageError(
             f"the catalog was written by a newer Siltstone (revision {found}): upgrade siltstone"
         )
-    command.upgrade(config, "head")
+    with _ALEMBIC:
+        command.upgrade(config, "head")

@@ -1,0 +1,419 @@
+"""A catalog whose process dies, whose server is away, or whose tables are another version's."""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, create_engine, make_url, text
+
+from siltstone.catalog import upgrade
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records import CheckpointCommit, Step
+from siltstone.catalog.repository import Catalog
+from siltstone.catalog.tables import METADATA, REVISION, REVISION_TABLE
+from siltstone.errors import SiltstoneError, Unreachable, UsageError
+from siltstone.model import Form, StoredObject
+
+ROOT = Path(__file__).parents[2]
+"""where Python finds siltstone, in a process of its own too"""
+
+COMMITTER = """
+import os, signal, sys
+from sqlalchemy import event
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records import CheckpointCommit, Step
+from siltstone.model import Form, StoredObject
+
+url, die_at = sys.argv[1], int(sys.argv[2])
+catalog = open_catalog(url)
+catalog.register("flights", 128, {})
+epoch = catalog.new_epoch("flights", "child")
+
+def commit(id):
+    def stored(file):
+        return StoredObject(f"flights/{epoch:08d}/{id:012d}/{file}", id, "0" * 32)
+    segments = [stored(f"{n}.segment") for n in range(5)]
+    catalog.commit("flights", epoch, CheckpointCommit(
+        id, stored("manifest.arrow"), "0" * 32, id, id, {"aircraft": Form.DELTA},
+        segments=segments, depends_on=[id - 1] if id > 1 else [], steps=[Step(id, id - 1, "x" * 5000)]))
+    print(id, flush=True)
+
+seen = 0
+def count(*_):
+    global seen
+    seen += 1
+    if seen == die_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+id = catalog.last_id("flights") + 1
+commit(id)
+if die_at:
+    event.listen(catalog._engine, "before_cursor_execute", count)
+    event.listen(catalog._engine, "commit", count)
+    commit(id + 1)
+    print("statements", seen, flush=True)
+else:
+    while True:
+        commit(id := id + 1)
+"""
+
+
+def committer(url: str, die_at: int = 0) -> subprocess.Popen[str]:
+    """A process that commits checkpoints, prints each acknowledged id, and dies at a statement if told to."""
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMITTER, url, str(die_at)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+
+def check_whole(catalog: Catalog, last: int) -> None:
+    """Checkpoints 1 to `last` are there with all they refer to, and nothing else is."""
+    assert [c.id for c in catalog.checkpoints("flights")] == list(range(1, last + 1))
+    assert [o.checkpoint for o in catalog.objects("flights")] == [
+        i for i in range(1, last + 1) for _ in range(6)
+    ]
+    assert [(s.step, s.checkpoint) for s in catalog.steps("flights", 2**40)] == [
+        (i, i) for i in range(1, last + 1)
+    ]
+    if last:
+        assert catalog.chain("flights", last) == list(range(1, last + 1))
+
+
+def test_a_process_killed_at_any_statement_of_a_commit_leaves_nothing_of_it(catalog_url: str) -> None:
+    open_catalog(catalog_url).close()
+    for die_at in range(1, 20):
+        with committer(catalog_url, die_at) as child:
+            said = child.communicate()[0].split()
+        with open_catalog(catalog_url, create=False) as catalog:
+            last = catalog.last_id("flights")
+            check_whole(catalog, last)
+        assert last == int(said[0]) if child.returncode else last == int(said[1])
+        if child.returncode == 0:
+            break
+        assert child.returncode == -signal.SIGKILL
+    # hold, newest, checkpoint, objects, dependency, step, commit; SQLite's BEGIN
+    assert die_at - 1 == int(said[-1]) == (8 if catalog_url.startswith("sqlite") else 7)
+
+
+def test_a_process_killed_at_random_leaves_what_it_was_told_and_at_most_one_more(catalog_url: str) -> None:
+    moments = random.Random(20130704)
+    acknowledged = 0
+    for _ in range(3):
+        child = committer(catalog_url)
+        assert child.stdout is not None
+        first = int(child.stdout.readline())
+        time.sleep(moments.uniform(0.01, 0.15))
+        child.kill()
+        acknowledged = int(["", str(first), *child.communicate()[0].split()][-1])
+        with open_catalog(catalog_url, create=False) as catalog:
+            last = catalog.last_id("flights")
+            assert acknowledged <= last <= acknowledged + 1
+            check_whole(catalog, last)
+
+
+# Versions
+
+
+@pytest.fixture
+def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The code is a later Siltstone's, with one more revision, until this is undone."""
+    later = tmp_path / "later migrations 100%"
+    shutil.copytree(upgrade.MIGRATIONS, later, ignore=shutil.ignore_patterns("__pycache__"))
+    (later / "versions" / "r0002_added.py").write_text(
+        "import sqlalchemy as sa\n"
+        "from alembic import op\n"
+        "revision, down_revision, branch_labels, depends_on = '0002', '0001', None, None\n"
+        "def upgrade():\n"
+        "    op.add_column('checkpoint', sa.Column('added', sa.Text))\n"
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(upgrade, "MIGRATIONS", later)
+        patch.setattr(upgrade, "REVISION", "0002")
+        yield patch
+
+
+def commit_one(catalog: Catalog) -> None:
+    catalog.register("flights", 128, {})
+    manifest = StoredObject("flights/1/1/manifest.arrow", 1, "0" * 32)
+    commit = CheckpointCommit(1, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, steps=[Step(1, 0, "x")])
+    catalog.commit("flights", catalog.new_epoch("flights", "me"), commit)
+
+
+def test_migrations_make_the_tables_that_the_code_uses(catalog_url: str) -> None:
+    with open_catalog(catalog_url) as catalog, catalog._engine.connect() as connection:
+        options = {"version_table": REVISION_TABLE, "compare_type": True}
+        assert ScriptDirectory(str(upgrade.MIGRATIONS)).get_current_head() == REVISION
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), METADATA) == []
+
+
+def test_a_newer_catalog_is_refused_and_left_as_it_is(catalog_url: str) -> None:
+    with open_catalog(catalog_url) as catalog:
+        commit_one(catalog)
+        before = catalog.checkpoints("flights")
+        with catalog._writer.begin() as connection:
+            connection.execute(text(f"UPDATE {REVISION_TABLE} SET version_num = '9999'"))
+    for create in (True, False):
+        with pytest.raises(UsageError, match=r"newer Siltstone \(revision 9999\): upgrade siltstone"):
+            open_catalog(catalog_url, create=create)
+    with catalog._writer.begin() as connection:
+        connection.execute(text(f"UPDATE {REVISION_TABLE} SET version_num = '0001'"))
+    with open_catalog(catalog_url, create=False) as catalog:
+        assert catalog.checkpoints("flights") == before
+
+
+def test_an_older_catalog_is_upgraded_in_place(catalog_url: str, request: pytest.FixtureRequest) -> None:
+    with open_catalog(catalog_url) as catalog:
+        commit_one(catalog)
+        before = catalog.checkpoints("flights")
+    patch = request.getfixturevalue("next_version")
+    with open_catalog(catalog_url, create=False) as catalog:
+        assert catalog.checkpoints("flights") == before
+        with catalog._engine.connect() as connection:
+            assert connection.scalar(text("SELECT added FROM checkpoint")) is None
+    patch.undo()
+    with pytest.raises(UsageError, match=r"newer Siltstone \(revision 0002\): upgrade siltstone"):
+        open_catalog(catalog_url)
+
+
+def test_many_processes_may_create_one_catalog(catalog_url: str) -> None:
+    code = "import sys; from siltstone.catalog.open import open_catalog; open_catalog(sys.argv[1]).streams()"
+    children = [subprocess.Popen([sys.executable, "-c", code, catalog_url], cwd=ROOT) for _ in range(4)]
+    assert [child.wait() for child in children] == [0] * 4
+
+
+def test_many_threads_may_create_catalogs(catalog_url: str) -> None:
+    failures: list[BaseException] = []
+
+    def create() -> None:
+        try:
+            open_catalog(catalog_url).close()
+        except SiltstoneError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=create) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+# No catalog, no server, no permission
+
+
+def test_without_create_nothing_is_made(catalog_url: str, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=r"no catalog at .*: run a stream first, or check --warehouse"):
+        open_catalog(catalog_url, create=False)
+    assert sorted(tmp_path.rglob("*")) == before
+    with open_catalog(catalog_url) as catalog:
+        commit_one(catalog)
+    before = sorted(tmp_path.rglob("*"))
+    with open_catalog(catalog_url, create=False) as catalog:
+        assert catalog.last_id("flights") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_held_lock_ends_in_bounded_time(catalog_url: str) -> None:
+    with open_catalog(catalog_url) as catalog:
+        commit_one(catalog)
+    holder = create_engine(make_url(catalog_url), isolation_level="AUTOCOMMIT")
+    with open_catalog(catalog_url, timeout_s=0.3) as catalog, holder.connect() as held:
+        held.execute(text("BEGIN"))
+        held.execute(text("UPDATE stream SET epoch = epoch"))
+        started = time.monotonic()
+        with pytest.raises(Unreachable, match="lock"):
+            catalog.new_epoch("flights", "waiting")
+        assert time.monotonic() - started < 3
+        assert catalog.last_id("flights") == 1  # readers do not wait
+        held.execute(text("ROLLBACK"))
+        assert catalog.new_epoch("flights", "free") == 2
+    holder.dispose()
+
+
+def test_a_server_that_is_away_is_unreachable_and_its_password_unseen() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        for query in ("", "?sslpassword=s3cret&password=s3cret"):
+            url = f"postgresql://me:s3cret@127.0.0.1:{port}/catalog{query}"
+            with pytest.raises(
+                Unreachable, match=f"127.0.0.1:{port}/catalog.*check that the server"
+            ) as caught:
+                open_catalog(url)
+            assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
+            assert caught.value.exit_code == 3
+
+
+def test_a_server_that_never_answers_is_unreachable_in_bounded_time() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        started = time.monotonic()
+        with pytest.raises(Unreachable, match="timeout"):
+            open_catalog(f"postgresql://me@127.0.0.1:{listener.getsockname()[1]}/catalog", timeout_s=1)
+        assert time.monotonic() - started < 6
+
+
+def test_a_host_that_does_not_exist_is_unreachable() -> None:
+    with pytest.raises(Unreachable, match="cannot use the catalog"):
+        open_catalog("postgresql://me@no-such-host.invalid/catalog", timeout_s=2)
+
+
+def test_a_connection_that_broke_is_made_anew(postgres: URL) -> None:
+    with open_catalog(postgres.render_as_string(hide_password=False)) as catalog:
+        catalog.streams()
+        with create_engine(postgres).connect() as admin:
+            admin.execute(
+                text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+            )
+        assert catalog.streams() == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "warehouse",
+        "mysql://h/db",
+        "sqlite://",
+        "sqlite:///",
+        "sqlite:///:memory:",
+        "sqlite:///a.db?mode=memory",
+        "sqlite:///file:a.db",
+        "postgresql+asyncpg://h/db",
+        "postgresql://u:s3cret@h:port/db",
+    ],
+)
+def test_a_url_of_another_kind_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(UsageError, match="sqlite:///PATH or postgresql://") as caught:
+        open_catalog(url)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_path_that_cannot_be_a_catalog_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    for path in (tmp_path, tmp_path / "missing" / "catalog.db", tmp_path / "file" / "catalog.db"):
+        with pytest.raises(UsageError, match="cannot keep a catalog at"):
+            open_catalog(f"sqlite:///{path}")
+    assert [p.name for p in tmp_path.rglob("*")] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is text, not a database" * 100, b"SQLite format 3\0" + b"\xff" * 4096]
+)
+@pytest.mark.parametrize("create", [True, False])
+def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes, create: bool) -> None:
+    path = tmp_path / "catalog.db"
+    path.write_bytes(content)
+    with pytest.raises(Unreachable, match=r"catalog\.db.*check that it is a Siltstone catalog"):
+        open_catalog(f"sqlite:///{path}", create=create)
+    assert path.read_bytes() == content
+
+
+def test_a_path_with_odd_characters_is_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "a b%20c#d&é.db"
+    with open_catalog(f"sqlite:///{path}") as catalog:
+        catalog.register("flights", 128, {})
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    with open_catalog(f"sqlite:///{path}", create=False) as catalog:
+        assert len(catalog.streams()) == 1
+
+
+def test_sqlite_commits_are_durable_and_keys_are_kept(tmp_path: Path) -> None:
+    with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog, catalog._writer.connect() as connection:
+        pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in pragmas]
+    assert found == ["wal", 2, 1, 10_000]
+
+
+READER = """
+import os, sqlite3, sys
+import sqlalchemy.dialects.sqlite
+from siltstone.catalog.open import open_catalog
+from siltstone.errors import Unreachable
+if os.geteuid() == 0:  # file permissions bind everyone but root
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+with open_catalog(sys.argv[1], create=False) as catalog:
+    assert catalog.last_id("flights") == 1
+    try:
+        catalog.new_epoch("flights", "reader")
+    except Unreachable as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("left_by_a_crash", [False, True])
+def test_a_read_only_warehouse_can_be_read_and_says_why_it_cannot_be_written(
+    tmp_path: Path, left_by_a_crash: bool
+) -> None:
+    warehouse = tmp_path / "warehouse"
+    warehouse.mkdir()
+    with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+        commit_one(catalog)
+        if left_by_a_crash:
+            for file in tmp_path.glob("catalog.db*"):
+                shutil.copy(file, warehouse)
+    if not left_by_a_crash:
+        shutil.copy(tmp_path / "catalog.db", warehouse)
+    names = sorted(file.name for file in warehouse.iterdir())
+    assert len(names) == (3 if left_by_a_crash else 1)
+    for parent in tmp_path.parents:
+        if os.geteuid() == 0 and parent.stat().st_mode & 0o055 != 0o055:
+            parent.chmod(0o755)  # pytest's own are private to root
+    for file in warehouse.iterdir():
+        file.chmod(0o444)
+    tmp_path.chmod(0o755)
+    warehouse.chmod(0o555)
+    command = [sys.executable, "-c", READER, f"sqlite:///{warehouse}/catalog.db"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    warehouse.chmod(0o755)
+    assert said.returncode == 0, said.stderr
+    assert "readonly database" in said.stdout and "is writable" in said.stdout
+    assert sorted(file.name for file in warehouse.iterdir()) == names
+
+
+def test_a_full_disk_is_unreachable_and_changes_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/catalog.db"
+    with open_catalog(url) as catalog:
+        commit_one(catalog)
+        with catalog._engine.connect() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+        manifest = StoredObject("flights/1/2/manifest.arrow", 1, "0" * 32)
+        steps = [Step(n, n, "x" * 10_000) for n in range(2, 50)]
+        big = CheckpointCommit(2, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, steps=steps)
+        with pytest.raises(Unreachable, match=r"full.*has space left"):
+            catalog.commit("flights", 1, big)
+        assert catalog.last_id("flights") == 1
+        assert len(catalog.objects("flights")) == len(catalog.steps("flights", 9)) == 1
+
+
+def test_a_damaged_page_is_an_error_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    with open_catalog(f"sqlite:///{path}") as catalog:
+        commit_one(catalog)
+    with sqlite3.connect(path) as raw:
+        page = raw.execute("SELECT rootpage FROM sqlite_master WHERE name = 'checkpoint'").fetchone()[0]
+        size = raw.execute("PRAGMA page_size").fetchone()[0]
+    raw.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    with (
+        open_catalog(f"sqlite:///{path}", create=False) as catalog,
+        pytest.raises(Unreachable, match="malformed"),
+    ):
+        catalog.latest("flights")
