@@ -1,0 +1,129 @@
+"""A growable array in a memory-mapped file, or in plain memory where there is no file."""
+
+import mmap
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+
+from siltstone.errors import StateError, Unreachable
+
+_GRAIN_BYTES = 1 << 16
+_KEPT_MAPPINGS = 256
+
+# A subtask opens and closes its files at every step, and the first store into each page of a new mapping
+# costs a page fault: with random keys nearly one a key, and most of the step. So mappings are kept. A mapped
+# file keeps its inode, hence a (device, inode) found here is the same file.
+_mappings: OrderedDict[tuple[int, int], tuple[Path, mmap.mmap]] = OrderedDict()
+
+
+class Region:
+    """Fixed-width items that outlive the process once written, because the page cache does.
+
+    `items` is the whole capacity, zeros where nothing was ever written; how many items count is the owner's
+    to know. A view of `items` taken before `reserve` still shows the same memory of a file afterwards.
+    """
+
+    def __init__(
+        self, path: Path | None, dtype: np.dtype | type, *, held: int = 0, scattered: bool = False
+    ) -> None:
+        """Open the file, or make it; `held` items must be in it already.
+
+        Args:
+            path: the file; None for plain memory.
+            dtype: of one item.
+            held: how many items the file has at least.
+            scattered: whether items are written in random order: the kernel then keeps to small pages, so
+                that a small change does not send megabytes to the disk.
+
+        Raises:
+            StateError: the file is missing or too short for `held` items.
+        """
+        self.path = path
+        self.dtype = np.dtype(dtype)
+        self.items: np.ndarray = np.zeros(0, self.dtype)
+        self._scattered = scattered
+        if path is not None and path.exists():
+            self._map()
+        if len(self.items) < held:
+            raise StateError(f"{path} is missing or cut short: delete this working state and restore it")
+        self.reserve(1)
+
+    def reserve(self, count: int) -> None:
+        """Make room for `count` items in all, half as much again as there was.
+
+        Raises:
+            Unreachable: the disk is full or the file cannot be written.
+        """
+        if count <= len(self.items):
+            return
+        size = max(count, len(self.items) * 3 // 2) * self.dtype.itemsize
+        size = -(-size // _GRAIN_BYTES) * _GRAIN_BYTES
+        if self.path is None:
+            grown = np.zeros(size // self.dtype.itemsize, self.dtype)
+            raw = np.dtype((np.void, self.dtype.itemsize))
+            grown.view(raw)[: len(self.items)] = self.items.view(raw)
+            self.items = grown
+            return
+        try:
+            _grow_file(self.path, size)
+        except OSError as error:
+            raise Unreachable(f"cannot grow {self.path}: {error.strerror}; free some space") from error
+        self._map()
+
+    def _map(self) -> None:
+        assert self.path is not None
+        mapping = _mapping(self.path, self._scattered)
+        if mapping is not None:
+            self.items = np.frombuffer(mapping, self.dtype, len(mapping) // self.dtype.itemsize)
+
+    def close(self) -> None:
+        """Let go of the items; what was written stays in the file."""
+        self.items = np.zeros(0, self.dtype)
+
+
+def _grow_file(path: Path, size: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        before = os.fstat(descriptor).st_size
+        # Blocks are taken now, because a full disk found by a store into the mapping is a SIGBUS.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, before, size - before)
+        else:
+            os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _mapping(path: Path, scattered: bool) -> mmap.mmap | None:
+    """The whole file, mapped; None where it is empty."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        status = os.fstat(descriptor)
+        file = (status.st_dev, status.st_ino)
+        _, known = _mappings.pop(file, (path, None))
+        if known is None or len(known) != status.st_size:
+            if status.st_size == 0:
+                return None
+            known = mmap.mmap(descriptor, status.st_size)
+            if scattered and hasattr(mmap, "MADV_RANDOM"):
+                known.madvise(mmap.MADV_RANDOM)
+    finally:
+        os.close(descriptor)
+    _mappings[file] = path, known
+    if len(_mappings) > _KEPT_MAPPINGS:
+        _mappings.popitem(last=False)
+    return known
+
+
+def forget_removed_files() -> None:
+    """Let go of mappings whose files are gone, which otherwise would keep their space on the disk."""
+    for file, (path, _) in list(_mappings.items()):
+        try:
+            status = path.stat()
+            there = (status.st_dev, status.st_ino) == file
+        except OSError:
+            there = False
+        if not there:
+            _mappings.pop(file, None)
