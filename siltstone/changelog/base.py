@@ -1,0 +1,168 @@
+"""A base form: everything one table holds in one subtask, as plain typed Parquet that any engine can read.
+
+The file has the column `__key_group` (uint16) and then the table's own (`TableSchema.rows`), sorted by key
+group and primary key; a row group begins at a key group wherever it can, so that a reader of some key groups
+skips the rest by the row groups' statistics. Writing and reading take memory for about a row group, not for
+the table.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from siltstone.changelog.coding import Bytes
+from siltstone.errors import CorruptObject, UsageError
+from siltstone.model import KeyGroupRange
+from siltstone.state.schema import TableSchema
+from siltstone.store.base import ObjectWriter
+
+KEY_GROUP = "__key_group"
+ROW_GROUP_ROWS = 1 << 17
+SORTED_ROWS_MAX = 1 << 20
+"""a key group with more rows is sorted in pieces of as many, so that memory stays bounded"""
+READ_ROWS = 1 << 16
+"""rows a batch that `read_base` yields has at most"""
+
+
+def write_base(
+    writer: ObjectWriter, schema: TableSchema, batches: Iterable[tuple[pa.Table, np.ndarray]]
+) -> int:
+    """Write all rows of a table and return how many there are.
+
+    `batches` yields (`schema.rows` table, key groups uint16[rows]), key groups ascending over all of them.
+
+    Raises:
+        UsageError: key groups that are not ascending.
+    """
+    shape = pa.schema([pa.field(KEY_GROUP, pa.uint16(), nullable=False), *schema.rows])
+    order = [(name, "ascending") for name in (KEY_GROUP, *schema.primary_key.names)]
+    rows = 0
+    with pq.ParquetWriter(writer, shape, **_encodings(schema)) as out:
+        for piece in _pieces(shape, batches):
+            out.write_table(
+                piece.take(pc.sort_indices(piece, sort_keys=order)), row_group_size=ROW_GROUP_ROWS
+            )
+            rows += len(piece)
+    return rows
+
+
+def read_base(
+    data: Bytes | pa.Buffer,
+    schema: TableSchema,
+    groups: KeyGroupRange | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    name: str = "a base",
+) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    """The rows of `groups` (None: all key groups) in batches: (table, key groups uint16[rows], ascending).
+
+    The tables have `columns` (None: all) in the order of `schema.rows`; a value column that the file lacks,
+    because it was added to the schema later, is null. Row groups that hold none of `groups` are not read.
+
+    Raises:
+        UsageError: `columns` names one that the schema does not have.
+        CorruptObject: no Parquet file, or not one of this table; `name` says where it came from.
+    """
+    unknown = sorted(set(columns or ()) - set(schema.rows.names))
+    if unknown:
+        raise UsageError(f"there is no column {unknown[0]}: there are {', '.join(schema.rows.names)}")
+    wanted = pa.schema([field for field in schema.rows if columns is None or field.name in columns])
+    with _parquet(name):
+        file = pq.ParquetFile(pa.BufferReader(data))
+        stored = file.schema_arrow
+    _check_shape(stored, schema, name)
+    present = [KEY_GROUP, *(field.name for field in wanted if field.name in stored.names)]
+    chosen = [i for i in range(file.num_row_groups) if groups is None or _overlaps(file, i, groups)]
+    with _parquet(name):
+        for batch in file.iter_batches(READ_ROWS, chosen, present) if chosen else ():
+            owners = batch.column(0).to_numpy()
+            bounds = [0, 1 << 16] if groups is None else [groups.start, groups.end]
+            start, end = np.searchsorted(owners, bounds).tolist()
+            if start < end:
+                yield _shaped(batch.slice(start, end - start), wanted), owners[start:end]
+
+
+def _encodings(schema: TableSchema) -> dict[str, Any]:
+    """Integer keys are stored as differences, the rest by dictionary while that pays; then zstd."""
+    differences = [
+        field.name
+        for field in schema.primary_key
+        if pa.types.is_integer(field.type)
+        or pa.types.is_date32(field.type)
+        or pa.types.is_timestamp(field.type)
+    ]
+    return {
+        "compression": "zstd",
+        "compression_level": 1,
+        "write_page_index": True,
+        "use_dictionary": [n for n in (KEY_GROUP, *schema.rows.names) if n not in differences],
+        "column_encoding": dict.fromkeys(differences, "DELTA_BINARY_PACKED"),
+    }
+
+
+def _pieces(shape: pa.Schema, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> Iterator[pa.Table]:
+    """The rows with their key groups, in pieces of about `ROW_GROUP_ROWS` that end where a key group does."""
+    waiting: list[pa.Table] = []
+    rows, last = 0, 0
+    for table, owners in batches:
+        if not len(table):
+            continue
+        if owners[0] < last or (owners[1:] < owners[:-1]).any():
+            raise UsageError("the rows of a base must come in the order of their key groups")
+        last = owners[-1]
+        columns = [pa.array(owners, pa.uint16()), *(table.column(name) for name in shape.names[1:])]
+        waiting.append(pa.table(columns, schema=shape))
+        rows += len(table)
+        if rows < ROW_GROUP_ROWS:
+            continue
+        # The newest key group may go on in the next batch: keep its rows, unless they are too many.
+        whole = pa.concat_tables(waiting)
+        cut = int(np.searchsorted(whole.column(0).to_numpy(), last))
+        if not cut and rows >= SORTED_ROWS_MAX:
+            cut = rows
+        if cut:
+            yield whole.slice(0, cut)
+            waiting, rows = [whole.slice(cut)], rows - cut
+    if rows:
+        yield pa.concat_tables(waiting)
+
+
+def _check_shape(stored: pa.Schema, schema: TableSchema, name: str) -> None:
+    missing = {KEY_GROUP, *schema.primary_key.names} - set(stored.names)
+    if missing:
+        raise CorruptObject(f"{name} is no base of this table: it lacks column {min(missing)}")
+    for field in schema.rows:
+        if field.name in stored.names and stored.field(field.name).type != field.type:
+            raise CorruptObject(
+                f"{name} is no base of this table: "
+                f"column {field.name} is {stored.field(field.name).type}, not {field.type}"
+            )
+
+
+def _overlaps(file: pq.ParquetFile, row_group: int, groups: KeyGroupRange) -> bool:
+    """May a row group hold rows of `groups`? Yes where it has no statistics."""
+    statistics = file.metadata.row_group(row_group).column(0).statistics
+    if statistics is None or not statistics.has_min_max:
+        return True
+    return statistics.min < groups.end and statistics.max >= groups.start
+
+
+def _shaped(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
+    columns = [
+        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
+        for field in wanted
+    ]
+    return pa.table(columns, schema=wanted) if columns else pa.table({"": pa.nulls(len(batch))}).select([])
+
+
+@contextmanager
+def _parquet(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptObject(f"{name} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
