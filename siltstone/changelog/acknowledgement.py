@@ -1,0 +1,125 @@
+"""What one subtask says of one step: its numbers and, if the step ended in a checkpoint, where its part lies.
+
+It travels from an executor to the driver as JSON with base64 digests; an error of Siltstone's own tree
+travels in it too, since running the task again would not mend it.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Self
+
+import numpy as np
+
+from siltstone.errors import SiltstoneError, StateError
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+
+
+@dataclass(frozen=True, eq=False)
+class Acknowledgement:
+    """One subtask's word on one step.
+
+    Attributes:
+        key_groups: those the subtask owns.
+        handles: where each variable's bytes lie; empty unless the step ended in a checkpoint.
+        objects: what was stored; empty unless the step ended in a checkpoint.
+        digests: table or opaque variable -> uint64 per key group of the subtask.
+        rows_in: rows the subtask was given.
+        event_time_max: the highest event time among them, in UTC; None if there was none.
+        seconds: seconds by phase.
+        state_rows: live rows of all tables.
+        tracked_bytes: if bases were written since the deltas were too large, the deltas' bytes; else 0.
+        error: (class, message) of what the subtask failed with; None if it did not.
+    """
+
+    operator: str
+    subtask: int
+    key_groups: KeyGroupRange
+    handles: Sequence[Handle] = ()
+    objects: Sequence[StoredObject] = ()
+    digests: Mapping[str, np.ndarray] = field(default_factory=dict)
+    rows_in: int = 0
+    event_time_max: datetime | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    state_rows: int = 0
+    tracked_bytes: int = 0
+    error: tuple[str, str] | None = None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes stored."""
+        return sum(stored.bytes for stored in self.objects)
+
+    @classmethod
+    def failure(cls, operator: str, subtask: int, error: SiltstoneError) -> Self:
+        """A subtask could not do the step."""
+        return cls(operator, subtask, KeyGroupRange(0, 0), error=(type(error).__name__, str(error)))
+
+    def raise_failure(self) -> None:
+        """Raise here what the subtask failed with, if it did."""
+        if self.error is not None:
+            kind, message = self.error
+            raise _error_classes().get(kind, StateError)(message)
+
+    def to_bytes(self) -> bytes:
+        """A compact form that `from_bytes` reads."""
+        plain = asdict(self) | {
+            "digests": {
+                name: base64.b64encode(np.ascontiguousarray(part, "<u8").tobytes()).decode()
+                for name, part in self.digests.items()
+            },
+            "event_time_max": None if self.event_time_max is None else self.event_time_max.isoformat(),
+        }
+        return json.dumps(plain, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The inverse of `to_bytes`.
+
+        Raises:
+            StateError: not an acknowledgement.
+        """
+        try:
+            plain = json.loads(data)
+            return cls(**(plain | _typed(plain)))
+        except (ValueError, TypeError, KeyError, AttributeError, binascii.Error) as error:
+            raise StateError(f"a subtask's acknowledgement cannot be read: {error}") from None
+
+
+def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts that JSON has no types for."""
+    time, error = plain["event_time_max"], plain["error"]
+    return {
+        "key_groups": KeyGroupRange(**plain["key_groups"]),
+        "handles": [_handle(handle) for handle in plain["handles"]],
+        "objects": [StoredObject(**stored) for stored in plain["objects"]],
+        "digests": {
+            name: np.frombuffer(base64.b64decode(part, validate=True), "<u8")
+            for name, part in plain["digests"].items()
+        },
+        "event_time_max": None if time is None else datetime.fromisoformat(time).astimezone(UTC),
+        "error": None if error is None else tuple(error),
+    }
+
+
+def _handle(plain: Mapping[str, Any]) -> Handle:
+    typed = {
+        "kind": Kind(plain["kind"]),
+        "form": Form(plain["form"]),
+        "key_groups": KeyGroupRange(**plain["key_groups"]),
+    }
+    return Handle(**{**plain, **typed})
+
+
+def _error_classes() -> dict[str, type[SiltstoneError]]:
+    """Every class of the tree, by name."""
+    found: dict[str, type[SiltstoneError]] = {}
+    waiting: list[type[SiltstoneError]] = [SiltstoneError]
+    while waiting:
+        kind = waiting.pop()
+        found[kind.__name__] = kind
+        waiting += kind.__subclasses__()
+    return found
