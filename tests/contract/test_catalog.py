@@ -1,7 +1,7 @@
 """One behaviour, over every database a catalog can be in."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta, timezone
 from threading import Barrier
 from time import sleep
@@ -143,7 +143,7 @@ def test_the_definition_is_updated_by_the_newest_writer_only(flights: Catalog) -
     assert flights.stream("flights").definition == {"operators": ["new"]}
 
 
-def test_two_processes_register_the_same_stream_at_once(catalog_url: str) -> None:
+def test_a_stream_may_be_registered_by_many_at_once(catalog_url: str) -> None:
     open_catalog(catalog_url).close()
     start = Barrier(4)
 
@@ -569,6 +569,25 @@ def test_after_a_take_over_the_older_run_commits_nothing_more(flights: Catalog, 
         acknowledged = running.result()
     assert acknowledged == seen
     assert [c.epoch for c in flights.checkpoints("flights")] == [1] * seen + [2]
+
+
+def test_a_take_over_waits_for_a_commit_that_has_begun(flights: Catalog, catalog_url: str) -> None:
+    taking: list[Future[int]] = []
+    waited: list[bool] = []
+    with ThreadPoolExecutor(1) as pool, open_catalog(catalog_url) as other:
+
+        def take_over(_c: object, _cursor: object, statement: str, *_: object) -> None:
+            if statement.startswith("INSERT INTO checkpoint"):  # the epoch was found to be the newest
+                taking.append(pool.submit(other.new_epoch, "flights", "new"))
+                waited.append(not wait(taking, timeout=0.3).done)
+
+        event.listen(flights._engine, "before_cursor_execute", take_over)
+        flights.commit("flights", 1, commit_of(1))
+        assert waited == [True]
+        assert taking[0].result() == 2
+        assert other.last_id("flights") == 1
+    with pytest.raises(Fenced):
+        flights.commit("flights", 1, commit_of(2))
 
 
 def test_epochs_begun_at_once_are_all_different(flights: Catalog) -> None:

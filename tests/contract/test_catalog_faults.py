@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from siltstone.catalog.open import open_catalog
 from siltstone.catalog.records import CheckpointCommit, Step
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tables import METADATA, REVISION, REVISION_TABLE
-from siltstone.errors import SiltstoneError, Unreachable, UsageError
+from siltstone.errors import Unreachable, UsageError
 from siltstone.model import Form, StoredObject
 
 ROOT = Path(__file__).parents[2]
@@ -193,21 +194,17 @@ def test_many_processes_may_create_one_catalog(catalog_url: str) -> None:
     assert [child.wait() for child in children] == [0] * 4
 
 
-def test_many_threads_may_create_catalogs(catalog_url: str) -> None:
-    failures: list[BaseException] = []
+def test_many_threads_may_create_catalogs(catalog_url: str, tmp_path: Path) -> None:
+    urls = [*[catalog_url] * 4, *[f"sqlite:///{tmp_path}/{n}.db" for n in range(8)]]
+    start = threading.Barrier(len(urls))
 
-    def create() -> None:
-        try:
-            open_catalog(catalog_url).close()
-        except SiltstoneError as error:
-            failures.append(error)
+    def create(url: str) -> int:
+        start.wait()
+        with open_catalog(url) as catalog:
+            return len(catalog.streams())
 
-    threads = [threading.Thread(target=create) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(len(urls)) as pool:
+        assert list(pool.map(create, urls)) == [0] * len(urls)
 
 
 # No catalog, no server, no permission
