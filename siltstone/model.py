@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from siltstone.errors import UsageError
 
@@ -69,7 +70,7 @@ class KeyGroupRange:
         """
         n = len(self)
         edges = [self.start - (-i * n // parts) for i in range(parts + 1)]
-        return [KeyGroupRange(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [KeyGroupRange(a, b) for a, b in pairwise(edges)]
 
 
 @dataclass(frozen=True, slots=True)

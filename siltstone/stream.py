@@ -48,8 +48,8 @@ class Stream:
 
     Args:
         name: an identifier; it begins every object name.
-        source: makes the streaming DataFrame, given the session and the source options. `directory`, a local directory of
-            the stream's own below the warehouse, is always among them; the others come from `run --set NAME=VALUE`.
+        source: makes the streaming DataFrame, given the session and the source options. `directory`, a local directory
+            of the stream's own below the warehouse, is always among them; the others come from `run --set NAME=VALUE`.
         options: the source options there are, with their defaults; fixed for the stream's life.
         operators: each reads the source or another operator's output.
         event_time: the source column that holds event time (timestamp), where there is one.
@@ -77,7 +77,9 @@ class Stream:
             raise UsageError(f"stream {self.name} needs operators with distinct names")
         for name in [*(op.reads for op in self.operators if op.reads != SOURCE), *self.sinks]:
             if name not in by_name or by_name[name].output is None:
-                raise UsageError(f"stream {self.name} reads the output of {name!r}, which is no operator with an output")
+                raise UsageError(
+                    f"stream {self.name} reads the output of {name!r}, which is no operator with an output"
+                )
         self.topological()
 
     def topological(self) -> list[Operator]:

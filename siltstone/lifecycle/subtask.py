@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +17,15 @@ import pyarrow.compute as pc
 
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.base import write_base
-from siltstone.changelog.block import encode_block
+from siltstone.changelog.block import Block, encode_block
 from siltstone.changelog.segment import SegmentBuilder
 from siltstone.errors import SiltstoneError
+from siltstone.lifecycle.restore import opaque_digests
 from siltstone.lifecycle.task import CheckpointOrder, StepTask
 from siltstone.lifecycle.working_state import working_state
 from siltstone.model import Form, Handle, StoredObject
 from siltstone.operator import Rows, State
-from siltstone.state.backend import SubtaskState
-from siltstone.state.digest import opaque_digest
+from siltstone.state.backend import StateTable, SubtaskState
 from siltstone.store.paths import CheckpointPath
 
 ACKNOWLEDGEMENT = "__acknowledgement"
@@ -106,6 +107,7 @@ def _run(
             event_time_max=event_time,
             seconds=clock.seconds,
             state_rows=sum(table.rows for table in state.tables.values()),
+            tracked_bytes=written.tracked_bytes,
         )
         yield _acknowledge(acknowledgement, schema)
     finally:
@@ -132,12 +134,12 @@ def _rows(task: StepTask, table: pa.Table) -> Rows:
     return Rows.of(task.operator, table.drop_columns([HASH]), hashes, task.max_parallelism)
 
 
-def _later(so_far: int | None, table: pa.Table, column: str | None) -> int | None:
-    """The higher event time, in microseconds since 1970."""
+def _later(so_far: datetime | None, table: pa.Table, column: str | None) -> datetime | None:
+    """The higher event time."""
     if column is None or column not in table.column_names:
         return so_far
-    newest = pc.max(table.column(column).cast(pa.timestamp("us", tz="UTC"))).cast(pa.int64()).as_py()  # pyright: ignore[reportAttributeAccessIssue]
-    return newest if so_far is None else max(so_far, newest) if newest is not None else so_far
+    newest = pc.max(table.column(column).cast(pa.timestamp("us", tz="UTC"))).as_py()  # pyright: ignore[reportAttributeAccessIssue]
+    return max((time for time in (so_far, newest) if time is not None), default=None)
 
 
 def _output(output: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -154,6 +156,8 @@ def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.Reco
 class _Written:
     handles: list[Handle] = field(default_factory=list)
     objects: list[StoredObject] = field(default_factory=list)
+    tracked_bytes: int = 0
+    """of deltas that were too large and gave way to bases"""
 
 
 def _checkpoint(
@@ -165,19 +169,27 @@ def _checkpoint(
     names = CheckpointPath(task.stream, task.epoch, order.checkpoint)
     operator = task.operator.name
     builder = SegmentBuilder(operator, order.checkpoint, state.groups)
-    for table_name, table in sorted(state.tables.items()):
-        if order.form is Form.DELTA:
-            with clock.phase("delta"):
-                changes, groups = table.changes()
-                block = encode_block(changes, groups)
-                builder.add_delta(table_name, block, order.previous, order.entries.get(table_name, 0))
-        else:
-            with clock.phase("base"):
-                with store.create(names.base(operator, table_name, subtask, attempt)) as writer:
+    # Every checkpoint's index has the same tables in the same order: the ordinal is the patent's field iv.
+    tables = sorted(state.tables.items())
+    blocks: list[Block] = []
+    if order.form is Form.DELTA:
+        with clock.phase("delta"):
+            blocks = [encode_block(*table.changes()) for _, table in tables]
+            size = sum(len(block.data) for block in blocks)
+        if order.delta_limit_bytes is not None and size > order.delta_limit_bytes:
+            written.tracked_bytes, blocks = size, []
+    if blocks:
+        for ordinal, ((name, table), block) in enumerate(zip(tables, blocks, strict=True)):
+            builder.add_delta(name, block, order.previous, ordinal, digest=_sum(table))
+    else:
+        with clock.phase("base"):
+            for name, table in tables:
+                with store.create(names.base(operator, name, subtask, attempt)) as writer:
                     rows = write_base(writer, table.schema, table.scan(state.groups))
                 assert writer.stored is not None
                 written.objects.append(writer.stored)
-                builder.add_base(table_name, writer.stored, rows)
+                builder.add_base(name, writer.stored, rows, digest=_sum(table))
+    for _, table in tables:
         table.mark()
     for variable, values in sorted(state.opaque.items()):
         builder.add_opaque(variable, values)
@@ -189,15 +201,13 @@ def _checkpoint(
     return written
 
 
+def _sum(table: StateTable) -> int:
+    """The digests of all key groups as one; those of other subtasks are 0."""
+    return int(table.digests.sum(dtype=np.uint64))
+
+
 def _digests(state: SubtaskState) -> dict[str, np.ndarray]:
     """Table or opaque variable -> uint64 per key group of this subtask."""
     part = slice(state.groups.start, state.groups.end)
-    digests = {name: table.digests[part].copy() for name, table in state.tables.items()}
-    for variable, values in state.opaque.items():
-        whole = np.zeros(len(state.groups), np.uint64)
-        for group, value in values.items():
-            whole[group - state.groups.start] = opaque_digest(value)
-        digests[variable] = whole
-    return digests
-
-
+    tables = {name: table.digests[part].copy() for name, table in state.tables.items()}
+    return tables | {variable: opaque_digests(values, state.groups) for variable, values in state.opaque.items()}

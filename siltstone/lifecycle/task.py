@@ -1,7 +1,6 @@
 """What the driver hands a subtask for one step, and what the subtask needs to find its state: plain values."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.operator import Operator
@@ -31,8 +30,8 @@ class CheckpointOrder:
     form: Form
     previous: int
     """the checkpoint a delta builds on"""
-    entries: Mapping[str, int] = field(default_factory=dict)
-    """table -> ordinal of its entry in the previous checkpoint's index (the patent's field iv)"""
+    delta_limit_bytes: int | None = None
+    """a subtask whose delta is larger writes a base instead, so that the restore bound holds (promise 7)"""
 
 
 @dataclass(frozen=True)

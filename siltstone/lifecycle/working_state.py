@@ -33,7 +33,7 @@ def working_state(task: StepTask, subtask: int) -> Iterator[SubtaskState]:
         CorruptObject: the state had to be restored, and an object of the chain is damaged.
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
-    with _locked(directory, LOCK_WAIT_S):
+    with locked(directory, LOCK_WAIT_S):
         state = _at_base(task, subtask, directory) or _restored(task, subtask, directory)
         try:
             state.release(task.restore.step)
@@ -99,14 +99,14 @@ def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
     old = task.warehouse.local.state(task.stream, task.previous_epoch, task.operator.name, subtask)
     if not old.exists():
         return
-    with suppress(StateError), _locked(old, wait_s=0):
+    with suppress(StateError), locked(old, wait_s=0):
         directory.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             os.rename(old, directory)
 
 
 @contextmanager
-def _locked(directory: Path, wait_s: float) -> Iterator[None]:
+def locked(directory: Path, wait_s: float) -> Iterator[None]:
     """Exclusive use of `directory` among processes of this machine; the lock outlives the directory itself."""
     path = directory.with_name(directory.name + ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,23 +16,13 @@ machine that ran them is gone, and a writer of an older epoch cannot touch the n
 import json
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from siltstone.catalog.records import Step
 from siltstone.errors import StateError
 
 FILE_SOURCE_COMPACT_INTERVAL = 10
 """Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session pins it"""
-
-
-@dataclass(frozen=True)
-class SourceStep:
-    """What one batch read: the text of `offsets/<batch>`, and per source the log entries that came with it."""
-
-    batch: int
-    offsets: str
-    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """source index -> log entry number -> text"""
 
 
 class SourceLog:
@@ -46,7 +36,7 @@ class SourceLog:
         self.location = location
         self._recorded: dict[str, int] = {}
 
-    def prepare(self, steps: Iterable[SourceStep]) -> None:
+    def prepare(self, steps: Iterable[Step]) -> None:
         """Make the location hold exactly `steps`, all of them committed; what was there goes.
 
         Args:
@@ -56,7 +46,7 @@ class SourceLog:
         entries: dict[str, dict[int, str]] = {}
         last = None
         for step in steps:
-            for source, texts in step.sources.items():
+            for source, texts in json.loads(step.sources).items():
                 entries.setdefault(source, {}).update({int(n): text for n, text in texts.items()})
             last = step
         for source, by_number in entries.items():
@@ -64,11 +54,11 @@ class SourceLog:
             self._recorded[source] = max(by_number)
         if last is not None:
             # Spark looks at the newest batch only; older ones would merely be purged.
-            _write(self.location / "offsets" / str(last.batch), last.offsets)
-            _write(self.location / "commits" / str(last.batch), _commit_of(last.offsets))
+            _write(self.location / "offsets" / str(last.batch_id), last.offsets)
+            _write(self.location / "commits" / str(last.batch_id), _commit_of(last.offsets))
 
-    def read(self, batch: int) -> SourceStep:
-        """The record of a batch that is running; each source log entry is returned with one batch only.
+    def read(self, batch: int, step: int) -> Step:
+        """The record of a batch that is running as `step`; a source log entry is returned with one batch only.
 
         Raises:
             StateError: the query does not use this location as its checkpoint location.
@@ -85,7 +75,7 @@ class SourceLog:
             if fresh:
                 sources[directory.name] = {str(n): text for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
-        return SourceStep(batch, path.read_text(), sources)
+        return Step(step, batch, path.read_text(), json.dumps(sources))
 
     def _fresh_entries(self, directory: Path) -> dict[int, str]:
         recorded = self._recorded.get(directory.name, -1)

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
+from siltstone.aggregate import Aggregate
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, output_schema, run_subtask
@@ -31,7 +32,7 @@ def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
     Raises:
         UsageError: `rows` lacks a column that the operator reads.
     """
-    keyed = _with_keys(_pre_aggregated(rows, task.operator), task.operator)
+    keyed = _with_keys(rows, task.operator)
     subtask = F.expr(
         f"cast((pmod({HASH}, {task.max_parallelism}L) * {task.parallelism}L) div {task.max_parallelism}L as int)"
     )
@@ -39,6 +40,17 @@ def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
     if task.operator.order_by:
         shuffled = shuffled.sortWithinPartitions(*task.operator.order_by)
     return shuffled.mapInArrow(_in_partition(task), from_arrow_schema(output_schema(task)))
+
+
+def empty_step_frame(spark: SparkSession, task: StepTask) -> DataFrame:
+    """The job of a step that has no rows: one empty task a subtask."""
+    in_partition = _in_partition(task)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from in_partition(iter(()))
+
+    subtasks = spark.range(0, task.parallelism, 1, task.parallelism)
+    return subtasks.mapInArrow(run, from_arrow_schema(output_schema(task)))
 
 
 def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
@@ -75,32 +87,31 @@ def _in_partition(task: StepTask) -> Callable[[Iterator[pa.RecordBatch]], Iterat
 
 def _with_keys(rows: DataFrame, operator: Operator) -> DataFrame:
     """Only the columns that the operator reads, keys cast to the declared types, and the hash of the keys."""
-    wanted = operator.inputs or rows.columns
-    wanted = list(dict.fromkeys([*operator.key.names, *wanted, *operator.order_by]))
+    wanted = [*operator.key.names, *(operator.inputs or rows.columns)]
     missing = [name for name in wanted if name not in rows.columns]
     if missing:
         raise UsageError(
             f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
             f"(it has {', '.join(rows.columns)})"
         )
+    if isinstance(operator, Aggregate) and operator.map_side:
+        rows = _pre_aggregated(rows, operator)
+        wanted = operator.partial_schema.names
+    wanted = list(dict.fromkeys([*wanted, *operator.order_by]))
     keys = {f.name: _spark_type(f.type) for f in operator.key}
     columns = [F.col(f"`{c}`").cast(keys[c]).alias(c) if c in keys else F.col(f"`{c}`") for c in wanted]
     return rows.select(*columns).withColumn(HASH, F.xxhash64(*(F.col(f"`{name}`") for name in operator.key.names)))
 
 
-def _pre_aggregated(rows: DataFrame, operator: Operator) -> DataFrame:
+def _pre_aggregated(rows: DataFrame, operator: Aggregate) -> DataFrame:
     """Map-side aggregation before the shuffle, where the operator asks for it (skewed keys)."""
-    partial = getattr(operator, "partial", None)
-    if not getattr(operator, "map_side", False) or partial is None:
-        return rows
-    rows = rows.select(*dict.fromkeys([*operator.key.names, *(operator.inputs or rows.columns)]))
-    schema = operator.partial_schema
+    rows = rows.select(*dict.fromkeys([*operator.key.names, *operator.inputs]))
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from partial(pa.Table.from_batches([batch])).to_batches()
+            yield from operator.partial(pa.Table.from_batches([batch])).to_batches()
 
-    return rows.mapInArrow(run, from_arrow_schema(schema))
+    return rows.mapInArrow(run, from_arrow_schema(operator.partial_schema))
 
 
 def _spark_type(kind: pa.DataType) -> T.DataType:

@@ -14,6 +14,7 @@
     |- work/<stream>/<epoch:08d>/               may vanish at any time
     |  |- state/<operator>/<subtask:05d>/           working state of one subtask
     |  '- spark/                                    Spark's own offset, commit and source logs
+    |- source/<stream>/                         what the stream's own source prepared to read
     '- sink/<stream>/                           what the stream's own sink wrote
 
 In a store that is not a local directory the object names are the same under the store's prefix. A name begins
@@ -31,6 +32,7 @@ from siltstone.errors import UsageError
 from siltstone.model import check_name
 
 TEMPORARY = ".tmp"
+_SNAPSHOT = ".snapshot.parquet"
 _BASE = ".base.parquet"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -99,7 +101,7 @@ class CheckpointPath:
 
     def snapshot(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
         """A full snapshot of one variable's live state."""
-        return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}.snapshot.parquet"
+        return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}{_SNAPSHOT}"
 
     @classmethod
     def of(cls, name: str) -> Self | None:
@@ -111,6 +113,12 @@ class CheckpointPath:
 def is_base(name: str) -> bool:
     """Is it the name of a base form or materialization?"""
     return name.endswith(_BASE)
+
+
+def snapshot_of(name: str) -> tuple[str, str]:
+    """(operator, table) of a snapshot's object."""
+    operator, *table, _subtask, _attempt = name.rpartition("/")[2].removesuffix(_SNAPSHOT).split(".")
+    return operator, ".".join(table)
 
 
 def stream_prefix(stream: str) -> str:
@@ -165,3 +173,7 @@ class LocalLayout:
     def sink(self, stream: str) -> Path:
         """Where the stream's own sink writes."""
         return self.root / "sink" / check_name("stream", stream)
+
+    def source(self, stream: str) -> Path:
+        """Where the stream's own source may keep the files it reads."""
+        return self.root / "source" / check_name("stream", stream)

@@ -1,0 +1,238 @@
+"""The command line: parses, calls one operation, prints. Exit codes are those of `siltstone.errors`.
+
+With `--json` one JSON object goes to standard output and everything for people to standard error; without it
+results are tables and long work shows progress on a terminal and stays silent in a pipe.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import click
+import typer
+from rich import filesize
+from rich.console import Console
+from rich.table import Table
+
+from siltstone.catalog.place import Place
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.settings import Settings, load_settings
+
+app = typer.Typer(
+    name="siltstone",
+    help="Durable, provable state for PySpark streams.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+out = Console()
+err = Console(stderr=True)
+
+StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
+WarehouseUrl = Annotated[
+    str | None,
+    typer.Option("--warehouse", metavar="URL", help="Where objects lie: a path or file:// URL. [./warehouse]"),
+]
+CatalogUrl = Annotated[
+    str | None, typer.Option("--catalog", metavar="URL", help="SQLAlchemy URL. [SQLite inside the warehouse]")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+At = Annotated[str, typer.Option("--at", metavar="ID|TIMESTAMP|latest", help="Which checkpoint.")]
+
+
+def main() -> None:
+    """Entry point: run the command, turn errors into one line and an exit code."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    for noisy in ("py4j", "pyspark"):
+        # What stops a stream reaches the user once, as our own error.
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    sys.path.insert(0, os.getcwd())
+    try:
+        code = app(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except SiltstoneError as error:
+        err.print(f"siltstone: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    sys.stdout.flush()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.command()
+def run(
+    stream: StreamName,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="Stop after N micro-batches.")] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Subtasks an operator. [cores]")] = None,
+    backend: Annotated[str | None, typer.Option(help="Working state: heap. [heap]")] = None,
+    checkpoint_steps: Annotated[int | None, typer.Option(help="Micro-batches a checkpoint. [1]")] = None,
+    checkpoint_s: Annotated[float | None, typer.Option(help="Seconds between checkpoints, instead.")] = None,
+    policy: Annotated[str | None, typer.Option(help="When to take a base: marginal-cost or adjust-d.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A source option of the stream.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on waiting for more input until interrupted.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Process what is available, from the newest completed checkpoint on."""
+    from siltstone.spark import operations
+
+    settings = _settings(
+        warehouse,
+        catalog,
+        parallelism=parallelism,
+        backend=backend,
+        policy=policy,
+        checkpoint_steps=checkpoint_steps,
+        checkpoint_s=checkpoint_s,
+    )
+    request = operations.RunRequest(batches, follow, _pairs(options))
+    with _progress(f"running {stream}") as tell:
+        result = operations.run(settings, _stream(settings, stream), request, lambda c: tell(_checkpoint_line(c)))
+    _print(
+        asdict(result),
+        as_json,
+        f"{stream}: {len(result.checkpoints)} checkpoints, {result.rows:,} rows, "
+        f"{_size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}",
+    )
+
+
+@app.command()
+def checkpoints(
+    stream: StreamName,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the newest N.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the completed checkpoints of a stream."""
+    from siltstone.lifecycle import inspect
+
+    settings = _settings(warehouse, catalog)
+    with _existing(settings) as place:
+        found = inspect.list_checkpoints(place.catalog, stream, limit)
+    if as_json:
+        _print({"stream": stream, "checkpoints": found}, True, "")
+        return
+    table = Table("id", "forms", "bytes", "D", "rows", "event time", "proven", "committed", box=None)
+    for c in found:
+        proven = {True: "yes", False: "FAILED", None: "-"}[c["proven"]]
+        table.add_row(
+            str(c["id"]),
+            _joined(c["forms"]),
+            _size(c["bytes"]),
+            _joined(c["D"]),
+            f"{c['rows']:,}",
+            c["event_time_max"] or "-",
+            proven,
+            c["committed_at"],
+        )
+    out.print(table)
+
+
+@app.command()
+def show(
+    stream: StreamName,
+    checkpoint: Annotated[str, typer.Argument(metavar="ID", help="Checkpoint id, timestamp or latest.")],
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one checkpoint's manifest: handles, objects, digests, chain."""
+    from siltstone.lifecycle import inspect
+
+    with _existing(_settings(warehouse, catalog)) as place:
+        found = inspect.show_checkpoint(place.catalog, place.warehouse.store, stream, checkpoint)
+    if as_json:
+        _print(found, True, "")
+        return
+    out.print(f"checkpoint {found['checkpoint']} of {stream}, epoch {found['epoch']}, chain {found['chain']}")
+    out.print(f"digest {found['digest']}, committed {found['committed_at']}, event time {found['event_time_max']}")
+    table = Table("operator", "table", "form", "key groups", "rows", "bytes", "builds on", "object", box=None)
+    for h in found["handles"]:
+        table.add_row(
+            h["operator"],
+            h["variable"],
+            h["form"],
+            h["key_groups"],
+            f"{h['rows']:,}",
+            _size(h["bytes"]),
+            str(h["previous"] or "-"),
+            h["object"],
+        )
+    out.print(table)
+
+
+def _settings(warehouse: str | None, catalog: str | None, **further: object) -> Settings:
+    return load_settings(warehouse=warehouse, catalog=catalog, **further)
+
+
+@contextmanager
+def _existing(settings: Settings) -> Iterator[Place]:
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        yield place
+
+
+def _stream(settings: Settings, name: str) -> Any:
+    from siltstone.stream import find_stream
+
+    return find_stream(name, settings.streams)
+
+
+def _pairs(options: list[str] | None) -> dict[str, str]:
+    pairs = {}
+    for option in options or []:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise UsageError(f"--set {option}: write it as NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _print(result: dict[str, Any], as_json: bool, line: str) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner and lines above it on a terminal, nothing in a pipe."""
+    if not err.is_terminal:
+        yield lambda line: None
+        return
+    with err.status(what):
+        yield lambda line: err.print(line, markup=False, highlight=False)
+
+
+def _checkpoint_line(c: Any) -> str:
+    forms = ", ".join(f"{name} {form.value} (D={c.d[name]})" for name, form in c.forms.items())
+    return f"checkpoint {c.id}: {forms}, {_size(c.bytes)}, {c.rows_in:,} rows"
+
+
+def _joined(values: dict[str, Any]) -> str:
+    """One value if all operators have the same, else each."""
+    distinct = {str(v) for v in values.values()}
+    return distinct.pop() if len(distinct) == 1 else " ".join(f"{name}={v}" for name, v in values.items())
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    return filesize.decimal(count)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""From what subtasks acknowledged to what the policy is told."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.model import Form, Kind
+from siltstone.operator import SOURCE
+from siltstone.policy.protocol import CheckpointCost, Decision
+from siltstone.stream import Stream
+
+
+@dataclass
+class Gathered:
+    """What the subtasks said since the last checkpoint, by operator."""
+
+    last: dict[str, list[Acknowledgement]] = field(default_factory=dict)
+    """of the newest step"""
+    rows_in: dict[str, int] = field(default_factory=dict)
+    event_times: list[datetime] = field(default_factory=list)
+    """the highest of each subtask and step that saw any"""
+
+    def add(self, operator: str, received: Sequence[Acknowledgement]) -> None:
+        """One operator's part of one step."""
+        self.last[operator] = list(received)
+        self.rows_in[operator] = self.rows_in.get(operator, 0) + sum(a.rows_in for a in received)
+        self.event_times += [a.event_time_max for a in received if a.event_time_max is not None]
+
+    def event_time(self, before: datetime | None) -> datetime | None:
+        """The highest event time seen so far, given that of the checkpoint before."""
+        return max([*self.event_times, *([before] if before else [])], default=None)
+
+
+def written_form(received: Sequence[Acknowledgement]) -> Form:
+    """What an operator's part became: a base only if every subtask wrote one."""
+    forms = {h.form for a in received for h in a.handles if h.kind is Kind.INCREMENTAL}
+    return Form.BASE if forms <= {Form.BASE} else Form.DELTA
+
+
+def cost_of(received: Sequence[Acknowledgement], decision: Decision) -> CheckpointCost:
+    """What one operator's part of a checkpoint cost; the slowest subtask counts, since the others wait for it."""
+    handles = [h for a in received for h in a.handles if h.kind is Kind.INCREMENTAL]
+    form = written_form(received)
+    phase = "base" if form is Form.BASE else "delta"
+    tracked = sum(a.tracked_bytes for a in received)
+    return CheckpointCost(
+        form=form,
+        bytes=sum(h.length for h in handles),
+        seconds=max((a.seconds.get(phase, 0.0) + a.seconds.get("persist", 0.0) for a in received), default=0.0),
+        rows=sum(a.state_rows for a in received),
+        tracked_bytes=tracked if form is Form.BASE and decision.form is Form.DELTA else None,
+    )
+
+
+def statistics_of(gathered: Gathered, stream: Stream) -> dict[str, Any]:
+    """What the catalog keeps of a checkpoint for reports: rows, and per operator rows, bytes and seconds by phase."""
+    sources = [op.name for op in stream.operators if op.reads == SOURCE]
+    operators = {
+        name: {
+            "rows_in": gathered.rows_in[name],
+            "state_rows": sum(a.state_rows for a in received),
+            "bytes": sum(o.bytes for a in received for o in a.objects),
+            "seconds": {
+                phase: round(max(a.seconds.get(phase, 0.0) for a in received), 6)
+                for phase in sorted({p for a in received for p in a.seconds})
+            },
+        }
+        for name, received in gathered.last.items()
+    }
+    return {
+        # Operators that read the source all see the same rows.
+        "rows_in": max((gathered.rows_in[name] for name in sources), default=0),
+        "state_rows": sum(o["state_rows"] for o in operators.values()),
+        "operators": operators,
+    }

@@ -1,0 +1,54 @@
+"""What recorded state depends on in a stream's definition, and which changes of it the state can follow."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from siltstone.errors import SchemaConflict, UsageError
+from siltstone.state.schema import TableSchema
+from siltstone.stream import Stream
+
+
+def definition_of(stream: Stream, options: Mapping[str, str]) -> dict[str, Any]:
+    """The operators' variables with their schemas, and the source options, as JSON.
+
+    Raises:
+        UsageError: an option that the stream does not have.
+    """
+    unknown = sorted(set(options) - set(stream.options))
+    if unknown:
+        known = ", ".join(sorted(stream.options)) or "none"
+        raise UsageError(f"stream {stream.name} has no source option {unknown[0]!r} (it has: {known})")
+    return {**stream.definition(), "options": {**stream.options, **options}}
+
+
+def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a definition that the recorded state cannot follow.
+
+    New operators, new variables and new value columns are fine: they are empty or null so far. Whatever else changes
+    would leave state behind that nobody reads, or read it as something it is not.
+
+    Raises:
+        SchemaConflict: with both schemas shown.
+        UsageError: the source options differ, so that input would be taken twice or not at all.
+    """
+    if recorded["options"] != now["options"]:
+        raise UsageError(
+            f"stream {name} was started with the source options {recorded['options']}, not {now['options']}: "
+            "use the same, or start a stream of another name"
+        )
+    for operator, old in recorded["operators"].items():
+        new = now["operators"].get(operator)
+        if new is None:
+            raise SchemaConflict(f"stream {name} lost operator {operator}, which has recorded state: {old}")
+        _check_operator(f"{name}/{operator}", old, new)
+
+
+def _check_operator(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    if old["key"] != new["key"]:
+        raise SchemaConflict(f"{what} changed its key: recorded {old['key']}, now {new['key']}")
+    for name, variable in old["variables"].items():
+        now = new["variables"].get(name, {"kind": "missing", "tables": {}})
+        if now["kind"] != variable["kind"]:
+            raise SchemaConflict(f"{what}.{name} changed: recorded {variable}, now {now}")
+        for table, shape in variable["tables"].items():
+            TableSchema.from_json(now["tables"][table]).check_follows(TableSchema.from_json(shape), f"{what}.{table}")

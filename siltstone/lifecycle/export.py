@@ -1,0 +1,163 @@
+"""Writes restored state as plain Parquet, a directory a table, for any engine to read.
+
+    PATH/<operator>/<table>/part-<first key group>.parquet
+    PATH/<operator>/<opaque variable>/part-<first key group>.parquet    columns key_group, value (binary)
+
+Everything is written to a directory beside PATH first and renamed at the end, so PATH is whole or not there.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from siltstone.catalog.manifest import Manifest
+from siltstone.errors import Unreachable, UsageError
+from siltstone.lifecycle.restore import (
+    MemoryState,
+    ObjectReader,
+    apply_unit,
+    check_digests,
+    objects_of,
+    opaque_digests,
+    schemas_of,
+)
+from siltstone.model import KeyGroupRange
+from siltstone.policy.restore_plan import RestoreUnit, plan_restore
+from siltstone.state.digest import checkpoint_digest
+from siltstone.store.base import Store
+
+UNIT_BYTES = 64 << 20
+"""stored bytes that one unit reads at most, where key groups allow; in memory they are several times that"""
+OPAQUE_SCHEMA = pa.schema([("key_group", pa.uint16()), ("value", pa.binary())])
+
+
+@dataclass(frozen=True)
+class UnitTask:
+    """One unit of a restore: what to read, and where its rows go (None: only proven)."""
+
+    unit: RestoreUnit
+    manifests: Mapping[int, Manifest]
+    checkpoint: int
+    path: Path | None
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """What a unit rebuilt: its digests per table or opaque variable, and how many live rows."""
+
+    operator: str
+    key_groups: KeyGroupRange
+    digests: dict[str, np.ndarray]
+    rows: int
+
+
+def unit_tasks(
+    manifests: Mapping[int, Manifest], checkpoint: int, parallelism: int, path: Path | None
+) -> tuple[list[UnitTask], int]:
+    """A task a unit of the restore of `checkpoint`, and how many bytes they read in all.
+
+    There are at least `parallelism` units an operator, and more where one would hold more than UNIT_BYTES.
+
+    Raises:
+        StateError: the chain has a gap.
+    """
+    manifest = manifests[checkpoint]
+    handles = {c: m.handles for c, m in manifests.items()}
+    plan = plan_restore(handles, checkpoint, manifest.max_parallelism, parallelism)
+    units = min(manifest.max_parallelism, max(parallelism, plan.bytes // UNIT_BYTES))
+    if units != parallelism:
+        plan = plan_restore(handles, checkpoint, manifest.max_parallelism, units)
+    tasks = [
+        UnitTask(unit, {c: m.of_operator(unit.operator) for c, m in manifests.items()}, checkpoint, path)
+        for unit in plan.units
+    ]
+    return tasks, plan.bytes
+
+
+def whole_digest(results: Sequence[UnitResult], max_parallelism: int) -> str:
+    """The checkpoint's digest, put together from its units'."""
+    digests: dict[str, dict[str, np.ndarray]] = {}
+    for result in results:
+        part = slice(result.key_groups.start, result.key_groups.end)
+        for name, found in result.digests.items():
+            whole = digests.setdefault(result.operator, {}).setdefault(name, np.zeros(max_parallelism, np.uint64))
+            whole[part] = found
+    return checkpoint_digest(digests)
+
+
+def rebuild(store: Store, task: UnitTask) -> MemoryState:
+    """The unit's state in memory, proven.
+
+    Raises:
+        CorruptObject, ProofFailed: the chain is damaged.
+    """
+    unit, manifest = task.unit, task.manifests[task.checkpoint]
+    schemas = schemas_of(manifest, unit.operator)
+    target = MemoryState.empty(schemas, unit.key_groups, manifest.max_parallelism)
+    apply_unit(target, unit, ObjectReader(store, objects_of(task.manifests)))
+    check_digests(target, unit.operator, manifest)
+    return target
+
+
+def restore_unit(store: Store, task: UnitTask) -> UnitResult:
+    """Rebuild one unit and write its rows."""
+    target = rebuild(store, task)
+    unit, groups = task.unit, target.groups
+    if task.path is not None:
+        _write(target, task.path / unit.operator)
+    part = slice(groups.start, groups.end)
+    digests = {name: table.digests[part].copy() for name, table in target.tables.items()}
+    digests |= {name: opaque_digests(values, groups) for name, values in target.opaque.items()}
+    return UnitResult(unit.operator, groups, digests, sum(table.rows for table in target.tables.values()))
+
+
+def staging(path: Path) -> Path:
+    """Where a restore to `path` is written until it is whole.
+
+    Raises:
+        UsageError: there is something at `path` already, or no directory to put it in.
+        Unreachable: nothing can be written there.
+    """
+    path = path.absolute()
+    if path.exists():
+        raise UsageError(f"{path} exists already: name a directory that does not")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot restore to {path}: make the directory {path.parent} first")
+    staged = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        staged.mkdir()
+    except OSError as error:
+        raise Unreachable(f"cannot restore to {path}: {error.strerror}; check permissions and free space") from error
+    return staged
+
+
+def publish(staged: Path, path: Path) -> None:
+    """Make a whole restore visible under its own name."""
+    os.rename(staged, path)
+
+
+def discard(staged: Path) -> None:
+    """Remove what a failed restore has written."""
+    shutil.rmtree(staged, ignore_errors=True)
+
+
+def _write(target: MemoryState, directory: Path) -> None:
+    name = f"part-{target.groups.start:05d}.parquet"
+    try:
+        for table_name, table in target.tables.items():
+            (directory / table_name).mkdir(parents=True, exist_ok=True)
+            with pq.ParquetWriter(directory / table_name / name, table.schema.rows, compression="zstd") as writer:
+                for rows, _ in table.scan(target.groups):
+                    writer.write_table(rows)
+        for variable, values in target.opaque.items():
+            (directory / variable).mkdir(parents=True, exist_ok=True)
+            rows = pa.table([list(values), list(values.values())], schema=OPAQUE_SCHEMA)
+            pq.write_table(rows, directory / variable / name)
+    except OSError as error:
+        raise Unreachable(f"cannot write {directory}: {error}; check permissions and free space") from error

@@ -1,0 +1,69 @@
+"""What a person asks of recorded checkpoints: the list, and one of them in full. Plain JSON values."""
+
+from typing import Any
+
+from siltstone.catalog.manifest import decode_manifest
+from siltstone.catalog.records import CheckpointRecord
+from siltstone.catalog.repository import Catalog
+from siltstone.store.base import Store
+
+
+def list_checkpoints(catalog: Catalog, stream: str, limit: int | None = None) -> list[dict[str, Any]]:
+    """The completed checkpoints of a stream, oldest first; with `limit`, only the newest so many.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    return [_summary(record) for record in catalog.checkpoints(stream, limit)]
+
+
+def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dict[str, Any]:
+    """One checkpoint with its handles, objects, chain and input log.
+
+    Raises:
+        UnknownCheckpoint: nothing answers to `at`.
+        CorruptObject: its manifest is damaged.
+    """
+    record = catalog.checkpoint(stream, catalog.resolve(stream, at))
+    manifest = decode_manifest(store.read(record.manifest))
+    steps = [step for step in catalog.steps(stream, record.id) if step.checkpoint == record.id]
+    return {
+        "stream": stream,
+        "checkpoint": record.id,
+        "epoch": record.epoch,
+        **_summary(record),
+        "chain": catalog.chain(stream, record.id),
+        "manifest": record.manifest.name,
+        "statistics": record.statistics,
+        "steps": [{"step": s.step, "batch": s.batch_id, "offsets": s.offsets} for s in steps],
+        "handles": [
+            {
+                "operator": h.operator,
+                "variable": h.variable,
+                "form": str(h.form),
+                "key_groups": f"{h.key_groups.start}-{h.key_groups.end - 1}",
+                "rows": h.rows,
+                "bytes": h.length,
+                "offset": h.offset,
+                "previous": h.previous,
+                "object": h.object,
+                "checksum": h.checksum,
+            }
+            for h in manifest.handles
+        ],
+    }
+
+
+def _summary(record: CheckpointRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "forms": {name: str(form) for name, form in record.forms.items()},
+        "bytes": record.bytes,
+        "D": record.d,
+        "rows": record.rows,
+        "digest": record.digest,
+        "proven": record.proven,
+        "proof": record.proof,
+        "event_time_max": record.event_time_max.isoformat() if record.event_time_max else None,
+        "committed_at": record.committed_at.isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,334 @@
+"""The consistent region: all operators of a stream, moved from step to step and checkpointed at one point together.
+
+The coordinator's side, on the driver. It decides the form of each operator's part, hands every subtask its task,
+gathers the acknowledgements, writes the manifest and then, in one catalog transaction guarded by the writer epoch,
+makes the checkpoint exist (promises 1 and 5). Before that transaction nothing is visible; after it everything is.
+
+    Region.open            register, fence older writers, continue from the newest completed checkpoint
+      begin_step           -> a task an operator
+      acknowledge          <- what its subtasks said
+      complete             manifest, commit
+"""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import numpy as np
+
+from siltstone.catalog.manifest import Manifest, decode_manifest, encode_manifest
+from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
+from siltstone.catalog.repository import Catalog
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.errors import UsageError
+from siltstone.lifecycle.costs import Gathered, cost_of, statistics_of, written_form
+from siltstone.lifecycle.definition import check_definition, definition_of
+from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask
+from siltstone.model import Form, StoredObject
+from siltstone.operator import SOURCE, Operator
+from siltstone.policy.protocol import Decision, Policy, PolicyState
+from siltstone.store.open import Warehouse
+from siltstone.store.paths import CheckpointPath, is_base
+from siltstone.stream import Stream
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """How one run works.
+
+    Attributes:
+        parallelism: subtasks an operator; may differ from the run before.
+        backend: name of the working state backend.
+        checkpoint_steps: steps a checkpoint, unless `checkpoint_s` is set.
+        checkpoint_s: seconds between checkpoints.
+        options: the source options, recorded at the first run and fixed from then on.
+    """
+
+    parallelism: int = 1
+    backend: str = "heap"
+    checkpoint_steps: int = 1
+    checkpoint_s: float | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A checkpoint that has just come to exist."""
+
+    id: int
+    digest: str
+    forms: Mapping[str, Form]
+    d: Mapping[str, int]
+    rows_in: int
+    state_rows: int
+    bytes: int
+    seconds: float
+    event_time_max: datetime | None
+    reasons: Mapping[str, str]
+
+
+class Region:
+    """One run of one stream. Use `Region.open`; not safe for use by two threads."""
+
+    def __init__(
+        self, stream: Stream, warehouse: Warehouse, catalog: Catalog, policy: Policy, options: RegionOptions, epoch: int
+    ) -> None:
+        self.stream = stream
+        self.warehouse = warehouse
+        self.catalog = catalog
+        self.policy = policy
+        self.options = options
+        self.epoch = epoch
+        self.step = 0
+        self.completed_step = 0
+        self.digest: str | None = None
+        """of the newest completed checkpoint, hex"""
+        self.completed = 0
+        """the newest completed checkpoint, 0 before the first"""
+        self.checkpoint_due = False
+        self._store = warehouse.store
+        self._steps_open = 0
+        self._last_checkpoint_s = time.monotonic()
+        self._first: dict[str, int] = {}
+        self._manifests: dict[int, StoredObject] = {}
+        self._policies = {op.name: policy.start() for op in stream.operators}
+        self._decisions: dict[str, Decision] = {}
+        self._event_time_max: datetime | None = None
+        self._gathered = Gathered()
+
+    @classmethod
+    def open(
+        cls,
+        stream: Stream,
+        warehouse: Warehouse,
+        catalog: Catalog,
+        policy: Policy,
+        options: RegionOptions,
+        who: str,
+    ) -> "Region":
+        """Take the stream over: older writers are fenced, and the run continues from the newest completed checkpoint.
+
+        Args:
+            who: tells people which process this is.
+
+        Raises:
+            SchemaConflict: the definition no longer fits the recorded state.
+            UsageError: more parallelism than key groups, or other source options than before.
+            CorruptObject: the newest manifest is damaged.
+        """
+        if not 1 <= options.parallelism <= stream.max_parallelism:
+            raise UsageError(f"parallelism is {options.parallelism}: use 1 to max_parallelism {stream.max_parallelism}")
+        definition = definition_of(stream, options.options)
+        record = catalog.register(stream.name, stream.max_parallelism, definition)
+        check_definition(stream.name, record.definition, definition)
+        epoch = catalog.new_epoch(stream.name, who)
+        if record.definition != definition:
+            catalog.update_definition(stream.name, epoch, definition)
+        region = cls(stream, warehouse, catalog, policy, options, epoch)
+        region._resume(catalog.last_id(stream.name))
+        return region
+
+    @property
+    def checkpoint(self) -> int:
+        """The id that the next checkpoint will have."""
+        return self.completed + 1
+
+    def _resume(self, latest: int) -> None:
+        """Continue after checkpoint `latest`, or from nothing where it is 0."""
+        changed: set[str] = set()
+        if latest:
+            name = self.stream.name
+            self._manifests = {c: self.catalog.checkpoint(name, c).manifest for c in self.catalog.chain(name, latest)}
+            manifest = decode_manifest(self._store.read(self._manifests[latest]))
+            self._first = {op.name: manifest.first.get(op.name, latest + 1) for op in self.stream.operators}
+            self._policies |= {
+                op: PolicyState.from_json(saved) for op, saved in manifest.policy.items() if op in self._policies
+            }
+            self._event_time_max = manifest.event_time_max
+            self.digest = manifest.digest
+            self.completed, self.step, self.completed_step = latest, manifest.step, manifest.step
+            # A table that the last checkpoint does not know has no chain to put a delta on.
+            changed = {
+                op.name for op in self.stream.operators if set(op.tables()) - set(manifest.digests.get(op.name, {}))
+            }
+        self._decide(changed)
+
+    def _decide(self, changed: Collection[str] = ()) -> None:
+        """The form of each operator's part of the next checkpoint; it fixes tracking for the whole interval."""
+        self._decisions = {name: self.policy.decide(state) for name, state in self._policies.items()}
+        for name in changed:
+            self._decisions[name] = Decision(form=Form.BASE, tracking=False, d=0, reason="its tables changed")
+
+    def recorded_steps(self) -> list[StepRecord]:
+        """The input log up to the newest completed checkpoint, oldest first."""
+        return self.catalog.steps(self.stream.name, self.completed) if self.completed else []
+
+    def completed_epoch(self) -> dict[int, int]:
+        """The newest completed checkpoint and the epoch that completed it; empty before the first."""
+        if not self.completed:
+            return {}
+        return {self.completed: self.catalog.checkpoint(self.stream.name, self.completed).epoch}
+
+    def begin_step(self, *, last: bool = False) -> dict[str, StepTask]:
+        """Start the next step, and say whether it ends in a checkpoint (`checkpoint_due`).
+
+        Args:
+            last: no step follows for now, so it does.
+
+        Returns:
+            operator name -> the task of each of its subtasks.
+        """
+        base_step, self.step = self.step, self.step + 1
+        self._steps_open += 1
+        waited = time.monotonic() - self._last_checkpoint_s
+        if self.options.checkpoint_s is not None:
+            self.checkpoint_due = last or waited >= self.options.checkpoint_s
+        else:
+            self.checkpoint_due = last or self._steps_open >= self.options.checkpoint_steps
+        return {op.name: self._task(op, base_step) for op in self.stream.operators}
+
+    def _task(self, operator: Operator, base_step: int) -> StepTask:
+        decision = self._decisions[operator.name]
+        order = None
+        if self.checkpoint_due:
+            limit = decision.delta_limit_bytes
+            order = CheckpointOrder(
+                checkpoint=self.checkpoint,
+                form=decision.form,
+                previous=self.completed,
+                delta_limit_bytes=None if limit is None else limit // self.options.parallelism,
+            )
+        return StepTask(
+            stream=self.stream.name,
+            operator=operator,
+            epoch=self.epoch,
+            step=self.step,
+            base_step=base_step,
+            parallelism=self.options.parallelism,
+            max_parallelism=self.stream.max_parallelism,
+            warehouse=self.warehouse,
+            backend=self.options.backend,
+            tracking=decision.tracking,
+            restore=self._restore_point(operator.name),
+            checkpoint=order,
+            previous_epoch=self.epoch - 1,
+            event_time=self.stream.event_time if operator.reads == SOURCE else None,
+        )
+
+    def _restore_point(self, operator: str) -> RestorePoint:
+        if not self.completed:
+            return RestorePoint()
+        manifests = (m for c, m in self._manifests.items() if c >= self._first[operator])
+        return RestorePoint(self.completed, self.completed_step, tuple(manifests))
+
+    def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
+        """Take what the subtasks of one operator said of the step."""
+        self._gathered.add(operator, received)
+
+    def check_fence(self) -> None:
+        """Raises Fenced if a newer writer has taken the stream over."""
+        self.catalog.check_epoch(self.stream.name, self.epoch)
+
+    def complete(self, steps: Sequence[Step]) -> Completed:
+        """Write the manifest and commit: the checkpoint exists from here on.
+
+        Args:
+            steps: the input log since the previous checkpoint.
+
+        Raises:
+            Fenced: a newer writer has taken the stream over; nothing became visible.
+            Unreachable: the store or the catalog failed; nothing became visible.
+        """
+        start = time.perf_counter()
+        manifest = self._manifest()
+        stored = self._store.put(
+            CheckpointPath(self.stream.name, self.epoch, self.checkpoint).manifest(), encode_manifest(manifest)
+        )
+        commit = commit_of(manifest, stored, steps)
+        self.catalog.commit(self.stream.name, self.epoch, commit)
+        completed = Completed(
+            id=commit.id,
+            digest=commit.digest,
+            forms=commit.forms,
+            d=commit.d,
+            rows_in=manifest.statistics["rows_in"],
+            state_rows=commit.rows,
+            bytes=commit.bytes,
+            seconds=time.perf_counter() - start,
+            event_time_max=commit.event_time_max,
+            reasons={name: decision.reason for name, decision in self._decisions.items()},
+        )
+        self._advance(manifest, stored)
+        return completed
+
+    def close(self, outcome: str) -> None:
+        """Note in the catalog how the run ended."""
+        self.catalog.end_epoch(self.stream.name, self.epoch, outcome)
+
+    def _manifest(self) -> Manifest:
+        received = self._gathered.last
+        forms = {name: written_form(a) for name, a in received.items()}
+        return Manifest(
+            stream=self.stream.name,
+            checkpoint=self.checkpoint,
+            epoch=self.epoch,
+            step=self.step,
+            max_parallelism=self.stream.max_parallelism,
+            operators={op.name: op.definition() for op in self.stream.operators},
+            handles=[h for a in received.values() for ack in a for h in ack.handles],
+            objects=[o for a in received.values() for ack in a for o in ack.objects],
+            digests={name: _whole_digests(a, self.stream.max_parallelism) for name, a in received.items()},
+            forms=forms,
+            d={name: decision.d for name, decision in self._decisions.items()},
+            first={name: self.checkpoint if forms[name] is Form.BASE else self._first[name] for name in received},
+            policy={
+                name: self.policy.observe(state, cost_of(received[name], self._decisions[name])).to_json()
+                for name, state in self._policies.items()
+            },
+            event_time_max=self._gathered.event_time(self._event_time_max),
+            statistics=statistics_of(self._gathered, self.stream),
+        )
+
+    def _advance(self, manifest: Manifest, stored: StoredObject) -> None:
+        """The checkpoint exists: the next interval begins."""
+        self._first = dict(manifest.first)
+        oldest = min(self._first.values())
+        self._manifests = {c: m for c, m in self._manifests.items() if c >= oldest} | {manifest.checkpoint: stored}
+        self._policies = {name: PolicyState.from_json(saved) for name, saved in manifest.policy.items()}
+        self._event_time_max = manifest.event_time_max
+        self.digest = manifest.digest
+        self._gathered = Gathered()
+        self.completed, self.completed_step = manifest.checkpoint, manifest.step
+        self._steps_open = 0
+        self._last_checkpoint_s = time.monotonic()
+        self._decide()
+
+
+def _whole_digests(received: Sequence[Acknowledgement], max_parallelism: int) -> dict[str, np.ndarray]:
+    """Table or opaque variable -> uint64[max_parallelism], put together from the subtasks' key groups."""
+    whole: dict[str, np.ndarray] = {}
+    for acknowledgement in received:
+        groups = slice(acknowledgement.key_groups.start, acknowledgement.key_groups.end)
+        for name, digests in acknowledgement.digests.items():
+            whole.setdefault(name, np.zeros(max_parallelism, np.uint64))[groups] = digests
+    return whole
+
+
+def commit_of(manifest: Manifest, stored: StoredObject, steps: Sequence[Step]) -> CheckpointCommit:
+    """What the catalog is to know of a checkpoint."""
+    return CheckpointCommit(
+        id=manifest.checkpoint,
+        manifest=stored,
+        digest=manifest.digest,
+        rows=manifest.statistics["state_rows"],
+        bytes=stored.bytes + sum(o.bytes for o in manifest.objects),
+        forms=manifest.forms,
+        d=manifest.d,
+        statistics=manifest.statistics,
+        event_time_max=manifest.event_time_max,
+        segments=[o for o in manifest.objects if not is_base(o.name)],
+        bases=[o for o in manifest.objects if is_base(o.name)],
+        first=manifest.first,
+        steps=steps,
+    )

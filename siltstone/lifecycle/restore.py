@@ -1,0 +1,218 @@
+"""Rebuilds state from the changelog: a base, the deltas after it in order, and the proof that it is what it was.
+
+The unit of work is one operator in one key-group range (`policy.restore_plan`); units need nothing of each other, so
+a restore is a map over them, at whatever parallelism. Every object is read whole and its checksum verified
+(promise 6), and the digest of what was rebuilt is compared with the recorded one (promise 1).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.catalog.manifest import Manifest, decode_manifest
+from siltstone.catalog.repository import Catalog
+from siltstone.changelog.base import read_base
+from siltstone.changelog.block import decode_block
+from siltstone.changelog.opaque import decode_opaque
+from siltstone.errors import CorruptObject, ProofFailed
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.policy.restore_plan import Read, RestoreUnit, plan_restore
+from siltstone.state.backend import SubtaskState
+from siltstone.state.digest import opaque_digest
+from siltstone.state.heap import HeapTable
+from siltstone.state.protocol import apply_delta, set_state
+from siltstone.state.schema import TableSchema
+from siltstone.store.base import Store
+
+
+@dataclass
+class MemoryState:
+    """State that is being rebuilt: tables in memory, opaque values by key group. No steps, no before-images."""
+
+    groups: KeyGroupRange
+    max_parallelism: int
+    tables: dict[str, HeapTable]
+    opaque: dict[str, dict[int, bytes]]
+
+    @classmethod
+    def empty(cls, schemas: Mapping[str, TableSchema], groups: KeyGroupRange, max_parallelism: int) -> "MemoryState":
+        """No row yet in any of the tables."""
+        tables = {name: HeapTable.in_memory(schema, max_parallelism) for name, schema in schemas.items()}
+        return cls(groups, max_parallelism, tables, {})
+
+    def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
+        """Replace the bytes of some key groups."""
+        self.opaque.setdefault(variable, {}).update(values)
+
+
+Target = SubtaskState | MemoryState
+
+
+class ObjectReader:
+    """Reads whole objects once, verified, and keeps them for as long as it lives.
+
+    Args:
+        objects: what the manifests say of each object that may be asked for.
+    """
+
+    def __init__(self, store: Store, objects: Iterable[StoredObject]) -> None:
+        self._store = store
+        self._objects = {stored.name: stored for stored in objects}
+        self._read: dict[str, pa.Buffer] = {}
+
+    def block(self, handle: Handle) -> pa.Buffer:
+        """The bytes that a handle points at.
+
+        Raises:
+            CorruptObject: the object is missing, cut or altered, or the handle points outside it.
+        """
+        if handle.object not in self._objects:
+            raise CorruptObject(f"{handle.object} is named by a handle but by no manifest: restore another checkpoint")
+        if handle.object not in self._read:
+            self._read[handle.object] = self._store.read(self._objects[handle.object])
+        whole = self._read[handle.object]
+        if handle.offset + handle.length > whole.size:
+            raise CorruptObject(f"{handle.object}: {handle.variable} should lie beyond its end")
+        return whole.slice(handle.offset, handle.length)
+
+    def check(self, stored: StoredObject) -> None:
+        """Verify an object that no handle points at."""
+        self._store.read(stored)
+
+
+def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
+    """The tables of an operator as they were recorded at a checkpoint."""
+    variables = manifest.operators[operator]["variables"].values()
+    return {name: TableSchema.from_json(shape) for v in variables for name, shape in v["tables"].items()}
+
+
+def apply_handle(target: Target, handle: Handle, groups: Sequence[KeyGroupRange], block: pa.Buffer) -> int:
+    """Put one block's rows of some key groups into `target`; a table or column it does not have is left out.
+
+    Returns:
+        How many rows or changes were applied.
+    """
+    if handle.kind is Kind.OPAQUE:
+        values = decode_opaque(block, handle.object)
+        target.set_opaque(handle.variable, {g: v for g, v in values.items() if any(g in part for part in groups)})
+        return 0
+    if handle.variable not in target.tables:
+        return 0
+    schema = target.tables[handle.variable].schema
+    if handle.form is Form.BASE:
+        return sum(_apply_base(target, handle, schema, part, block) for part in groups)
+    changes, key_groups = decode_block(block, handle.object)
+    wanted = np.zeros(len(key_groups), bool)
+    for part in groups:
+        wanted |= (key_groups >= part.start) & (key_groups < part.end)
+    if not wanted.all():
+        changes, key_groups = changes.filter(pa.array(wanted)), key_groups[wanted]
+    if changes.num_rows:
+        apply_delta(target, handle.variable, _widened(changes, schema.changes), key_groups)
+    return changes.num_rows
+
+
+def _apply_base(target: Target, handle: Handle, schema: TableSchema, groups: KeyGroupRange, block: pa.Buffer) -> int:
+    count = 0
+    for rows, key_groups in read_base(block, schema, groups):
+        set_state(target, handle.variable, rows, key_groups)
+        count += rows.num_rows
+    return count
+
+
+def _widened(changes: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema`, null where an older definition did not have them."""
+    if changes.schema.names == schema.names:
+        return changes
+    have = set(changes.column_names)
+    columns = [changes.column(f.name) if f.name in have else pa.nulls(len(changes), f.type) for f in schema]
+    return pa.table(columns, schema=schema)
+
+
+def apply_unit(target: Target, unit: RestoreUnit, reader: ObjectReader) -> int:
+    """Rebuild one unit in `target`, which is empty; returns how many rows and changes were applied."""
+    count = 0
+    for reads in unit.tables.values():
+        for read in (*reads.bases, *reads.deltas):
+            count += _apply(target, read, reader)
+    for reads in unit.opaque.values():
+        for read in reads:
+            _apply(target, read, reader)
+    return count
+
+
+def _apply(target: Target, read: Read, reader: ObjectReader) -> int:
+    return apply_handle(target, read.handle, read.key_groups, reader.block(read.handle))
+
+
+def check_digests(target: Target, operator: str, manifest: Manifest) -> None:
+    """Compare what was rebuilt with what was recorded, key group by key group (promise 1).
+
+    Raises:
+        ProofFailed: they differ; the message names checkpoint, variable and key groups.
+    """
+    part = slice(target.groups.start, target.groups.end)
+    for name, recorded in manifest.digests[operator].items():
+        if name in target.tables:
+            found = target.tables[name].digests[part]
+        else:
+            found = opaque_digests(target.opaque.get(name, {}), target.groups)
+        differing = np.flatnonzero(found != recorded[part]) + target.groups.start
+        if len(differing):
+            raise ProofFailed(
+                f"checkpoint {manifest.checkpoint} of {manifest.stream}: {operator}.{name} does not have its recorded "
+                f"digest in {len(differing)} key groups from {differing[0]} on; restore an older checkpoint"
+            )
+
+
+def opaque_digests(values: Mapping[int, bytes], groups: KeyGroupRange) -> np.ndarray:
+    """uint64 per key group of `groups`: the digest of its opaque value, 0 where there is none."""
+    digests = np.zeros(len(groups), np.uint64)
+    for group, value in values.items():
+        digests[group - groups.start] = opaque_digest(value)
+    return digests
+
+
+def chain_manifests(catalog: Catalog, stream: str, checkpoint: int) -> list[StoredObject]:
+    """The manifest objects of every checkpoint that a restore of `checkpoint` reads, oldest first."""
+    return [catalog.checkpoint(stream, c).manifest for c in catalog.chain(stream, checkpoint)]
+
+
+def read_manifests(store: Store, stored: Iterable[StoredObject]) -> dict[int, Manifest]:
+    """Checkpoint id -> manifest.
+
+    Raises:
+        CorruptObject: one of them is missing, cut or altered.
+    """
+    manifests = (decode_manifest(store.read(s)) for s in stored)
+    return {m.checkpoint: m for m in manifests}
+
+
+def objects_of(manifests: Mapping[int, Manifest]) -> list[StoredObject]:
+    """Every object that the manifests name."""
+    return [stored for manifest in manifests.values() for stored in manifest.objects]
+
+
+def load_state(state: SubtaskState, store: Store, stored: Sequence[StoredObject], operator: str, step: int) -> None:
+    """Fill empty working state from a chain, proven, and make it version `step` with no change pending.
+
+    Args:
+        stored: the chain's manifest objects, the target's last.
+
+    Raises:
+        CorruptObject, ProofFailed: the chain is damaged.
+    """
+    manifests = read_manifests(store, stored)
+    target = manifests[max(manifests)]
+    state.begin(step, tracking=True)
+    if any(h.operator == operator for h in target.handles):
+        handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
+        plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups)
+        apply_unit(state, plan.units[0], ObjectReader(store, objects_of(manifests)))
+        check_digests(state, operator, target)
+    for table in state.tables.values():
+        table.mark()
+    state.commit()
+    state.release(step)

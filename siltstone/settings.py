@@ -1,0 +1,80 @@
+"""Every option, its default, its unit. From the command line, `SILTSTONE_*` in the environment, then `siltstone.toml`.
+
+The first of these that names an option wins. In `siltstone.toml` the names are the fields below, in snake case:
+
+    streams = ["streams"]
+    warehouse = "./warehouse"
+    policy = "marginal-cost"
+    [policy_options]
+    restore_budget_s = 60
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from siltstone.errors import UsageError
+from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions
+
+CONFIGURATION = Path("siltstone.toml")
+
+
+class Settings(BaseSettings):
+    """All options of the engine; unknown names are refused."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SILTSTONE_",
+        env_nested_delimiter="__",
+        toml_file=CONFIGURATION,
+        extra="forbid",
+        frozen=True,
+    )
+
+    streams: list[str] = Field(default=[], description="modules that define streams")
+    warehouse: str = Field(default="./warehouse", description="where objects lie: a path or file:// URL")
+    catalog: str | None = Field(default=None, description="SQLAlchemy URL; default SQLite inside a local warehouse")
+    master: str = Field(default="local[*]", description="Spark master URL")
+    spark: dict[str, str] = Field(default={}, description="further Spark settings")
+    parallelism: int | None = Field(default=None, ge=1, description="subtasks an operator; default Spark's own")
+    backend: Literal["heap"] = Field(default="heap", description="working state backend")
+    checkpoint_steps: int = Field(default=1, ge=1, description="micro-batches a checkpoint")
+    checkpoint_s: float | None = Field(
+        default=None, gt=0, description="seconds between checkpoints, instead of checkpoint_steps"
+    )
+    policy: str = Field(default=DEFAULT_POLICY, description="decides when to take a base")
+    policy_options: PolicyOptions = Field(default_factory=PolicyOptions, description="its options")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, environment, file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load_settings(**given: object) -> Settings:
+    """The settings; `given` holds what the command line named, where None means not named.
+
+    Raises:
+        UsageError: an unknown option, a value out of range, or a siltstone.toml that is not TOML.
+    """
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})  # pyright: ignore[reportArgumentType]
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"option {where}: {first['msg']} (see SILTSTONE_* and {CONFIGURATION})") from None
+    except ValueError as error:
+        raise UsageError(f"{CONFIGURATION} cannot be read: {error}") from None

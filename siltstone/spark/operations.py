@@ -1,0 +1,264 @@
+"""What a user can do to a stream, one function each: the command line, the jobs and the assets all call these."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from siltstone.catalog.manifest import decode_manifest
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import SnapshotRecord, parse_time
+from siltstone.errors import Fenced, ProofFailed, StateError, UsageError
+from siltstone.lifecycle.export import discard, publish, restore_unit, staging, unit_tasks, whole_digest
+from siltstone.lifecycle.region import Completed, Region, RegionOptions
+from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.snapshot import compare, compare_tasks, snapshot_tasks, take_snapshot
+from siltstone.lifecycle.verify import Failure, check_objects, plan_proof, prove
+from siltstone.policy.adaptive import named
+from siltstone.settings import Settings
+from siltstone.spark.executor import spark_map
+from siltstone.spark.runner import StreamRunner, run_stream
+from siltstone.spark.session import spark_session
+from siltstone.stream import Stream
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What one run did. `digest` is that of the newest checkpoint, hex."""
+
+    stream: str
+    checkpoints: list[int]
+    digest: str | None
+    rows: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """How much to run: `batches` micro-batches at most, or, with `follow`, on and on; `options` go to the source."""
+
+    batches: int | None = None
+    follow: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def run(
+    settings: Settings,
+    stream: Stream,
+    request: RunRequest,
+    on_checkpoint: Callable[[Completed], None] = lambda _: None,
+) -> RunResult:
+    """Process what the stream's source has, from the newest completed checkpoint on.
+
+    Raises:
+        SiltstoneError: see `Region.open` and `run_stream`.
+    """
+    start = time.perf_counter()
+    done: list[Completed] = []
+
+    def completed(checkpoint: Completed) -> None:
+        done.append(checkpoint)
+        on_checkpoint(checkpoint)
+
+    with Place.writable(settings.warehouse, settings.catalog) as place:
+        spark = spark_session(settings.master, settings.spark)
+        region = open_region(settings, stream, place, request.options, spark.sparkContext.defaultParallelism)
+        outcome = "failed"
+        try:
+            runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=completed)
+            run_stream(runner, {**stream.options, **request.options}, follow=request.follow)
+            outcome = "done"
+        except Fenced:
+            outcome = "fenced"
+            raise
+        finally:
+            region.close(outcome)
+        digest = done[-1].digest if done else region.digest
+    return RunResult(
+        stream=stream.name,
+        checkpoints=[c.id for c in done],
+        digest=digest,
+        rows=sum(c.rows_in for c in done),
+        bytes=sum(c.bytes for c in done),
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def open_region(
+    settings: Settings,
+    stream: Stream,
+    place: Place,
+    options: Mapping[str, str],
+    default_parallelism: int,
+) -> Region:
+    """Take a stream over, as the settings say."""
+    region_options = RegionOptions(
+        parallelism=settings.parallelism or min(default_parallelism, stream.max_parallelism),
+        backend=settings.backend,
+        checkpoint_steps=settings.checkpoint_steps,
+        checkpoint_s=settings.checkpoint_s,
+        options=options,
+    )
+    policy = named(settings.policy, settings.policy_options)
+    who = f"{socket.gethostname()}:{os.getpid()}"
+    return Region.open(stream, place.warehouse, place.catalog, policy, region_options, who)
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """What a restore rebuilt. `proven`: the digest of what was rebuilt is the recorded one."""
+
+    stream: str
+    checkpoint: int
+    rows: int
+    bytes: int
+    seconds: float
+    digest: str
+    proven: bool
+    path: str | None = None
+
+
+def restore(
+    settings: Settings, stream: str, *, at: str = "latest", as_of: str | None = None, to: Path | None = None
+) -> RestoreResult:
+    """Rebuild a checkpoint's state from the store, prove it, and write it as Parquet where `to` says.
+
+    Args:
+        at: checkpoint id, commit time, or "latest".
+        as_of: event time instead: the last checkpoint whose highest event time is not later.
+        to: a directory that does not exist yet; None only proves.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
+        CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
+    """
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        catalog, store = place.catalog, place.warehouse.store
+        checkpoint = catalog.as_of(stream, parse_time(as_of)) if as_of else catalog.resolve(stream, at)
+        record = catalog.checkpoint(stream, checkpoint)
+        staged = None if to is None else staging(to)
+        try:
+            spark = spark_session(settings.master, settings.spark)
+            start = time.perf_counter()
+            manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint))
+            parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
+            tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged)
+            results = spark_map(spark, lambda task: restore_unit(store, task), tasks)
+            digest = whole_digest(results, manifests[checkpoint].max_parallelism)
+            if digest != record.digest:
+                raise ProofFailed(
+                    f"checkpoint {checkpoint} of {stream}: digest {digest} is not the recorded {record.digest}"
+                )
+            seconds = time.perf_counter() - start
+            if staged is not None and to is not None:
+                publish(staged, to.absolute())
+        except BaseException:
+            if staged is not None:
+                discard(staged)
+            raise
+    rows = sum(result.rows for result in results)
+    return RestoreResult(stream, checkpoint, rows, size, round(seconds, 3), digest, True, str(to) if to else None)
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """Which checkpoints are proven, and why the others are not."""
+
+    stream: str
+    proven: list[int]
+    failed: list[Failure]
+    seconds: float
+
+
+def verify(
+    settings: Settings, stream: str, *, at: str = "latest", every: bool = False, deep: bool = False
+) -> VerifyResult:
+    """Prove one checkpoint, or with `every` all of them; the outcome is recorded in the catalog.
+
+    Args:
+        deep: also compare, row by row, with the full snapshot of each checkpoint that has one.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
+        UsageError: `deep` for a checkpoint that has no snapshot.
+    """
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        catalog, store = place.catalog, place.warehouse.store
+        wanted = [c.id for c in catalog.checkpoints(stream)] if every else [catalog.resolve(stream, at)]
+        snapshots = {s.checkpoint: s for s in catalog.snapshots(stream)}
+        if deep and not snapshots.keys() & set(wanted):
+            raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
+        spark = spark_session(settings.master, settings.spark)
+        start = time.perf_counter()
+        chains = {c: catalog.chain(stream, c) for c in wanted}
+        stored = {
+            c: catalog.checkpoint(stream, c).manifest for c in sorted({c for chain in chains.values() for c in chain})
+        }
+        plan = plan_proof(store, stored, chains)
+        found = spark_map(spark, lambda task: prove(store, task), plan.tasks)
+        failures = [*plan.failures, *(f for part in found for f in part), *check_objects(store, plan.objects)]
+        if deep:
+            failures += _deep(settings, spark, place, [s for c, s in snapshots.items() if c in wanted])
+        first = {f.checkpoint: f for f in reversed(failures) if f.checkpoint in chains}
+        for checkpoint in wanted:
+            failure = first.get(checkpoint)
+            catalog.record_proof(stream, checkpoint, failure is None, failure.reason if failure else None)
+        seconds = round(time.perf_counter() - start, 3)
+    return VerifyResult(stream, [c for c in wanted if c not in first], [first[c] for c in sorted(first)], seconds)
+
+
+def _deep(settings: Settings, spark: SparkSession, place: Place, snapshots: list[SnapshotRecord]) -> list[Failure]:
+    """Row by row against the full snapshots."""
+    store = place.warehouse.store
+    failures = []
+    for snapshot in snapshots:
+        stored = chain_manifests(place.catalog, snapshot.stream, snapshot.checkpoint)
+        try:
+            manifests = read_manifests(store, stored)
+            parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
+            tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)
+            compared = spark_map(spark, lambda task: compare(store, task), compare_tasks(tasks, snapshot.objects))
+            failures += [Failure(snapshot.checkpoint, line) for lines in compared for line in lines]
+        except StateError as error:
+            failures.append(Failure(snapshot.checkpoint, str(error)))
+    return failures
+
+
+@dataclass(frozen=True)
+class SnapshotResult:
+    """What a snapshot wrote."""
+
+    stream: str
+    checkpoint: int
+    rows: int
+    bytes: int
+    seconds: float
+
+
+def snapshot(settings: Settings, stream: str) -> SnapshotResult:
+    """Write the live state of the newest checkpoint in full, to compare restores against (`verify --deep`).
+
+    Raises:
+        StateError: this machine does not have the live state of the newest checkpoint.
+        UsageError: the checkpoint has a snapshot already.
+    """
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        catalog, warehouse = place.catalog, place.warehouse
+        record = catalog.latest(stream)
+        if any(s.checkpoint == record.id for s in catalog.snapshots(stream)):
+            raise UsageError(f"checkpoint {record.id} of {stream} has a snapshot already")
+        spark = spark_session(settings.master, settings.spark)
+        start = time.perf_counter()
+        manifest = decode_manifest(warehouse.store.read(record.manifest))
+        tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
+        parts = spark_map(spark, take_snapshot, tasks)
+        objects = [stored for part in parts for stored in part.objects]
+        rows = sum(part.rows for part in parts)
+        catalog.add_snapshot(stream, catalog.stream(stream).epoch, record.id, objects, rows)
+        seconds = round(time.perf_counter() - start, 3)
+    return SnapshotResult(stream, record.id, rows, sum(o.bytes for o in objects), seconds)

@@ -1,0 +1,223 @@
+"""The stream runner: Structured Streaming hands over a micro-batch, the runner makes it a step of the region.
+
+In the user's own query:
+
+    runner = StreamRunner(spark, region)
+    query = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location).start()
+
+or, for a stream definition with a source of its own, `run_stream`.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from siltstone.catalog.records import Step
+from siltstone.errors import SiltstoneError, StateError, UsageError
+from siltstone.lifecycle.region import Completed, Region
+from siltstone.lifecycle.task import StepTask
+from siltstone.operator import SOURCE
+from siltstone.spark.sinks import FunctionSink, ParquetSink
+from siltstone.spark.source_log import SourceLog
+from siltstone.spark.step import acknowledgements, empty_step_frame, output_rows, step_frame
+from siltstone.stream import DIRECTORY, Sink
+
+STOP_POLL_S = 0.2
+
+
+@dataclass
+class _Interval:
+    """What has been gathered since the last checkpoint."""
+
+    sources: list[Step] = field(default_factory=list)
+    outputs: dict[str, list[DataFrame]] = field(default_factory=dict)
+    cached: list[DataFrame] = field(default_factory=list)
+
+
+class StreamRunner:
+    """Runs the steps of one region; give it to `foreachBatch`.
+
+    Args:
+        spark: the session whose query calls it.
+        region: the run's consistent region, open.
+        max_steps: after so many steps `enough` is set and no further step is run.
+        on_checkpoint: called with each completed checkpoint.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        region: Region,
+        *,
+        max_steps: int | None = None,
+        on_checkpoint: Callable[[Completed], None] = lambda _: None,
+    ) -> None:
+        self.spark = spark
+        self.region = region
+        self.enough = threading.Event()
+        self.failure: BaseException | None = None
+        self._stopping = threading.Event()
+        self._steps_left = max_steps
+        self._on_checkpoint = on_checkpoint
+        self._interval = _Interval()
+        stream = region.stream
+        self._log = SourceLog(region.warehouse.local.spark_log(stream.name, region.epoch))
+        recorded = region.recorded_steps()
+        self._log.prepare(recorded)
+        self._next_batch = recorded[-1].batch_id + 1 if recorded else 0
+        self._sinks = {name: self._sink(name, sink) for name, sink in stream.sinks.items()}
+        for sink in self._sinks.values():
+            sink.recover(region.completed_epoch())
+
+    @property
+    def checkpoint_location(self) -> str:
+        """What the query must use as its `checkpointLocation`: Spark's record, rewound to the last checkpoint."""
+        return str(self._log.location)
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """One micro-batch: a step of every operator and, if one is due, a checkpoint.
+
+        Raises:
+            SiltstoneError: the step failed; nothing of it is visible, and a new run resumes at the last checkpoint.
+        """
+        if self.enough.is_set():
+            self._stopping.wait()
+            return
+        try:
+            self._step(rows, batch)
+        except BaseException as error:
+            self.failure = self.failure or error
+            raise
+
+    def stop(self, query: StreamingQuery) -> None:
+        """Stop the query without losing a race with its next micro-batch."""
+        self.enough.set()
+        self._stopping.set()
+        query.stop()
+
+    def _step(self, rows: DataFrame, batch: int) -> None:
+        region = self.region
+        if batch < self._next_batch:
+            return
+        if batch != self._next_batch:
+            raise StateError(
+                f"micro-batch {batch} of {region.stream.name} came where {self._next_batch} was due: start the query "
+                "with .option('checkpointLocation', runner.checkpoint_location)"
+            )
+        self._interval.sources.append(self._log.read(batch, region.step + 1))
+        self._next_batch += 1
+        last = self._steps_left == 1
+        self._run_operators(rows, region.begin_step(last=last))
+        if region.checkpoint_due:
+            self._checkpoint()
+        if self._steps_left is not None:
+            self._steps_left -= 1
+        if last:
+            self.enough.set()
+
+    def _run_operators(self, rows: DataFrame, tasks: Mapping[str, StepTask]) -> None:
+        stream, region = self.region.stream, self.region
+        shared = sum(op.reads == SOURCE for op in stream.operators) > 1
+        if shared:
+            rows = rows.persist()
+        outputs: dict[str, DataFrame] = {SOURCE: rows}
+        try:
+            for operator in stream.topological():
+                task = tasks[operator.name]
+                frame = step_frame(outputs[operator.reads], task)
+                if stream.consumed(operator.name):
+                    # Its job must not run twice: once for the acknowledgements, once for whoever reads the output.
+                    frame = frame.persist()
+                    self._interval.cached.append(frame)
+                    outputs[operator.name] = output_rows(frame)
+                region.acknowledge(operator.name, acknowledgements(frame, task))
+        finally:
+            if shared:
+                rows.unpersist()
+        for name in self._sinks:
+            self._interval.outputs.setdefault(name, []).append(outputs[name])
+
+    def _checkpoint(self) -> None:
+        region, interval = self.region, self._interval
+        checkpoint = region.checkpoint
+        region.check_fence()
+        for name, sink in self._sinks.items():
+            whole, *further = interval.outputs[name]
+            for rows in further:
+                whole = whole.unionAll(rows)
+            sink.write(whole, checkpoint, region.epoch)
+        completed = region.complete(interval.sources)
+        for sink in self._sinks.values():
+            sink.publish(checkpoint, region.epoch)
+        for frame in interval.cached:
+            frame.unpersist()
+        self._interval = _Interval()
+        for operator in region.stream.operators:
+            operator.region_checkpointed(checkpoint)
+        self._on_checkpoint(completed)
+
+    def finish(self) -> None:
+        """The query has ended well: take the checkpoint that an unfinished interval still waits for."""
+        region = self.region
+        if not self._interval.sources:
+            return
+        tasks = region.begin_step(last=True)
+        for name, task in tasks.items():
+            region.acknowledge(name, acknowledgements(empty_step_frame(self.spark, task), task))
+        self._checkpoint()
+
+    def _sink(self, operator: str, sink: Any) -> Sink:
+        if isinstance(sink, ParquetSink) and sink.path is None:
+            return replace(sink, path=self.region.warehouse.local.sink(self.region.stream.name) / operator)
+        if hasattr(sink, "write"):
+            return sink
+        if callable(sink):
+            return FunctionSink(sink)
+        raise UsageError(f"the sink of {operator} is a {type(sink).__name__}: use a ParquetSink or a function")
+
+
+def run_stream(runner: StreamRunner, options: Mapping[str, str], *, follow: bool = False, poll_s: float = 1.0) -> None:
+    """Run a stream definition's own source through `runner` until what is available is processed.
+
+    Args:
+        options: source options; see `Stream.source`.
+        follow: go on waiting for more until interrupted.
+        poll_s: with `follow`, seconds between looks at the source.
+
+    Raises:
+        SiltstoneError: the stream stopped; the message says why.
+    """
+    stream, region = runner.region.stream, runner.region
+    directory = region.warehouse.local.source(stream.name)
+    rows = stream.source(runner.spark, {**options, DIRECTORY: str(directory)})
+    writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+    writer = writer.trigger(processingTime=f"{poll_s} seconds") if follow else writer.trigger(availableNow=True)
+    query = writer.start()
+    try:
+        while not runner.enough.is_set() and not query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
+            pass
+    except StreamingQueryException as error:
+        raise _reason(runner, error) from error
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+    finally:
+        runner.stop(query)
+    if runner.failure is not None:
+        raise _reason(runner, runner.failure)
+    runner.finish()
+
+
+def _reason(runner: StreamRunner, error: BaseException) -> BaseException:
+    """The error that stopped the stream, as one of ours and in one line."""
+    cause = runner.failure or error
+    if isinstance(cause, SiltstoneError | KeyboardInterrupt):
+        return cause
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    said = next((line for line in reversed(lines) if "Error" in line or "Exception" in line), lines[0] if lines else "")
+    return StateError(f"stream {runner.region.stream.name} stopped in step {runner.region.step + 1}: {said}")
