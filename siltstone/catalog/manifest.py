@@ -1,0 +1,179 @@
+"""A manifest: one object that says everything one checkpoint wrote, so that the catalog grows with objects only.
+
+As bytes it is an Arrow IPC stream of one row, zstd-compressed, whose columns are lists: handles, objects,
+digests per operator, table and key group; and `about`, JSON with all that is no list. Any Arrow reader can
+open it. An xxh3-64 of the stream follows it, so that altered bytes are noticed before they are understood.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from siltstone.errors import CorruptObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.state.digest import checkpoint_digest
+
+_FORMAT = 1
+_SEAL_BYTES = 8
+_HANDLE = pa.struct(
+    [
+        ("operator", pa.string()),
+        ("variable", pa.string()),
+        ("kind", pa.string()),
+        ("form", pa.string()),
+        ("object", pa.string()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("checksum", pa.binary()),
+        ("start", pa.uint16()),
+        ("end", pa.uint32()),
+        ("rows", pa.int64()),
+        ("previous", pa.int64()),
+    ]
+)
+_OBJECT = pa.struct([("name", pa.string()), ("bytes", pa.int64()), ("checksum", pa.binary())])
+_DIGESTS = pa.struct([("operator", pa.string()), ("variable", pa.string()), ("key_groups", pa.binary())])
+_SCHEMA = pa.schema(
+    [
+        ("about", pa.string()),
+        ("handles", pa.list_(_HANDLE)),
+        ("objects", pa.list_(_OBJECT)),
+        ("digests", pa.list_(_DIGESTS)),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """What one checkpoint wrote.
+
+    Attributes:
+        epoch: the writer epoch that wrote it.
+        step: the last step it holds.
+        operators: operator -> its definition, with the schemas of its tables, as JSON.
+        handles: where each variable's bytes of each subtask lie.
+        objects: every object it wrote, itself apart.
+        digests: operator -> table or opaque variable -> uint64[max_parallelism].
+        forms: operator -> the form of its part.
+        d: operator -> the D in force.
+        first: operator -> the checkpoint whose base its chain begins with.
+        policy: operator -> the policy's state, as JSON.
+        event_time_max: the highest event time up to here, in UTC; None if there was none.
+        statistics: rows, bytes and seconds for reports, as JSON.
+    """
+
+    stream: str
+    checkpoint: int
+    epoch: int
+    step: int
+    max_parallelism: int
+    operators: Mapping[str, Any]
+    handles: Sequence[Handle]
+    objects: Sequence[StoredObject]
+    digests: Mapping[str, Mapping[str, np.ndarray]]
+    forms: Mapping[str, Form]
+    d: Mapping[str, int] = field(default_factory=dict)
+    first: Mapping[str, int] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    event_time_max: datetime | None = None
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the whole state at this checkpoint: 32 hex digits, the same however it is stored."""
+        return checkpoint_digest(self.digests)
+
+
+_ABOUT = (
+    "stream",
+    "checkpoint",
+    "epoch",
+    "step",
+    "max_parallelism",
+    "operators",
+    "forms",
+    "d",
+    "first",
+    "policy",
+    "statistics",
+)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of a manifest object."""
+    time = manifest.event_time_max
+    about = {name: getattr(manifest, name) for name in _ABOUT} | {
+        "format": _FORMAT,
+        "event_time_max": None if time is None else time.isoformat(),
+    }
+    digests = [
+        {"operator": operator, "variable": variable, "key_groups": np.ascontiguousarray(groups, "<u8").tobytes()}
+        for operator, variables in manifest.digests.items()
+        for variable, groups in variables.items()
+    ]
+    objects = [asdict(o) | {"checksum": bytes.fromhex(o.checksum)} for o in manifest.objects]
+    handles = [_plain(handle) for handle in manifest.handles]
+    columns = [[json.dumps(about, separators=(",", ":"))], [handles], [objects], [digests]]
+    arrays = [pa.array(column, of.type) for column, of in zip(columns, _SCHEMA, strict=True)]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:
+        out.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
+    data = sink.getvalue().to_pybytes()
+    return data + xxhash.xxh3_64_digest(data)
+
+
+def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifest") -> Manifest:
+    """The manifest that `encode_manifest` was given.
+
+    Raises:
+        CorruptObject: cut, altered, no manifest, or of a later format; `name` says where it came from.
+    """
+    view = memoryview(data).cast("B")
+    body = view[:-_SEAL_BYTES]
+    if xxhash.xxh3_64_digest(body) != bytes(view[-_SEAL_BYTES:]):
+        raise CorruptObject(f"{name} was cut or altered: its checksum does not match")
+    try:
+        with pa.ipc.open_stream(body) as stream:
+            [row] = stream.read_all().to_pylist()
+        about = json.loads(row["about"])
+        if about["format"] != _FORMAT:
+            raise CorruptObject(f"{name} has format {about['format']}: use the newer Siltstone that wrote it")
+        time = about["event_time_max"]
+        digests: dict[str, dict[str, np.ndarray]] = {operator: {} for operator in about["forms"]}
+        for part in row["digests"]:
+            groups = np.frombuffer(part["key_groups"], "<u8")
+            digests.setdefault(part["operator"], {})[part["variable"]] = groups
+        return Manifest(
+            **{key: about[key] for key in _ABOUT if key != "forms"},
+            forms={operator: Form(form) for operator, form in about["forms"].items()},
+            handles=[_handle(plain) for plain in row["handles"]],
+            objects=[StoredObject(**o | {"checksum": o["checksum"].hex()}) for o in row["objects"]],
+            digests=digests,
+            event_time_max=None if time is None else datetime.fromisoformat(time).astimezone(UTC),
+        )
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CorruptObject(f"{name} is no manifest: {str(error).splitlines()[0]}") from None
+
+
+def _plain(handle: Handle) -> dict[str, Any]:
+    plain = {name: getattr(handle, name) for name in _HANDLE.names if name not in ("start", "end")}
+    groups = handle.key_groups
+    return plain | {"checksum": bytes.fromhex(handle.checksum), "start": groups.start, "end": groups.end}
+
+
+def _handle(plain: Mapping[str, Any]) -> Handle:
+    rest = {name: value for name, value in plain.items() if name not in ("start", "end")}
+    typed = {
+        "kind": Kind(plain["kind"]),
+        "form": Form(plain["form"]),
+        "checksum": plain["checksum"].hex(),
+        "key_groups": KeyGroupRange(plain["start"], plain["end"]),
+    }
+    return Handle(**rest | typed)

@@ -1,0 +1,129 @@
+import json
+import time
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from siltstone.catalog.manifest import Manifest, decode_manifest, encode_manifest
+from siltstone.errors import CorruptObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.state.digest import checkpoint_digest
+
+PREFIX = "flights/00000001/000000000007"
+
+
+def _manifest(subtasks: int = 6, tables: int = 6, max_parallelism: int = 128) -> Manifest:
+    rng = np.random.default_rng(1)
+    names = [f"table{i}" for i in range(tables)]
+    ranges = KeyGroupRange(0, max_parallelism).split(subtasks)
+    kinds = [Kind.OPAQUE, *[Kind.INCREMENTAL] * (tables - 1)]
+    return Manifest(
+        stream="flights",
+        checkpoint=7,
+        epoch=1,
+        step=9,
+        max_parallelism=max_parallelism,
+        operators={"aircraft": {"key": [["tail", "string"]], "tables": {n: {"value": []} for n in names}}},
+        handles=[
+            Handle(
+                "aircraft",
+                name,
+                kind,
+                Form.DELTA if kind is Kind.INCREMENTAL else Form.BASE,
+                f"{PREFIX}/aircraft.{i:05d}.{i}.segment",
+                int(rng.integers(0, 2**40)),
+                int(rng.integers(0, 2**40)),
+                rng.bytes(16).hex(),
+                groups,
+                int(rng.integers(0, 2**40)),
+                6,
+            )
+            for i, groups in enumerate(ranges)
+            for name, kind in zip(names, kinds, strict=True)
+        ],
+        objects=[
+            StoredObject(f"{PREFIX}/aircraft.{i:05d}.{i}.segment", 2**40 + i, rng.bytes(16).hex())
+            for i in range(subtasks)
+        ],
+        digests={
+            "aircraft": {n: rng.integers(0, 2**64 - 1, max_parallelism, np.uint64, endpoint=True) for n in names},
+            "route": {},
+        },
+        forms={"aircraft": Form.DELTA, "route": Form.BASE},
+        d={"aircraft": 4, "route": 0},
+        first={"aircraft": 3, "route": 7},
+        policy={"aircraft": {"d": 4, "average": 0.1, "history": [1, None]}},
+        event_time_max=datetime(2013, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+        statistics={"rows_in": 2**40, "operators": {"aircraft": {"seconds": {"open": 1e-7}}}},
+    )
+
+
+def _plain(manifest: Manifest) -> dict[str, object]:
+    digests = {o: {v: g.tolist() for v, g in part.items()} for o, part in manifest.digests.items()}
+    return {**vars(manifest), "digests": digests, "digest": manifest.digest}
+
+
+def test_round_trip() -> None:
+    manifest = _manifest()
+    read = decode_manifest(pa.py_buffer(encode_manifest(manifest)))
+    assert _plain(read) == _plain(manifest)
+    assert read.digest == checkpoint_digest(manifest.digests)
+    assert all(type(h.kind) is Kind and type(h.form) is Form for h in read.handles)
+    assert all(g.dtype == np.uint64 for part in read.digests.values() for g in part.values())
+
+
+def test_round_trip_of_the_least_and_the_most() -> None:
+    least = Manifest("s", 1, 1, 1, 1, {}, [], [], {}, {})
+    assert _plain(decode_manifest(encode_manifest(least))) == _plain(least)
+    most = _manifest(subtasks=3, max_parallelism=32768)
+    assert _plain(decode_manifest(encode_manifest(most))) == _plain(most)
+
+
+def test_any_arrow_reader_can_open_it() -> None:
+    [row] = pa.ipc.open_stream(encode_manifest(_manifest())).read_all().to_pylist()
+    assert json.loads(row["about"])["stream"] == "flights"
+    assert len(row["handles"]) == 36
+
+
+def test_it_is_small_and_fast() -> None:
+    manifest = _manifest()
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        data = encode_manifest(manifest)
+        seconds.append(time.perf_counter() - start)
+    digests = 6 * 128 * 8
+    assert len(data) < digests + 7000
+    assert min(seconds) < 0.005
+
+
+def test_every_altered_or_missing_byte_is_noticed() -> None:
+    good = encode_manifest(_manifest(subtasks=1, tables=1, max_parallelism=8))
+    for position in range(len(good)):
+        altered = bytearray(good)
+        altered[position] ^= 0x20
+        for bad in (bytes(altered), good[:position]):
+            with pytest.raises(CorruptObject, match="flights/1 was cut or altered"):
+                decode_manifest(bad, "flights/1")
+
+
+@given(st.binary(max_size=100))
+def test_garbage_is_no_manifest(data: bytes) -> None:
+    for bad in (data, data + xxhash.xxh3_64_digest(data)):
+        with pytest.raises(CorruptObject):
+            decode_manifest(bad)
+
+
+def test_a_later_format_says_so() -> None:
+    schema = pa.schema([("about", pa.string())])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as out:
+        out.write_table(pa.table({"about": ['{"format": 2}']}))
+    data = sink.getvalue().to_pybytes()
+    with pytest.raises(CorruptObject, match="has format 2: use the newer Siltstone"):
+        decode_manifest(data + xxhash.xxh3_64_digest(data))
