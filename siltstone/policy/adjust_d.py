@@ -24,11 +24,10 @@ class AdjustD:
 
     At a base that ends a chain with deltas (or after a probe, at once): if a base costs more than the average
     delta and its logging, D grows, by 1 or doubling; else it shrinks, by 1 or halving. Then D is cut to what
-    the bounds
-    allow: `d_max`; D x average delta <= `size_ratio_max` x base; base_factor x TckptBase + D x delta_factor x
-    average TckptDelta <= `restore_budget_s`. D = 0 turns tracking off: every checkpoint is a base, until
-    after `probe_after` bases in a row a probe makes the next one a delta; if that one was cheap, D is 1
-    again.
+    the bounds allow: `d_max`; D x average delta <= `size_ratio_max` x base; base_factor x TckptBase + D x
+    delta_factor x average TckptDelta <= `restore_budget_s`. D = 0 turns tracking off: every checkpoint is a
+    base, until after `probe_after` bases in a row a probe makes the next one a delta; if that was cheap, D is
+    1 again.
     """
 
     options: PolicyOptions
@@ -40,13 +39,13 @@ class AdjustD:
     def decide(self, state: PolicyState) -> Decision:
         """See the class."""
         options = self.options
-        if not state.bases_in_row and not state.deltas:
+        if not state.checkpoints:
             return Decision(form=Form.BASE, tracking=False, d=state.d, reason="the first checkpoint")
         if state.deltas < state.d and (state.seen == 0 or chain.fits(state, options)):
             if chain.open_for_probe(state, options):
                 return self._delta(state, f"delta {state.deltas + 1} of D = {state.d}")
-        elif state.bases_in_row >= options.probe_after and chain.open_for_probe(state, options):
-            return self._delta(state, f"a probe after {state.bases_in_row} bases")
+        elif state.untracked >= options.probe_after and chain.open_for_probe(state, options):
+            return self._delta(state, f"a probe after {state.untracked} bases")
         if state.d == 0:
             reason = "D = 0: deltas do not pay or do not fit"
         elif state.deltas >= state.d:

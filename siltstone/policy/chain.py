@@ -20,9 +20,10 @@ def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) ->
     rows = state.rows if cost.rows is None else cost.rows
     after = replace(state, checkpoints=state.checkpoints + 1, rows=rows)
     if cost.form is Form.DELTA:
-        if not state.bases_in_row and not state.deltas:
+        if not state.checkpoints:
             raise StateError("a delta checkpoint needs a base before it; take a base first")
-        after = _see(after, cost.bytes, cost.seconds, options)
+        size = cost.bytes if cost.tracked_bytes is None else cost.tracked_bytes
+        after = _see(after, size, cost.seconds, options)
         if cost.log_s is not None and cost.seconds > 0:
             new = cost.log_s / cost.seconds
             old = new if state.log_ratio is None else state.log_ratio
@@ -32,7 +33,7 @@ def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) ->
             deltas=state.deltas + 1,
             deltas_bytes=state.deltas_bytes + cost.bytes,
             deltas_s=state.deltas_s + cost.seconds,
-            bases_in_row=0,
+            untracked=0,
         )
     if cost.tracked_bytes is not None:
         after = _see(after, cost.tracked_bytes, cost.tracked_bytes * _seconds_per_byte(state), options)
@@ -45,12 +46,12 @@ def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) ->
         deltas=0,
         deltas_bytes=0.0,
         deltas_s=0.0,
-        bases_in_row=state.bases_in_row + 1,
+        untracked=state.untracked + 1 if cost.tracked_bytes is None else 0,
     )
 
 
 def _see(state: PolicyState, size_bytes: float, seconds: float, options: PolicyOptions) -> PolicyState:
-    restart = state.seen == 0 or state.bases_in_row > 1
+    restart = state.seen == 0 or state.untracked > 1
     weight = 1.0 if restart else options.weight
     return replace(
         state,
@@ -108,9 +109,7 @@ def room(state: PolicyState, options: PolicyOptions) -> tuple[int, float, float]
         size = options.size_ratio_max * state.base_bytes - state.deltas_bytes
     seconds = math.inf
     if options.restore_budget_s is not None:
-        seconds = (
-            options.restore_budget_s - state.base_factor * state.base_s
-        ) / state.delta_factor - state.deltas_s
+        seconds = (options.restore_budget_s - state.base_factor * state.base_s) / state.delta_factor - state.deltas_s
         if rate := _seconds_per_byte(state):
             size = min(size, seconds / rate)
     return count, max(0.0, size), max(0.0, seconds)
@@ -128,10 +127,9 @@ def fits(state: PolicyState, options: PolicyOptions) -> bool:
     return count > 0 and delta_bytes <= size and delta_s <= seconds and open_for_probe(state, options)
 
 
-def delta_limit_bytes(state: PolicyState, options: PolicyOptions) -> int | None:
-    """The largest delta the bounds allow next, in bytes; None where no bound can be put in bytes."""
-    size = room(state, options)[1]
-    return None if math.isinf(size) else int(size)
+def delta_limit_bytes(state: PolicyState, options: PolicyOptions) -> int:
+    """The largest delta that the bounds allow next and that is no larger than a base, in bytes."""
+    return int(min(room(state, options)[1], next_base(state)[0]))
 
 
 def restore_s(state: PolicyState) -> float:

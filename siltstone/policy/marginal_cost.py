@@ -1,5 +1,4 @@
-"""marginal-cost: ends a chain when one more delta would cost more than starting afresh; needs no D in
-advance.
+"""marginal-cost: ends a chain when one more delta costs more than starting afresh; needs no D in advance.
 
 A checkpoint costs what it writes (a delta grown by the logging ratio) plus lambda times what its restore
 would read. Chains are regeneration cycles, so by the renewal-reward theorem the best steady rule goes on
@@ -67,25 +66,24 @@ class MarginalCost:
     def decide(self, state: PolicyState) -> Decision:
         """See the module."""
         options = self.options
-        if not state.bases_in_row and not state.deltas:
+        if not state.checkpoints:
             return Decision(form=Form.BASE, tracking=False, d=0, reason="the first checkpoint")
         may = chain.open_for_probe(state, options)
         if state.seen == 0:
-            form = Form.DELTA if may else Form.BASE
-            return self._decision(
-                state, form, 0, "to see what a delta costs" if may else "no room for a delta"
-            )
+            if may:
+                return self._decision(state, Form.DELTA, 0, "to see what a delta costs")
+            return self._decision(state, Form.BASE, 0, "no room for a delta")
         look = self._outlook(state)
-        mean, length = self._fresh_chain(state, look)
+        mean, length = self._fresh_chain(look)
         d = 0 if state.dear_for else length - 1
         fits = chain.fits(state, options)
-        after_base = state.bases_in_row > 0
+        after_base = state.deltas == 0
         if fits and not (after_base and state.dear_for) and self._excess(state, look, mean) <= 0:
             return self._decision(state, Form.DELTA, d, "one more delta costs less than a fresh chain")
         if after_base:
             wait = self._probe_wait(state) if fits else options.probe_after
-            if may and state.bases_in_row >= wait:
-                return self._decision(state, Form.DELTA, d, f"a probe after {state.bases_in_row} bases")
+            if may and state.untracked >= wait:
+                return self._decision(state, Form.DELTA, d, f"a probe after {state.untracked} bases")
             reason = f"deltas do not pay or do not fit; a probe after {wait} bases"
             return self._decision(state, Form.BASE, d, reason)
         reason = "cost more than a fresh chain" if fits else "pass a bound"
@@ -101,13 +99,11 @@ class MarginalCost:
         after = chain.account(state, cost, self.options)
         if after.seen == state.seen:
             return replace(after, dear_for=state.dear_for + 1 if state.dear_for else 0)
-        new, old = (
-            self._measured(after.last_bytes, after.last_s),
-            self._measured(state.last_bytes, state.last_s),
-        )
+        new = self._measured(after.last_bytes, after.last_s)
+        old = self._measured(state.last_bytes, state.last_s)
         level = state.level if state.seen else new
         variance, covariance = state.variance, state.covariance
-        if state.seen and not state.bases_in_row:
+        if state.seen and not state.untracked:
             was, now = old - level, new - level
             variance += _PAIR_WEIGHT * ((was * was + now * now) / 2 - variance)
             covariance += _PAIR_WEIGHT * (was * now - covariance)
@@ -116,8 +112,7 @@ class MarginalCost:
         return replace(after, level=level, variance=variance, covariance=covariance, dear_for=dear_for)
 
     def _dearer(self, state: PolicyState) -> float:
-        """How much more a delta like the last would cost after a base than a second base, in bases; below 0
-        if less."""
+        """What a delta like the last would cost after a base beyond a second base, as a part of a base."""
         base = self._measured(*chain.next_base(state))
         if base <= 0:
             return 0.0
@@ -150,11 +145,11 @@ class MarginalCost:
             base_read=1.0 if in_bytes else state.base_factor,
             delta_read=1.0 if in_bytes else state.delta_factor,
         )
-        length = self._fresh_chain(state, look)[1]
+        length = self._fresh_chain(look)[1]
         fading = persistence * (1 - persistence**length) / (1 - persistence) / length
         return replace(look, typical=max(0.0, state.level + fading * (last - state.level)))
 
-    def _fresh_chain(self, state: PolicyState, look: _Outlook) -> tuple[float, int]:
+    def _fresh_chain(self, look: _Outlook) -> tuple[float, int]:
         """(least average cost per checkpoint, checkpoints) of a chain of typical deltas begun now.
 
         The average of m checkpoints is lambda b + (b + (m - 1) w d) / m + lambda d (m - 1) / 2, least near
@@ -171,9 +166,7 @@ class MarginalCost:
             best = min(best, math.sqrt(2 * gain / carried))
 
         def average(m: int) -> float:
-            return (
-                weight * look.base_read * base + (base + (m - 1) * look.grown * d) / m + carried * (m - 1) / 2
-            )
+            return weight * look.base_read * base + (base + (m - 1) * look.grown * d) / m + carried * (m - 1) / 2
 
         return min((average(m), m) for m in {max(1, math.floor(best)), max(1, min(most, math.ceil(best)))})
 
@@ -201,11 +194,11 @@ class MarginalCost:
         return excess + min(0.0, more * first + carried * more * (more + 1) / 2)
 
     def _probe_wait(self, state: PolicyState) -> int:
-        """Bases in a row before the next probe; see the module."""
+        """Untracked bases in a row before the next probe; see the module."""
         if not state.dear_for:
             return self.options.probe_after
-        wait = math.ceil(math.sqrt(2 * max(0.0, self._dearer(state)) * state.dear_for))
-        return max(1, min(self.options.probe_after, wait))
+        wait = int(math.sqrt(2 * max(0.0, self._dearer(state)) * state.dear_for))
+        return min(self.options.probe_after, wait)
 
     def observe_restore(self, state: PolicyState, cost: RestoreCost) -> PolicyState:
         """See `chain.account_restore`."""

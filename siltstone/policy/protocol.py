@@ -73,9 +73,7 @@ class PolicyOptions:
 
 
 def _finite(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +88,8 @@ class CheckpointCost:
         log_s: seconds spent logging changes in the interval before it (Tlog); None where not measured.
         rows: live rows of the state at the checkpoint; None where not known. The next base is predicted from
             it.
-        tracked_bytes: for a base written in place of a delta that was too large, that delta's size; else
-            None.
+        tracked_bytes: where all or some subtasks wrote a base in place of a delta that was too large, what
+            the deltas of all would have been; else None.
     """
 
     form: Form
@@ -127,9 +125,9 @@ class Decision:
         tracking: whether changes are logged in the interval before it.
         d: how many deltas the policy now means a chain to have (D); 0 when tracking does not pay.
         reason: one short sentence for logs and reports.
-        delta_limit_bytes: the largest delta that the bounds still allow; a writer that finds its delta larger
-            writes a base instead and says so in `CheckpointCost.tracked_bytes`. None where no bound is in
-            bytes.
+        delta_limit_bytes: the largest delta that the bounds still allow and that is no larger than a base; a
+            writer that finds its delta larger writes a base instead and says so in
+            `CheckpointCost.tracked_bytes`. None where the checkpoint is to be a base.
     """
 
     form: Form
@@ -162,7 +160,8 @@ class PolicyState:
     deltas_bytes: float = 0.0
     deltas_s: float = 0.0
     """of the current chain's deltas: how many, and in all"""
-    bases_in_row: int = 0
+    untracked: int = 0
+    """bases in a row whose interval was not tracked, so that no delta was seen"""
     seen: int = 0
     """deltas seen so far"""
     last_bytes: float = 0.0
@@ -226,9 +225,8 @@ class Policy(Protocol):
       4. once a chain is at or past a bound, the next checkpoint is a base. So a writer that does not keep to
          `delta_limit_bytes` passes a bound by no more than one delta's error of forecast, for one checkpoint.
     The bound in seconds is base_factor x TckptBase + delta_factor x sum of TckptDelta <= `restore_budget_s`,
-    where both factors are 1.2 at first and then learned. A base that alone takes longer than the budget
-    cannot be
-    helped: every checkpoint is then a base.
+    where both factors are 1.2 at first and then learned. A base that alone takes longer than the budget cannot
+    be helped: every checkpoint is then a base.
     """
 
     @property

@@ -32,9 +32,7 @@ def drive(policy: Policy, sizes, state: PolicyState | None = None, log_s: float 
         assert decision.tracking is (decision.form is Form.DELTA)
         size = base if decision.form is Form.BASE else delta
         forms += decision.form.value[0]
-        cost = CheckpointCost(
-            form=decision.form, bytes=size, seconds=size / MB, rows=base // 100, log_s=log_s
-        )
+        cost = CheckpointCost(form=decision.form, bytes=size, seconds=size / MB, rows=base // 100, log_s=log_s)
         state = policy.observe(state, cost)
     return forms, state
 
@@ -167,10 +165,10 @@ def test_marginal_cost_without_restores_goes_on_to_the_bound():
 
 def test_marginal_cost_in_seconds_with_dear_logging_takes_bases():
     options = PolicyOptions(measure="seconds")
-    forms, _ = drive(named("marginal-cost", options), [(100 * MB, 60 * MB)] * 30, log_s=60.0)
-    assert forms.count("d") <= 8
-    forms, _ = drive(named("marginal-cost", options), [(100 * MB, 20 * MB)] * 30, log_s=0.1)
-    assert forms.count("d") >= 20
+    forms, _ = drive(named("marginal-cost", options), [(100 * MB, 60 * MB)] * 150, log_s=60.0)
+    assert 0 < forms[-60:].count("d") <= 10
+    forms, _ = drive(named("marginal-cost", options), [(100 * MB, 20 * MB)] * 150, log_s=0.1)
+    assert forms[-60:].count("d") >= 50
 
 
 def test_marginal_cost_takes_the_growth_of_the_state_from_its_rows():
@@ -205,6 +203,32 @@ def test_a_delta_that_was_too_large_and_became_a_base_is_learned_from(name):
     )
     assert (state.last_bytes, state.last_s) == (80 * MB, 80.0)
     assert policy.decide(state).form is Form.BASE
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_delta_larger_than_a_base_is_asked_for(name):
+    policy = named(name, PolicyOptions(size_ratio_max=None))
+    _, state = drive(policy, [(100 * MB, MB)] * 4)
+    assert policy.decide(state).delta_limit_bytes == 100 * MB
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_probes_that_become_bases_are_still_apart(name):
+    policy = named(name, PolicyOptions(probe_after=5))
+    state = policy.start()
+    tracked = ""
+    for _ in range(300):
+        decision = policy.decide(state)
+        tracked += "t" if decision.tracking else "-"
+        cost = CheckpointCost(
+            form=Form.BASE,
+            bytes=100 * MB,
+            seconds=100,
+            tracked_bytes=150 * MB if decision.tracking else None,
+        )
+        state = policy.observe(state, cost)
+    assert "tt" not in tracked[60:]
+    assert tracked[-60:].count("t") == 10
 
 
 @pytest.mark.parametrize("name", POLICIES)
