@@ -7,10 +7,10 @@ open it. An xxh3-64 of the stream follows it, so that altered bytes are noticed 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -90,7 +90,18 @@ class Manifest:
         """The digest of the whole state at this checkpoint: 32 hex digits, the same however it is stored."""
         return checkpoint_digest(self.digests)
 
+    def of_operator(self, operator: str) -> Self:
+        """The part that one operator's tasks need: only its handles, the objects they name, and its own entries.
 
+        The digest of a part is not the checkpoint's.
+        """
+        handles = [handle for handle in self.handles if handle.operator == operator]
+        named = {handle.object for handle in handles}
+        own = {name: {k: v for k, v in getattr(self, name).items() if k == operator} for name in _BY_OPERATOR}
+        return replace(self, handles=handles, objects=[o for o in self.objects if o.name in named], **own)
+
+
+_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy")
 _ABOUT = (
     "stream",
     "checkpoint",

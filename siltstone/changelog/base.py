@@ -29,9 +29,7 @@ READ_ROWS = 1 << 16
 """rows a batch that `read_base` yields has at most"""
 
 
-def write_base(
-    writer: ObjectWriter, schema: TableSchema, batches: Iterable[tuple[pa.Table, np.ndarray]]
-) -> int:
+def write_base(writer: ObjectWriter, schema: TableSchema, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> int:
     """Write all rows of a table and return how many there are.
 
     `batches` yields (`schema.rows` table, key groups uint16[rows]), key groups ascending over all of them.
@@ -44,15 +42,13 @@ def write_base(
     rows = 0
     with pq.ParquetWriter(writer, shape, **_encodings(schema)) as out:
         for piece in _pieces(shape, batches):
-            out.write_table(
-                piece.take(pc.sort_indices(piece, sort_keys=order)), row_group_size=ROW_GROUP_ROWS
-            )
+            out.write_table(piece.take(pc.sort_indices(piece, sort_keys=order)), row_group_size=ROW_GROUP_ROWS)
             rows += len(piece)
     return rows
 
 
 def read_base(
-    data: Bytes | pa.Buffer,
+    data: Bytes,
     schema: TableSchema,
     groups: KeyGroupRange | None = None,
     columns: Sequence[str] | None = None,
@@ -92,9 +88,7 @@ def _encodings(schema: TableSchema) -> dict[str, Any]:
     differences = [
         field.name
         for field in schema.primary_key
-        if pa.types.is_integer(field.type)
-        or pa.types.is_date32(field.type)
-        or pa.types.is_timestamp(field.type)
+        if pa.types.is_integer(field.type) or pa.types.is_date32(field.type) or pa.types.is_timestamp(field.type)
     ]
     return {
         "compression": "zstd",

@@ -75,13 +75,13 @@ def encode_block(changes: pa.Table, key_groups: np.ndarray) -> Block:
     return Block(seal(out.finish(), MAGIC), first, offsets)
 
 
-def decode_block(data: Bytes | pa.Buffer, name: str = "a block") -> tuple[pa.Table, np.ndarray]:
+def decode_block(data: Bytes, name: str = "a block") -> tuple[pa.Table, np.ndarray]:
     """The changes, with types and nullability as they were, and their key groups (uint16[rows], ascending).
 
     Raises:
         CorruptObject: cut, altered, or no block; `name` says where it came from.
     """
-    read = Decoder(unseal(memoryview(data), MAGIC, name), name)
+    read = Decoder(unseal(data, MAGIC, name), name)
     rows, first, spread, ordered = read.count(), read.count(), read.count(), read.count()
     try:
         fields = [pa.field(n, type_of(t), bool(v)) for n, t, v in json.loads(bytes(read.blob()))]
@@ -155,14 +155,10 @@ def _words(column: pa.Array) -> list[np.ndarray]:
         return [pairs[:, 0].copy(), pairs[:, 1].copy()]
     sign = "u" if pa.types.is_unsigned_integer(kind) or pa.types.is_floating(kind) else "i"
     numbers = np.frombuffer(buffer, f"<{sign}{width}")
-    return [
-        numbers.astype(np.int64, copy=False).view(np.uint64) if sign == "i" else numbers.astype(np.uint64)
-    ]
+    return [numbers.astype(np.int64, copy=False).view(np.uint64) if sign == "i" else numbers.astype(np.uint64)]
 
 
-def _encode_column(
-    out: Encoder, column: pa.Array, valid: np.ndarray | None, starts: np.ndarray | None
-) -> None:
+def _encode_column(out: Encoder, column: pa.Array, valid: np.ndarray | None, starts: np.ndarray | None) -> None:
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         ends = np.frombuffer(column.buffers()[1] or b"", np.int32)
@@ -192,9 +188,7 @@ def _encode_column(
         out.planes(shifted, int(least))
 
 
-def _decode_column(
-    read: Decoder, kind: pa.DataType, valid: np.ndarray, starts: np.ndarray | None
-) -> pa.Array:
+def _decode_column(read: Decoder, kind: pa.DataType, valid: np.ndarray, starts: np.ndarray | None) -> pa.Array:
     rows = len(valid)
     validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
     if pa.types.is_string(kind) or pa.types.is_binary(kind):

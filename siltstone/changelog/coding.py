@@ -7,12 +7,13 @@ back is bounds-checked: cut or altered bytes end in CorruptObject, never in a cr
 from collections.abc import Iterable
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 import zstandard
 
 from siltstone.errors import CorruptObject
 
-Bytes = bytes | bytearray | memoryview
+Bytes = bytes | bytearray | memoryview | pa.Buffer
 ZSTD_LEVEL = 1
 MAX_COUNT = 1 << 31
 """no sequence is longer; what claims to be is corrupt"""
@@ -102,9 +103,7 @@ class Encoder:
     def planes(self, values: np.ndarray, least: int) -> None:
         """`integers`, with the least number already subtracted."""
         width = (int(values.max()).bit_length() + 7) // 8 if len(values) else 0
-        self.varints(
-            np.concatenate((zigzag(np.array([least], np.uint64).view(np.int64)), [np.uint64(width)]))
-        )
+        self.varints(np.concatenate((zigzag(np.array([least], np.uint64).view(np.int64)), [np.uint64(width)])))
         narrow = _narrowest(width)
         octets = values.astype(narrow, copy=False).view(np.uint8).reshape(len(values), narrow.itemsize)
         for i in range(width):

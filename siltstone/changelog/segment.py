@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 
 from siltstone.changelog.block import Block
@@ -57,7 +56,7 @@ class Segment:
         return b"".join((MAGIC, self.non, self.incr, self.index, footer, length, MAGIC))
 
     @classmethod
-    def unpack(cls, data: Bytes | pa.Buffer, name: str = "a segment") -> "Segment":
+    def unpack(cls, data: Bytes, name: str = "a segment") -> "Segment":
         """The segment that `pack` made; its three parts are views of `data`, not copies.
 
         Raises:
@@ -87,9 +86,7 @@ class Segment:
         """What the index says."""
         checkpoint, entries = decode_index(self.index, f"the index of {self.operator}")
         if checkpoint != self.checkpoint:
-            raise CorruptObject(
-                f"the index of {self.operator} is of checkpoint {checkpoint}, not {self.checkpoint}"
-            )
+            raise CorruptObject(f"the index of {self.operator} is of checkpoint {checkpoint}, not {self.checkpoint}")
         return entries
 
     def handles(self, name: str) -> list[Handle]:
@@ -98,9 +95,7 @@ class Segment:
         for variable, length in self.opaque:
             checksum = xxhash.xxh3_128_hexdigest(memoryview(self.non)[offset - len(MAGIC) :][:length])
             place = (name, offset, length, checksum, self.key_groups)
-            handles.append(
-                Handle(self.operator, variable, Kind.OPAQUE, Form.BASE, *place, rows=0, previous=0)
-            )
+            handles.append(Handle(self.operator, variable, Kind.OPAQUE, Form.BASE, *place, rows=0, previous=0))
             offset += length
         for entry in self.entries():
             delta = entry.form == Form.DELTA
@@ -203,6 +198,4 @@ class SegmentBuilder:
 
     def _check_new(self, variable: str) -> None:
         if variable in self._opaque or any(entry.variable == variable for entry in self._entries):
-            raise UsageError(
-                f"variable {variable} of operator {self._operator} was added to the segment twice"
-            )
+            raise UsageError(f"variable {variable} of operator {self._operator} was added to the segment twice")

@@ -1,5 +1,6 @@
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -82,6 +83,19 @@ def test_round_trip_of_the_least_and_the_most() -> None:
     assert _plain(decode_manifest(encode_manifest(least))) == _plain(least)
     most = _manifest(subtasks=3, max_parallelism=32768)
     assert _plain(decode_manifest(encode_manifest(most))) == _plain(most)
+
+
+def test_the_part_of_one_operator_is_all_that_its_tasks_need() -> None:
+    manifest = _manifest()
+    other = Handle("route", "totals", Kind.INCREMENTAL, Form.BASE, "x", 0, 1, "ab" * 16, KeyGroupRange(0, 128), 1, 0)
+    both = replace(
+        manifest, handles=[*manifest.handles, other], objects=[*manifest.objects, StoredObject("x", 1, "ab" * 16)]
+    )
+    route, aircraft = both.of_operator("route"), both.of_operator("aircraft")
+    assert list(route.handles) == [other] and [o.name for o in route.objects] == ["x"]
+    assert route.d == {"route": 0} and route.policy == {} and list(route.digests) == ["route"]
+    assert list(aircraft.handles) == list(manifest.handles) and list(aircraft.objects) == list(manifest.objects)
+    assert (aircraft.step, aircraft.max_parallelism, aircraft.forms) == (9, 128, {"aircraft": Form.DELTA})
 
 
 def test_any_arrow_reader_can_open_it() -> None:
