@@ -83,8 +83,9 @@ class CheckpointCommit:
 
     `rows` is the live rows of the whole state, `bytes` what this checkpoint wrote, `digest` the hex digest of
     the state. `forms` and `d` say per operator whether it wrote a base or a delta, and its D.
-    `depends_on` lists each earlier checkpoint whose objects a restore of this one directly builds on (patent
-    US 9471438: dependencies are kept), none for a base. `event_time_max` is the highest event time seen.
+    `first` says per operator from which checkpoint on a restore of this one reads that
+    operator's objects: this one itself for a base (patent US 9471438: dependencies are kept).
+    `event_time_max` is the highest event time seen.
 
     Raises:
         UsageError: an object name that could leave the store, or a dependency that is not earlier.
@@ -101,13 +102,13 @@ class CheckpointCommit:
     event_time_max: datetime | None = None
     segments: Sequence[StoredObject] = ()
     bases: Sequence[StoredObject] = ()
-    depends_on: Sequence[int] = ()
+    first: Mapping[str, int] = field(default_factory=dict)
     steps: Sequence[Step] = ()
 
     def __post_init__(self) -> None:
         for stored in (self.manifest, *self.segments, *self.bases):
             check_object_name(stored.name)
-        late = [i for i in self.depends_on if not 0 < i < self.id]
+        late = [i for i in self.first.values() if not 0 < i <= self.id]
         if late:
             raise UsageError(
                 f"checkpoint {self.id} cannot depend on {late[0]}: it builds on earlier ones only"

@@ -118,8 +118,8 @@ def insert_checkpoint(
     objects += [(ObjectKind.BASE, stored) for stored in commit.bases]
     insert_objects(connection, stream, epoch, commit.id, objects)
     place = {"stream": stream, "checkpoint": commit.id}
-    if commit.depends_on:
-        rows = [place | {"depends_on": earlier} for earlier in sorted(set(commit.depends_on))]
+    if commit.first:
+        rows = [place | {"operator": operator, "first": first} for operator, first in sorted(commit.first.items())]
         connection.execute(insert(t.dependency), rows)
     if commit.steps:
         rows = [
@@ -147,12 +147,13 @@ def insert_objects(
 
 
 def chain(connection: Connection, stream: str, id: int) -> list[int]:
-    """`id` and everything it depends on, step by step (the transitive closure); ascending."""
+    """Every checkpoint that a restore of `id` reads from, itself included; ascending.
+
+    All operators take part in every checkpoint, so those of a chain follow each other without a gap.
+    """
     d = t.dependency.c
-    start = select(t.checkpoint.c.id).where(t.checkpoint.c.stream == stream, t.checkpoint.c.id == id)
-    walk = start.cte("walk", recursive=True)
-    walk = walk.union(select(d.depends_on).where(d.stream == stream, d.checkpoint == walk.c.id))
-    return list(connection.scalars(select(walk.c.id).order_by(walk.c.id)))
+    first = connection.scalar(select(func.min(d.first)).where(d.stream == stream, d.checkpoint == id))
+    return list(range(id if first is None else first, id + 1))
 
 
 def objects(connection: Connection, stream: str, ids: Iterable[int] | None) -> list[ObjectRecord]:

@@ -2,7 +2,7 @@
 
     stream 1--n run            one row a writer epoch
            1--n checkpoint 1--n object       what it wrote
-                           1--n dependency   which earlier checkpoints its restore directly builds on
+                           1--n dependency   from which checkpoint on its restore reads, per operator
                            1--n step         the input log
                            1--1 snapshot
 
@@ -136,8 +136,9 @@ dependency = Table(
     "dependency",
     METADATA,
     *_of_checkpoint("checkpoint", primary_key=True),
-    Column("depends_on", BigInteger, primary_key=True),
-    ForeignKeyConstraint(["stream", "depends_on"], ["checkpoint.stream", "checkpoint.id"]),
+    Column("operator", String(64), primary_key=True),
+    Column("first", BigInteger, nullable=False),
+    ForeignKeyConstraint(["stream", "first"], ["checkpoint.stream", "checkpoint.id"]),
 )
 
 step = Table(

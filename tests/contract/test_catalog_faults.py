@@ -49,7 +49,7 @@ def commit(id):
     segments = [stored(f"{n}.segment") for n in range(5)]
     catalog.commit("flights", epoch, CheckpointCommit(
         id, stored("manifest.arrow"), "0" * 32, id, id, {"aircraft": Form.DELTA},
-        segments=segments, depends_on=[id - 1] if id > 1 else [], steps=[Step(id, id - 1, "x" * 5000)]))
+        segments=segments, first={"aircraft": 1}, steps=[Step(id, id - 1, "x" * 5000)]))
     print(id, flush=True)
 
 seen = 0

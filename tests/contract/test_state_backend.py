@@ -94,7 +94,7 @@ def test_put_get_delete_and_put_again(reopen: Open):
 
 @pytest.mark.parametrize("key_type", TYPES, ids=str)
 def test_every_type_as_key_and_as_value(reopen: Open, key_type: pa.DataType):
-    """Every type beside every other, at an offset, with nulls, replaced, and read again by another opening."""
+    """Every type beside every other, at an offset, with nulls, replaced, and read again when reopened."""
     rng = random.Random(str(key_type))
     columns = {f"v{i}": kind for i, kind in enumerate(TYPES)}
     schema = TableSchema(
@@ -461,9 +461,9 @@ def test_changes_need_a_step_and_steps_follow_one_another(reopen: Open):
     table = state.tables["t"]
     for change in (
         lambda: put(state, k1=1),
-        lambda: table.mark(),
+        table.mark,
         lambda: state.set_opaque("model", {1: b""}),
-        lambda: state.commit(),
+        state.commit,
     ):
         with pytest.raises(StateError, match="call begin first"):
             change()

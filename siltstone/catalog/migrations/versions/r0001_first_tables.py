@@ -74,8 +74,9 @@ def upgrade() -> None:
     op.create_table(
         "dependency",
         *_of_checkpoint("checkpoint", primary_key=True),
-        sa.Column("depends_on", sa.BigInteger, primary_key=True),
-        sa.ForeignKeyConstraint(["stream", "depends_on"], ["checkpoint.stream", "checkpoint.id"]),
+        sa.Column("operator", sa.String(64), primary_key=True),
+        sa.Column("first", sa.BigInteger, nullable=False),
+        sa.ForeignKeyConstraint(["stream", "first"], ["checkpoint.stream", "checkpoint.id"]),
     )
     op.create_table(
         "step",
