@@ -220,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print, draw."""
     what = "Checkpoint policies against the optimum in hindsight."
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policy", description=what)
-    parser.add_argument("--seeds", type=int, default=5, help="traces of each kind (default 5)")
+    parser.add_argument("--seeds", type=int, default=10, help="traces of each kind (default 10)")
     parser.add_argument("--checkpoints", type=int, default=500, help="length of a trace (default 500)")
     parser.add_argument("--picture", type=Path, default=Path("bench-policy.png"), help="where the PNG goes")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")

@@ -142,9 +142,7 @@ def plan_restore(
     )
 
 
-def verify_plan(
-    manifests: Manifests, max_parallelism: int, proves: Collection[int] | None = None
-) -> list[VerifyChain]:
+def verify_plan(manifests: Manifests, max_parallelism: int, proves: Collection[int] | None = None) -> list[VerifyChain]:
     """Plan the proof of the checkpoints `proves` (default: all), walking each chain once.
 
     `manifests` holds these and the checkpoints that their chains need.
@@ -163,8 +161,8 @@ def verify_plan(
         walk = {c: [h for h in manifests[c] if h.operator == operator] for c in sorted(manifests)}
         variables = {c: sorted({h.variable for h in handles}) for c, handles in walk.items()}
         for run in _runs([(c, handles) for c, handles in walk.items() if handles]):
-            for part in _uncut([handles for _, handles in run], max_parallelism):
-                inside = [(c, [h for h in handles if h.key_groups.intersect(part)]) for c, handles in run]
+            parts = _uncut([handles for _, handles in run], max_parallelism)
+            for part, inside in zip(parts, _by_part(run, parts), strict=True):
                 for steps in _runs(inside):
                     chain = _chain(operator, part, steps, variables, wanted)
                     if chain is not None:
@@ -198,6 +196,16 @@ def _uncut(steps: list[list[Handle]], max_parallelism: int) -> list[KeyGroupRang
             edges[-1] = max(edges[-1], span.end)
     edges = sorted({*edges, max_parallelism})
     return [KeyGroupRange(a, b) for a, b in pairwise(edges)]
+
+
+def _by_part(run: list[tuple[int, list[Handle]]], parts: list[KeyGroupRange]) -> list[list[tuple[int, list[Handle]]]]:
+    """The same steps for each part, each with the handles that lie in it."""
+    out: list[list[tuple[int, list[Handle]]]] = [[(c, []) for c, _ in run] for _ in parts]
+    starts = [part.start for part in parts]
+    for step, (_, handles) in enumerate(run):
+        for handle in handles:
+            out[bisect_right(starts, handle.key_groups.start) - 1][step][1].append(handle)
+    return out
 
 
 def _chain(
