@@ -159,12 +159,22 @@ def check_digests(target: Target, operator: str, manifest: Manifest) -> None:
             found = target.tables[name].digests[part]
         else:
             found = opaque_digests(target.opaque.get(name, {}), target.groups)
-        differing = np.flatnonzero(found != recorded[part]) + target.groups.start
-        if len(differing):
-            raise ProofFailed(
-                f"checkpoint {manifest.checkpoint} of {manifest.stream}: {operator}.{name} does not have its recorded "
-                f"digest in {len(differing)} key groups from {differing[0]} on; restore an older checkpoint"
-            )
+        where = f"checkpoint {manifest.checkpoint} of {manifest.stream}: {operator}.{name}"
+        compare_digests(where, found, recorded[part], np.arange(target.groups.start, target.groups.end))
+
+
+def compare_digests(where: str, found: np.ndarray, recorded: np.ndarray, key_groups: np.ndarray) -> None:
+    """Compare digests (uint64[n]) of n key groups; `where` names checkpoint, operator and variable.
+
+    Raises:
+        ProofFailed: they differ.
+    """
+    differing = key_groups[found != recorded]
+    if len(differing):
+        raise ProofFailed(
+            f"{where} does not have its recorded digest in {len(differing)} key groups from {differing[0]} on; "
+            "restore an older checkpoint"
+        )
 
 
 def opaque_digests(values: Mapping[int, bytes], groups: KeyGroupRange) -> np.ndarray:
