@@ -161,9 +161,7 @@ class Aircraft(Operator):
             "distance_miles": np.where(cancelled, 0, flights.values("distance")),
         }
         lookup = state.totals.lookup(rows.keys)
-        old = {
-            name: _numbers(lookup.values.column(name)) for name in [*added, "late_run", "late_run_minutes"]
-        }
+        old = {name: _numbers(lookup.values.column(name)) for name in [*added, "late_run", "late_run_minutes"]}
         on_time = arrived & ~late
         run = flights.running(late, on_time, old["late_run"])
         run_minutes = flights.running(np.where(late, delay, 0), on_time, old["late_run_minutes"])
@@ -220,9 +218,7 @@ class Carriers(Operator):
             "worst_alerts": pa.int64(),
         }
     )
-    offenders = MapState(
-        key={"tailnum": pa.string()}, value={"alerts": pa.int64(), "run_minutes_most": pa.int64()}
-    )
+    offenders = MapState(key={"tailnum": pa.string()}, value={"alerts": pa.int64(), "run_minutes_most": pa.int64()})
     history = ListState(value=IN_HISTORY)
     """every alert, in event-time order"""
 
@@ -243,8 +239,7 @@ class Carriers(Operator):
             rows.keys,
             {
                 "alerts": _numbers(old.column("alerts")) + alerts.sums(np.ones(len(count))),
-                "run_minutes": _numbers(old.column("run_minutes"))
-                + alerts.sums(alerts.values("run_minutes")),
+                "run_minutes": _numbers(old.column("run_minutes")) + alerts.sums(alerts.values("run_minutes")),
                 "last_alert": alerts.last(alerts.values("event_time")),
                 "worst_tailnum": candidates.take(
                     pa.array(np.where(new_worst, len(before) + worst, np.arange(len(before))))
@@ -264,9 +259,7 @@ class Carriers(Operator):
         added = np.bincount(entry, minlength=len(first))
         state.offenders.put(rows.keys, at, subkeys, {"alerts": had + added, "run_minutes_most": most})
         rank = np.empty(len(entry), np.int64)
-        rank[np.argsort(entry, kind="stable")] = np.arange(len(entry)) - np.repeat(
-            np.cumsum(added) - added, added
-        )
+        rank[np.argsort(entry, kind="stable")] = np.arange(len(entry)) - np.repeat(np.cumsum(added) - added, added)
         return had[entry] + rank + 1
 
 

@@ -86,9 +86,7 @@ def prepare(directory: Path, period: Period) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-        building.chmod(
-            0o755
-        )  # a temporary directory is for its owner alone; this one is to be read by executors
+        building.chmod(0o755)  # a temporary directory is for its owner alone; this one is to be read by executors
         try:
             _write(flights, building, period)
             _move(building, directory)

@@ -241,9 +241,7 @@ def _tables(expected: Expected) -> dict[tuple[str, str], list[dict[str, Any]]]:
         ],
         ("routes", "totals"): [{"origin": o, "dest": d, **row} for (o, d), row in expected.routes.items()],
         ("carriers", "totals"): [{"carrier": c, **row} for c, row in expected.carriers.items()],
-        ("carriers", "offenders"): [
-            {"carrier": c, "tailnum": t, **row} for (c, t), row in expected.offenders.items()
-        ],
+        ("carriers", "offenders"): [{"carrier": c, "tailnum": t, **row} for (c, t), row in expected.offenders.items()],
         ("carriers", "history"): [
             {"carrier": c, "position": position, **row}
             for c, rows in expected.history.items()

@@ -85,9 +85,7 @@ def test_prepared_already_is_left_as_it_is(weeks: Path) -> None:
     assert list(weeks.parent.iterdir()) == [weeks]
 
 
-def test_an_interrupted_preparation_leaves_no_half_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_preparation_leaves_no_half_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = 0
 
     def full_disk(*args: object, **kwargs: object) -> None:

@@ -87,9 +87,7 @@ class InProcess:
         }
 
     def delays(self) -> dict[int, bytes]:
-        return {
-            group: data for state in self.states["aircraft"] for group, data in state.opaque["delays"].items()
-        }
+        return {group: data for state in self.states["aircraft"] for group, data in state.opaque["delays"].items()}
 
     def _subtask(self, op: Operator, state: SubtaskState, table: pa.Table) -> pa.Table | None:
         everything = Rows.of(op, table, None, FLIGHTS.max_parallelism)
@@ -161,9 +159,7 @@ def test_an_alert_is_raised_once_a_run(tmp_path: Path) -> None:
     assert [(a["sequence"], a["arr_delay"], a["run_minutes"]) for a in raised] == [(3, 16, 51), (9, 31, 91)]
     assert [(a["flights_last_week"], a["late_last_week"]) for a in raised] == [(4, 3), (8, 6)]
     totals = stream.tables()["carriers", "totals"].to_pylist()
-    assert [(t["carrier"], t["alerts"], t["run_minutes"], t["worst_tailnum"]) for t in totals] == [
-        ("ZZ", 2, 142, "N1")
-    ]
+    assert [(t["carrier"], t["alerts"], t["run_minutes"], t["worst_tailnum"]) for t in totals] == [("ZZ", 2, 142, "N1")]
 
 
 def some_flights(delays: list[int | None]) -> pa.Table:
