@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import click
 import typer
 from rich import filesize
 from rich.console import Console
@@ -31,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+DEBUG = "SILTSTONE_DEBUG"
 out = Console()
 err = Console(stderr=True)
 
@@ -54,19 +54,21 @@ def main() -> None:
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     sys.path.insert(0, os.getcwd())
     try:
-        code = app(standalone_mode=False)
-    except click.exceptions.Abort:
-        code = 130
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
+        app()
     except SiltstoneError as error:
-        err.print(f"siltstone: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        code = error.exit_code
+        _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        code = 130
-    sys.stdout.flush()
-    sys.exit(code if isinstance(code, int) else 0)
+        _fail("interrupted", 130)
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        first = (str(error).strip() or "no message").splitlines()[0]
+        _fail(f"{type(error).__name__}: {first} (set {DEBUG}=1 for the traceback)", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    err.print(f"siltstone: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -197,11 +197,14 @@ def run_stream(runner: StreamRunner, options: Mapping[str, str], *, follow: bool
     rows = stream.source(runner.spark, {**options, DIRECTORY: str(directory)})
     writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
     writer = writer.trigger(processingTime=f"{poll_s} seconds") if follow else writer.trigger(availableNow=True)
-    query = writer.start()
+    try:
+        query = writer.start()
+    except PySparkException as error:
+        raise _reason(runner, error) from error
     try:
         while not runner.enough.is_set() and not query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
             pass
-    except StreamingQueryException as error:
+    except PySparkException as error:
         raise _reason(runner, error) from error
     except KeyboardInterrupt:
         if not follow:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from siltstone.errors import Unreachable
+from siltstone.spark.datasource import register
 from siltstone.spark.source_log import FILE_SOURCE_COMPACT_INTERVAL
 
 LOG_CONFIGURATION = Path(__file__).parent / "log4j2.properties"
@@ -53,12 +54,14 @@ def spark_session(master: str = "local[*]", extra: Mapping[str, str] | None = No
     for key, value in {**settings, **(extra or {})}.items():
         builder = builder.config(key, value)
     try:
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
     except Exception as error:
         raise Unreachable(
             f"Spark did not start on {master}: {str(error).splitlines()[0]}; check that Java 17 or newer is installed "
             "and JAVA_HOME points to it"
         ) from error
+    register(spark)
+    return spark
 
 
 def _zipped(path: str) -> bool:

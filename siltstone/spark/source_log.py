@@ -5,6 +5,7 @@ the catalog with the checkpoint that the batch ends up in, and at the next start
 location of the new writer epoch:
 
     <epoch>/spark/
+      metadata              the query's id
       offsets/<batch>       the source offsets of each batch (header line, then one line a source)
       commits/<batch>       that the batch was done
       sources/<i>/<n>       what a file source has seen, a JSON line a file; <n>.compact holds all up to n
@@ -15,6 +16,7 @@ machine that ran them is gone, and a writer of an older epoch cannot touch the n
 
 import json
 import shutil
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -44,18 +46,20 @@ class SourceLog:
         """
         shutil.rmtree(self.location, ignore_errors=True)
         entries: dict[str, dict[int, str]] = {}
-        last = None
+        newest: list[Step] = []
         for step in steps:
             for source, texts in json.loads(step.sources).items():
                 entries.setdefault(source, {}).update({int(n): text for n, text in texts.items()})
-            last = step
+            newest = [*newest[-1:], step]
         for source, by_number in entries.items():
             self._write_source(self.location / "sources" / source, by_number)
             self._recorded[source] = max(by_number)
-        if last is not None:
-            # Spark looks at the newest batch only; older ones would merely be purged.
-            _write(self.location / "offsets" / str(last.batch_id), last.offsets)
-            _write(self.location / "commits" / str(last.batch_id), _commit_of(last.offsets))
+        if newest:
+            _write(self.location / "metadata", json.dumps({"id": str(uuid.uuid4())}))
+        for step in newest:
+            # Spark looks at the newest batch and the one before; older ones would merely be purged.
+            _write(self.location / "offsets" / str(step.batch_id), step.offsets)
+            _write(self.location / "commits" / str(step.batch_id), _commit_of(step.offsets))
 
     def read(self, batch: int, step: int) -> Step:
         """The record of a batch that is running as `step`; a source log entry is returned with one batch only.

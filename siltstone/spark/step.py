@@ -6,8 +6,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from siltstone.aggregate import Aggregate
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -15,15 +14,9 @@ from siltstone.errors import StateError, UsageError
 from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, output_schema, run_subtask
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import Operator
+from siltstone.spark.types import spark_type
 
 SUBTASK = "__subtask"
-
-_UNSIGNED = {
-    pa.uint8(): T.ShortType(),
-    pa.uint16(): T.IntegerType(),
-    pa.uint32(): T.LongType(),
-    pa.uint64(): T.DecimalType(20, 0),
-}
 
 
 def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
@@ -98,7 +91,7 @@ def _with_keys(rows: DataFrame, operator: Operator) -> DataFrame:
         rows = _pre_aggregated(rows, operator)
         wanted = operator.partial_schema.names
     wanted = list(dict.fromkeys([*wanted, *operator.order_by]))
-    keys = {f.name: _spark_type(f.type) for f in operator.key}
+    keys = {f.name: spark_type(f.type) for f in operator.key}
     columns = [F.col(f"`{c}`").cast(keys[c]).alias(c) if c in keys else F.col(f"`{c}`") for c in wanted]
     return rows.select(*columns).withColumn(HASH, F.xxhash64(*(F.col(f"`{name}`") for name in operator.key.names)))
 
@@ -112,7 +105,3 @@ def _pre_aggregated(rows: DataFrame, operator: Aggregate) -> DataFrame:
             yield from operator.partial(pa.Table.from_batches([batch])).to_batches()
 
     return rows.mapInArrow(run, from_arrow_schema(operator.partial_schema))
-
-
-def _spark_type(kind: pa.DataType) -> T.DataType:
-    return _UNSIGNED.get(kind) or from_arrow_type(kind)

@@ -1,0 +1,213 @@
+"""`spark.read.format("siltstone")`: recorded state as a DataFrame (a Python data source).
+
+    spark.read.format("siltstone").options(stream="flights", operator="aircraft", variable="totals").load()
+
+    warehouse, catalog    where to read; by default as the settings say
+    stream, operator      names; required
+    variable              a variable or one of its tables, such as `window.bounds`; required
+    at                    checkpoint id, commit time or latest (default)
+    as_of                 event time, instead of `at`: the last checkpoint with no later event
+    columns               comma-separated; only these are read
+    keys                  JSON list of operator keys, `[{"tailnum": "N14228"}]`: only their rows
+    key_groups            `FIRST-LAST`: only these key groups
+    parallelism           tasks; by default as many as wrote the checkpoint, more where it is large
+
+A DataFrame is of one checkpoint, the one that answered at `load()`, however often it is computed. An opaque variable
+has the columns `key_group` and `value` (binary). Columns and keys are options because Spark 4.3 does not tell a Python
+data source which columns a query needs, and keeps the partitions that one query's pushed filters left for every later
+query of the same DataFrame: with `DataSourceReader.pushFilters`, those would silently lose rows. Filters are Spark's.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import parse_time
+from siltstone.errors import UsageError
+from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.scan import ScanTask, Selection, TableShape, parse_key_groups, parse_keys, plan_scan, scan
+from siltstone.settings import load_settings
+from siltstone.spark.types import spark_type
+from siltstone.store.open import Warehouse
+
+REQUIRED = ("stream", "operator", "variable")
+OPTIONS = (*REQUIRED, "warehouse", "catalog", "at", "as_of", "columns", "keys", "key_groups", "parallelism")
+
+
+@dataclass(frozen=True)
+class StateSource:
+    """One table of one checkpoint, found: all that a reader needs to know.
+
+    Attributes:
+        catalog: its SQLAlchemy URL, None for the warehouse's own.
+        options: as given, checked for their names only.
+    """
+
+    warehouse: Warehouse
+    catalog: str | None
+    stream: str
+    checkpoint: int
+    max_parallelism: int
+    shape: TableShape
+    options: Mapping[str, str]
+
+    @classmethod
+    def find(cls, options: Mapping[str, str]) -> "StateSource":
+        """What the options name, at the checkpoint that answers now.
+
+        Raises:
+            UsageError: an option is missing, unknown or not understood, or names what is not there.
+            CorruptObject: the checkpoint's manifest is damaged.
+            Unreachable: the store or the catalog cannot be reached or read.
+        """
+        for name in REQUIRED:
+            if not options.get(name):
+                raise UsageError(f'format("siltstone") needs the option {name!r}')
+        for name in sorted(set(options) - set(OPTIONS)):
+            raise UsageError(f'format("siltstone") has no option {name!r}: it has {", ".join(OPTIONS)}')
+        if "at" in options and "as_of" in options:
+            raise UsageError("the options at and as_of exclude each other: leave one out")
+        settings = load_settings(warehouse=options.get("warehouse"), catalog=options.get("catalog"))
+        stream = options["stream"]
+        with Place.existing(settings.warehouse, settings.catalog) as place:
+            if "as_of" in options:
+                checkpoint = place.catalog.as_of(stream, parse_time(options["as_of"]))
+            else:
+                checkpoint = place.catalog.resolve(stream, options.get("at", "latest"))
+            record = place.catalog.checkpoint(stream, checkpoint)
+            [manifest] = read_manifests(place.warehouse.store, [record.manifest]).values()
+            return cls(
+                warehouse=place.warehouse,
+                catalog=settings.catalog,
+                stream=stream,
+                checkpoint=checkpoint,
+                max_parallelism=manifest.max_parallelism,
+                shape=TableShape.of(manifest, options["operator"], options["variable"]),
+                options=dict(options),
+            )
+
+    def schema(self) -> StructType:
+        """The columns asked for, as Spark's.
+
+        Raises:
+            UsageError: a column that the table does not have.
+        """
+        given = self.options.get("columns")
+        columns = (
+            self.shape.columns if given is None else self.shape.select([name.strip() for name in given.split(",")])
+        )
+        return StructType([StructField(f.name, spark_type(f.type), f.nullable) for f in columns])
+
+    def selection(self, columns: tuple[str, ...]) -> Selection:
+        """The part of the table that the options name.
+
+        Raises:
+            UsageError: keys or key groups that are not of this operator.
+        """
+        keys, key_groups = self.options.get("keys"), self.options.get("key_groups")
+        return Selection(
+            columns=columns,
+            keys=None if keys is None else parse_keys(keys, self.shape.key),
+            key_groups=None if key_groups is None else parse_key_groups(key_groups, self.max_parallelism),
+        )
+
+    def parallelism(self) -> int | None:
+        """How many tasks were asked for.
+
+        Raises:
+            UsageError: not a positive number.
+        """
+        given = self.options.get("parallelism")
+        if given is None:
+            return None
+        if not (given.isascii() and given.isdigit() and int(given) > 0):
+            raise UsageError(f"parallelism {given!r} is not a positive number")
+        return int(given)
+
+
+class StatePartition(InputPartition):
+    """One task of a scan."""
+
+    value: ScanTask
+
+
+class StateReader(DataSourceReader):
+    """Plans the scan on the driver and reads one task of it in each Spark task."""
+
+    def __init__(self, source: StateSource, schema: StructType) -> None:
+        self._source = source
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """A partition for some key groups each.
+
+        Raises:
+            UsageError: options that do not fit the table.
+            StateError: the chain has a gap, or a manifest of it is damaged.
+        """
+        source = self._source
+        selection = source.selection(tuple(self._schema.names))
+        with Place.existing(source.warehouse.url, source.catalog) as place:
+            stored = chain_manifests(place.catalog, source.stream, source.checkpoint)
+            manifests = read_manifests(place.warehouse.store, stored)
+        return [StatePartition(task) for task in plan_scan(manifests, source.shape, selection, source.parallelism())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition.
+
+        Raises:
+            CorruptObject, ProofFailed: what was stored is damaged.
+        """
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        for rows in scan(self._source.warehouse.store, partition.value):
+            yield from rows.cast(schema).to_batches()
+
+
+class StateDataSource(DataSource):
+    """The format `siltstone`; see the module's docstring for its options."""
+
+    _source: StateSource | None = None
+    """found once, by whichever of `schema` and `reader` comes first"""
+
+    @classmethod
+    def name(cls) -> str:
+        return "siltstone"
+
+    def schema(self) -> StructType:
+        """The columns of the table, or those of them that were asked for.
+
+        Raises:
+            SiltstoneError: see `StateSource.find`; Spark shows it as the last line of an AnalysisException.
+        """
+        return self._found().schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the columns of `schema`, which may be the user's own.
+
+        Raises:
+            UsageError: it names or types a column otherwise than the table does.
+        """
+        source = self._found()
+        own = {field.name: field.dataType for field in source.schema()}
+        for field in schema:
+            if own.get(field.name) != field.dataType:
+                known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in own.items())
+                asked = f"{field.name} {field.dataType.simpleString()}"
+                raise UsageError(f"{source.shape.name} has no {asked}: it has {known}")
+        return StateReader(source, schema)
+
+    def _found(self) -> StateSource:
+        if self._source is None:
+            self._source = StateSource.find(dict(self.options))
+        return self._source
+
+
+def register(spark: SparkSession) -> None:
+    """Make `spark.read.format("siltstone")` known to a session; `spark_session` does it for its own."""
+    spark.dataSource.register(StateDataSource)
