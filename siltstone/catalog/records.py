@@ -120,6 +120,7 @@ class CheckpointRecord:
     """A completed checkpoint; fields as in `CheckpointCommit`.
 
     `event_time_max` is that of all steps up to this checkpoint. `proof` is why the newest proof failed.
+    `restore_s` and `restore_bytes` are what its newest measured restore took and read.
     """
 
     stream: str
@@ -136,6 +137,8 @@ class CheckpointRecord:
     event_time_max: datetime | None
     proven_at: datetime | None
     proof: str | None
+    restore_s: float | None
+    restore_bytes: int | None
 
     @property
     def proven(self) -> bool | None:

@@ -259,16 +259,30 @@ class Catalog:
         with self._reading() as connection:
             return rows.chain(connection, stream, checkpoint.id)
 
-    def record_proof(self, stream: str, id: int, proven: bool, reason: str | None = None) -> None:
+    def record_proof(
+        self,
+        stream: str,
+        id: int,
+        proven: bool,
+        reason: str | None = None,
+        *,
+        restore_s: float | None = None,
+        restore_bytes: int | None = None,
+    ) -> None:
         """Note the outcome of a proof, in place of the one before; `reason` says why it failed.
+
+        A proof that restored this checkpoint alone also says what that took and read (`restore_s`,
+        `restore_bytes`), in place of what was measured before; one that did not leaves that as it is.
 
         Raises:
             UnknownCheckpoint
         """
-        values = {
+        values: dict[str, Any] = {
             "proven_at": self._now() if proven else None,
             "proof": None if proven else reason or "failed",
         }
+        if restore_s is not None:
+            values |= {"restore_s": restore_s, "restore_bytes": restore_bytes}
         with self._writing(f"the proof of checkpoint {id} of stream {stream}") as connection:
             at = (t.checkpoint.c.stream == stream) & (t.checkpoint.c.id == (id if 0 < id < _ID_END else 0))
             if connection.execute(update(t.checkpoint).where(at).values(values)).rowcount == 0:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Column,
     DateTime,
     Dialect,
+    Float,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -118,6 +119,8 @@ checkpoint = Table(
     Column("event_time_max", UtcTime),
     Column("proven_at", UtcTime),
     Column("proof", Text),
+    Column("restore_s", Float),
+    Column("restore_bytes", BigInteger),
 )
 
 object_ = Table(

@@ -482,6 +482,18 @@ def test_a_proof_replaces_the_one_before(flights: Catalog, clock: Clock) -> None
         flights.record_proof("flights", 3, True)
 
 
+def test_a_measured_restore_stays_until_the_next_one(flights: Catalog) -> None:
+    add(flights, 2)
+    flights.record_proof("flights", 1, True, restore_s=1.25, restore_bytes=2**40)
+    flights.record_proof("flights", 1, False, "digest differs in aircraft.totals")
+    measured = flights.checkpoint("flights", 1)
+    assert (measured.proven, measured.restore_s, measured.restore_bytes) == (False, 1.25, 2**40)
+    flights.record_proof("flights", 1, True, restore_s=0.5, restore_bytes=700)
+    first, second = flights.checkpoints("flights")
+    assert (first.proven, first.restore_s, first.restore_bytes) == (True, 0.5, 700)
+    assert (second.restore_s, second.restore_bytes) == (None, None)
+
+
 def test_a_snapshot_belongs_to_one_checkpoint(flights: Catalog) -> None:
     add(flights, 2)
     full = [stored(2, "a.snapshot.parquet", 30), stored(2, "b.snapshot.parquet", 12)]

@@ -60,6 +60,8 @@ def upgrade() -> None:
         _time("event_time_max", nullable=True),
         _time("proven_at", nullable=True),
         sa.Column("proof", sa.Text),
+        sa.Column("restore_s", sa.Float),
+        sa.Column("restore_bytes", sa.BigInteger),
     )
     op.create_table(
         "object",
