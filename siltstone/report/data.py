@@ -1,0 +1,235 @@
+"""What a report says, as pure values gathered from the catalog's checkpoint records."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from siltstone.catalog.records import CheckpointRecord
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import UnknownCheckpoint
+from siltstone.model import Form
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPart:
+    """One operator's part of one checkpoint.
+
+    Attributes:
+        form: base or delta.
+        bytes: what it wrote.
+        d: D, the deltas that the policy then meant a chain to have.
+        rows: live rows of its state.
+        seconds: phase -> seconds of the slowest subtask.
+        chain_base_bytes: what a restore reads of the newest base up to here.
+        chain_delta_bytes: what a restore reads of the deltas after that base.
+        chain_deltas: how many deltas these are.
+        bound_bytes: the most that a restore was predicted to read before the next base; None if not recorded.
+        bound_s: the same in seconds.
+    """
+
+    form: Form
+    bytes: int
+    d: int
+    rows: int
+    seconds: Mapping[str, float]
+    chain_base_bytes: int
+    chain_delta_bytes: int
+    chain_deltas: int
+    bound_bytes: float | None
+    bound_s: float | None
+
+    @property
+    def chain_bytes(self) -> int:
+        """What a restore reads: the base and the deltas since."""
+        return self.chain_base_bytes + self.chain_delta_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "form": self.form.value,
+            "bytes": self.bytes,
+            "D": self.d,
+            "rows": self.rows,
+            "seconds": dict(self.seconds),
+            "chain_bytes": self.chain_bytes,
+            "chain_deltas": self.chain_deltas,
+            "restore_bound_bytes": self.bound_bytes,
+            "restore_bound_seconds": self.bound_s,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPoint:
+    """One checkpoint of the picture; what is not said of an operator is as in `CheckpointRecord`.
+
+    Attributes:
+        other_bytes: what it wrote outside all operators: its manifest.
+        chain_other_bytes: the manifests that a restore reads, from the oldest base it needs on.
+        restore_s: seconds of its newest measured restore; None where none was measured.
+        restore_bytes: what that restore read.
+    """
+
+    id: int
+    epoch: int
+    committed_at: datetime
+    event_time_max: datetime | None
+    bytes: int
+    rows: int
+    proven: bool | None
+    operators: Mapping[str, OperatorPart]
+    other_bytes: int
+    chain_other_bytes: int
+    restore_s: float | None
+    restore_bytes: int | None
+
+    @property
+    def chain_bytes(self) -> int:
+        """What a restore of this checkpoint reads."""
+        return sum(part.chain_bytes for part in self.operators.values()) + self.chain_other_bytes
+
+    @property
+    def chain_base_bytes(self) -> int:
+        """What of it are bases."""
+        return sum(part.chain_base_bytes for part in self.operators.values())
+
+    @property
+    def bound_bytes(self) -> float | None:
+        """The bounds of all operators together, in bytes; None unless each has one."""
+        return _total(part.bound_bytes for part in self.operators.values())
+
+    @property
+    def bound_s(self) -> float | None:
+        """The bounds of all operators together, one restored after the other; None unless each has one."""
+        return _total(part.bound_s for part in self.operators.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "id": self.id,
+            "epoch": self.epoch,
+            "committed_at": self.committed_at.isoformat(timespec="seconds"),
+            "event_time_max": self.event_time_max.isoformat() if self.event_time_max else None,
+            "bytes": self.bytes,
+            "rows": self.rows,
+            "proven": self.proven,
+            "chain_bytes": self.chain_bytes,
+            "restore_bound_bytes": self.bound_bytes,
+            "restore_bound_seconds": self.bound_s,
+            "restore_seconds": self.restore_s,
+            "restore_bytes": self.restore_bytes,
+            "operators": {name: part.to_dict() for name, part in self.operators.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """A stream's retained checkpoints, oldest first; at least one."""
+
+    stream: str
+    checkpoints: tuple[CheckpointPoint, ...]
+
+    @property
+    def newest(self) -> CheckpointPoint:
+        """The newest checkpoint."""
+        return self.checkpoints[-1]
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Every operator of any checkpoint, in the order in which they first appear."""
+        return tuple(dict.fromkeys(name for point in self.checkpoints for name in point.operators))
+
+    @property
+    def stored_bytes(self) -> int:
+        """What all checkpoints keep in the store. Full snapshots, taken on request, are not counted."""
+        return sum(point.bytes for point in self.checkpoints)
+
+    @property
+    def amplification(self) -> float | None:
+        """Bytes stored per byte of the newest base; None while the state is empty."""
+        base = self.newest.chain_base_bytes
+        return self.stored_bytes / base if base else None
+
+    @property
+    def restore_amplification(self) -> float | None:
+        """Bytes that a restore of the newest checkpoint reads, per byte of its base; None as above."""
+        base = self.newest.chain_base_bytes
+        return self.newest.chain_bytes / base if base else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "stream": self.stream,
+            "stored_bytes": self.stored_bytes,
+            "base_bytes": self.newest.chain_base_bytes,
+            "chain_bytes": self.newest.chain_bytes,
+            "amplification": self.amplification,
+            "restore_amplification": self.restore_amplification,
+            "checkpoints": [point.to_dict() for point in self.checkpoints],
+        }
+
+
+def report_data(catalog: Catalog, stream: str) -> ReportData:
+    """Gather a report of all retained checkpoints of `stream`.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+        UnknownCheckpoint: it has no checkpoint yet.
+    """
+    records = catalog.checkpoints(stream)
+    if not records:
+        raise UnknownCheckpoint(f"stream {stream} has no checkpoint to report on yet: run it first")
+    points: list[CheckpointPoint] = []
+    parts: dict[str, OperatorPart] = {}
+    started: dict[str, int] = {}
+    others: list[int] = []
+    for at, record in enumerate(records):
+        parts = {name: _part(record, name, parts.get(name)) for name in record.forms}
+        started = {name: at if part.form is Form.BASE else started.get(name, at) for name, part in parts.items()}
+        others.append(max(0, record.bytes - sum(part.bytes for part in parts.values())))
+        points.append(_point(record, parts, others[-1], sum(others[min(started.values(), default=at) :])))
+    return ReportData(stream, tuple(points))
+
+
+def _part(record: CheckpointRecord, name: str, before: OperatorPart | None) -> OperatorPart:
+    """What a record says of one operator, given its part of the checkpoint before."""
+    said: Mapping[str, Any] = record.statistics.get("operators", {}).get(name, {})
+    form, size = record.forms[name], int(said.get("bytes", 0))
+    delta = form is Form.DELTA
+    return OperatorPart(
+        form=form,
+        bytes=size,
+        d=record.d.get(name, 0),
+        rows=int(said.get("state_rows", 0)),
+        seconds=said.get("seconds", {}),
+        chain_base_bytes=(before.chain_base_bytes if before else 0) if delta else size,
+        chain_delta_bytes=(before.chain_delta_bytes if before else 0) + size if delta else 0,
+        chain_deltas=(before.chain_deltas if before else 0) + 1 if delta else 0,
+        bound_bytes=said.get("restore_bound_bytes"),
+        bound_s=said.get("restore_bound_s"),
+    )
+
+
+def _point(
+    record: CheckpointRecord, parts: Mapping[str, OperatorPart], other: int, chain_other: int
+) -> CheckpointPoint:
+    return CheckpointPoint(
+        id=record.id,
+        epoch=record.epoch,
+        committed_at=record.committed_at,
+        event_time_max=record.event_time_max,
+        bytes=record.bytes,
+        rows=record.rows,
+        proven=record.proven,
+        operators=parts,
+        other_bytes=other,
+        chain_other_bytes=chain_other,
+        restore_s=record.restore_s,
+        restore_bytes=record.restore_bytes,
+    )
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) if known and len(known) == len(found) else None

@@ -1,0 +1,68 @@
+"""One page that shows a chain at a glance. Drawn without pyplot, so nothing outside this page is touched.
+
+Hue says which operator, tone which form: full for bases, light for deltas. The hues are told apart by people
+who see colours differently (Okabe and Ito); failure is also marked by shape.
+"""
+
+import os
+import uuid
+from io import BytesIO
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from siltstone.errors import UsageError
+from siltstone.report.data import ReportData
+from siltstone.report.panels import Page
+
+FORMATS = ("png", "svg", "pdf")
+_DPI = 150
+
+
+def check_picture_path(path: Path) -> str:
+    """The format that a picture's suffix names, one of `FORMATS`.
+
+    Raises:
+        UsageError: it names another.
+    """
+    format = path.suffix.lower().removeprefix(".")
+    if format not in FORMATS:
+        endings = ", ".join(f".{known}" for known in FORMATS)
+        raise UsageError(f"{path} is not the name of a picture: end it in one of {endings}")
+    return format
+
+
+def draw_report(data: ReportData, path: Path) -> Path:
+    """Draw the chain into the file `path`, whole or not at all; a file already there is replaced.
+
+    Of more checkpoints than a page can show (`panels.SHOWN_MAX`), the newest are drawn.
+
+    Returns:
+        `path`.
+
+    Raises:
+        UsageError: the suffix names no format we draw, or the file cannot be written.
+    """
+    format = check_picture_path(path)
+    drawn = BytesIO()
+    figure: Figure = Page(data).figure()
+    figure.savefig(drawn, format=format, dpi=_DPI, metadata={"Title": f"Chain of stream {data.stream}"})
+    _replace(path, drawn.getbuffer())
+    return path
+
+
+def _replace(path: Path, content: memoryview) -> None:
+    """Write a file under another name, then give it its own."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UsageError(
+            f"cannot write the picture {path}: {reason}; name a file in a directory you can write"
+        ) from None

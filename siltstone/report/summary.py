@@ -1,0 +1,99 @@
+"""A report for a terminal."""
+
+from rich import filesize
+from rich.table import Table
+from rich.text import Text
+
+from siltstone.model import Form
+from siltstone.report.data import CheckpointPoint, OperatorPart, ReportData
+
+_PROOF = {True: "yes", False: Text("FAILED", "bold red"), None: "-"}
+
+
+def summary_table(data: ReportData) -> Table:
+    """An operator a row, all together below: what bases and deltas are written, and what a restore now reads."""
+    count = len(data.checkpoints)
+    title = f"{data.stream}: {count} checkpoint{'s' * (count != 1)}, {filesize.decimal(data.stored_bytes)} stored"
+    if data.amplification:
+        title += f", {data.amplification:.1f} times the newest base"
+    table = Table(title=title, title_justify="left", box=None, show_footer=True)
+    newest = data.newest
+    table.add_column("operator", "all")
+    table.add_column("state rows", f"{newest.rows:,}", justify="right")
+    table.add_column("bases", justify="right")
+    table.add_column("mean base", justify="right")
+    table.add_column("deltas", justify="right")
+    table.add_column("mean delta", justify="right")
+    table.add_column("D", justify="right")
+    table.add_column("restore reads", filesize.decimal(newest.chain_bytes), justify="right")
+    table.add_column("at most", _size(newest.bound_bytes), justify="right")
+    table.add_column("restore s", _measured(data), justify="right")
+    table.add_column("at most s", _seconds(newest.bound_s), justify="right")
+    for name in data.operators:
+        parts = [point.operators[name] for point in data.checkpoints if name in point.operators]
+        sizes = {form: [part.bytes for part in parts if part.form is form] for form in Form}
+        bases, deltas, last = sizes[Form.BASE], sizes[Form.DELTA], parts[-1]
+        table.add_row(
+            name,
+            f"{last.rows:,}",
+            str(len(bases)),
+            _mean(bases),
+            str(len(deltas)),
+            _mean(deltas),
+            str(last.d),
+            filesize.decimal(last.chain_bytes),
+            _size(last.bound_bytes),
+            "",
+            _seconds(last.bound_s),
+        )
+    return table
+
+
+def checkpoint_table(data: ReportData, newest: int | None = None) -> Table:
+    """A checkpoint a row, oldest first; with `newest`, only so many of the newest."""
+    table = Table(box=None)
+    table.add_column("id", justify="right")
+    for name in data.operators:
+        table.add_column(name)
+    for head in ("bytes", "restore reads", "restore s"):
+        table.add_column(head, justify="right")
+    table.add_column("event time")
+    table.add_column("proven")
+    for point in data.checkpoints[-newest:] if newest else data.checkpoints:
+        table.add_row(
+            str(point.id),
+            *(_form(point.operators.get(name)) for name in data.operators),
+            filesize.decimal(point.bytes),
+            filesize.decimal(point.chain_bytes),
+            _seconds(point.restore_s),
+            f"{point.event_time_max:%Y-%m-%d %H:%M}" if point.event_time_max else "-",
+            _PROOF[point.proven],
+        )
+    return table
+
+
+def _form(part: OperatorPart | None) -> Text:
+    """Form and D; bases stand out, since a chain begins with each."""
+    if part is None:
+        return Text("-")
+    return Text(f"{part.form.value} D={part.d}", style="bold" if part.form is Form.BASE else "")
+
+
+def _measured(data: ReportData) -> str:
+    """The newest checkpoint's measured restore, or else the last that was measured, and of which."""
+    found: list[CheckpointPoint] = [point for point in data.checkpoints if point.restore_s is not None]
+    if not found:
+        return "-"
+    return _seconds(found[-1].restore_s) + ("" if found[-1] is data.newest else f" (at {found[-1].id})")
+
+
+def _mean(sizes: list[int]) -> str:
+    return filesize.decimal(round(sum(sizes) / len(sizes))) if sizes else "-"
+
+
+def _size(count: float | None) -> str:
+    return "-" if count is None else filesize.decimal(round(count))
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
