@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -175,6 +176,68 @@ def show(
             h["object"],
         )
     out.print(table)
+
+
+@app.command()
+def restore(
+    stream: StreamName,
+    at: At = "latest",
+    as_of: Annotated[
+        str | None, typer.Option("--as-of", metavar="EVENT_TIME", help="The last checkpoint not later in event time.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Write the state here as Parquet. [only prove it]")] = None,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    parallelism: Annotated[int | None, typer.Option(help="Tasks an operator. [cores]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild a checkpoint's state from the store, prove it, and write it as Parquet."""
+    from siltstone.spark import operations
+
+    with _progress(f"restoring {stream}"):
+        result = operations.restore(
+            _settings(warehouse, catalog, parallelism=parallelism), stream, at=at, as_of=as_of, to=to
+        )
+    where = f" to {result.path}" if result.path else ""
+    line = f"{stream}: checkpoint {result.checkpoint} restored{where}: {result.rows:,} rows from "
+    line += f"{_size(result.bytes)} in {result.seconds:.2f} s, proven, digest {result.digest}"
+    _print(asdict(result), as_json, line)
+
+
+@app.command()
+def verify(
+    stream: StreamName,
+    at: At = "latest",
+    every: Annotated[bool, typer.Option("--all", help="Prove every retained checkpoint.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also compare row by row with full snapshots.")] = False,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that checkpoints restore to exactly the state the stream had. Exit code 1 if one does not."""
+    from siltstone.spark import operations
+
+    with _progress(f"verifying {stream}"):
+        result = operations.verify(_settings(warehouse, catalog), stream, at=at, every=every, deep=deep)
+    line = f"{stream}: {len(result.proven)} checkpoints proven, {len(result.failed)} not, {result.seconds:.2f} s"
+    for failure in result.failed:
+        line += f"\n  checkpoint {failure.checkpoint}: {failure.reason}"
+    _print(asdict(result), as_json, line)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def snapshot(
+    stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
+) -> None:
+    """Write the live state of the newest checkpoint in full, to compare restores with (verify --deep)."""
+    from siltstone.spark import operations
+
+    with _progress(f"taking a snapshot of {stream}"):
+        result = operations.snapshot(_settings(warehouse, catalog), stream)
+    line = f"{stream}: snapshot of checkpoint {result.checkpoint}, {result.rows:,} rows, {_size(result.bytes)}"
+    _print(asdict(result), as_json, line)
 
 
 def _settings(warehouse: str | None, catalog: str | None, **further: object) -> Settings:

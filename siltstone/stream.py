@@ -36,7 +36,7 @@ class Sink(Protocol):
         ...
 
 
-SinkFunction = Callable[["DataFrame", int], None]
+SinkFunction = Callable[["DataFrame", int], object]
 """the user's own sink: called with the rows and the checkpoint id; must be idempotent by that id"""
 DIRECTORY = "directory"
 """the source option that Siltstone always sets"""

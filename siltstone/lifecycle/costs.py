@@ -1,6 +1,6 @@
 """From what subtasks acknowledged to what the policy is told."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.model import Form, Kind
 from siltstone.operator import SOURCE
-from siltstone.policy.protocol import CheckpointCost, Decision
+from siltstone.policy.protocol import CheckpointCost, RestoreBound
 from siltstone.stream import Stream
 
 
@@ -19,6 +19,8 @@ class Gathered:
     last: dict[str, list[Acknowledgement]] = field(default_factory=dict)
     """of the newest step"""
     rows_in: dict[str, int] = field(default_factory=dict)
+    restore_s: dict[str, float] = field(default_factory=dict)
+    """seconds of the slowest subtask, where all of them had to restore from the changelog"""
     event_times: list[datetime] = field(default_factory=list)
     """the highest of each subtask and step that saw any"""
 
@@ -26,6 +28,9 @@ class Gathered:
         """One operator's part of one step."""
         self.last[operator] = list(received)
         self.rows_in[operator] = self.rows_in.get(operator, 0) + sum(a.rows_in for a in received)
+        restored = [a.seconds.get("restore", 0.0) for a in received]
+        if all(restored):
+            self.restore_s[operator] = max(restored)
         self.event_times += [a.event_time_max for a in received if a.event_time_max is not None]
 
     def event_time(self, before: datetime | None) -> datetime | None:
@@ -39,7 +44,7 @@ def written_form(received: Sequence[Acknowledgement]) -> Form:
     return Form.BASE if forms <= {Form.BASE} else Form.DELTA
 
 
-def cost_of(received: Sequence[Acknowledgement], decision: Decision) -> CheckpointCost:
+def cost_of(received: Sequence[Acknowledgement]) -> CheckpointCost:
     """What one operator's part of a checkpoint cost; the slowest subtask counts, since the others wait for it."""
     handles = [h for a in received for h in a.handles if h.kind is Kind.INCREMENTAL]
     form = written_form(received)
@@ -50,18 +55,20 @@ def cost_of(received: Sequence[Acknowledgement], decision: Decision) -> Checkpoi
         bytes=sum(h.length for h in handles),
         seconds=max((a.seconds.get(phase, 0.0) + a.seconds.get("persist", 0.0) for a in received), default=0.0),
         rows=sum(a.state_rows for a in received),
-        tracked_bytes=tracked if form is Form.BASE and decision.form is Form.DELTA else None,
+        tracked_bytes=tracked if tracked and form is Form.BASE else None,
     )
 
 
-def statistics_of(gathered: Gathered, stream: Stream) -> dict[str, Any]:
-    """What the catalog keeps of a checkpoint for reports: rows, and per operator rows, bytes and seconds by phase."""
+def statistics_of(gathered: Gathered, stream: Stream, bounds: Mapping[str, RestoreBound]) -> dict[str, Any]:
+    """What the catalog keeps of a checkpoint for reports; per operator also bytes, bounds and seconds by phase."""
     sources = [op.name for op in stream.operators if op.reads == SOURCE]
     operators = {
         name: {
             "rows_in": gathered.rows_in[name],
             "state_rows": sum(a.state_rows for a in received),
             "bytes": sum(o.bytes for a in received for o in a.objects),
+            "restore_bound_bytes": round(bounds[name].bytes),
+            "restore_bound_s": round(bounds[name].seconds, 6),
             "seconds": {
                 phase: round(max(a.seconds.get(phase, 0.0) for a in received), 6)
                 for phase in sorted({p for a in received for p in a.seconds})

@@ -26,8 +26,9 @@ from siltstone.lifecycle.restore import (
     objects_of,
     opaque_digests,
     schemas_of,
+    unread_objects,
 )
-from siltstone.model import KeyGroupRange
+from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.policy.restore_plan import RestoreUnit, plan_restore
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.base import Store
@@ -39,12 +40,16 @@ OPAQUE_SCHEMA = pa.schema([("key_group", pa.uint16()), ("value", pa.binary())])
 
 @dataclass(frozen=True)
 class UnitTask:
-    """One unit of a restore: what to read, and where its rows go (None: only proven)."""
+    """One unit of a restore: what to read, and where its rows go (None: only proven).
+
+    `unread` are objects that the checkpoint depends on and no unit reads: they only have to be intact.
+    """
 
     unit: RestoreUnit
     manifests: Mapping[int, Manifest]
     checkpoint: int
     path: Path | None
+    unread: Sequence[StoredObject] = ()
 
 
 @dataclass(frozen=True)
@@ -73,10 +78,11 @@ def unit_tasks(
     units = min(manifest.max_parallelism, max(parallelism, plan.bytes // UNIT_BYTES))
     if units != parallelism:
         plan = plan_restore(handles, checkpoint, manifest.max_parallelism, units)
-    tasks = [
-        UnitTask(unit, {c: m.of_operator(unit.operator) for c, m in manifests.items()}, checkpoint, path)
-        for unit in plan.units
-    ]
+    unread = unread_objects(manifests, checkpoint, {r.handle.object for unit in plan.units for r in unit.reads})
+    tasks = []
+    for unit in plan.units:
+        own = {c: m.of_operator(unit.operator) for c, m in manifests.items()}
+        tasks.append(UnitTask(unit, own, checkpoint, path, unread.pop(unit.operator, ())))
     return tasks, plan.bytes
 
 
@@ -98,6 +104,8 @@ def rebuild(store: Store, task: UnitTask) -> MemoryState:
         CorruptObject, ProofFailed: the chain is damaged.
     """
     unit, manifest = task.unit, task.manifests[task.checkpoint]
+    for stored in task.unread:
+        store.read(stored)
     schemas = schemas_of(manifest, unit.operator)
     target = MemoryState.empty(schemas, unit.key_groups, manifest.max_parallelism)
     apply_unit(target, unit, ObjectReader(store, objects_of(task.manifests)))

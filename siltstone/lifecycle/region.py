@@ -27,7 +27,7 @@ from siltstone.lifecycle.definition import check_definition, definition_of
 from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask
 from siltstone.model import Form, StoredObject
 from siltstone.operator import SOURCE, Operator
-from siltstone.policy.protocol import Decision, Policy, PolicyState
+from siltstone.policy.protocol import Decision, Policy, PolicyState, RestoreCost
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath, is_base
 from siltstone.stream import Stream
@@ -269,26 +269,35 @@ class Region:
     def _manifest(self) -> Manifest:
         received = self._gathered.last
         forms = {name: written_form(a) for name, a in received.items()}
+        policies = {name: self._learned(name) for name in received}
         return Manifest(
             stream=self.stream.name,
             checkpoint=self.checkpoint,
             epoch=self.epoch,
             step=self.step,
             max_parallelism=self.stream.max_parallelism,
-            operators={op.name: op.definition() for op in self.stream.operators},
+            operators=self.stream.definition()["operators"],
             handles=[h for a in received.values() for ack in a for h in ack.handles],
             objects=[o for a in received.values() for ack in a for o in ack.objects],
             digests={name: _whole_digests(a, self.stream.max_parallelism) for name, a in received.items()},
             forms=forms,
             d={name: decision.d for name, decision in self._decisions.items()},
             first={name: self.checkpoint if forms[name] is Form.BASE else self._first[name] for name in received},
-            policy={
-                name: self.policy.observe(state, cost_of(received[name], self._decisions[name])).to_json()
-                for name, state in self._policies.items()
-            },
+            policy={name: state.to_json() for name, state in policies.items()},
             event_time_max=self._gathered.event_time(self._event_time_max),
-            statistics=statistics_of(self._gathered, self.stream),
+            statistics=statistics_of(
+                self._gathered, self.stream, {n: self.policy.restore_bound(s) for n, s in policies.items()}
+            ),
         )
+
+    def _learned(self, operator: str) -> PolicyState:
+        """What the policy knows after this checkpoint of one operator."""
+        state = self._policies[operator]
+        restore_s = self._gathered.restore_s.get(operator)
+        if restore_s is not None:
+            cost = RestoreCost(base_s=state.base_s, deltas_s=state.deltas_s, restore_s=restore_s)
+            state = self.policy.observe_restore(state, cost)
+        return self.policy.observe(state, cost_of(self._gathered.last[operator]))
 
     def _advance(self, manifest: Manifest, stored: StoredObject) -> None:
         """The checkpoint exists: the next interval begins."""

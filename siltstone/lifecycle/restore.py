@@ -5,7 +5,7 @@ a restore is a map over them, at whatever parallelism. Every object is read whol
 (promise 6), and the digest of what was rebuilt is compared with the recorded one (promise 1).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +19,13 @@ from siltstone.changelog.opaque import decode_opaque
 from siltstone.errors import CorruptObject, ProofFailed
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.policy.restore_plan import Read, RestoreUnit, plan_restore
-from siltstone.state.backend import SubtaskState
+from siltstone.state.backend import KeyedState, SubtaskState
 from siltstone.state.digest import opaque_digest
 from siltstone.state.heap import HeapTable
 from siltstone.state.protocol import apply_delta, set_state
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
+from siltstone.store.paths import operator_of
 
 
 @dataclass
@@ -45,9 +46,6 @@ class MemoryState:
     def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
         """Replace the bytes of some key groups."""
         self.opaque.setdefault(variable, {}).update(values)
-
-
-Target = SubtaskState | MemoryState
 
 
 class ObjectReader:
@@ -77,10 +75,6 @@ class ObjectReader:
             raise CorruptObject(f"{handle.object}: {handle.variable} should lie beyond its end")
         return whole.slice(handle.offset, handle.length)
 
-    def check(self, stored: StoredObject) -> None:
-        """Verify an object that no handle points at."""
-        self._store.read(stored)
-
 
 def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
     """The tables of an operator as they were recorded at a checkpoint."""
@@ -88,7 +82,7 @@ def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
     return {name: TableSchema.from_json(shape) for v in variables for name, shape in v["tables"].items()}
 
 
-def apply_handle(target: Target, handle: Handle, groups: Sequence[KeyGroupRange], block: pa.Buffer) -> int:
+def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRange], block: pa.Buffer) -> int:
     """Put one block's rows of some key groups into `target`; a table or column it does not have is left out.
 
     Returns:
@@ -114,9 +108,11 @@ def apply_handle(target: Target, handle: Handle, groups: Sequence[KeyGroupRange]
     return changes.num_rows
 
 
-def _apply_base(target: Target, handle: Handle, schema: TableSchema, groups: KeyGroupRange, block: pa.Buffer) -> int:
+def _apply_base(
+    target: KeyedState, handle: Handle, schema: TableSchema, groups: KeyGroupRange, block: pa.Buffer
+) -> int:
     count = 0
-    for rows, key_groups in read_base(block, schema, groups):
+    for rows, key_groups in read_base(block, schema, groups, name=handle.object):
         set_state(target, handle.variable, rows, key_groups)
         count += rows.num_rows
     return count
@@ -131,7 +127,7 @@ def _widened(changes: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def apply_unit(target: Target, unit: RestoreUnit, reader: ObjectReader) -> int:
+def apply_unit(target: KeyedState, unit: RestoreUnit, reader: ObjectReader) -> int:
     """Rebuild one unit in `target`, which is empty; returns how many rows and changes were applied."""
     count = 0
     for reads in unit.tables.values():
@@ -143,11 +139,11 @@ def apply_unit(target: Target, unit: RestoreUnit, reader: ObjectReader) -> int:
     return count
 
 
-def _apply(target: Target, read: Read, reader: ObjectReader) -> int:
+def _apply(target: KeyedState, read: Read, reader: ObjectReader) -> int:
     return apply_handle(target, read.handle, read.key_groups, reader.block(read.handle))
 
 
-def check_digests(target: Target, operator: str, manifest: Manifest) -> None:
+def check_digests(target: KeyedState, operator: str, manifest: Manifest) -> None:
     """Compare what was rebuilt with what was recorded, key group by key group (promise 1).
 
     Raises:
@@ -203,6 +199,24 @@ def read_manifests(store: Store, stored: Iterable[StoredObject]) -> dict[int, Ma
 def objects_of(manifests: Mapping[int, Manifest]) -> list[StoredObject]:
     """Every object that the manifests name."""
     return [stored for manifest in manifests.values() for stored in manifest.objects]
+
+
+def unread_objects(
+    manifests: Mapping[int, Manifest], checkpoint: int, read: Collection[str]
+) -> dict[str, list[StoredObject]]:
+    """Operator -> the objects that `checkpoint` depends on and no handle needs, such as the index beside a base.
+
+    Args:
+        read: names of the objects that are read, and so verified, anyway.
+    """
+    first = manifests[checkpoint].first
+    unread: dict[str, list[StoredObject]] = {}
+    for c, manifest in manifests.items():
+        for stored in manifest.objects:
+            operator = operator_of(stored.name)
+            if stored.name not in read and first.get(operator, checkpoint) <= c <= checkpoint:
+                unread.setdefault(operator, []).append(stored)
+    return unread
 
 
 def load_state(state: SubtaskState, store: Store, stored: Sequence[StoredObject], operator: str, step: int) -> None:

@@ -5,9 +5,7 @@ batch carries an acknowledgement and no row. A task may run twice; the second ru
 yields the same changes, under object names of its own.
 """
 
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -20,6 +18,7 @@ from siltstone.changelog.base import write_base
 from siltstone.changelog.block import Block, encode_block
 from siltstone.changelog.segment import SegmentBuilder
 from siltstone.errors import SiltstoneError
+from siltstone.lifecycle.clock import Clock
 from siltstone.lifecycle.restore import opaque_digests
 from siltstone.lifecycle.task import CheckpointOrder, StepTask
 from siltstone.lifecycle.working_state import working_state
@@ -32,21 +31,6 @@ ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
 ROWS_A_CALL = 1 << 18
 """how many rows `Operator.process` is given at most, unless one record batch holds more"""
-
-
-@dataclass
-class _Clock:
-    """Seconds by phase of one step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def run_subtask(
@@ -73,9 +57,9 @@ def output_schema(task: StepTask) -> pa.Schema:
 def _run(
     task: StepTask, subtask: int, attempt: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    clock = _Clock()
+    clock = Clock()
     with clock.phase("open"):
-        opened = working_state(task, subtask)
+        opened = working_state(task, subtask, clock)
         state = opened.__enter__()
     try:
         state.begin(task.step, tracking=task.tracking)
@@ -161,7 +145,7 @@ class _Written:
 
 
 def _checkpoint(
-    task: StepTask, order: CheckpointOrder, subtask: int, attempt: str, state: SubtaskState, clock: _Clock
+    task: StepTask, order: CheckpointOrder, subtask: int, attempt: str, state: SubtaskState, clock: Clock
 ) -> _Written:
     """Persist this subtask's part of a checkpoint and start a new interval of changes."""
     written = _Written()

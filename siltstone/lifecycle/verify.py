@@ -5,8 +5,11 @@ in memory, applies checkpoint after checkpoint, and its digests, built from the 
 that the stream kept change by change (promise 1).
 """
 
+import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 
 from siltstone.catalog.manifest import Manifest
 from siltstone.errors import CorruptObject, StateError
@@ -24,6 +27,7 @@ from siltstone.policy.restore_plan import VerifyChain, verify_plan
 from siltstone.state.backend import KeyBatch
 from siltstone.state.hashing import xxhash64
 from siltstone.store.base import Store
+from siltstone.store.paths import operator_of
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,13 @@ class ProofTask:
 
 @dataclass(frozen=True)
 class ProofPlan:
-    """Tasks that need nothing of each other, objects that only have to be intact, and what has failed already."""
+    """Tasks that need nothing of each other, and what has failed already.
+
+    `objects` are those that only have to be intact, each with the checkpoints that depend on it.
+    """
 
     tasks: list[ProofTask]
-    objects: list[tuple[int, StoredObject]]
+    objects: list[tuple[StoredObject, list[int]]]
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -83,13 +90,44 @@ def plan_proof(store: Store, stored: Mapping[int, StoredObject], chains: Mapping
         ProofTask(chain, {s.checkpoint: manifests[s.checkpoint].of_operator(chain.operator) for s in chain.steps})
         for chain in verify_plan(handles, newest.max_parallelism, provable)
     ]
-    used = {h.object for m in manifests.values() for h in m.handles}
-    unused = [(c, o) for c, m in manifests.items() for o in m.objects if o.name not in used]
-    return ProofPlan(tasks, unused, failures)
+    return ProofPlan(tasks, _unread(tasks, manifests, sorted(provable)), failures)
 
 
-def prove(store: Store, task: ProofTask) -> list[Failure]:
-    """Walk one chain; an empty answer means that every checkpoint it proves is proven."""
+def _unread(
+    tasks: Sequence[ProofTask], manifests: Mapping[int, Manifest], provable: Sequence[int]
+) -> list[tuple[StoredObject, list[int]]]:
+    """The objects that some of the `provable` depend on and no task reads, such as the index beside a base."""
+    read = {h.object for task in tasks for step in task.chain.steps for h in step.handles}
+    found = []
+    for checkpoint, manifest in manifests.items():
+        for stored in manifest.objects:
+            if stored.name in read:
+                continue
+            operator = operator_of(stored.name)
+            # Chains only ever begin later: those that reach back to this checkpoint follow each other.
+            later = islice(provable, bisect_left(provable, checkpoint), None)
+            reaching = takewhile(lambda c: manifests[c].first.get(operator, c) <= checkpoint, later)  # noqa: B023
+            found.append((stored, list(reaching)))
+    return [(stored, dependents) for stored, dependents in found if dependents]
+
+
+@dataclass(frozen=True)
+class ChainProof:
+    """What walking one chain found; no failure means that every checkpoint it proves is proven.
+
+    `restore_s` and `restore_bytes`: what it took to rebuild each proven checkpoint, from its base on.
+    """
+
+    failures: list[Failure]
+    restore_s: dict[int, float]
+    restore_bytes: dict[int, int]
+
+
+def prove(store: Store, task: ProofTask) -> ChainProof:
+    """Walk one chain."""
+    start, read = time.perf_counter(), 0
+    restore_s: dict[int, float] = {}
+    restore_bytes: dict[int, int] = {}
     chain, manifests = task.chain, task.manifests
     last = manifests[chain.steps[-1].checkpoint]
     target = MemoryState.empty(schemas_of(last, chain.operator), chain.key_groups, last.max_parallelism)
@@ -102,23 +140,27 @@ def prove(store: Store, task: ProofTask) -> list[Failure]:
                 _apply(target, handle, reader)
             except CorruptObject as error:
                 behind = [s.checkpoint for s in chain.steps[position:] if s.proves]
-                return failures + [Failure(c, str(error), handle.object) for c in behind]
+                failures += [Failure(c, str(error), handle.object) for c in behind]
+                return ChainProof(failures, restore_s, restore_bytes)
+            read += handle.length
         if step.proves:
             try:
                 check_digests(target, chain.operator, manifests[step.checkpoint])
+                restore_s[step.checkpoint] = time.perf_counter() - start
+                restore_bytes[step.checkpoint] = read
             except StateError as error:
                 failures.append(Failure(step.checkpoint, str(error)))
-    return failures
+    return ChainProof(failures, restore_s, restore_bytes)
 
 
-def check_objects(store: Store, objects: Sequence[tuple[int, StoredObject]]) -> list[Failure]:
-    """Verify objects that no handle points at, such as the index of a checkpoint in base form."""
+def check_objects(store: Store, objects: Sequence[tuple[StoredObject, Sequence[int]]]) -> list[Failure]:
+    """Verify objects that nothing else reads, each given with the checkpoints that are not proven without it."""
     failures = []
-    for checkpoint, stored in objects:
+    for stored, dependents in objects:
         try:
             store.read(stored)
         except CorruptObject as error:
-            failures.append(Failure(checkpoint, str(error), stored.name))
+            failures += [Failure(checkpoint, str(error), stored.name) for checkpoint in dependents]
     return failures
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from siltstone.errors import StateError
+from siltstone.lifecycle.clock import Clock
 from siltstone.lifecycle.restore import load_state
 from siltstone.lifecycle.task import StepTask
 from siltstone.state.backend import SubtaskState
@@ -24,8 +25,10 @@ LOCK_POLL_S = 0.02
 
 
 @contextmanager
-def working_state(task: StepTask, subtask: int) -> Iterator[SubtaskState]:
+def working_state(task: StepTask, subtask: int, clock: Clock) -> Iterator[SubtaskState]:
     """The state of one subtask at version `task.base_step`, with exclusive use of its directory.
+
+    A restore from the changelog is counted as phase "restore" of `clock`.
 
     Raises:
         StateError: another attempt keeps the directory, or steps that no checkpoint holds are lost, so that the
@@ -34,7 +37,7 @@ def working_state(task: StepTask, subtask: int) -> Iterator[SubtaskState]:
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
     with locked(directory, LOCK_WAIT_S):
-        state = _at_base(task, subtask, directory) or _restored(task, subtask, directory)
+        state = _at_base(task, subtask, directory) or _restored(task, subtask, directory, clock)
         try:
             state.release(task.restore.step)
             yield state
@@ -65,7 +68,7 @@ def _at_base(task: StepTask, subtask: int, directory: Path) -> SubtaskState | No
     return state
 
 
-def _restored(task: StepTask, subtask: int, directory: Path) -> SubtaskState:
+def _restored(task: StepTask, subtask: int, directory: Path, clock: Clock) -> SubtaskState:
     """Empty state, or the last checkpoint's, read from the changelog."""
     if task.base_step != task.restore.step:
         raise StateError(
@@ -77,7 +80,8 @@ def _restored(task: StepTask, subtask: int, directory: Path) -> SubtaskState:
     state = _open(task, subtask, directory)
     try:
         if task.restore.checkpoint:
-            load_state(state, task.warehouse.store, task.restore.manifests, task.operator.name, task.restore.step)
+            with clock.phase("restore"):
+                load_state(state, task.warehouse.store, task.restore.manifests, task.operator.name, task.restore.step)
     except BaseException:
         state.close()
         shutil.rmtree(directory, ignore_errors=True)

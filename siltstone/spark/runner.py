@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.catalog.records import Step
 from siltstone.errors import SiltstoneError, StateError, UsageError

@@ -101,18 +101,41 @@ class StateTable(Protocol):
 
 
 @runtime_checkable
-class SubtaskState(Protocol):
-    """All working state of one subtask; see the module's docstring for its life."""
+class KeyedState(Protocol):
+    """Tables and opaque values of a range of key groups, wherever they are kept."""
 
-    version: int
-    groups: KeyGroupRange
-    max_parallelism: int
-    tables: Mapping[str, StateTable]
-    opaque: Mapping[str, dict[int, bytes]]
-    """variable -> key group -> bytes; assign with `set_opaque`, so that the change is part of the step"""
+    @property
+    def groups(self) -> KeyGroupRange:
+        """The key groups it holds."""
+        ...
+
+    @property
+    def max_parallelism(self) -> int:
+        """How many key groups the stream has in all."""
+        ...
+
+    @property
+    def tables(self) -> Mapping[str, StateTable]:
+        """Name -> table."""
+        ...
+
+    @property
+    def opaque(self) -> Mapping[str, Mapping[int, bytes]]:
+        """Variable -> key group -> bytes; assign with `set_opaque`, so that the change is part of the step."""
+        ...
 
     def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
         """Replace the bytes of some key groups of one opaque variable."""
+        ...
+
+
+@runtime_checkable
+class SubtaskState(KeyedState, Protocol):
+    """All working state of one subtask; see the module's docstring for its life."""
+
+    @property
+    def version(self) -> int:
+        """The newest committed step."""
         ...
 
     def begin(self, step: int, *, tracking: bool) -> None:

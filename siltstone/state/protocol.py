@@ -7,20 +7,20 @@ import pyarrow as pa
 
 from siltstone.errors import StateError
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import KeyBatch, StateTable, SubtaskState
+from siltstone.state.backend import KeyBatch, KeyedState, StateTable
 from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import key_groups as groups_of
 from siltstone.state.hashing import xxhash64
 from siltstone.state.schema import DELETED
 
 
-def get_state(state: SubtaskState, table: str, groups: KeyGroupRange) -> Iterator[pa.Table]:
+def get_state(state: KeyedState, table: str, groups: KeyGroupRange) -> Iterator[pa.Table]:
     """All live rows (`schema.rows`) of some key groups, in bounded batches ordered by key group."""
     for rows, _ in _table(state, table).scan(groups):
         yield rows
 
 
-def set_state(state: SubtaskState, table: str, rows: pa.Table, key_groups: np.ndarray | None = None) -> None:
+def set_state(state: KeyedState, table: str, rows: pa.Table, key_groups: np.ndarray | None = None) -> None:
     """Put rows of a full state (`schema.rows`) into a table; the caller begins with an empty one.
 
     `key_groups` (uint16[n]) spares their computation. May be called with one batch after another.
@@ -32,7 +32,7 @@ def set_state(state: SubtaskState, table: str, rows: pa.Table, key_groups: np.nd
     target.put(_batch(state, target, rows, key_groups), rows.select(target.schema.value.names))
 
 
-def get_delta(state: SubtaskState, table: str) -> tuple[pa.Table, np.ndarray]:
+def get_delta(state: KeyedState, table: str) -> tuple[pa.Table, np.ndarray]:
     """What changed since the last mark, one row per primary key: (`schema.changes`, uint16 key groups).
 
     Raises:
@@ -41,9 +41,7 @@ def get_delta(state: SubtaskState, table: str) -> tuple[pa.Table, np.ndarray]:
     return _table(state, table).changes()
 
 
-def apply_delta(
-    state: SubtaskState, table: str, changes: pa.Table, key_groups: np.ndarray | None = None
-) -> None:
+def apply_delta(state: KeyedState, table: str, changes: pa.Table, key_groups: np.ndarray | None = None) -> None:
     """Put and delete what `changes` (`schema.changes`, one row per primary key) says.
 
     Raises:
@@ -65,15 +63,13 @@ def _delete(target: StateTable, batch: KeyBatch, rows: pa.Table) -> None:
     target.delete(batch)
 
 
-def _table(state: SubtaskState, table: str) -> StateTable:
+def _table(state: KeyedState, table: str) -> StateTable:
     if table not in state.tables:
         raise StateError(f"there is no state table {table!r} (there are {', '.join(sorted(state.tables))})")
     return state.tables[table]
 
 
-def _batch(
-    state: SubtaskState, target: StateTable, rows: pa.Table, key_groups: np.ndarray | None
-) -> KeyBatch:
+def _batch(state: KeyedState, target: StateTable, rows: pa.Table, key_groups: np.ndarray | None) -> KeyBatch:
     schema = target.schema
     hashes = xxhash64(rows.select(schema.key.names).columns)
     groups = groups_of(hashes, state.max_parallelism) if key_groups is None else key_groups

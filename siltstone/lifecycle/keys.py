@@ -1,0 +1,78 @@
+"""Operator keys and key groups as a person names them."""
+
+import json
+from datetime import date
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.catalog.records import parse_time
+from siltstone.errors import UsageError
+from siltstone.model import KeyGroupRange
+from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+
+
+def parse_keys(text: str, key: pa.Schema) -> pa.Table:
+    """Operator keys written as a JSON list of objects, such as `[{"origin": "JFK", "dest": "LAX"}]`.
+
+    Numbers and booleans are JSON's (NaN too); a decimal may be a string; dates and timestamps are ISO 8601 strings,
+    in UTC unless they name a zone; binary is hexadecimal.
+
+    Raises:
+        UsageError: not such a list, a column missing or unknown, or a value that the column's type cannot hold.
+    """
+    form = f"[{{{', '.join(f'{json.dumps(name)}: ...' for name in key.names)}}}]"
+    try:
+        entries = json.loads(text, parse_float=Decimal)
+    except ValueError as error:
+        raise UsageError(f"keys are not JSON ({error}): write {form}") from None
+    if not isinstance(entries, list) or not entries:
+        raise UsageError(f"keys must be a list with at least one key: write {form}")
+    for entry in entries:
+        if not isinstance(entry, dict) or set(entry) != set(key.names) or None in entry.values():
+            raise UsageError(f"{entry} is no key of this operator: write {form}")
+    columns = [_key_column([entry[field.name] for entry in entries], field) for field in key]
+    return normalise_keys(pa.table(columns, schema=pa.schema([f.with_nullable(False) for f in key])))
+
+
+def parse_key_groups(text: str, max_parallelism: int) -> tuple[KeyGroupRange, ...]:
+    """The key groups that "a-b" (b included) or "a" means.
+
+    Raises:
+        UsageError: neither of these, or not key groups of the stream.
+    """
+    first, _, last = text.strip().partition("-")
+    last = last or first
+    numeric = first.isascii() and first.isdigit() and last.isascii() and last.isdigit()
+    if not numeric or not int(first) <= int(last) < max_parallelism:
+        raise UsageError(f"key_groups {text!r}: write FIRST-LAST, from 0 to {max_parallelism - 1}")
+    return (KeyGroupRange(int(first), int(last) + 1),)
+
+
+def rows_of_keys(rows: pa.Table, keys: pa.Table) -> pa.Table:
+    """The rows that have one of the keys; the true keys are compared, not their hashes."""
+    both = pa.concat_tables([keys, rows.select(keys.column_names)])
+    _, key = distinct(xxhash64(both.columns), both.columns)
+    return rows.filter(pa.array(np.isin(key[len(keys) :], key[: len(keys)])))
+
+
+def _key_column(values: list[Any], field: pa.Field) -> pa.Array:
+    kind = field.type
+    try:
+        if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_string(kind):
+            if pa.types.is_integer(kind) and not all(isinstance(v, int) for v in values):
+                raise ValueError("not an integer")
+            return pa.array(values, kind)
+        if pa.types.is_floating(kind):
+            return pa.array([float(v) for v in values], pa.float64()).cast(kind)
+        if pa.types.is_decimal(kind):
+            return pa.array([Decimal(v) for v in values], kind)
+        if pa.types.is_binary(kind):
+            return pa.array([bytes.fromhex(v) for v in values], kind)
+        if pa.types.is_date32(kind):
+            return pa.array([date.fromisoformat(v) for v in values], kind)
+        return pa.array([parse_time(v) for v in values], pa.timestamp("us", "UTC")).cast(pa.int64()).cast(kind)
+    except (pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError, InvalidOperation) as error:
+        raise UsageError(f"keys: {field.name} is {kind}: {str(error).splitlines()[0]}") from None
