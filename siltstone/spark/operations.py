@@ -202,7 +202,8 @@ def verify(
         plan = plan_proof(store, stored, chains)
         proofs = spark_map(spark, lambda task: prove(store, task), plan.tasks)
         failures = [*plan.failures, *(f for proof in proofs for f in proof.failures)]
-        failures += check_objects(store, plan.objects)
+        taken = [(stored, [c]) for c, s in snapshots.items() if c in chains for stored in s.objects]
+        failures += check_objects(store, [*plan.objects, *taken])
         if deep:
             failures += _deep(settings, spark, place, [s for c, s in snapshots.items() if c in wanted])
         first = {f.checkpoint: f for f in reversed(failures) if f.checkpoint in chains}
