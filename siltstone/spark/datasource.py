@@ -30,8 +30,10 @@ from pyspark.sql.types import StructField, StructType
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import parse_time
 from siltstone.errors import UsageError
+from siltstone.lifecycle.keys import parse_key_groups, parse_keys
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
-from siltstone.lifecycle.scan import ScanTask, Selection, TableShape, parse_key_groups, parse_keys, plan_scan, scan
+from siltstone.lifecycle.scan import ScanTask, Selection, TableShape, plan_scan, scan
+from siltstone.model import KeyGroupRange
 from siltstone.settings import load_settings
 from siltstone.spark.types import spark_type
 from siltstone.store.open import Warehouse
@@ -40,22 +42,25 @@ REQUIRED = ("stream", "operator", "variable")
 OPTIONS = (*REQUIRED, "warehouse", "catalog", "at", "as_of", "columns", "keys", "key_groups", "parallelism")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StateSource:
-    """One table of one checkpoint, found: all that a reader needs to know.
+    """What the options of one `load()` name, found: all that a reader needs to know.
 
     Attributes:
         catalog: its SQLAlchemy URL, None for the warehouse's own.
-        options: as given, checked for their names only.
+        columns: those asked for.
+        keys, key_groups, parallelism: None where not given.
     """
 
     warehouse: Warehouse
     catalog: str | None
     stream: str
     checkpoint: int
-    max_parallelism: int
     shape: TableShape
-    options: Mapping[str, str]
+    columns: pa.Schema
+    keys: pa.Table | None
+    key_groups: tuple[KeyGroupRange, ...] | None
+    parallelism: int | None
 
     @classmethod
     def find(cls, options: Mapping[str, str]) -> "StateSource":
@@ -74,61 +79,36 @@ class StateSource:
         if "at" in options and "as_of" in options:
             raise UsageError("the options at and as_of exclude each other: leave one out")
         settings = load_settings(warehouse=options.get("warehouse"), catalog=options.get("catalog"))
-        stream = options["stream"]
+        stream, at, as_of = options["stream"], options.get("at", "latest"), options.get("as_of")
         with Place.existing(settings.warehouse, settings.catalog) as place:
-            if "as_of" in options:
-                checkpoint = place.catalog.as_of(stream, parse_time(options["as_of"]))
-            else:
-                checkpoint = place.catalog.resolve(stream, options.get("at", "latest"))
-            record = place.catalog.checkpoint(stream, checkpoint)
+            catalog = place.catalog
+            checkpoint = catalog.as_of(stream, parse_time(as_of)) if as_of else catalog.resolve(stream, at)
+            record = catalog.checkpoint(stream, checkpoint)
             [manifest] = read_manifests(place.warehouse.store, [record.manifest]).values()
-            return cls(
-                warehouse=place.warehouse,
-                catalog=settings.catalog,
-                stream=stream,
-                checkpoint=checkpoint,
-                max_parallelism=manifest.max_parallelism,
-                shape=TableShape.of(manifest, options["operator"], options["variable"]),
-                options=dict(options),
-            )
+        shape = TableShape.of(manifest, options["operator"], options["variable"])
+        columns, keys, key_groups = (options.get(name) for name in ("columns", "keys", "key_groups"))
+        return cls(
+            warehouse=place.warehouse,
+            catalog=settings.catalog,
+            stream=stream,
+            checkpoint=checkpoint,
+            shape=shape,
+            columns=shape.columns if columns is None else shape.select([c.strip() for c in columns.split(",")]),
+            keys=None if keys is None else parse_keys(keys, shape.key),
+            key_groups=None if key_groups is None else parse_key_groups(key_groups, manifest.max_parallelism),
+            parallelism=_positive(options.get("parallelism")),
+        )
 
+    @property
     def schema(self) -> StructType:
-        """The columns asked for, as Spark's.
+        """The columns asked for, as Spark's."""
+        return StructType([StructField(f.name, spark_type(f.type), f.nullable) for f in self.columns])
 
-        Raises:
-            UsageError: a column that the table does not have.
-        """
-        given = self.options.get("columns")
-        columns = (
-            self.shape.columns if given is None else self.shape.select([name.strip() for name in given.split(",")])
-        )
-        return StructType([StructField(f.name, spark_type(f.type), f.nullable) for f in columns])
 
-    def selection(self, columns: tuple[str, ...]) -> Selection:
-        """The part of the table that the options name.
-
-        Raises:
-            UsageError: keys or key groups that are not of this operator.
-        """
-        keys, key_groups = self.options.get("keys"), self.options.get("key_groups")
-        return Selection(
-            columns=columns,
-            keys=None if keys is None else parse_keys(keys, self.shape.key),
-            key_groups=None if key_groups is None else parse_key_groups(key_groups, self.max_parallelism),
-        )
-
-    def parallelism(self) -> int | None:
-        """How many tasks were asked for.
-
-        Raises:
-            UsageError: not a positive number.
-        """
-        given = self.options.get("parallelism")
-        if given is None:
-            return None
-        if not (given.isascii() and given.isdigit() and int(given) > 0):
-            raise UsageError(f"parallelism {given!r} is not a positive number")
-        return int(given)
+def _positive(given: str | None) -> int | None:
+    if given is not None and not (given.isascii() and given.isdigit() and int(given) > 0):
+        raise UsageError(f"parallelism {given!r} is not a positive number")
+    return None if given is None else int(given)
 
 
 class StatePartition(InputPartition):
@@ -148,15 +128,15 @@ class StateReader(DataSourceReader):
         """A partition for some key groups each.
 
         Raises:
-            UsageError: options that do not fit the table.
+            UsageError: the keys are in none of the key groups asked for.
             StateError: the chain has a gap, or a manifest of it is damaged.
         """
         source = self._source
-        selection = source.selection(tuple(self._schema.names))
+        selection = Selection(tuple(self._schema.names), source.key_groups, source.keys)
         with Place.existing(source.warehouse.url, source.catalog) as place:
             stored = chain_manifests(place.catalog, source.stream, source.checkpoint)
             manifests = read_manifests(place.warehouse.store, stored)
-        return [StatePartition(task) for task in plan_scan(manifests, source.shape, selection, source.parallelism())]
+        return [StatePartition(task) for task in plan_scan(manifests, source.shape, selection, source.parallelism)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition.
@@ -185,7 +165,7 @@ class StateDataSource(DataSource):
         Raises:
             SiltstoneError: see `StateSource.find`; Spark shows it as the last line of an AnalysisException.
         """
-        return self._found().schema()
+        return self._found().schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of the columns of `schema`, which may be the user's own.
@@ -194,7 +174,7 @@ class StateDataSource(DataSource):
             UsageError: it names or types a column otherwise than the table does.
         """
         source = self._found()
-        own = {field.name: field.dataType for field in source.schema()}
+        own = {field.name: field.dataType for field in source.schema}
         for field in schema:
             if own.get(field.name) != field.dataType:
                 known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in own.items())

@@ -1,0 +1,300 @@
+"""`spark.read.format("siltstone")` over a stream that has run: every column type, every option, every error."""
+
+import datetime as dt
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from siltstone.catalog.place import Place
+from siltstone.errors import UsageError
+from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.scan import Selection, TableShape, plan_scan, scan
+from siltstone.model import Form, StoredObject
+from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, ValueState
+from siltstone.settings import Settings
+from siltstone.spark.datasource import StateSource
+from siltstone.spark.operations import RunRequest, run
+from siltstone.spark.types import spark_type
+from siltstone.state.hashing import key_groups, xxhash64
+from siltstone.stream import Stream
+from tests.arrow_strategies import TYPES, random_array
+
+KEY = {"name": pa.string(), "code": pa.int64()}
+VALUES = {f"c{i}": kind for i, kind in enumerate(TYPES)}
+MAX_PARALLELISM = 16
+KEYS = 300
+CHANGED = [KEYS, 40, 30]
+"""rows of each step, so that the first is a base and the others deltas"""
+DAY = dt.datetime(2013, 7, 1, tzinfo=dt.UTC)
+
+
+class Kinds(Operator):
+    """The newest row of each key, its steps, and the rows of each key group."""
+
+    name = "kinds"
+    key = KEY
+    row = ValueState(VALUES)
+    steps = MapState(key={"step": pa.int64()}, value={"name_too": pa.string()})
+    counts = OpaqueState(dict, lambda counts: json.dumps(counts).encode(), json.loads)
+
+    def process(self, rows: Rows, state: State) -> None:
+        table = rows.table.take(pa.array(np.argsort(rows.group)))  # keys are distinct within a step
+        state.row.put(rows.keys, table.select(list(VALUES)))
+        subkeys, values = {"step": table["step"]}, {"name_too": table["name"]}
+        state.steps.put(rows.keys, np.arange(len(table)), subkeys, values)
+        for group, count in zip(*np.unique(rows.key_groups, return_counts=True), strict=True):
+            counts = state.counts[group]
+            counts["rows"] = counts.get("rows", 0) + int(count)
+
+
+def source(spark: SparkSession, options: Any) -> DataFrame:
+    shape = {"name": pa.string(), "code": pa.int64(), "step": pa.int64(), "time": pa.timestamp("us", "UTC"), **VALUES}
+    schema = T.StructType([T.StructField(name, spark_type(kind)) for name, kind in shape.items()])
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(options["input"])
+
+
+STREAM = Stream("kinds", source, [Kinds()], event_time="time", max_parallelism=MAX_PARALLELISM, options={"input": ""})
+
+
+@dataclass
+class Ran:
+    """A warehouse in which the stream has run, and the rows of each step."""
+
+    spark: SparkSession
+    settings: Settings
+    inputs: list[pa.Table]
+
+    def options(self, **options: Any) -> dict[str, Any]:
+        named = {"stream": "kinds", "operator": "kinds", "variable": "row", "warehouse": self.settings.warehouse}
+        return {name: value for name, value in {**named, **options}.items() if value is not None}
+
+    def read(self, variable: str = "row", **options: Any) -> DataFrame:
+        return self.spark.read.format("siltstone").options(**self.options(variable=variable, **options)).load()
+
+    def expected(self, steps: int = 3) -> list[list[Any]]:
+        """[key, values] of the newest row of each key after some steps, sorted by key."""
+        newest = {}
+        for table in self.inputs[:steps]:
+            for row in table.select([*KEY, *VALUES]).to_pylist():
+                newest[row["name"], row["code"]] = list(row.values())
+        return [newest[key] for key in sorted(newest)]
+
+
+@pytest.fixture(scope="module")
+def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    home = tmp_path_factory.mktemp("datasource")
+    random = Random(4)
+    (home / "input").mkdir()
+    inputs = []
+    for step, count in enumerate(CHANGED):
+        codes = random.sample(range(KEYS), count)
+        columns = {name: random_array(random, kind, count) for name, kind in VALUES.items()}
+        time = pa.array([DAY + dt.timedelta(days=step)] * count, pa.timestamp("us", "UTC"))
+        keys = {"name": [f"é{c % 7}" for c in codes], "code": codes}
+        table = pa.table({**keys, "step": [step] * count, "time": time, **columns})
+        path = home / "input" / f"{step}.parquet"
+        pq.write_table(table, path, store_schema=False)
+        inputs.append(table)
+    settings = Settings(warehouse=str(home / "warehouse"), parallelism=2)
+    result = run(settings, STREAM, RunRequest(options={"input": (home / "input").as_uri()}))
+    assert result.checkpoints == [1, 2, 3]
+    with Place.existing(settings.warehouse) as place:
+        forms = [place.catalog.checkpoint("kinds", c).forms["kinds"] for c in result.checkpoints]
+    assert forms == [Form.BASE, Form.DELTA, Form.DELTA]
+    return Ran(spark, settings, inputs)
+
+
+def rows_of(frame: DataFrame) -> list[list[Any]]:
+    """Every row by key. Arrow's own values, because Spark's rows have times in the machine's zone."""
+    table = frame.toArrow()
+    return sorted(([*row.values()] for row in table.to_pylist()), key=lambda row: row[:2])
+
+
+def same(got: list[list[Any]], wanted: list[list[Any]]) -> bool:
+    """Equal, with NaN equal to NaN, and a decimal without fraction (uint64) equal to the integer."""
+    return _shown(got) == _shown(wanted)
+
+
+def _shown(rows: list[list[Any]]) -> list[list[str]]:
+    uint64 = len(KEY) + TYPES.index(pa.uint64())
+    return [[repr(int(v) if i == uint64 and v is not None else v) for i, v in enumerate(row)] for row in rows]
+
+
+@pytest.mark.parametrize(("at", "steps"), [("1", 1), ("2", 2), ("latest", 3)])
+def test_rows_of_all_types_are_those_of_the_checkpoint(ran: Ran, at: str, steps: int) -> None:
+    frame = ran.read(at=at)
+    assert frame.schema == T.StructType(
+        [T.StructField(name, spark_type(kind), name not in KEY) for name, kind in {**KEY, **VALUES}.items()]
+    )
+    assert same(rows_of(frame), ran.expected(steps))
+
+
+def test_maps_and_opaque_values(ran: Ran) -> None:
+    steps = ran.read("steps").toArrow().sort_by([("step", "ascending"), ("code", "ascending")])
+    wanted = pa.concat_tables(ran.inputs).sort_by([("step", "ascending"), ("code", "ascending")])
+    wanted = wanted.append_column("name_too", wanted["name"]).select(["name", "code", "step", "name_too"])
+    assert steps.to_pydict() == wanted.to_pydict()
+    counts = {row.key_group: json.loads(bytes(row.value))["rows"] for row in ran.read("counts").collect()}
+    groups = key_groups(xxhash64(pa.concat_tables(ran.inputs).select(list(KEY)).columns), MAX_PARALLELISM)
+    assert counts == {g: n for g, n in enumerate(np.bincount(groups).tolist()) if n}
+
+
+@pytest.mark.parametrize("at", ["1", "3"])
+def test_columns_and_their_order_are_those_asked_for(ran: Ran, at: str) -> None:
+    frame = ran.read(at=at, columns="code, c3, name")
+    assert frame.columns == ["code", "c3", "name"]
+    wanted = {row[1]: row[2 + 3] for row in ran.expected(int(at))}
+    assert {row.code: row.c3 for row in frame.collect()} == wanted
+    only_value = ran.read(at=at, columns="c13", keys=json.dumps([{"name": "é2", "code": 9}]))
+    [row] = [row for row in ran.expected(int(at)) if row[1] == 9]
+    assert only_value.toArrow().to_pydict() == {"c13": [row[2 + 13]]}
+
+
+def test_the_users_own_schema_selects_columns(ran: Ran) -> None:
+    reader = ran.spark.read.format("siltstone").options(**ran.options())
+    wanted = sorted((row[1], row[2 + 3]) for row in ran.expected() if row[2 + 3] is not None)
+    frame = reader.schema("code bigint, c3 bigint").load()
+    assert sorted(tuple(r) for r in frame.where("c3 is not null").collect()) == wanted
+    with pytest.raises(AnalysisException, match=r"UsageError: row has no code int: it has name string, code bigint"):
+        reader.schema("code int").load().collect()
+
+
+def test_one_dataframe_answers_many_queries(ran: Ran) -> None:
+    """Spark 4.3 would keep the partitions of the first filtered query for all of them if filters were pushed."""
+    frame = ran.read(columns="name,code")
+    first, second = (frame.where(f"code = {code}") for code in (5, 6))
+    assert [r.code for r in first.collect()] == [5]
+    assert frame.count() == len(ran.expected())
+    assert sorted(r.code for r in first.union(second).collect()) == [5, 6]
+
+
+@pytest.mark.parametrize("at", ["1", "3"])
+def test_keys_read_only_their_rows_and_partitions(ran: Ran, at: str) -> None:
+    asked = [{"name": f"é{code % 7}", "code": code} for code in (3, 77, 250)]
+    frame = ran.read(at=at, keys=json.dumps([*asked, {"name": "nobody", "code": 1}]))
+    assert same(rows_of(frame), [row for row in ran.expected(int(at)) if row[1] in (3, 77, 250)])
+    one = ran.read(at=at, keys=json.dumps(asked[:1]), parallelism=16)
+    assert one.rdd.getNumPartitions() == 1
+    assert ran.read(at=at, parallelism=16).rdd.getNumPartitions() == 16
+    assert same(rows_of(one), [row for row in ran.expected(int(at)) if row[1] == 3])
+
+
+def test_key_groups_read_only_theirs(ran: Ran) -> None:
+    keys = pa.table({"name": [r[0] for r in ran.expected()], "code": [r[1] for r in ran.expected()]})
+    groups = key_groups(xxhash64(keys.columns), MAX_PARALLELISM)
+    wanted = [row for row, group in zip(ran.expected(), groups, strict=True) if 3 <= group <= 5]
+    assert same(rows_of(ran.read(key_groups="3-5", parallelism=2)), wanted)
+    assert {row.key_group for row in ran.read("counts", key_groups="7").collect()} == {7}
+
+
+class CountingStore:
+    """Notes which objects are read."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.names = store, set()
+
+    def read(self, stored: StoredObject) -> pa.Buffer:
+        self.names.add(stored.name)
+        return self.store.read(stored)
+
+
+def test_a_task_reads_only_the_objects_of_its_key_groups(ran: Ran) -> None:
+    with Place.existing(ran.settings.warehouse) as place:
+        store = place.warehouse.store
+        manifests = read_manifests(store, chain_manifests(place.catalog, "kinds", 3))
+    shape = TableShape.of(manifests[3], "kinds", "row")
+    tasks = plan_scan(manifests, shape, Selection(tuple(shape.columns.names)), parallelism=4)
+    every = {h.object for m in manifests.values() for h in m.handles if h.variable == "row"}
+    seen, rows = set(), 0
+    for task in tasks:
+        counting: Any = CountingStore(store)
+        rows += sum(map(len, scan(counting, task)))
+        assert 0 < len(counting.names) <= len(every) / 2  # one of the two subtasks wrote what this one needs
+        seen |= counting.names
+    assert seen == every
+    assert rows == len(ran.expected())
+
+
+def test_as_of_picks_by_event_time(ran: Ran) -> None:
+    assert same(rows_of(ran.read(as_of="2013-07-02T12:00:00")), ran.expected(2))
+    assert same(rows_of(ran.read(as_of="2013-07-02")), ran.expected(2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stream": None}, "needs the option 'stream'"),
+        ({"operator": None}, "needs the option 'operator'"),
+        ({"variable": None}, "needs the option 'variable'"),
+        ({"colour": "red"}, "has no option 'colour': it has stream, operator, variable, warehouse"),
+        ({"stream": "nosuch"}, r"UnknownStream: .*kinds"),
+        ({"operator": "nosuch"}, "has no operator 'nosuch': it has kinds"),
+        ({"variable": "nosuch"}, "operator kinds has no variable 'nosuch': it has counts, row, steps"),
+        ({"at": "99"}, "UnknownCheckpoint: .*99"),
+        ({"at": "yesterday"}, "'yesterday' is no checkpoint"),
+        ({"as_of": "2013-06-01"}, "UnknownCheckpoint: no checkpoint of events up to 2013-06-01"),
+        ({"as_of": "2013-08-01", "at": "1"}, "at and as_of exclude each other"),
+        ({"columns": "code,nosuch"}, "column 'nosuch' of row is not there: it has name, code, c0"),
+        ({"columns": "code,code"}, "column 'code' of row is named twice"),
+        ({"keys": "[{"}, "keys are not JSON"),
+        ({"keys": '[{"name": "a"}]'}, r"is no key of this operator: write \[\{\"name\": ..., \"code\": ...\}\]"),
+        ({"keys": '[{"name": "a", "code": 1.5}]'}, "keys: code is int64: not an integer"),
+        ({"key_groups": "3-16"}, "key_groups '3-16': write FIRST-LAST, from 0 to 15"),
+        ({"parallelism": "0"}, "parallelism '0' is not a positive number"),
+        ({"warehouse": "/nosuch/warehouse"}, "no warehouse at /nosuch/warehouse"),
+    ],
+)
+def test_bad_options_are_refused(ran: Ran, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        StateSource.find(ran.options(**options))
+    line = f"{type(caught.value).__name__}: {caught.value}"
+    assert re.search(message, line)
+    assert "\n" not in line
+
+
+def test_a_refusal_comes_at_load_and_ends_in_its_one_line(ran: Ran) -> None:
+    with pytest.raises(AnalysisException, match=r"UsageError: .* has no operator 'nosuch': it has kinds\n"):
+        ran.read(operator="nosuch")
+    with pytest.raises(AnalysisException, match=r"UsageError: the keys are in none of the key groups asked for"):
+        keys = json.dumps([{"name": "a", "code": 1}])
+        group = int(key_groups(xxhash64([pa.array(["a"]), pa.array([1])]), MAX_PARALLELISM)[0])
+        ran.read(keys=keys, key_groups=str((group + 1) % MAX_PARALLELISM)).collect()
+
+
+@pytest.fixture
+def damaged(ran: Ran) -> Any:
+    """Alters one byte of an object for the length of a test."""
+    undo: list[Callable[[], Any]] = []
+
+    def alter(name: str) -> None:
+        path = Path(ran.settings.warehouse) / "objects" / name
+        whole, mode = path.read_bytes(), path.stat().st_mode
+        path.chmod(0o600)
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        undo.append(lambda: (path.write_bytes(whole), path.chmod(mode)))
+
+    yield alter
+    for step in undo:
+        step()
+
+
+@pytest.mark.parametrize("variable", ["row", "counts"])
+def test_a_damaged_object_is_named(ran: Ran, damaged: Callable[[str], None], variable: str) -> None:
+    with Place.existing(ran.settings.warehouse) as place:
+        [manifest] = read_manifests(place.warehouse.store, [place.catalog.checkpoint("kinds", 3).manifest]).values()
+    name = next(h.object for h in manifest.handles if h.variable == variable)
+    damaged(name)
+    with pytest.raises(PySparkException, match=f"CorruptObject: .*{name}"):
+        ran.read(variable).collect()
