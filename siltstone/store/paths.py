@@ -15,7 +15,9 @@
     |  |- state/<operator>/<subtask:05d>/           working state of one subtask
     |  '- spark/                                    Spark's own offset, commit and source logs
     |- source/<stream>/                         what the stream's own source prepared to read
-    '- sink/<stream>/                           what the stream's own sink wrote
+    |- sink/<stream>/                           what the stream's own sink wrote
+    |- restored/<stream>/<checkpoint:012d>/     state restored for others to read, proven, as Parquet
+    '- dagster/                                 Dagster's home: its runs and events
 
 In a store that is not a local directory the object names are the same under the store's prefix. A name begins
 with stream, epoch and checkpoint, so that what an unfinished checkpoint left behind is found without listing
@@ -46,9 +48,7 @@ def check_object_name(name: str) -> str:
         UsageError: it is not.
     """
     if not name or len(name) > 1024 or not all(_PART.fullmatch(part) for part in name.split("/")):
-        raise UsageError(
-            f"{name!r} is not an object name: use /-separated parts of letters, digits, '.', '_' and '-'"
-        )
+        raise UsageError(f"{name!r} is not an object name: use /-separated parts of letters, digits, '.', '_' and '-'")
     return name
 
 
@@ -182,3 +182,12 @@ class LocalLayout:
     def source(self, stream: str) -> Path:
         """Where the stream's own source may keep the files it reads."""
         return self.root / "source" / check_name("stream", stream)
+
+    def restored(self, stream: str, checkpoint: int) -> Path:
+        """Where the state of one checkpoint is restored to, unless another place is named."""
+        return self.root / "restored" / check_name("stream", stream) / f"{checkpoint:012d}"
+
+    @property
+    def dagster(self) -> Path:
+        """Dagster's home, for runs launched from its page."""
+        return self.root / "dagster"
