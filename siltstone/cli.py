@@ -47,7 +47,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 At = Annotated[str, typer.Option("--at", metavar="ID|TIMESTAMP|latest", help="Which checkpoint.")]
 
 
-def main() -> None:
+def main(command: Callable[[], object] = app) -> None:
     """Entry point: run the command, turn errors into one line and an exit code."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     for noisy in ("py4j", "pyspark"):
@@ -55,7 +55,7 @@ def main() -> None:
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     sys.path.insert(0, os.getcwd())
     try:
-        app()
+        command()
     except SiltstoneError as error:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -238,6 +238,21 @@ def snapshot(
         result = operations.snapshot(_settings(warehouse, catalog), stream)
     line = f"{stream}: snapshot of checkpoint {result.checkpoint}, {result.rows:,} rows, {_size(result.bytes)}"
     _print(asdict(result), as_json, line)
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 3000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other than loopback, anyone there may run things.")
+    ] = "127.0.0.1",
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+) -> None:
+    """Open the Dagster web server on the streams of this repository."""
+    from siltstone.ui import serve
+
+    serve(_settings(warehouse, catalog), host, port)
 
 
 def _settings(warehouse: str | None, catalog: str | None, **further: object) -> Settings:
