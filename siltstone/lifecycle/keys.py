@@ -43,9 +43,9 @@ def parse_key_groups(text: str, max_parallelism: int) -> tuple[KeyGroupRange, ..
     Raises:
         UsageError: neither of these, or not key groups of the stream.
     """
-    first, _, last = text.strip().partition("-")
-    last = last or first
-    numeric = first.isascii() and first.isdigit() and last.isascii() and last.isdigit()
+    first, dash, last = text.strip().partition("-")
+    last = last if dash else first
+    numeric = all(part.isascii() and part.isdigit() and len(part) < 10 for part in (first, last))
     if not numeric or not int(first) <= int(last) < max_parallelism:
         raise UsageError(f"key_groups {text!r}: write FIRST-LAST, from 0 to {max_parallelism - 1}")
     return (KeyGroupRange(int(first), int(last) + 1),)

@@ -4,7 +4,7 @@ import datetime as dt
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from siltstone.catalog.place import Place
-from siltstone.errors import UsageError
+from siltstone.errors import ProofFailed, UsageError
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
 from siltstone.lifecycle.scan import Selection, TableShape, plan_scan, scan
 from siltstone.model import Form, StoredObject
@@ -225,6 +225,20 @@ def test_a_task_reads_only_the_objects_of_its_key_groups(ran: Ran) -> None:
         seen |= counting.names
     assert seen == every
     assert rows == len(ran.expected())
+
+
+@pytest.mark.parametrize(("at", "variable"), [(1, "row"), (3, "row"), (3, "counts")])
+def test_another_digest_than_the_recorded_one_fails_the_task(ran: Ran, at: int, variable: str) -> None:
+    with Place.existing(ran.settings.warehouse) as place:
+        store = place.warehouse.store
+        manifests = read_manifests(store, chain_manifests(place.catalog, "kinds", at))
+    shape = TableShape.of(manifests[at], "kinds", variable)
+    [task] = plan_scan(manifests, shape, Selection(tuple(shape.columns.names)), parallelism=1)
+    assert sum(map(len, scan(store, task))) > 0
+    digests = task.digests.copy()
+    digests[4] ^= np.uint64(1)
+    with pytest.raises(ProofFailed, match=rf"checkpoint {at} of kinds: kinds.{variable} .* in 1 key groups from 4 on"):
+        list(scan(store, replace(task, digests=digests)))
 
 
 def test_as_of_picks_by_event_time(ran: Ran) -> None:
