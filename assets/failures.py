@@ -1,0 +1,26 @@
+"""Siltstone's errors as Dagster shows them best: one line that says what to do, without a traceback to read."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+
+from siltstone.errors import Fenced, SiltstoneError, UsageError
+
+
+@contextmanager
+def told_clearly() -> Iterator[None]:
+    """Turn an error of the engine into a failed step; no retry follows where it could not help.
+
+    Raises:
+        Failure: with the error's own line, its class and its exit code.
+    """
+    try:
+        yield
+    except SiltstoneError as error:
+        raise dg.Failure(
+            description=str(error),
+            metadata={"error": type(error).__name__, "exit_code": error.exit_code},
+            # Bad input stays bad, and who was fenced must not take the stream back from who fenced it.
+            allow_retries=not isinstance(error, UsageError | Fenced),
+        ) from error

@@ -1,0 +1,54 @@
+"""What the command lines of all jobs share: STREAM and where it lives, one JSON object out, the engine's exit codes."""
+
+import json
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from siltstone.cli import main
+from siltstone.settings import Settings, load_settings
+
+
+def job_parser(description: str | None) -> ArgumentParser:
+    """A parser with the arguments that every job takes."""
+    parser = ArgumentParser(description=description, allow_abbrev=False)
+    parser.add_argument("stream", help="name of the stream")
+    parser.add_argument("--warehouse", metavar="URL", help="where objects lie [./warehouse]")
+    parser.add_argument("--catalog", metavar="URL", help="SQLAlchemy URL [SQLite inside the warehouse]")
+    parser.add_argument("--parallelism", type=int, metavar="N", help="tasks an operator [cores]")
+    return parser
+
+
+def run_job(
+    parser: ArgumentParser, work: Callable[[Settings, Namespace], Any], failed: Callable[[Any], bool] = lambda _: False
+) -> None:
+    """Parse, work, print the result as one JSON object; exit as `siltstone.errors` says.
+
+    Args:
+        work: gives a dataclass.
+        failed: whether that result is a check that did not hold; the exit code is then 1.
+    """
+
+    def command() -> None:
+        given = parser.parse_args()
+        settings = load_settings(
+            warehouse=given.warehouse, catalog=given.catalog, parallelism=given.parallelism, master=submitted_master()
+        )
+        result = work(settings, given)
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
+        if failed(result):
+            sys.exit(1)
+
+    main(command)
+
+
+def submitted_master() -> str | None:
+    """The Spark master that `spark-submit` was given; None where this is a plain Python process."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    from pyspark import SparkConf
+
+    return SparkConf().get("spark.master")

@@ -1,0 +1,50 @@
+"""Process what a stream's source has, from the newest completed checkpoint on."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from jobs.command import job_parser, run_job
+from siltstone.errors import UsageError
+from siltstone.lifecycle.region import Completed
+from siltstone.settings import Settings
+from siltstone.stream import find_stream
+
+if TYPE_CHECKING:
+    from siltstone.spark.operations import RunResult
+
+
+def run_stream(
+    settings: Settings,
+    stream: str,
+    *,
+    batches: int | None = None,
+    options: Mapping[str, str] | None = None,
+    on_checkpoint: Callable[[Completed], None] = lambda _: None,
+) -> "RunResult":
+    """Run the stream of that name over what is available.
+
+    Args:
+        batches: micro-batches at most.
+        options: source options of the stream.
+        on_checkpoint: called with each completed checkpoint.
+
+    Raises:
+        SiltstoneError: see `siltstone.spark.operations.run`.
+    """
+    if batches is not None and batches < 1:
+        raise UsageError(f"batches is {batches}: run at least 1, or leave it out to run all there are")
+    definition = find_stream(stream, settings.streams)
+    from siltstone.spark.operations import RunRequest, run
+
+    return run(settings, definition, RunRequest(batches, options=options or {}), on_checkpoint)
+
+
+def main() -> None:
+    """The job's command line."""
+    parser = job_parser(__doc__)
+    parser.add_argument("--batches", type=int, metavar="N", help="stop after N micro-batches")
+    run_job(parser, lambda settings, given: run_stream(settings, given.stream, batches=given.batches))
+
+
+if __name__ == "__main__":
+    main()

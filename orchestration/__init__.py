@@ -1,0 +1,1 @@
+"""Puts assets, checks and resources together for Dagster."""
