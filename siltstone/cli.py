@@ -21,6 +21,7 @@ from rich.table import Table
 
 from siltstone.catalog.place import Place
 from siltstone.errors import SiltstoneError, UsageError
+from siltstone.model import check_name
 from siltstone.settings import Settings, load_settings
 
 app = typer.Typer(
@@ -238,6 +239,40 @@ def snapshot(
         result = operations.snapshot(_settings(warehouse, catalog), stream)
     line = f"{stream}: snapshot of checkpoint {result.checkpoint}, {result.rows:,} rows, {_size(result.bytes)}"
     _print(asdict(result), as_json, line)
+
+
+@app.command()
+def report(
+    stream: StreamName,
+    picture: Annotated[Path | None, typer.Option("--out", help="A .png, .svg or .pdf file. [STREAM-chain.png]")] = None,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the chain: bytes by form, what a restore reads, D, the bound beside measured restores."""
+    from siltstone.report import check_picture_path, draw_report, report_data, summary_table
+
+    path = picture or Path(f"{check_name('stream', stream)}-chain.png")
+    check_picture_path(path)
+    with _existing(_settings(warehouse, catalog)) as place:
+        data = report_data(place.catalog, stream)
+    draw_report(data, path)
+    if as_json:
+        _print({**data.to_dict(), "picture": str(path)}, True, "")
+        return
+    out.print(summary_table(data))
+    out.print(f"picture: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def demo(
+    warehouse: WarehouseUrl = None,
+    seed: Annotated[int | None, typer.Option(help="When to kill the stream; chosen at random if not given.")] = None,
+) -> None:
+    """The main job on real flights: run it, kill it in the middle, resume it, prove every checkpoint."""
+    from siltstone.demo import run_demo
+
+    run_demo(_settings(warehouse, None), out, seed)
 
 
 @app.command()

@@ -50,14 +50,14 @@ def summary_table(data: ReportData) -> Table:
 
 
 def checkpoint_table(data: ReportData, newest: int | None = None) -> Table:
-    """A checkpoint a row, oldest first; with `newest`, only so many of the newest."""
+    """A checkpoint a row, oldest first; with `newest`, only so many of the newest. An operator's form and D."""
     table = Table(box=None)
     table.add_column("id", justify="right")
     for name in data.operators:
-        table.add_column(name)
+        table.add_column(f"{name} D", no_wrap=True)
     for head in ("bytes", "restore reads", "restore s"):
-        table.add_column(head, justify="right")
-    table.add_column("event time")
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("event time", no_wrap=True)
     table.add_column("proven")
     for point in data.checkpoints[-newest:] if newest else data.checkpoints:
         table.add_row(
@@ -66,7 +66,7 @@ def checkpoint_table(data: ReportData, newest: int | None = None) -> Table:
             filesize.decimal(point.bytes),
             filesize.decimal(point.chain_bytes),
             _seconds(point.restore_s),
-            f"{point.event_time_max:%Y-%m-%d %H:%M}" if point.event_time_max else "-",
+            f"{point.event_time_max:%Y-%m-%d}" if point.event_time_max else "-",
             _PROOF[point.proven],
         )
     return table
@@ -76,7 +76,7 @@ def _form(part: OperatorPart | None) -> Text:
     """Form and D; bases stand out, since a chain begins with each."""
     if part is None:
         return Text("-")
-    return Text(f"{part.form.value} D={part.d}", style="bold" if part.form is Form.BASE else "")
+    return Text(f"{part.form.value} {part.d}", style="bold" if part.form is Form.BASE else "")
 
 
 def _measured(data: ReportData) -> str:

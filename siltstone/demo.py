@@ -1,0 +1,175 @@
+"""The demo: the flights of 2013 stream through Spark, are killed in the middle, resumed, and proven.
+
+Everything it shows is the real thing: the stream runs in a process of its own, as `siltstone run` would, and gets
+SIGKILL, JVM and Python workers with it, at a moment nobody chose.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from rich.console import Console
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import CheckpointRecord
+from siltstone.errors import StateError, UsageError
+from siltstone.report import checkpoint_table, draw_report, report_data
+from siltstone.settings import Settings
+from siltstone.store.open import Warehouse
+from siltstone.stream import find_stream
+
+STREAM = "flights"
+MARK = ".siltstone-demo"
+"""a file that says: this warehouse was made by the demo and may be thrown away by it"""
+POLL_S = 0.1
+KILL_AFTER = (15, 30)
+"""the kill falls between these two checkpoints"""
+
+
+def run_demo(settings: Settings, console: Console, seed: int | None = None) -> None:
+    """Run the demo in the settings' warehouse and print what happens.
+
+    Args:
+        seed: fixes when the kill comes.
+
+    Raises:
+        UsageError: the warehouse is somebody's, or the flights are not installed.
+        SiltstoneError: what the demo is there to rule out.
+    """
+    find_stream(STREAM, settings.streams)
+    warehouse = Warehouse.at(settings.warehouse)
+    root = warehouse.local.root
+    _make_room(root)
+    warehouse.prepare()
+    (root / MARK).touch()
+    chance = random.Random(seed)
+    kill_at = chance.randint(*KILL_AFTER)
+
+    console.rule("1. The stream runs", align="left")
+    console.print("The flights of 2013, one file a week; base or delta is chosen for each operator as it goes.")
+    with _stream_process(settings, root / "demo-1.log") as process:
+        last = _tell(settings, console, process, 0, until=kill_at)
+        time.sleep(chance.uniform(0.05, 1.0))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    console.rule("2. kill -9", align="left")
+    console.print("The driver, the JVM and the Python workers are gone, in the middle of a step. Now it resumes.")
+    with _stream_process(settings, root / "demo-2.log") as process:
+        _tell(settings, console, process, last)
+        if process.wait() != 0:
+            raise StateError(f"the resumed stream failed: see {root / 'demo-2.log'}")
+    _prove(settings, console, root)
+
+
+def _prove(settings: Settings, console: Console, root: Path) -> None:
+    """Verify all checkpoints, restore the last one, count what went in and what came out; table and picture."""
+    from siltstone.spark import operations
+
+    console.rule("3. Every checkpoint is proven", align="left")
+    taken = operations.snapshot(settings, STREAM)
+    console.print(f"{taken.rows:,} live rows copied as a snapshot, to compare the last restore with row by row.")
+    proof = operations.verify(settings, STREAM, every=True, deep=True)
+    restored = operations.restore(settings, STREAM, to=root / "restored")
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        data = report_data(place.catalog, STREAM)
+    console.print(checkpoint_table(data))
+    _count(console, root)
+    picture = draw_report(data, root / f"{STREAM}-chain.png")
+    console.print(
+        f"{len(proof.proven)} of {len(data.checkpoints)} checkpoints proven; the last one restored in "
+        f"{restored.seconds:.1f} s.\nPicture: {picture}",
+        soft_wrap=True,
+    )
+    if proof.failed:
+        raise StateError(f"checkpoint {proof.failed[0].checkpoint} is not proven: {proof.failed[0].reason}")
+
+
+def _count(console: Console, root: Path) -> None:
+    """Nothing lost, nothing doubled: what the source held, what the restored state has counted, what the sink holds.
+
+    Raises:
+        StateError: they disagree.
+    """
+    source = ds.dataset(root / "source" / STREAM, format="parquet").count_rows()
+    totals = ds.dataset(root / "restored" / "aircraft" / "totals").to_table(columns=["flights"])
+    counted = pc.sum(totals.column("flights")).as_py()
+    alerts = ds.dataset(root / "sink" / STREAM / "aircraft", format="parquet").to_table()
+    distinct = alerts.group_by(alerts.column_names).aggregate([]).num_rows
+    console.print(
+        f"{source:,} flights in the source, {counted:,} counted in the restored state; "
+        f"{alerts.num_rows:,} alerts in the sink, {distinct:,} of them distinct."
+    )
+    if source != counted or alerts.num_rows != distinct:
+        raise StateError("flights were lost or doubled: this must never happen, please report it")
+
+
+def _make_room(root: Path) -> None:
+    """Remove what an earlier demo left, and nothing else.
+
+    Raises:
+        UsageError: something is there that the demo did not make.
+    """
+    if not root.exists() or not any(root.iterdir()):
+        return
+    if not (root / MARK).exists():
+        raise UsageError(f"{root} was not made by the demo: name another directory with --warehouse")
+    shutil.rmtree(root)
+
+
+@contextmanager
+def _stream_process(settings: Settings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`siltstone run` in a process group of its own, killed at the end if it still runs."""
+    command = [sys.executable, "-m", "siltstone.cli", "run", STREAM, "--warehouse", settings.warehouse]
+    if settings.catalog:
+        command += ["--catalog", settings.catalog]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _tell(
+    settings: Settings, console: Console, process: subprocess.Popen[bytes], last: int, until: int | None = None
+) -> int:
+    """Print each new checkpoint, until one has id `until` or the process has ended; returns the last one printed.
+
+    Raises:
+        StateError: the process ended before that.
+    """
+    while True:
+        ended = process.poll() is not None
+        for record in _checkpoints(settings, last):
+            last = record.id
+            forms = "  ".join(f"{name} {form.value:5} D={record.d[name]:<3}" for name, form in record.forms.items())
+            until_then = f"{record.event_time_max:%d %b}" if record.event_time_max else ""
+            console.print(f"  {record.id:3}  {until_then}  {forms} {record.bytes:>9,} bytes", highlight=False)
+        if until is not None and last >= until:
+            return last
+        if ended:
+            if until is not None:
+                raise StateError(f"the stream ended before checkpoint {until}: see the log beside the warehouse's work")
+            return last
+        time.sleep(POLL_S)
+
+
+def _checkpoints(settings: Settings, after: int) -> list[CheckpointRecord]:
+    """The checkpoints there are by now beyond `after`; none where the stream has not begun."""
+    try:
+        with Place.existing(settings.warehouse, settings.catalog) as place:
+            new = place.catalog.last_id(STREAM) - after
+            return place.catalog.checkpoints(STREAM, limit=new) if new > 0 else []
+    except UsageError:
+        return []
