@@ -1,0 +1,79 @@
+"""Peak memory of a process and its descendants, by role, sampled from /proc while they run (Linux only)."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROC = Path("/proc")
+PERIOD_S = 0.1
+_ROLES = {"java": "jvm", "python": "worker"}
+
+
+@dataclass
+class Peak:
+    """Most bytes seen of one process in each role: `driver` (the Python process itself), `jvm`, `worker`.
+
+    `anonymous` leaves out pages of files, such as working state that is memory-mapped, which the kernel can drop at
+    any time. Empty where there is no /proc.
+    """
+
+    resident: dict[str, int] = field(default_factory=dict)
+    anonymous: dict[str, int] = field(default_factory=dict)
+
+    def take(self, root: int) -> None:
+        """One sample."""
+        parents: dict[int, int] = {}
+        seen: dict[int, tuple[str, int, int]] = {}
+        for entry in PROC.iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                status = dict(line.split(":", 1) for line in (entry / "status").read_text().splitlines() if ":" in line)
+            except OSError:  # it has ended
+                continue
+            if "VmRSS" in status:
+                pid = int(entry.name)
+                parents[pid] = int(status["PPid"])
+                seen[pid] = status["Name"].strip(), _bytes(status["VmRSS"]), _bytes(status["RssAnon"])
+        for pid, (name, resident, anonymous) in seen.items():
+            if pid == root or _descends(pid, root, parents):
+                role = "driver" if pid == root else _ROLES.get(name[:6])
+                if role is None:  # a shell, or a process that a thread of the JVM is just starting
+                    continue
+                self.resident[role] = max(self.resident.get(role, 0), resident)
+                self.anonymous[role] = max(self.anonymous.get(role, 0), anonymous)
+
+
+@contextmanager
+def watched(root: int) -> Iterator[Peak]:
+    """Samples the process `root` and its descendants until the block ends."""
+    peak = Peak()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(PERIOD_S):
+            peak.take(root)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    if PROC.is_dir():
+        thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        if thread.is_alive():
+            thread.join()
+
+
+def _descends(pid: int, root: int, parents: dict[int, int]) -> bool:
+    while pid in parents:
+        pid = parents[pid]
+        if pid == root:
+            return True
+    return False
+
+
+def _bytes(kilobytes: str) -> int:
+    return int(kilobytes.split(maxsplit=1)[0]) * 1024

@@ -1,0 +1,158 @@
+"""One system under one workload, in a process of its own: `python -m benchmarks.systems SYSTEM INPUT WORK RESULT`.
+
+    siltstone   `Aggregate`, each micro-batch a checkpoint: digest, fsync and catalog commit on, default policy
+    rocksdb     the same query on Spark's RocksDB state store with changelog checkpointing, update mode
+    stateless   the same aggregation of each micro-batch alone, in foreachBatch: what no state at all costs
+
+All read the same files, one step a trigger, on two cores. None of them hands output rows to Python: Siltstone's
+operator has no output, Spark's goes to the `noop` sink. `triggerExecution` is Spark's own measure of a trigger, from
+the query's progress. RESULT is JSON: per batch the trigger's milliseconds and what the system says about it.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from benchmarks.workload import FILES_A_STEP, KEY, VALUE
+from siltstone.aggregate import Aggregate, Count, Max, Min, Sum
+from siltstone.catalog.place import Place
+from siltstone.model import Form
+from siltstone.settings import Settings
+from siltstone.spark.operations import open_region
+from siltstone.spark.runner import StreamRunner
+from siltstone.spark.session import spark_session
+from siltstone.stream import Stream
+
+CORES = 2
+OPERATOR = "totals"
+SPARK = {
+    "spark.driver.memory": "3g",
+    "spark.sql.shuffle.partitions": str(CORES),
+    "spark.sql.streaming.numRecentProgressUpdates": "10000",
+}
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Counting rows costs a read for every write; without it Spark is at its best.
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+}
+
+
+def source(spark: SparkSession, directory: str) -> DataFrame:
+    """The workload's files, one step a micro-batch."""
+    reader = spark.readStream.schema(f"`{KEY}` bigint, `{VALUE}` bigint")
+    return reader.option("maxFilesPerTrigger", FILES_A_STEP).parquet(directory)
+
+
+def aggregates() -> list[Column]:
+    """The four aggregates, as Spark's own."""
+    return [
+        F.count(F.lit(1)).alias("rows"),
+        F.sum(VALUE).alias("total"),
+        F.min(VALUE).alias("least"),
+        F.max(VALUE).alias("most"),
+    ]
+
+
+def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
+    """The user's own query around a `StreamRunner`."""
+    functions = [Count("rows"), Sum("total", of=VALUE), Min("least", of=VALUE), Max("most", of=VALUE)]
+    operator = Aggregate(OPERATOR, key={KEY: pa.int64()}, aggregates=functions, output=False)
+    stream = Stream("bench", lambda session, options: source(session, str(inputs)), [operator])
+    settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES)
+    with Place.writable(settings.warehouse) as place:
+        region = open_region(settings, stream, place, {}, CORES)
+        runner = StreamRunner(spark, region)
+        rows = stream.source(spark, {})
+        writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+        steps = to_end(writer.trigger(availableNow=True).start())
+        region.close("done")
+        checkpoints = place.catalog.checkpoints(stream.name)
+    for step, checkpoint in zip(steps, checkpoints, strict=True):
+        [form] = set(checkpoint.forms.values())
+        step |= {"bytes": checkpoint.bytes, "base": form is Form.BASE, "state_rows": checkpoint.rows}
+        step["phases_s"] = checkpoint.statistics["operators"][OPERATOR]["seconds"]
+    return steps
+
+
+def run_rocksdb(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
+    """Spark's own stateful aggregation."""
+    for key, value in ROCKSDB.items():
+        spark.conf.set(key, value)
+    totals = source(spark, str(inputs)).groupBy(KEY).agg(*aggregates())
+    writer = totals.writeStream.format("noop").outputMode("update")
+    writer = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True)
+    steps = to_end(writer.start())
+    for step in steps:
+        version = step["batch"] + 1
+        logs = list((work / "checkpoint" / "state" / "0").glob(f"*/{version}.changelog"))
+        # A version written as a whole snapshot, such as the first, has no changelog.
+        step |= {"bytes": sum(log.stat().st_size for log in logs), "base": len(logs) != CORES}
+    return steps
+
+
+def run_stateless(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
+    """The aggregation of each micro-batch alone."""
+
+    def aggregate(rows: DataFrame, _: int) -> None:
+        rows.groupBy(KEY).agg(*aggregates()).write.format("noop").mode("overwrite").save()
+
+    writer = source(spark, str(inputs)).writeStream.foreachBatch(aggregate)
+    writer = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True)
+    return [step | {"bytes": 0, "base": False} for step in to_end(writer.start())]
+
+
+SYSTEMS: dict[str, Callable[[SparkSession, Path, Path], list[dict[str, Any]]]] = {
+    "siltstone": run_siltstone,
+    "rocksdb": run_rocksdb,
+    "stateless": run_stateless,
+}
+
+
+def to_end(query: StreamingQuery) -> list[dict[str, Any]]:
+    """Wait until all input is processed; per batch its id, rows and Spark's durations in milliseconds."""
+    query.awaitTermination()
+    progress = [json.loads(p.json) for p in query.recentProgress]
+    return [
+        {"batch": p["batchId"], "rows": p["numInputRows"], "trigger_ms": p["durationMs"]["triggerExecution"]}
+        | {"durations_ms": p["durationMs"]}
+        for p in progress
+        if p["numInputRows"]
+    ]
+
+
+def live_heap_bytes(spark: SparkSession) -> int:
+    """What the JVM holds after a full collection."""
+    java: Any = spark._jvm
+    java.java.lang.System.gc()
+    runtime = java.java.lang.Runtime.getRuntime()
+    return runtime.totalMemory() - runtime.freeMemory()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one system to the end of its input."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.systems")
+    parser.add_argument("system", choices=SYSTEMS)
+    for name in ("inputs", "work", "result"):
+        parser.add_argument(name, type=Path)
+    options = parser.parse_args(arguments)
+    spark = spark_session(f"local[{CORES}]", {**SPARK, "spark.local.dir": str(options.work / "spark")})
+    steps = SYSTEMS[options.system](spark, options.inputs, options.work)
+    found = {"steps": steps, "live_heap_bytes": live_heap_bytes(spark)}
+    options.result.write_text(json.dumps(found))
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
