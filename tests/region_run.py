@@ -1,0 +1,74 @@
+"""Runs steps of a stream through its consistent region without Spark: what the runner does, one process, no shuffle."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import Step
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.lifecycle.region import Completed, Region, RegionOptions
+from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, run_subtask
+from siltstone.lifecycle.task import StepTask
+from siltstone.operator import SOURCE
+from siltstone.policy.protocol import Policy
+from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
+from siltstone.stream import Stream
+
+
+class RegionRun:
+    """One run of a stream: take it over, then `step` for each micro-batch."""
+
+    def __init__(self, place: Place, stream: Stream, policy: Policy, parallelism: int = 1) -> None:
+        self.region = Region.open(
+            stream, place.warehouse, place.catalog, policy, RegionOptions(parallelism=parallelism), "a test"
+        )
+        self._waiting: list[Step] = []
+
+    def step(self, rows: pa.Table, *, last: bool = False) -> Completed | None:
+        """One micro-batch through every operator; the checkpoint, if one was due."""
+        region = self.region
+        tasks = region.begin_step(last=last)
+        self._waiting.append(Step(region.step, region.step - 1, "v1\n{}\n"))
+        outputs = {SOURCE: rows}
+        for operator in region.stream.topological():
+            output, received = _run(tasks[operator.name], outputs[operator.reads])
+            outputs[operator.name] = output
+            region.acknowledge(operator.name, received)
+        if not region.checkpoint_due:
+            return None
+        completed = region.complete(self._waiting)
+        self._waiting = []
+        return completed
+
+
+def _run(task: StepTask, rows: pa.Table) -> tuple[pa.Table, Sequence[Acknowledgement]]:
+    """One step of one operator: its output, and what its subtasks said."""
+    parts, received = [], []
+    for subtask, part in _shuffled(task, rows).items():
+        for batch in run_subtask(task, subtask, "test", iter(part.to_batches())):
+            said = batch.column(ACKNOWLEDGEMENT)
+            if said.null_count:
+                parts.append(pa.Table.from_batches([batch.drop_columns([ACKNOWLEDGEMENT])]))
+            else:
+                received.append(Acknowledgement.from_bytes(said[0].as_py()))
+    for acknowledgement in received:
+        acknowledgement.raise_failure()
+    nothing = pa.schema(list(task.operator.output or [])).empty_table()
+    return pa.concat_tables([*parts]) if parts else nothing, received
+
+
+def _shuffled(task: StepTask, rows: pa.Table) -> Mapping[int, pa.Table]:
+    """Each subtask's rows, with their hashes, in the operator's order."""
+    operator = task.operator
+    rows = rows.select(list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.column_names)])))
+    if operator.order_by:
+        rows = rows.sort_by([(name, "ascending") for name in operator.order_by])
+    hashes = xxhash64(normalise_keys(rows.select(operator.key.names)).columns) if len(rows) else np.zeros(0, np.uint64)
+    rows = rows.append_column(HASH, pa.array(hashes.view(np.int64)))
+    groups = key_groups(hashes, task.max_parallelism)
+    return {
+        subtask: rows.filter(pa.array((groups >= own.start) & (groups < own.end)))
+        for subtask, own in ((s, task.groups(s)) for s in range(task.parallelism))
+    }
