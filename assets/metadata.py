@@ -2,7 +2,8 @@
 
 import base64
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,9 @@ NEWEST = 10
 COLUMNS = {
     "checkpoint": "int",
     "forms": "string",
-    "D": "string",
     "bytes": "int",
-    "rows": "int",
-    "event_time": "string",
+    "state_rows": "int",
+    "event_time_max": "string",
     "proven": "string",
     "committed_at": "string",
     "digest": "string",
@@ -53,12 +53,12 @@ def checkpoints_metadata(settings: Settings, result: "RunResult") -> Metadata:
             "checkpoint": last["id"],
             "digest": last["digest"],
             "state_rows": last["rows"],
-            "forms": last["forms"],
-            "D": last["D"],
-            "chain": chain,
+            "forms": _each(last["forms"]),
+            "D": _each(last["D"]),
+            "chain": _ranges(chain),
             "chain_length": len(chain),
-            "newest_checkpoints": table(COLUMNS, map(_row, reversed(newest))),
             "chain_picture": _picture(place, result.stream),
+            "newest_checkpoints": table(COLUMNS, map(_row, reversed(newest))),
         }
 
 
@@ -84,11 +84,10 @@ def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> dg.T
 def _row(checkpoint: Mapping[str, Any]) -> Metadata:
     return {
         "checkpoint": checkpoint["id"],
-        "forms": _each(checkpoint["forms"]),
-        "D": _each(checkpoint["D"]),
+        "forms": _counted(checkpoint["forms"].values()),
         "bytes": checkpoint["bytes"],
-        "rows": checkpoint["rows"],
-        "event_time": checkpoint["event_time_max"],
+        "state_rows": checkpoint["rows"],
+        "event_time_max": checkpoint["event_time_max"],
         "proven": {True: "yes", False: "FAILED", None: "not yet"}[checkpoint["proven"]],
         "committed_at": checkpoint["committed_at"],
         "digest": checkpoint["digest"],
@@ -96,9 +95,22 @@ def _row(checkpoint: Mapping[str, Any]) -> Metadata:
 
 
 def _each(values: Mapping[str, Any]) -> str:
-    """One value if all operators have the same, else each operator's."""
-    distinct = {str(value) for value in values.values()}
-    return distinct.pop() if len(distinct) == 1 else ", ".join(f"{name} {value}" for name, value in values.items())
+    """Each operator's value."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _counted(forms: Iterable[str]) -> str:
+    """The form if all operators have the same, else how many have which."""
+    counts = Counter(forms)
+    return " + ".join(form if len(counts) == 1 else f"{count} {form}" for form, count in sorted(counts.items()))
+
+
+def _ranges(ids: Collection[int]) -> str:
+    """Ascending ids, runs of them drawn together: 1-4, 7."""
+    known = set(ids)
+    starts = [id for id in ids if id - 1 not in known]
+    ends = [id for id in ids if id + 1 not in known]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def _picture(place: Place, stream: str) -> dg.MarkdownMetadataValue:

@@ -17,6 +17,8 @@ INSTANCE = """\
 # Dagster's own settings for this warehouse; Siltstone writes this file once and leaves it alone after that.
 telemetry:
   enabled: false
+nux:  # the window that asks for an address at the first visit
+  enabled: false
 """
 
 
@@ -40,8 +42,10 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     environment = {**os.environ, "SILTSTONE_WAREHOUSE": warehouse.url, "DAGSTER_HOME": str(_home(warehouse))}
     if settings.catalog:
         environment["SILTSTONE_CATALOG"] = settings.catalog
-    arguments = ["-m", "dagster", "dev", "-w", str(WORKSPACE), "-h", host, "-p", str(port)]
-    os.execve(sys.executable, [sys.executable, *arguments], environment)
+    # Dagster warns on every start that it has a second command line, `dg`, for projects of another layout.
+    python = [sys.executable, "-W", "ignore:Function `dev_command` is superseded"]
+    dagster = ["-m", "dagster", "dev", "-w", str(WORKSPACE), "-h", host, "-p", str(port)]
+    os.execve(sys.executable, [*python, *dagster], environment)
 
 
 def _home(warehouse: Warehouse) -> Path:
