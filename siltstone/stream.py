@@ -31,8 +31,8 @@ class Sink(Protocol):
         """The checkpoint is complete: make its rows visible. May be called again after a crash."""
         ...
 
-    def recover(self, completed: Mapping[int, int]) -> None:
-        """Publish what `completed` (checkpoint id -> epoch) staged, drop what never completed."""
+    def recover(self, completed: int, epoch: int | None) -> None:
+        """Publish what the newest completed checkpoint (0 if none) staged in its epoch, drop what never completed."""
         ...
 
 

@@ -86,6 +86,8 @@ class Region:
         """of the newest completed checkpoint, hex"""
         self.completed = 0
         """the newest completed checkpoint, 0 before the first"""
+        self.completed_epoch: int | None = None
+        """the epoch that completed it"""
         self.checkpoint_due = False
         self._store = warehouse.store
         self._steps_open = 0
@@ -147,6 +149,7 @@ class Region:
             }
             self._event_time_max = manifest.event_time_max
             self.digest = manifest.digest
+            self.completed_epoch = self.catalog.checkpoint(name, latest).epoch
             self.completed, self.step, self.completed_step = latest, manifest.step, manifest.step
             # A table that the last checkpoint does not know has no chain to put a delta on.
             changed = {
@@ -163,12 +166,6 @@ class Region:
     def recorded_steps(self) -> list[StepRecord]:
         """The input log up to the newest completed checkpoint, oldest first."""
         return self.catalog.steps(self.stream.name, self.completed) if self.completed else []
-
-    def completed_epoch(self) -> dict[int, int]:
-        """The newest completed checkpoint and the epoch that completed it; empty before the first."""
-        if not self.completed:
-            return {}
-        return {self.completed: self.catalog.checkpoint(self.stream.name, self.completed).epoch}
 
     def begin_step(self, *, last: bool = False) -> dict[str, StepTask]:
         """Start the next step, and say whether it ends in a checkpoint (`checkpoint_due`).
@@ -212,7 +209,7 @@ class Region:
             tracking=decision.tracking,
             restore=self._restore_point(operator.name),
             checkpoint=order,
-            previous_epoch=self.epoch - 1,
+            oldest_epoch=self.completed_epoch or 0,
             event_time=self.stream.event_time if operator.reads == SOURCE else None,
         )
 
@@ -309,6 +306,7 @@ class Region:
         self.digest = manifest.digest
         self._gathered = Gathered()
         self.completed, self.completed_step = manifest.checkpoint, manifest.step
+        self.completed_epoch = self.epoch
         self._steps_open = 0
         self._last_checkpoint_s = time.monotonic()
         self._decide()

@@ -40,7 +40,8 @@ class StepTask:
 
     Attributes:
         base_step: the version the working state must be at before the step.
-        previous_epoch: the epoch whose working state may be taken over, 0 if none.
+        oldest_epoch: working state of this and later epochs may be taken over: it is the epoch that completed the
+            newest checkpoint, so whatever they did since can be taken back. 0 if there is none.
         tracking: whether changes are logged during this step.
         checkpoint: set if the step ends in a checkpoint.
     """
@@ -57,7 +58,7 @@ class StepTask:
     tracking: bool
     restore: RestorePoint
     checkpoint: CheckpointOrder | None
-    previous_epoch: int = 0
+    oldest_epoch: int = 0
     event_time: str | None = None
 
     def groups(self, subtask: int) -> KeyGroupRange:

@@ -97,16 +97,17 @@ def _open(task: StepTask, subtask: int, directory: Path) -> SubtaskState:
 
 
 def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
-    """Move the previous epoch's directory here, unless its writer is still at work on it."""
-    if not task.previous_epoch:
+    """Move an earlier epoch's directory here, unless its writer is still at work on it."""
+    if not task.oldest_epoch:
         return
-    old = task.warehouse.local.state(task.stream, task.previous_epoch, task.operator.name, subtask)
-    if not old.exists():
-        return
-    with suppress(StateError), locked(old, wait_s=0):
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            os.rename(old, directory)
+    for epoch in range(task.epoch - 1, task.oldest_epoch - 1, -1):
+        old = task.warehouse.local.state(task.stream, epoch, task.operator.name, subtask)
+        if old.exists():
+            with suppress(StateError), locked(old, wait_s=0):
+                directory.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):
+                    os.rename(old, directory)
+            return
 
 
 @contextmanager

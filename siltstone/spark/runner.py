@@ -8,6 +8,7 @@ In the user's own query:
 or, for a stream definition with a source of its own, `run_stream`.
 """
 
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -72,7 +73,15 @@ class StreamRunner:
         self._next_batch = recorded[-1].batch_id + 1 if recorded else 0
         self._sinks = {name: self._sink(name, sink) for name, sink in stream.sinks.items()}
         for sink in self._sinks.values():
-            sink.recover(region.completed_epoch())
+            sink.recover(region.completed, region.completed_epoch)
+        self._remove_old_work()
+
+    def _remove_old_work(self) -> None:
+        """Working directories of epochs before the one that completed the newest checkpoint hold nothing of use."""
+        region = self.region
+        for directory in region.warehouse.local.work(region.stream.name, region.epoch).parent.glob("*"):
+            if directory.name.isdigit() and int(directory.name) < (region.completed_epoch or region.epoch):
+                shutil.rmtree(directory, ignore_errors=True)
 
     @property
     def checkpoint_location(self) -> str:

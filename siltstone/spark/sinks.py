@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,15 +44,14 @@ class ParquetSink:
             os.rename(staged, published)
             _make_durable(published.parent)
 
-    def recover(self, completed: Mapping[int, int]) -> None:
-        """Publish what a crash left staged by completed checkpoints, remove what belongs to none."""
+    def recover(self, completed: int, epoch: int | None) -> None:
+        """Publish what a crash left staged by the newest completed checkpoint, remove all that never completed."""
         root = self._root / "_staged"
         if not root.is_dir():
             return
         for staged in sorted(root.iterdir()):
-            checkpoint, epoch = (int(part) for part in staged.name.split("-"))
-            if completed.get(checkpoint) == epoch:
-                self.publish(checkpoint, epoch)
+            if epoch is not None and staged == self._staged(completed, epoch):
+                self.publish(completed, epoch)
             shutil.rmtree(staged, ignore_errors=True)
 
     @property
@@ -84,7 +82,7 @@ class FunctionSink:
     def publish(self, checkpoint: int, epoch: int) -> None:
         """Nothing is left to do."""
 
-    def recover(self, completed: Mapping[int, int]) -> None:
+    def recover(self, completed: int, epoch: int | None) -> None:
         """Nothing was staged."""
 
 
