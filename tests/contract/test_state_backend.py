@@ -97,9 +97,7 @@ def test_every_type_as_key_and_as_value(reopen: Open, key_type: pa.DataType):
     """Every type beside every other, at an offset, with nulls, replaced, and read again when reopened."""
     rng = random.Random(str(key_type))
     columns = {f"v{i}": kind for i, kind in enumerate(TYPES)}
-    schema = TableSchema(
-        pa.schema([("k", key_type)]), pa.schema([("s", pa.int32())]), pa.schema(list(columns.items()))
-    )
+    schema = TableSchema(pa.schema([("k", key_type)]), pa.schema([("s", pa.int32())]), pa.schema(list(columns.items())))
     raw = random_array(rng, key_type, 300).drop_null()
     keys = pa.table({"k": raw, "s": pa.array(range(len(raw)), pa.int32())}, schema=schema.primary_key)
     state = reopen(schema)
@@ -486,9 +484,7 @@ def test_bad_input_is_refused_and_changes_nothing(reopen: Open):
     state.begin(1, tracking=True)
     table.put(longs(*mine[:3]), values(1, 2, 3))
     before = (now(table), told(table), table.digests.tolist())
-    null = KeyBatch(
-        pa.table({"k": pa.array([None], pa.int64())}), np.zeros(1, np.uint64), np.zeros(1, np.uint16)
-    )
+    null = KeyBatch(pa.table({"k": pa.array([None], pa.int64())}), np.zeros(1, np.uint64), np.zeros(1, np.uint16))
     narrow = pa.table({"k": pa.array([1], pa.int32())})
     other = KeyBatch(narrow, np.zeros(1, np.uint64), np.zeros(1, np.uint16))
     uneven = KeyBatch(pa.table({"k": [1, 2]}), np.zeros(1, np.uint64), np.zeros(1, np.uint16))

@@ -17,6 +17,7 @@ MAX_ROWS = 2**32 - 2
 _MAX_LOAD = 0.6
 _MIN_BITS = 13
 _TAG_SHIFT = np.uint64(32)
+_ROW = np.uint64(0xFFFFFFFF)
 # 2**64 / golden ratio: the top bits of the product depend on every bit of the hash. The hash's own low bits
 # decide its key group, so within one subtask they are far from uniform.
 _REMIX = np.uint64(0x9E3779B97F4A7C15)
@@ -89,9 +90,7 @@ class Index:
         The new file replaces the old one by renaming, so that a killed process leaves one or the other.
         """
         if rows > MAX_ROWS:
-            raise StateError(
-                f"{rows} rows in one subtask's table are too many: raise the stream's parallelism"
-            )
+            raise StateError(f"{rows} rows in one subtask's table are too many: raise the stream's parallelism")
         bits = max(len(self._slots).bit_length(), int(rows / _MAX_LOAD).bit_length())
         fresh = self._path.with_name(self._path.name + ".new") if self._path else None
         if fresh:
@@ -107,17 +106,25 @@ class Index:
             self._region.path = self._path
 
     def insert(self, hashes: np.ndarray, rows: np.ndarray) -> None:
-        """Enter keys that are not there yet; there must be room."""
+        """Enter keys that are not there yet; there must be room.
+
+        Whatever the order of entering, the older row (the lower number) goes first: a newer one in its place is
+        moved on. Hence a search only ever passes older rows, and taking out the newest breaks none.
+        """
         position, entry = self.home(hashes), tags(hashes) | (rows.astype(np.uint64) + np.uint64(1))
         while position.size:
-            taken = np.flatnonzero(np.take(self._slots, position, mode="clip") != 0)
-            while taken.size:
-                position[taken] = at = self.advance(position[taken])
-                taken = taken[np.take(self._slots, at, mode="clip") != 0]
-            self._slots[position] = entry
-            # Of those that wanted one slot the last writer has it; the others go on.
-            lost = np.flatnonzero(np.take(self._slots, position, mode="clip") != entry)
-            position, entry = position[lost], entry[lost]
+            held = np.take(self._slots, position, mode="clip")
+            age = entry & _ROW
+            claim = np.flatnonzero((held == 0) | ((held & _ROW) > age))[::-1]
+            self._slots[position[claim]] = entry[claim]
+            now = np.take(self._slots, position, mode="clip")
+            lost = np.flatnonzero(now != entry)
+            # What is there already, left by a rollback cut short, is neither.
+            moved = np.flatnonzero((now == entry) & (held != 0) & (held != entry))
+            # A claim lost to a newer row, because that one was written last, is made again.
+            onward = position[lost] + ((now & _ROW)[lost] <= age[lost])
+            position = np.concatenate([onward, position[moved] + 1]) & self._mask
+            entry = np.concatenate([entry[lost], held[moved]])
 
     def remove(self, hashes: np.ndarray, rows: np.ndarray) -> None:
         """Take out the newest entries again, all at once; those that were never written are no error."""

@@ -121,9 +121,7 @@ class Layout:
         """The primary-key columns of a block of records."""
         return [_array(block[name], field.type, None, arena) for name, field in self.keys]
 
-    def read_values(
-        self, block: np.ndarray, arena: Arena, present: np.ndarray | None = None
-    ) -> list[pa.Array]:
+    def read_values(self, block: np.ndarray, arena: Arena, present: np.ndarray | None = None) -> list[pa.Array]:
         """The value columns of a block of records; all null where `present` (bool[n]) is False."""
         nulls = block["nulls"] if block["nulls"].any() else None
         columns = []

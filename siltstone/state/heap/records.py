@@ -47,9 +47,7 @@ class Records:
     def _items(self) -> np.ndarray:
         return self._region.items.view(self.layout.opaque)
 
-    def find(
-        self, hashes: np.ndarray, keys: Sequence[pa.Array | np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def find(self, hashes: np.ndarray, keys: Sequence[pa.Array | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Where these encoded keys are: (int64[n] ids, -1 if not there; the records, or anything)."""
         tag = tags(hashes)
         position = self._index.home(hashes)

@@ -25,9 +25,7 @@ class Region:
     to know. A view of `items` taken before `reserve` still shows the same memory of a file afterwards.
     """
 
-    def __init__(
-        self, path: Path | None, dtype: np.dtype | type, *, held: int = 0, scattered: bool = False
-    ) -> None:
+    def __init__(self, path: Path | None, dtype: np.dtype | type, *, held: int = 0, scattered: bool = False) -> None:
         """Open the file, or make it; `held` items must be in it already.
 
         Args:

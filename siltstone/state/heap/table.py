@@ -281,9 +281,7 @@ class HeapTable:
         if home and home.exists():
             shutil.rmtree(home)
         records = self._records.copy(np.flatnonzero(keep), home)
-        counts = replace(
-            counts, generation=counts.generation + 1, rows=records.rows, entries=records.arena.entries
-        )
+        counts = replace(counts, generation=counts.generation + 1, rows=records.rows, entries=records.arena.entries)
         moved = self._list(replace(counts, listed=0))
         moved.reserve(len(listed))
         moved.items[: len(listed)] = (np.cumsum(keep) - 1)[listed]

@@ -1,9 +1,9 @@
 """Before-images of one step, in a file of frames that is only appended to.
 
-A frame is 48 bytes - step, table, rows, bytes of ids, bytes of records, and the checksum (xxh3-64 of these five
-and of what follows), each a little-endian u64 - then row ids (u32) and the old records of those rows. `rows` is
-how many rows the table may have after the mutation. The first frame has table `HEADER` and holds the header file
-as it was before the step.
+A frame is 48 bytes - step, table, rows, bytes of ids, bytes of records, and the checksum (xxh3-64 of these
+five and of what follows), each a little-endian u64 - then row ids (u32) and the old records of those rows.
+`rows` is how many rows the table may have after the mutation. The first frame has table `HEADER`, and holds
+the header file as it was before the step.
 
 A frame is written before the mutation it undoes. The page cache keeps what a killed process wrote, so a frame
 that is cut, or that belongs to another step (files are used again), means that its mutation never began.

@@ -1,0 +1,192 @@
+"""The parts of the heap backend: its index, its upkeep, and what it says of files it cannot trust."""
+
+import errno
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from siltstone.errors import StateError, Unreachable
+from siltstone.state.heap import HeapBackend, HeapState, HeapTable, subtask, table
+from siltstone.state.heap.index import Index, tags
+from siltstone.state.schema import TableSchema
+from tests.state_model import ALL, MAX_PARALLELISM, batch_of, changed, contents
+
+WORDS = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("v", pa.string())]))
+REMIX = 0x9E3779B97F4A7C15
+
+
+def open_state(directory: Path) -> HeapState:
+    return HeapBackend().open(directory, {"t": WORDS}, ("o",), ALL, MAX_PARALLELISM)
+
+
+def put(table: HeapTable, keys: range, text: str = "x") -> None:
+    values = pa.table({"v": [f"{text}{key}" for key in keys]}, schema=WORDS.value)
+    table.put(batch_of(WORDS, pa.table({"k": list(keys)}).cast(WORDS.primary_key)), values)
+
+
+def delete(table: HeapTable, keys: range) -> None:
+    table.delete(batch_of(WORDS, pa.table({"k": list(keys)}).cast(WORDS.primary_key)))
+
+
+def found(index: Index, hashes: np.ndarray, rows: int) -> list[int]:
+    """The rows that a search comes upon first; tags are distinct in these tests."""
+    return index.probe(index.home(hashes), tags(hashes), rows).tolist()
+
+
+def one_slot(count: int) -> np.ndarray:
+    """Hashes with different tags that all start their search at slot 0."""
+    inverse = pow(REMIX, -1, 2**64)
+    return np.array([i * inverse % 2**64 for i in range(1, count + 1)], np.uint64)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_taking_out_the_newest_rows_breaks_no_search_for_older_ones(alike: bool):
+    """Also after a rebuild, which enters old and new rows together."""
+    rng = np.random.default_rng(3)
+    hashes = one_slot(300) if alike else rng.integers(0, 2**64, 9000, dtype=np.uint64)
+    half = len(hashes) // 2
+    index = Index(None)
+    index.rebuild(half, [hashes[:half]])
+    index.rebuild(len(hashes), [rng.permutation(hashes[:half][:0]), hashes])
+    assert found(index, hashes, len(hashes)) == list(range(len(hashes)))
+    for keep in (len(hashes) - 7, half, half // 3):
+        index.remove(hashes[keep:], np.arange(keep, len(hashes)))
+        assert found(index, hashes, len(hashes)) == [*range(keep), *[-1] * (len(hashes) - keep)]
+    index.remove(hashes, np.arange(len(hashes)))
+    assert not index._slots.any()
+
+
+def test_rows_are_entered_oldest_first_whatever_their_order():
+    hashes = one_slot(50)
+    index = Index(None)
+    order = np.random.default_rng(4).permutation(50)
+    for part in np.array_split(order, 3):
+        index.insert(hashes[part], part)
+    assert (index._slots[:50] & np.uint64(0xFFFFFFFF)).tolist() == list(range(1, 51))
+
+
+def test_entries_of_rows_that_are_no_more_are_stepped_over():
+    """As a rollback leaves them that was itself cut short."""
+    hashes = one_slot(20)
+    index = Index(None)
+    index.insert(hashes, np.arange(20))
+    assert found(index, hashes, 10) == [*range(10), *[-1] * 10]
+    # The same row numbers go to other keys now; an entry left behind may name a row, but never hides one.
+    index.insert(hashes[10:][::-1], np.arange(10, 20))
+    for i, row in enumerate([*range(10), *range(19, 9, -1)]):
+        position, tag, candidates = index.home(hashes[i : i + 1]), tags(hashes[i : i + 1]), []
+        while not candidates or candidates[-1] >= 0:
+            candidates += index.probe(position, tag, 20).tolist()
+            position = index.advance(position)
+        assert row in candidates
+
+
+def test_rollback_leaves_neither_entries_nor_values_behind(tmp_path: Path):
+    state = open_state(tmp_path / "s")
+    kept = state._tables["t"]
+    state.begin(1, tracking=True)
+    put(kept, range(100))
+    state.commit()
+    slots, counts = kept._records._index._slots.copy(), kept.counts
+    for _ in range(3):
+        state.begin(2, tracking=True)
+        put(kept, range(50, 3000), "y")
+        state.rollback()
+        assert np.array_equal(kept._records._index._slots, slots)
+        assert kept.counts == counts
+        assert kept._records.arena.entries == counts.entries
+
+
+def test_dead_rows_and_values_are_dropped_when_no_step_can_be_rolled_back(tmp_path: Path):
+    state = open_state(tmp_path / "s")
+    kept = state._tables["t"]
+    with patch.object(table, "_COMPACT_ROWS", 100):
+        state.begin(1, tracking=True)
+        put(kept, range(5000), "long" * 20)
+        kept.mark()
+        delete(kept, range(10, 4990))
+        state.commit()
+        expected, told = contents(kept), changed(kept)
+        state.begin(2, tracking=True)
+        assert kept.counts.generation == 0, "step 1 could still be rolled back"
+        state.rollback()
+        state.release(1)
+        state.begin(2, tracking=True)
+        kept.mark()
+        assert (kept.counts.generation, kept.counts.rows) == (1, 5000), "its deletes were not told yet"
+        state.commit()
+        state.release(2)
+        assert [path.name for path in (tmp_path / "s" / "tables" / "t").iterdir()] == ["1"]
+        state.begin(3, tracking=True)
+        assert (kept.counts.generation, kept.counts.rows, kept.counts.entries) == (2, 20, 21)
+        state.commit()
+    assert len(told) == 4980
+    assert contents(kept) == expected
+    state.close()
+    assert contents(open_state(tmp_path / "s").tables["t"]) == expected
+
+
+def test_a_table_in_memory_does_not_keep_replaced_values():
+    merged = HeapTable.in_memory(WORDS, MAX_PARALLELISM)
+    with patch.object(table, "_COMPACT_ROWS", 10):
+        for i in range(20):
+            put(merged, range(100), str(i))
+        assert merged.counts.entries < 400
+    assert len(contents(merged)) == 100
+
+
+def test_a_full_disk_is_said_plainly_and_rolled_back(tmp_path: Path):
+    state = open_state(tmp_path / "s")
+    state.begin(1, tracking=True)
+    put(state._tables["t"], range(10))
+    state.commit()
+    before = contents(state.tables["t"])
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for what in ("posix_fallocate", "pwrite"):
+        state.begin(2, tracking=True)
+        with (
+            patch.object(os, what, side_effect=full, create=True),
+            pytest.raises(Unreachable, match="No space left on device; free some space"),
+        ):
+            put(state._tables["t"], range(50_000))
+        state.rollback()
+        assert contents(state.tables["t"]) == before
+
+
+@pytest.mark.parametrize("name", ["header", "tables/t/0/rows", "tables/t/0/index", "tables/t/0/bytes", "opaque/o.1"])
+@pytest.mark.parametrize("how", ["removed", "cut"])
+def test_files_missing_or_cut_short_are_noticed(tmp_path: Path, name: str, how: str):
+    state = open_state(tmp_path / "s")
+    state.begin(1, tracking=True)
+    put(state._tables["t"], range(20_000))
+    state.set_opaque("o", {1: b"value"})
+    state.commit()
+    state.release(1)
+    state.close()
+    path = tmp_path / "s" / name
+    if how == "removed":
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size // 4)
+    with pytest.raises(StateError, match="delete this working state and restore it"):
+        open_state(tmp_path / "s")
+
+
+def test_state_from_before_a_restart_of_the_machine_is_not_trusted(tmp_path: Path):
+    open_state(tmp_path / "s").close()
+    with (
+        patch.object(subtask, "boot_id", return_value="another"),
+        pytest.raises(StateError, match="before this machine restarted"),
+    ):
+        open_state(tmp_path / "s")
+    open_state(tmp_path / "s").close()
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unreachable, match=r"cannot use .*file/s: Not a directory"):
+        open_state(tmp_path / "file" / "s")
