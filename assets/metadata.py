@@ -114,10 +114,10 @@ def _ranges(ids: Collection[int]) -> str:
 
 
 def _picture(place: Place, stream: str) -> dg.MarkdownMetadataValue:
-    """The report's picture, within the event itself: what it shows is then there for as long as the event is."""
+    """The report's picture, within the event itself, so that it lasts as long; as SVG it fits Dagster's window."""
     from siltstone.report import draw_report, report_data
 
     with tempfile.TemporaryDirectory() as directory:
-        drawn = draw_report(report_data(place.catalog, stream), Path(directory) / "chain.png")
+        drawn = draw_report(report_data(place.catalog, stream), Path(directory) / "chain.svg")
         image = base64.b64encode(drawn.read_bytes()).decode()
-    return dg.MetadataValue.md(f"![chain of {stream}](data:image/png;base64,{image})")
+    return dg.MetadataValue.md(f"![chain of {stream}](data:image/svg+xml;base64,{image})")
