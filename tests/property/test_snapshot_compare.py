@@ -1,0 +1,39 @@
+"""`verify --deep`: what differs between two tables is found, all of it and nothing else, and named by its keys."""
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from siltstone.lifecycle.snapshot import differing_keys
+from siltstone.state.schema import TableSchema
+
+SCHEMA = TableSchema(
+    pa.schema([("k", pa.string())]),
+    pa.schema([("p", pa.int64())]),
+    pa.schema([("n", pa.int64()), ("x", pa.float64())]),
+)
+KEYS = st.tuples(st.sampled_from("abc"), st.integers(0, 5))
+VALUES = st.tuples(st.none() | st.integers(0, 2), st.sampled_from([None, 0.0, -0.0, 1.5, float("nan")]))
+
+
+def table(rows: dict) -> pa.Table:
+    columns = list(zip(*[(*key, *value) for key, value in rows.items()], strict=True)) or [[], [], [], []]
+    return pa.table([list(c) for c in columns], schema=SCHEMA.rows)
+
+
+def same(left: tuple, right: tuple) -> bool:
+    return repr(left) == repr(right)  # tells -0.0 from 0.0, and NaN is itself
+
+
+@given(st.dictionaries(KEYS, VALUES), st.dictionaries(KEYS, VALUES), st.randoms())
+def test_exactly_the_differing_keys_are_found(left: dict, right: dict, chance) -> None:
+    shuffled = list(right.items())
+    chance.shuffle(shuffled)
+    found = differing_keys(SCHEMA, table(left), table(dict(shuffled)))
+    expected = {k for k in left.keys() | right.keys() if k not in left or k not in right or not same(left[k], right[k])}
+    assert sorted(map(tuple, (row.values() for row in found.to_pylist()))) == sorted(expected)
+
+
+def test_a_key_that_is_there_twice_is_a_difference() -> None:
+    once = table({("a", 1): (1, 1.0)})
+    assert differing_keys(SCHEMA, once, pa.concat_tables([once, once])).num_rows > 0
