@@ -41,9 +41,20 @@ def definitions_of(streams: Mapping[str, Stream], broken: Mapping[str, str]) -> 
             *(_broken(what, why) for what, why in not_loaded.items()),
         ],
         asset_checks=[digest_check(stream) for stream in shown],
+        jobs=[stream_job(stream) for stream in shown],
         resources={"warehouse": WarehouseResource(), "spark": SparkResource()},
         # One process, hence one Spark session, for all steps of a run.
         executor=dg.in_process_executor,
+    )
+
+
+def stream_job(stream: Stream):  # Dagster does not export the type of what define_asset_job returns
+    """Everything of one stream in one run. Unlike a run from the asset graph it refuses config of unknown steps."""
+    name = dagster_name(stream.name)
+    return dg.define_asset_job(
+        name,
+        selection=dg.AssetSelection.groups(name),
+        description=f"Run `{stream.name}` over what is available, prove its checkpoints, restore the newest.",
     )
 
 

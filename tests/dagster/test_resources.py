@@ -1,0 +1,72 @@
+"""Resources: what they hand to the engine, and whose session is stopped."""
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from resources import SparkResource, WarehouseResource
+from resources import spark as spark_module
+from siltstone.errors import UsageError
+
+
+def resolved(**config: Any) -> WarehouseResource:
+    """The warehouse resource as a step gets it."""
+    seen: list[WarehouseResource] = []
+
+    @dg.op
+    def look(warehouse: WarehouseResource) -> None:
+        seen.append(warehouse)
+
+    @dg.job(resource_defs={"warehouse": WarehouseResource(**config)})
+    def one() -> None:
+        look()
+
+    assert one.execute_in_process().success
+    return seen[0]
+
+
+def test_urls_may_come_from_variables_that_are_read_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_CATALOG", "postgresql://user:secret@db/siltstone")
+    warehouse = resolved(url="/data", catalog=dg.EnvVar("MY_CATALOG"))
+    settings = warehouse.settings(SparkResource(master="spark://one:7077", conf={"spark.executor.memory": "2g"}))
+    assert (settings.warehouse, settings.catalog) == ("/data", "postgresql://user:secret@db/siltstone")
+    assert (settings.master, settings.spark) == ("spark://one:7077", {"spark.executor.memory": "2g"})
+
+
+def test_what_is_not_given_is_as_the_engine_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SILTSTONE_WAREHOUSE", "/from/the/environment")
+    settings = WarehouseResource().settings(SparkResource(), parallelism=None)
+    assert (settings.warehouse, settings.catalog, settings.master) == ("/from/the/environment", None, "local[*]")
+    assert WarehouseResource(url="/given").settings(SparkResource(), parallelism=3).parallelism == 3
+    with pytest.raises(UsageError, match="option policy"):
+        WarehouseResource().settings(SparkResource(), policy=7)
+
+
+class Session:
+    """Stands for Spark's session: this is about whose it is."""
+
+    stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.mark.parametrize("ran_before", [True, False])
+def test_a_run_stops_the_session_that_it_started_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, ran_before: bool
+) -> None:
+    running: list[Session] = [Session()] if ran_before else []
+    monkeypatch.setattr(spark_module, "_running", lambda: running[0] if running else None)
+
+    @dg.op
+    def work(spark: SparkResource) -> None:
+        if not running:
+            running.append(Session())
+
+    @dg.job(resource_defs={"spark": SparkResource()})
+    def one() -> None:
+        work()
+
+    assert one.execute_in_process().success
+    assert running[0].stopped is not ran_before
