@@ -24,6 +24,8 @@ class RegionRun:
         self.region = Region.open(
             stream, place.warehouse, place.catalog, policy, RegionOptions(parallelism=parallelism), "a test"
         )
+        self.outputs: dict[str, pa.Table] = {}
+        """operator -> what it returned in the newest step; and the step's rows"""
         self._waiting: list[Step] = []
 
     def step(self, rows: pa.Table, *, last: bool = False) -> Completed | None:
@@ -31,10 +33,10 @@ class RegionRun:
         region = self.region
         tasks = region.begin_step(last=last)
         self._waiting.append(Step(region.step, region.step - 1, "v1\n{}\n"))
-        outputs = {SOURCE: rows}
+        self.outputs = {SOURCE: rows}
         for operator in region.stream.topological():
-            output, received = _run(tasks[operator.name], outputs[operator.reads])
-            outputs[operator.name] = output
+            output, received = _run(tasks[operator.name], self.outputs[operator.reads])
+            self.outputs[operator.name] = output
             region.acknowledge(operator.name, received)
         if not region.checkpoint_due:
             return None

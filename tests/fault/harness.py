@@ -1,0 +1,16 @@
+"""Kills and stops running streams at random moments, resumes them, and proves that nothing was lost or doubled.
+
+    python tests/fault/harness.py --kills 40 [--seed N]
+
+Prints a table of all kills; ends with 1, and the seed to repeat, if a promise was broken.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+if __name__ == "__main__":
+    from tests.fault.campaign import main
+
+    sys.exit(main())

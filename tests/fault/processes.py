@@ -1,0 +1,150 @@
+"""`siltstone run` in a process tree of its own, and ways to hurt it. Processes are found in /proc by a mark."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.fault import small_stream
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "SILTSTONE_FAULT_RUN"
+POLL_S = 0.01
+# A short life is all that these machines get: start fast, optimise little, take little memory.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+SPARK = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended: exit code (negative: by that signal), its JSON, what it told people."""
+
+    code: int
+    result: dict[str, Any] | None
+    said: str
+
+    @property
+    def error(self) -> str:
+        """The line that says why it stopped."""
+        lines = [line for line in self.said.splitlines() if line.startswith("siltstone: ")]
+        return lines[-1] if lines else ""
+
+
+class Run:
+    """One `siltstone run`; every process of its tree carries a mark in its environment.
+
+    Args:
+        output: a directory for what it says.
+        master: a Spark master; `local[2,3]` lets a task fail twice.
+    """
+
+    def __init__(self, stream: str, warehouse: Path, output: Path, arguments: Sequence[str], master: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.stream, self.warehouse = stream, warehouse
+        self.started_s = time.monotonic()
+        self._out, self._err = output / f"{self.mark}.out", output / f"{self.mark}.err"
+        environment = {
+            **os.environ,
+            MARK: self.mark,
+            "JAVA_TOOL_OPTIONS": JAVA_OPTIONS,
+            "PYTHONPATH": str(ROOT),
+            "SILTSTONE_STREAMS": json.dumps(["streams", small_stream.__name__]),
+            "SILTSTONE_MASTER": master,
+            "SILTSTONE_SPARK": json.dumps(SPARK),
+        }
+        command = [sys.executable, "-m", "siltstone.cli", "run", stream, "--warehouse", str(warehouse), "--json"]
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [*command, *arguments], cwd=ROOT, env=environment, stdout=out, stderr=err, start_new_session=True
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the driver is gone."""
+        return self.process.poll() is not None
+
+    def wait(self, timeout_s: float) -> End:
+        """How it ended.
+
+        Raises:
+            TimeoutError: it has not.
+        """
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"run of {self.stream} (pid {self.process.pid}) goes on after {timeout_s} s") from None
+        lines = [line for line in self._out.read_text().splitlines() if line.startswith("{")]
+        return End(code, json.loads(lines[-1]) if lines else None, self._err.read_text())
+
+    def until(self, reached: Callable[[], bool]) -> bool:
+        """Wait until something holds; False if the run ended before."""
+        while not reached():
+            if self.ended:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def processes(self) -> dict[int, list[str]]:
+        """Every living process of the tree, orphans too: pid -> command line."""
+        return {
+            int(entry): command
+            for entry in os.listdir("/proc")
+            if entry.isdigit() and (command := _command_of(int(entry), self.mark))
+        }
+
+    def machine(self) -> list[int]:
+        """The JVM."""
+        return [pid for pid, command in self.processes().items() if command[0].endswith("java")]
+
+    def workers(self) -> list[int]:
+        """Spark's Python workers, and the daemon that they are forked from."""
+        return [pid for pid, command in self.processes().items() if "pyspark.daemon" in command]
+
+    def kill_all(self) -> None:
+        """kill -9 of every process, until none is left."""
+        while pids := list(self.processes()):
+            send(pids, signal.SIGKILL)
+            self.process.poll()
+            time.sleep(POLL_S)
+
+    def gone(self, within_s: float) -> bool:
+        """Whether the whole tree is gone after at most so many seconds."""
+        deadline = time.monotonic() + within_s
+        while self.processes():
+            if time.monotonic() > deadline:
+                return False
+            self.process.poll()
+            time.sleep(POLL_S * 10)
+        return True
+
+
+def send(pids: Sequence[int], number: signal.Signals) -> None:
+    """Signal these processes; those that are gone are no error."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _command_of(pid: int, mark: str) -> list[str] | None:
+    """The command line of a living process that carries the mark."""
+    try:
+        if f"{MARK}={mark}".encode() not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return None
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # it went meanwhile, or belongs to another user
+        return None
+
+
+def arguments_of(options: Mapping[str, Any]) -> list[str]:
+    """Options of `siltstone run` as arguments; None is left out."""
+    named = {f"--{name.replace('_', '-')}": value for name, value in options.items() if value is not None}
+    return [text for name, value in named.items() for text in (name, str(value))]

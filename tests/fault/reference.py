@@ -1,0 +1,171 @@
+"""What an undisturbed run of a stream has after each step, and the comparison of a warehouse with it.
+
+The reference runs the same operators through the same consistent region, but without Spark, in one process and
+without any crash: so Spark's part of the way is under test, too.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from siltstone.catalog.place import Place
+from siltstone.lifecycle.export import UnitTask, rebuild
+from siltstone.lifecycle.restore import MemoryState, chain_manifests, read_manifests
+from siltstone.model import KeyGroupRange
+from siltstone.policy.adaptive import DEFAULT_POLICY, named
+from siltstone.policy.restore_plan import plan_restore
+from siltstone.stream import Stream
+from streams import FLIGHTS
+from streams.flights import UNKNOWN
+from streams.flights_data import prepare
+from tests import oracle_flights
+from tests.fault.small_stream import SMALL, purchases
+from tests.proofs import failures
+from tests.region_run import RegionRun
+
+WEEKS = 12
+"""of the flights' 53: what one warehouse of the campaign takes"""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An undisturbed run: the stream's input, and after each step the digest of the state and the sink's rows."""
+
+    stream: Stream
+    sink: str
+    batches: Sequence[pa.Table]
+    digests: Sequence[str]
+    written: Sequence[pa.Table]
+    whole: bool
+    """whether these steps use the input up"""
+    oracle: Callable[[Place, int], None] | None = None
+    """asserts that a checkpoint's state is what an independent computation says"""
+
+    @property
+    def steps(self) -> int:
+        """How many."""
+        return len(self.digests)
+
+
+def _undisturbed(stream: Stream, sink: str, batches: Iterable[pa.Table]) -> tuple[list[str], list[pa.Table]]:
+    digests, written = [], []
+    with TemporaryDirectory() as directory, Place.writable(f"{directory}/warehouse") as place:
+        run = RegionRun(place, stream, named(DEFAULT_POLICY))
+        for rows in batches:
+            completed = run.step(rows)
+            assert completed is not None
+            digests.append(completed.digest)
+            written.append(run.outputs[sink])
+    return digests, written
+
+
+@cache
+def small() -> Reference:
+    """The small stream, whole."""
+    batches = purchases()
+    return Reference(SMALL, "accounts", batches, *_undisturbed(SMALL, "accounts", batches), whole=True)
+
+
+@cache
+def flights() -> Reference:
+    """The first weeks of flights."""
+    with TemporaryDirectory() as directory:
+        prepare(Path(directory) / "week", "week")
+        files = sorted((Path(directory) / "week").iterdir())
+        batches = [pq.read_table(path) for path in islice(files, WEEKS)]
+    place = batches[0].column_names.index("tailnum")
+    named_ = [rows.set_column(place, "tailnum", rows["tailnum"].fill_null(UNKNOWN)) for rows in batches]
+    digests, written = _undisturbed(FLIGHTS, "aircraft", named_)
+    return Reference(FLIGHTS, "aircraft", named_, digests, written, False, _as_pandas_says)
+
+
+def violations(reference: Reference, warehouse: Path, *, ended: bool) -> list[str]:
+    """What of a warehouse, with no run at work on it, is not as in the undisturbed run; nothing is restored.
+
+    Args:
+        ended: the newest run ended well, so that all rows are published.
+    """
+    name = reference.stream.name
+    with Place.existing(str(warehouse)) as place:
+        catalog = place.catalog
+        newest = catalog.last_id(name)
+        records = catalog.checkpoints(name)
+        steps = catalog.steps(name, newest) if newest else []
+    found = []
+    if [r.id for r in records] != list(range(1, newest + 1)):
+        found.append(f"checkpoints {[r.id for r in records]} have gaps")
+    if [(s.step, s.batch_id) for s in steps] != [(n, n - 1) for n in range(1, len(steps) + 1)]:
+        found.append(f"steps {[(s.step, s.batch_id) for s in steps]} are not the batches in order")
+    of = {r.id: [s.step for s in steps if s.checkpoint == r.id] for r in records}
+    for record in records:
+        if record.digest != reference.digests[max(of[record.id]) - 1]:
+            found.append(f"checkpoint {record.id} does not have the digest of step {max(of[record.id])}")
+    found += _sink_violations(reference, warehouse / "sink" / name / reference.sink, of, ended)
+    return found
+
+
+def _sink_violations(reference: Reference, sink: Path, of: dict[int, list[int]], ended: bool) -> list[str]:
+    found = []
+    published = {int(path.name.partition("=")[2]): path for path in sink.glob("checkpoint=*")}
+    missing = of.keys() - published.keys() - (set() if ended or not of else {max(of)})
+    if missing:
+        found.append(f"the rows of checkpoints {sorted(missing)} are not published")
+    if published.keys() - of.keys():
+        found.append(f"rows are published of {sorted(published.keys() - of.keys())}, which never completed")
+    for checkpoint in sorted(published.keys() & of.keys()):
+        wanted = pa.concat_tables([reference.written[step - 1] for step in of[checkpoint]])
+        rows = pq.read_table(published[checkpoint], partitioning=None).select(wanted.column_names).cast(wanted.schema)
+        if not rows.sort_by("sequence").equals(wanted.sort_by("sequence")):
+            found.append(f"the rows of checkpoint {checkpoint} are not those of the undisturbed run")
+    return found
+
+
+def proof_violations(reference: Reference, warehouse: Path) -> list[str]:
+    """Every checkpoint proven, and the newest state as the stream's oracle says."""
+    name = reference.stream.name
+    with Place.existing(str(warehouse)) as place:
+        found = [f"checkpoint {f.checkpoint} is not proven: {f.reason}" for f in failures(place, name)]
+        newest = place.catalog.last_id(name)
+        if reference.oracle is not None and newest and not found:
+            try:
+                reference.oracle(place, newest)
+            except AssertionError as error:
+                found.append(f"the state of checkpoint {newest} is not as computed by pandas: {error}")
+    return found
+
+
+def restored(place: Place, stream: Stream, checkpoint: int) -> dict[str, MemoryState]:
+    """Operator -> its whole state at a checkpoint, rebuilt from the store alone."""
+    store = place.warehouse.store
+    manifests = read_manifests(store, chain_manifests(place.catalog, stream.name, checkpoint))
+    states = {}
+    for operator in stream.operators:
+        handles = {c: [h for h in m.handles if h.operator == operator.name] for c, m in manifests.items()}
+        whole = KeyGroupRange(0, stream.max_parallelism)
+        (unit,) = plan_restore(handles, checkpoint, stream.max_parallelism, 1, whole).units
+        states[operator.name] = rebuild(store, UnitTask(unit, manifests, checkpoint, None))
+    return states
+
+
+def _as_pandas_says(place: Place, checkpoint: int) -> None:
+    steps = place.catalog.steps(FLIGHTS.name, checkpoint)
+    flown = sum(len(rows) for rows in flights().batches[: len(steps)])
+    states = restored(place, FLIGHTS, checkpoint)
+    tables = {
+        (name, table): pa.concat_tables(rows for rows, _ in state.tables[table].scan(state.groups))
+        for name, state in states.items()
+        for table in state.tables
+    }
+    delays = states["aircraft"].opaque["delays"]
+    oracle_flights.check(_expected(flown), tables, delays, FLIGHTS.max_parallelism)
+
+
+@cache
+def _expected(flown: int) -> oracle_flights.Expected:
+    return oracle_flights.expected(oracle_flights.all_flights().head(flown))
