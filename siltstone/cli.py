@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich import filesize
@@ -33,6 +33,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 DEBUG = "SILTSTONE_DEBUG"
+LATEST = "latest"
+NOT_UNDERSTOOD = typer.BadParameter.__mro__[1]
+"""what every mistake on the command line is: click's UsageError, which typer does not export"""
 out = Console()
 err = Console(stderr=True)
 
@@ -48,7 +51,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 At = Annotated[str, typer.Option("--at", metavar="ID|TIMESTAMP|latest", help="Which checkpoint.")]
 
 
-def main(command: Callable[[], object] = app) -> None:
+def _command_line() -> object:
+    """The exit code that the command asked for, or None."""
+    return app(prog_name="siltstone", standalone_mode=False)
+
+
+def main(command: Callable[[], object] = _command_line) -> NoReturn:
     """Entry point: run the command, turn errors into one line and an exit code."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     for noisy in ("py4j", "pyspark"):
@@ -56,19 +64,32 @@ def main(command: Callable[[], object] = app) -> None:
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     sys.path.insert(0, os.getcwd())
     try:
-        command()
+        code = command()
     except SiltstoneError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except Exception as error:
+        if isinstance(error, NOT_UNDERSTOOD):
+            _not_understood(error)
         if os.environ.get(DEBUG):
             raise
         first = (str(error).strip() or "no message").splitlines()[0]
         _fail(f"{type(error).__name__}: {first} (set {DEBUG}=1 for the traceback)", 1)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int) -> None:
+def _not_understood(error: Any) -> NoReturn:
+    """A command, argument or option that is not there or not right; no command at all shows what there is."""
+    message = error.format_message()
+    if not sys.argv[1:]:
+        err.print(message, markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    command = error.ctx.command_path if error.ctx else app.info.name
+    _fail(f"{' '.join(message.split()).rstrip('.')} (see {command} --help)", 2)
+
+
+def _fail(message: str, code: int) -> NoReturn:
     err.print(f"siltstone: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
 
@@ -182,7 +203,7 @@ def show(
 @app.command()
 def restore(
     stream: StreamName,
-    at: At = "latest",
+    at: At = LATEST,
     as_of: Annotated[
         str | None, typer.Option("--as-of", metavar="EVENT_TIME", help="The last checkpoint not later in event time.")
     ] = None,
@@ -195,10 +216,11 @@ def restore(
     """Rebuild a checkpoint's state from the store, prove it, and write it as Parquet."""
     from siltstone.spark import operations
 
+    if as_of and at != LATEST:
+        raise UsageError("--at and --as-of exclude each other: leave one out")
+    settings = _settings(warehouse, catalog, parallelism=parallelism)
     with _progress(f"restoring {stream}"):
-        result = operations.restore(
-            _settings(warehouse, catalog, parallelism=parallelism), stream, at=at, as_of=as_of, to=to
-        )
+        result = operations.restore(settings, stream, at=at, as_of=as_of, to=to)
     where = f" to {result.path}" if result.path else ""
     line = f"{stream}: checkpoint {result.checkpoint} restored{where}: {result.rows:,} rows from "
     line += f"{_size(result.bytes)} in {result.seconds:.2f} s, proven, digest {result.digest}"
@@ -208,7 +230,7 @@ def restore(
 @app.command()
 def verify(
     stream: StreamName,
-    at: At = "latest",
+    at: At = LATEST,
     every: Annotated[bool, typer.Option("--all", help="Prove every retained checkpoint.")] = False,
     deep: Annotated[bool, typer.Option("--deep", help="Also compare row by row with full snapshots.")] = False,
     warehouse: WarehouseUrl = None,
@@ -218,6 +240,8 @@ def verify(
     """Prove that checkpoints restore to exactly the state the stream had. Exit code 1 if one does not."""
     from siltstone.spark import operations
 
+    if every and at != LATEST:
+        raise UsageError("--at and --all exclude each other: leave one out")
     with _progress(f"verifying {stream}"):
         result = operations.verify(_settings(warehouse, catalog), stream, at=at, every=every, deep=deep)
     line = f"{stream}: {len(result.proven)} checkpoints proven, {len(result.failed)} not, {result.seconds:.2f} s"

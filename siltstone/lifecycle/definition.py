@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from siltstone.catalog.repository import Catalog
 from siltstone.errors import SchemaConflict, UsageError
 from siltstone.state.schema import TableSchema
 from siltstone.stream import Stream
@@ -19,6 +20,28 @@ def definition_of(stream: Stream, options: Mapping[str, str]) -> dict[str, Any]:
         known = ", ".join(sorted(stream.options)) or "none"
         raise UsageError(f"stream {stream.name} has no source option {unknown[0]!r} (it has: {known})")
     return {**stream.definition(), "options": {**stream.options, **options}}
+
+
+def check_run(stream: Stream, options: Mapping[str, str], parallelism: int) -> None:
+    """Refuse what no run of the stream could use, whatever is recorded.
+
+    Raises:
+        UsageError: an option that the stream does not have, or more parallelism than key groups.
+    """
+    if not 1 <= parallelism <= stream.max_parallelism:
+        raise UsageError(f"parallelism is {parallelism}: use 1 to max_parallelism {stream.max_parallelism}")
+    definition_of(stream, options)
+
+
+def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str]) -> None:
+    """Refuse a run that the recorded state cannot follow; a stream that is new here may be anything.
+
+    Raises:
+        SchemaConflict, UsageError: see `check_definition`.
+    """
+    for record in catalog.streams():
+        if record.name == stream.name:
+            check_definition(stream.name, record.definition, definition_of(stream, options))
 
 
 def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:

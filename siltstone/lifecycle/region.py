@@ -21,9 +21,8 @@ from siltstone.catalog.manifest import Manifest, decode_manifest, encode_manifes
 from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.errors import UsageError
 from siltstone.lifecycle.costs import Gathered, cost_of, statistics_of, written_form
-from siltstone.lifecycle.definition import check_definition, definition_of
+from siltstone.lifecycle.definition import check_definition, check_run, definition_of
 from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask
 from siltstone.model import Form, StoredObject
 from siltstone.operator import SOURCE, Operator
@@ -119,8 +118,7 @@ class Region:
             UsageError: more parallelism than key groups, or other source options than before.
             CorruptObject: the newest manifest is damaged.
         """
-        if not 1 <= options.parallelism <= stream.max_parallelism:
-            raise UsageError(f"parallelism is {options.parallelism}: use 1 to max_parallelism {stream.max_parallelism}")
+        check_run(stream, options.options, options.parallelism)
         definition = definition_of(stream, options.options)
         record = catalog.register(stream.name, stream.max_parallelism, definition)
         check_definition(stream.name, record.definition, definition)

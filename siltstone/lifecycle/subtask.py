@@ -5,7 +5,11 @@ batch carries an acknowledgement and no row. A task may run twice; the second ru
 yields the same changes, under object names of its own.
 """
 
+import inspect
+import os
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -23,7 +27,7 @@ from siltstone.lifecycle.restore import opaque_digests
 from siltstone.lifecycle.task import CheckpointOrder, StepTask
 from siltstone.lifecycle.working_state import working_state
 from siltstone.model import Form, Handle, StoredObject
-from siltstone.operator import Rows, State
+from siltstone.operator import Operator, Rows, State
 from siltstone.state.backend import StateTable, SubtaskState
 from siltstone.store.paths import CheckpointPath
 
@@ -31,6 +35,26 @@ ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
 ROWS_A_CALL = 1 << 18
 """how many rows `Operator.process` is given at most, unless one record batch holds more"""
+
+
+class OperatorFailed(Exception):
+    """The user's code raised. Not one of our own errors: it may be worth another attempt, which Spark decides."""
+
+
+@contextmanager
+def _users_code(operator: Operator) -> Iterator[None]:
+    """Say which operator failed, with what, and where in the user's file."""
+    try:
+        yield
+    except SiltstoneError:
+        raise
+    except Exception as error:
+        file = inspect.getsourcefile(type(operator))
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = ([f for f in frames if f.filename == file] or frames)[-1]
+        where = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
+        said = (str(error).strip() or "no message").splitlines()[0]
+        raise OperatorFailed(f"operator {operator.name}: {type(error).__name__}: {said} ({where})") from error
 
 
 def run_subtask(
@@ -66,14 +90,13 @@ def _run(
         bound = State(task.operator, state)
         rows_in, event_time = 0, None
         for table in _calls(batches):
-            with clock.phase("process"):
+            with clock.phase("process"), _users_code(task.operator):
                 rows = _rows(task, table)
-                output = task.operator.process(rows, bound)
+                output = _output(task.operator.process(rows, bound), schema)
             rows_in += table.num_rows
             event_time = _later(event_time, rows.table, task.event_time)
-            if output is not None and output.num_rows:
-                yield from _output(output, schema)
-        with clock.phase("process"):
+            yield from output
+        with clock.phase("process"), _users_code(task.operator):
             bound.flush()
         written = _Written()
         if task.checkpoint is not None:
@@ -126,9 +149,11 @@ def _later(so_far: datetime | None, table: pa.Table, column: str | None) -> date
     return max((time for time in (so_far, newest) if time is not None), default=None)
 
 
-def _output(output: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _output(output: pa.Table | None, schema: pa.Schema) -> list[pa.RecordBatch]:
+    if output is None or not output.num_rows:
+        return []
     columns = [pa.nulls(output.num_rows, pa.binary()), *(output.column(f.name).cast(f.type) for f in list(schema)[1:])]
-    yield from pa.table(columns, schema=schema).to_batches()
+    return pa.table(columns, schema=schema).to_batches()
 
 
 def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.RecordBatch:

@@ -13,6 +13,7 @@ from siltstone.catalog.manifest import decode_manifest
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import SnapshotRecord, parse_time
 from siltstone.errors import Fenced, ProofFailed, StateError, UsageError
+from siltstone.lifecycle.definition import check_recorded, check_run
 from siltstone.lifecycle.export import discard, publish, restore_unit, staging, unit_tasks, whole_digest
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
@@ -21,7 +22,7 @@ from siltstone.lifecycle.verify import Failure, check_objects, plan_proof, prove
 from siltstone.policy.adaptive import named
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
-from siltstone.spark.runner import StreamRunner, run_stream
+from siltstone.spark.runner import StreamRunner, open_source, run_stream
 from siltstone.spark.session import spark_session
 from siltstone.stream import Stream
 
@@ -56,7 +57,7 @@ def run(
     """Process what the stream's source has, from the newest completed checkpoint on.
 
     Raises:
-        SiltstoneError: see `Region.open` and `run_stream`.
+        SiltstoneError: see `Region.open`, `open_source` and `run_stream`.
     """
     start = time.perf_counter()
     done: list[Completed] = []
@@ -65,13 +66,18 @@ def run(
         done.append(checkpoint)
         on_checkpoint(checkpoint)
 
+    named(settings.policy, settings.policy_options)
+    check_run(stream, request.options, settings.parallelism or 1)
     with Place.writable(settings.warehouse, settings.catalog) as place:
+        check_recorded(place.catalog, stream, request.options)
         spark = spark_session(settings.master, settings.spark)
+        # Before the stream is taken over: a source that cannot be had changes nothing.
+        rows = open_source(spark, stream, place.warehouse, request.options)
         region = open_region(settings, stream, place, request.options, spark.sparkContext.defaultParallelism)
         outcome = "failed"
         try:
             runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=completed)
-            run_stream(runner, {**stream.options, **request.options}, follow=request.follow)
+            run_stream(runner, rows, follow=request.follow)
             outcome = "done"
         except Fenced:
             outcome = "fenced"

@@ -4,29 +4,35 @@ In the user's own query:
 
     runner = StreamRunner(spark, region)
     query = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location).start()
+    query.awaitTermination()
+    runner.finish()
 
-or, for a stream definition with a source of its own, `run_stream`.
+or, for a stream definition with a source of its own, `open_source` and `run_stream`.
 """
 
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.catalog.records import Step
-from siltstone.errors import SiltstoneError, StateError, UsageError
+from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.lifecycle.region import Completed, Region
+from siltstone.lifecycle.subtask import OperatorFailed
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE
 from siltstone.spark.sinks import FunctionSink, ParquetSink
 from siltstone.spark.source_log import SourceLog
-from siltstone.spark.step import acknowledgements, empty_step_frame, output_rows, step_frame
-from siltstone.stream import DIRECTORY, Sink
+from siltstone.spark.step import acknowledgements, columns_read, empty_step_frame, output_rows, step_frame
+from siltstone.store.open import Warehouse
+from siltstone.stream import DIRECTORY, Sink, Stream
 
 STOP_POLL_S = 0.2
 
@@ -94,6 +100,9 @@ class StreamRunner:
         Raises:
             SiltstoneError: the step failed; nothing of it is visible, and a new run resumes at the last checkpoint.
         """
+        if self.failure is not None:
+            # What the failed step left behind is known to a new run only: another batch must not build on it.
+            raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
         if self.enough.is_set():
             self._stopping.wait()
             return
@@ -112,6 +121,7 @@ class StreamRunner:
     def _step(self, rows: DataFrame, batch: int) -> None:
         region = self.region
         if batch < self._next_batch:
+            self._log.check(batch)
             return
         if batch != self._next_batch:
             raise StateError(
@@ -190,46 +200,81 @@ class StreamRunner:
         raise UsageError(f"the sink of {operator} is a {type(sink).__name__}: use a ParquetSink or a function")
 
 
-def run_stream(runner: StreamRunner, options: Mapping[str, str], *, follow: bool = False, poll_s: float = 1.0) -> None:
-    """Run a stream definition's own source through `runner` until what is available is processed.
+def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, options: Mapping[str, str]) -> DataFrame:
+    """The streaming DataFrame of a stream definition's own source.
 
     Args:
-        options: source options; see `Stream.source`.
+        options: source options that differ from their defaults; see `Stream.source`.
+
+    Raises:
+        UsageError: the source cannot be had with these options, or lacks a column that the stream reads.
+    """
+    directory = warehouse.local.source(stream.name)
+    try:
+        rows = stream.source(spark, {**stream.options, **options, DIRECTORY: str(directory)})
+    except SiltstoneError:
+        raise
+    except Exception as error:  # a user's source may fail in any way
+        said = (str(error).strip() or "no message").splitlines()[0]
+        raise UsageError(f"the source of stream {stream.name} failed: {type(error).__name__}: {said}") from error
+    if not rows.isStreaming:
+        raise UsageError(f"the source of stream {stream.name} is no stream: make it with spark.readStream")
+    if stream.event_time is not None and stream.event_time not in rows.columns:
+        raise UsageError(f"stream {stream.name}: its source has no column {stream.event_time}, its event time")
+    for operator in stream.operators:
+        if operator.reads == SOURCE:
+            columns_read(rows, operator)
+    return rows
+
+
+def run_stream(runner: StreamRunner, rows: DataFrame, *, follow: bool = False, poll_s: float = 1.0) -> None:
+    """Run `rows`, a stream definition's own source, through `runner` until what is available is processed.
+
+    Args:
+        rows: as `open_source` gives it.
         follow: go on waiting for more until interrupted.
         poll_s: with `follow`, seconds between looks at the source.
 
     Raises:
         SiltstoneError: the stream stopped; the message says why.
     """
-    stream, region = runner.region.stream, runner.region
-    directory = region.warehouse.local.source(stream.name)
-    rows = stream.source(runner.spark, {**options, DIRECTORY: str(directory)})
     writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
     writer = writer.trigger(processingTime=f"{poll_s} seconds") if follow else writer.trigger(availableNow=True)
     try:
         query = writer.start()
-    except PySparkException as error:
+        try:
+            while not runner.enough.is_set() and not query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
+                pass
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+        finally:
+            runner.stop(query)
+        if runner.failure is not None:
+            raise _reason(runner, runner.failure)
+        runner.finish()
+    except (SiltstoneError, PySparkException, Py4JError, OSError) as error:
         raise _reason(runner, error) from error
-    try:
-        while not runner.enough.is_set() and not query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
-            pass
-    except PySparkException as error:
-        raise _reason(runner, error) from error
-    except KeyboardInterrupt:
-        if not follow:
-            raise
-    finally:
-        runner.stop(query)
-    if runner.failure is not None:
-        raise _reason(runner, runner.failure)
-    runner.finish()
 
 
 def _reason(runner: StreamRunner, error: BaseException) -> BaseException:
     """The error that stopped the stream, as one of ours and in one line."""
     cause = runner.failure or error
+    if not isinstance(cause, Fenced):
+        with suppress(Unreachable):
+            # A newer writer has taken what it could use: whatever fails because of that, this is why.
+            runner.region.check_fence()
     if isinstance(cause, SiltstoneError | KeyboardInterrupt):
         return cause
+    if isinstance(cause, ConnectionError | EOFError | Py4JNetworkError):
+        return StateError(
+            f"stream {runner.region.stream.name} stopped: Spark's JVM is gone ({type(cause).__name__}: {cause}); "
+            "run the stream again to resume at the last checkpoint"
+        )
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    said = next((line for line in reversed(lines) if "Error" in line or "Exception" in line), lines[0] if lines else "")
-    return StateError(f"stream {runner.region.stream.name} stopped in step {runner.region.step + 1}: {said}")
+    users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]
+    errors = [line for line in lines if "Error" in line or "Exception" in line]
+    said = ([line for line in users if line] or errors[-1:] or lines or ["no message"])[0]
+    region = runner.region
+    step = max(region.step, region.completed_step + 1)
+    return StateError(f"stream {region.stream.name} stopped in step {step}: {said}")

@@ -67,12 +67,7 @@ class SourceLog:
         Raises:
             StateError: the query does not use this location as its checkpoint location.
         """
-        path = self.location / "offsets" / str(batch)
-        if not path.is_file():
-            raise StateError(
-                f"no record of batch {batch} in {self.location}: "
-                "start the query with .option('checkpointLocation', runner.checkpoint_location)"
-            )
+        path = self.check(batch)
         sources: dict[str, dict[str, str]] = {}
         for directory in sorted((self.location / "sources").glob("*")):
             fresh = self._fresh_entries(directory)
@@ -80,6 +75,20 @@ class SourceLog:
                 sources[directory.name] = {str(n): text for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
         return Step(step, batch, path.read_text(), json.dumps(sources))
+
+    def check(self, batch: int) -> Path:
+        """The file that says which offsets a batch covers.
+
+        Raises:
+            StateError: there is none, so the query does not use this location as its checkpoint location.
+        """
+        path = self.location / "offsets" / str(batch)
+        if not path.is_file():
+            raise StateError(
+                f"no record of batch {batch} in {self.location}: "
+                "start the query with .option('checkpointLocation', runner.checkpoint_location)"
+            )
+        return path
 
     def _fresh_entries(self, directory: Path) -> dict[int, str]:
         recorded = self._recorded.get(directory.name, -1)

@@ -78,15 +78,27 @@ def _in_partition(task: StepTask) -> Callable[[Iterator[pa.RecordBatch]], Iterat
     return run
 
 
-def _with_keys(rows: DataFrame, operator: Operator) -> DataFrame:
-    """Only the columns that the operator reads, keys cast to the declared types, and the hash of the keys."""
-    wanted = [*operator.key.names, *(operator.inputs or rows.columns)]
-    missing = [name for name in wanted if name not in rows.columns]
+def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
+    """The columns of `rows` that the operator reads.
+
+    Raises:
+        UsageError: one of them is missing.
+    """
+    wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.columns)]))
+    # An aggregate on the map side is ordered by what it computes there.
+    ordered = () if isinstance(operator, Aggregate) and operator.map_side else operator.order_by
+    missing = [name for name in dict.fromkeys([*wanted, *ordered]) if name not in rows.columns]
     if missing:
         raise UsageError(
             f"operator {operator.name} reads {', '.join(missing)}, which {operator.reads} does not have "
             f"(it has {', '.join(rows.columns)})"
         )
+    return wanted
+
+
+def _with_keys(rows: DataFrame, operator: Operator) -> DataFrame:
+    """Only the columns that the operator reads, keys cast to the declared types, and the hash of the keys."""
+    wanted = columns_read(rows, operator)
     if isinstance(operator, Aggregate) and operator.map_side:
         rows = _pre_aggregated(rows, operator)
         wanted = operator.partial_schema.names
