@@ -1,7 +1,6 @@
 """What the command lines of all jobs share: STREAM and where it lives, one JSON object out, the engine's exit codes."""
 
 import json
-import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -34,21 +33,10 @@ def run_job(
 
     def command() -> None:
         given = parser.parse_args()
-        settings = load_settings(
-            warehouse=given.warehouse, catalog=given.catalog, parallelism=given.parallelism, master=submitted_master()
-        )
+        settings = load_settings(warehouse=given.warehouse, catalog=given.catalog, parallelism=given.parallelism)
         result = work(settings, given)
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
         if failed(result):
             sys.exit(1)
 
     main(command)
-
-
-def submitted_master() -> str | None:
-    """The Spark master that `spark-submit` was given; None where this is a plain Python process."""
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        return None
-    from pyspark import SparkConf
-
-    return SparkConf().get("spark.master")

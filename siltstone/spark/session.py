@@ -29,6 +29,9 @@ LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
 }
 
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""set where `spark-submit` runs this program; the master is then its to name"""
+
 
 def spark_session(master: str = "local[*]", extra: Mapping[str, str] | None = None) -> SparkSession:
     """The running session if there is one, else a new one on `master`.
@@ -37,7 +40,7 @@ def spark_session(master: str = "local[*]", extra: Mapping[str, str] | None = No
     as they do here.
 
     Args:
-        master: a Spark master URL.
+        master: a Spark master URL; of no effect under `spark-submit`, which names its own.
         extra: further Spark settings; they win over Siltstone's own.
 
     Raises:
@@ -49,10 +52,12 @@ def spark_session(master: str = "local[*]", extra: Mapping[str, str] | None = No
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path if not _zipped(p)))
-    builder = SparkSession.builder.appName("siltstone").master(master)
+    builder = SparkSession.builder.appName("siltstone")
     settings = {**SETTINGS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}"}
-    if master.startswith("local"):
-        settings |= LOCAL_SETTINGS
+    if SUBMITTED not in os.environ:
+        builder = builder.master(master)
+        if master.startswith("local"):
+            settings |= LOCAL_SETTINGS
     for key, value in {**settings, **(extra or {})}.items():
         builder = builder.config(key, value)
     try:

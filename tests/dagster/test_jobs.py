@@ -12,7 +12,6 @@ import pyspark
 import pytest
 
 from jobs import restore_state, run_stream, take_snapshot, verify_checkpoints
-from jobs.command import submitted_master
 
 REPOSITORY = Path(__file__).parents[2]
 STREAMS = '["tests.fault.small_stream"]'
@@ -100,8 +99,3 @@ def test_spark_submit_decides_where_spark_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
     assert json.loads(line)["checkpoints"] == [1]
-
-
-def test_a_plain_process_leaves_the_master_to_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    assert submitted_master() is None
