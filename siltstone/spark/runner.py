@@ -250,11 +250,13 @@ def run_stream(runner: StreamRunner, rows: DataFrame, *, follow: bool = False, p
                 raise
         finally:
             runner.stop(query)
-        if runner.failure is not None:
-            raise _reason(runner, runner.failure)
-        runner.finish()
+        if runner.failure is None:
+            runner.finish()
     except (SiltstoneError, PySparkException, Py4JError, OSError) as error:
-        raise _reason(runner, error) from error
+        reason = _reason(runner, error)
+        raise reason from (None if reason is error else error)
+    if runner.failure is not None:
+        raise _reason(runner, runner.failure)
 
 
 def _reason(runner: StreamRunner, error: BaseException) -> BaseException:

@@ -120,7 +120,8 @@ def _sink_violations(reference: Reference, sink: Path, of: dict[int, list[int]],
         found.append(f"rows are published of {sorted(published.keys() - of.keys())}, which never completed")
     for checkpoint in sorted(published.keys() & of.keys()):
         wanted = pa.concat_tables([reference.written[step - 1] for step in of[checkpoint]])
-        rows = pq.read_table(published[checkpoint], partitioning=None).select(wanted.column_names).cast(wanted.schema)
+        files = [pq.ParquetFile(path).read() for path in published[checkpoint].glob("*.parquet")]
+        rows = pa.concat_tables(files).select(wanted.column_names).cast(wanted.schema)
         if not rows.sort_by("sequence").equals(wanted.sort_by("sequence")):
             found.append(f"the rows of checkpoint {checkpoint} are not those of the undisturbed run")
     return found
