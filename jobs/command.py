@@ -31,12 +31,11 @@ def run_job(
         failed: whether that result is a check that did not hold; the exit code is then 1.
     """
 
-    def command() -> None:
+    def command() -> int:
         given = parser.parse_args()
         settings = load_settings(warehouse=given.warehouse, catalog=given.catalog, parallelism=given.parallelism)
         result = work(settings, given)
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
-        if failed(result):
-            sys.exit(1)
+        return 1 if failed(result) else 0
 
     main(command)
