@@ -62,7 +62,9 @@ def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, A
     for operator, old in recorded["operators"].items():
         new = now["operators"].get(operator)
         if new is None:
-            raise SchemaConflict(f"stream {name} lost operator {operator}, which has recorded state: {old}")
+            raise SchemaConflict(
+                f"stream {name} lost operator {operator}: recorded {old}, now there is only {now['operators']}"
+            )
         _check_operator(f"{name}/{operator}", old, new)
 
 

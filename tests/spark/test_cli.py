@@ -1,0 +1,424 @@
+"""The command line as users see it: what it prints, what it ends with, and that a mistake changes nothing."""
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from siltstone import cli
+from siltstone.catalog.place import Place
+from siltstone.catalog.tables import REVISION_TABLE
+from tests.spark_streams import COUNTS
+
+ROOT = Path(__file__).parents[2]
+CHECKPOINTS = 4
+DIGEST = r"[0-9a-f]{32}"
+CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
+COMMANDS = ["run", "checkpoints", "show", "restore", "verify", "snapshot", "report", "demo", "ui"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one line on standard output; nothing else may be anywhere."""
+        assert (self.code, self.err) == (0, ""), self
+        [line] = self.out.splitlines()
+        return json.loads(line)
+
+    def failed(self, code: int, *said: str) -> None:
+        """One line on standard error that says all this, nothing on standard output."""
+        assert (self.code, self.out) == (code, ""), self
+        [line] = self.err.splitlines()
+        assert line.startswith("siltstone: ") and len(line) > len("siltstone: ") + 10
+        for words in said:
+            assert words in line, line
+
+
+def siltstone(*arguments: object, cwd: Path | None = None) -> Ended:
+    """Run a command in this process, so that all share one JVM."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(cwd or Path.cwd()):
+        patch.setattr(sys, "argv", ["siltstone", *map(str, arguments)])
+        patch.setattr(sys, "path", sys.path.copy())
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+            cli.main()
+    code = end.value.code
+    return Ended(code if isinstance(code, int) else int(bool(code)), out.getvalue(), err.getvalue())
+
+
+def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
+    """Run a command in a process of its own."""
+    command = [sys.executable, "-m", "siltstone.cli", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, **options)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def contents(warehouse: Path) -> tuple[Any, ...]:
+    """All that a command that fails must leave alone: streams, runs, checkpoints and every file but the catalog's."""
+    files = sorted((str(p), p.stat().st_size) for p in warehouse.rglob("*") if not p.name.startswith("catalog.db"))
+    with Place.existing(str(warehouse)) as place:
+        streams = place.catalog.streams()
+        return files, [(s, place.catalog.runs(s.name), place.catalog.checkpoints(s.name)) for s in streams]
+
+
+@pytest.fixture(scope="module")
+def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a siltstone.toml and a warehouse: the first batches of the stream `little`, in two runs."""
+    path = tmp_path_factory.mktemp("project")
+    (path / "siltstone.toml").write_text(CONFIGURATION)
+    first = siltstone("run", "little", "--batches", 3, "--json", cwd=path).json
+    assert list(first) == ["stream", "checkpoints", "digest", "rows", "bytes", "seconds"]
+    assert (first["stream"], first["checkpoints"], first["rows"]) == ("little", [1, 2, 3], 900)
+    second = siltstone("run", "little", "--batches", 1, "--parallelism", 1, cwd=path)
+    assert (second.code, second.err) == (0, "")
+    [line] = second.out.splitlines()
+    assert line.startswith("little: 1 checkpoints, 300 rows, ") and " digest " in line
+    return path
+
+
+@pytest.fixture(autouse=True)
+def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is in the project, as a user would be."""
+    monkeypatch.chdir(project)
+
+
+@pytest.fixture
+def new_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of the test's own."""
+    (tmp_path / "siltstone.toml").write_text(CONFIGURATION)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plain(ended: Ended) -> list[str]:
+    """Lines for people, in a pipe: nothing else is said, nothing is coloured or drawn over."""
+    assert (ended.code, ended.err) == (0, "")
+    assert "\x1b" not in ended.out and "\r" not in ended.out
+    return ended.out.splitlines()
+
+
+def test_checkpoints() -> None:
+    found = siltstone("checkpoints", "little", "--json").json
+    assert list(found) == ["stream", "checkpoints"]
+    assert [c["id"] for c in found["checkpoints"]] == [1, 2, 3, 4]
+    fields = ["id", "forms", "bytes", "D", "rows", "digest", "proven", "proof", "event_time_max", "committed_at"]
+    assert all(list(c) == fields for c in found["checkpoints"])
+    newest = found["checkpoints"][-1]
+    assert set(newest["forms"]) == set(newest["D"]) == {"accounts", "daily", "places"}
+    assert newest["event_time_max"].startswith("2020-01-01T") and newest["event_time_max"].endswith("+00:00")
+    limited = siltstone("checkpoints", "little", "--limit", 2, "--json").json
+    assert limited["checkpoints"] == found["checkpoints"][2:]
+    head, *lines = plain(siltstone("checkpoints", "little"))
+    assert head.split()[:4] == ["id", "forms", "bytes", "D"] and len(lines) >= CHECKPOINTS
+
+
+def test_show() -> None:
+    found = siltstone("show", "little", "latest", "--json").json
+    assert found["checkpoint"] == CHECKPOINTS and found["epoch"] == 2 and found["chain"][-1] == CHECKPOINTS
+    assert {h["operator"] for h in found["handles"]} == {"accounts", "daily", "places"}
+    assert all((Path("w") / "objects" / h["object"]).is_file() for h in found["handles"])
+    fields = ["operator", "variable", "form", "key_groups", "rows", "bytes", "offset", "previous", "object", "checksum"]
+    assert all(list(h) == fields for h in found["handles"])
+    assert found["steps"][0]["batch"] == 3
+    same = siltstone("show", "little", found["committed_at"].replace("+00:00", "") + ".999999Z", "--json").json
+    assert same["checkpoint"] == CHECKPOINTS
+    lines = plain(siltstone("show", "little", "4"))
+    assert lines[0] == f"checkpoint 4 of little, epoch 2, chain {found['chain']}"
+
+
+def test_restore(tmp_path: Path) -> None:
+    wanted = siltstone("checkpoints", "little", "--json").json["checkpoints"]
+    found = siltstone("restore", "little", "--to", tmp_path / "out", "--json").json
+    assert list(found) == ["stream", "checkpoint", "rows", "bytes", "seconds", "digest", "proven", "path"]
+    assert (found["checkpoint"], found["digest"], found["proven"]) == (4, wanted[-1]["digest"], True)
+    assert found["path"] == str(tmp_path / "out")
+    tables = [p for p in (tmp_path / "out").glob("*/*") if "value" not in pq.read_schema(next(p.iterdir())).names]
+    assert sum(pq.read_table(p).num_rows for p in tables) == found["rows"] == wanted[-1]["rows"]
+    [line] = plain(siltstone("restore", "little", "--at", 2, "--parallelism", 3))
+    assert line.startswith("little: checkpoint 2 restored: ") and line.endswith(f"proven, digest {wanted[1]['digest']}")
+    as_of = wanted[1]["event_time_max"]
+    assert siltstone("restore", "little", "--as-of", as_of, "--json").json["digest"] == wanted[1]["digest"]
+
+
+def test_snapshot_and_verify(project: Path) -> None:
+    siltstone("verify", "little", "--deep").failed(2, "no snapshot of little", "siltstone snapshot little")
+    found = siltstone("verify", "little", "--all", "--json").json
+    assert list(found) == ["stream", "proven", "failed", "seconds"]
+    assert (found["proven"], found["failed"]) == ([1, 2, 3, 4], [])
+    assert all(c["proven"] for c in siltstone("checkpoints", "little", "--json").json["checkpoints"])
+    [line] = plain(siltstone("verify", "little", "--at", "2"))
+    assert line.startswith("little: 1 checkpoints proven, 0 not, ")
+    taken = siltstone("snapshot", "little", "--json").json
+    assert list(taken) == ["stream", "checkpoint", "rows", "bytes", "seconds"] and taken["checkpoint"] == 4
+    before = contents(project / "w")
+    siltstone("snapshot", "little").failed(2, "checkpoint 4 of little has a snapshot already")
+    assert contents(project / "w") == before
+    assert siltstone("verify", "little", "--deep", "--json").json["proven"] == [4]
+
+
+def test_report(tmp_path: Path) -> None:
+    found = siltstone("report", "little", "--out", tmp_path / "chain.svg", "--json").json
+    assert found["picture"] == str(tmp_path / "chain.svg") and (tmp_path / "chain.svg").stat().st_size > 10_000
+    assert found["stream"] == "little" and [c["id"] for c in found["checkpoints"]] == [1, 2, 3, 4]
+    assert {"bytes", "rows", "chain_bytes", "restore_bound_seconds"} <= set(found["checkpoints"][0])
+    lines = plain(siltstone("report", "little", "--out", tmp_path / "chain.png"))
+    assert lines[0].startswith("little: 4 checkpoints, ") and lines[-1] == f"picture: {tmp_path / 'chain.png'}"
+
+
+def test_help() -> None:
+    whole = siltstone("--help")
+    assert whole.code == 0 and not whole.err
+    lines = [line.split()[0] for line in whole.out.partition("Commands:")[2].splitlines() if line.strip()]
+    assert lines == COMMANDS
+    nothing = siltstone()
+    assert (nothing.code, nothing.out) == (2, "") and "Commands:" in nothing.err
+    for command in COMMANDS:
+        page = siltstone(command, "--help")
+        assert page.code == 0 and page.out.startswith(f"Usage: siltstone {command} [OPTIONS]")
+        assert "--warehouse URL" in page.out
+
+
+def test_a_process_of_its_own(new_project: Path) -> None:
+    """One JSON object on standard output whatever the JVM says, then 0; a mistake costs no JVM."""
+    ended = in_process("run", "counts", "--warehouse", new_project / "w", "--json", cwd=new_project)
+    assert ended.code == 0, ended.err
+    [line] = ended.out.splitlines()
+    found = json.loads(line)
+    assert found["checkpoints"] == [1, 2, 3, 4] and found["rows"] == 12
+    assert [s for s in ended.err.splitlines() if "incubator" not in s] == []
+    in_process("run", "counts", "--parallelism", "none", cwd=new_project).failed(2, "--parallelism", "run --help")
+    assert siltstone("verify", "counts", "--all", "--json").json["proven"] == [1, 2, 3, 4]
+
+
+MISTAKES: list[tuple[str, tuple[str, ...]]] = [
+    ("bogus", ("No such command 'bogus'", "siltstone --help")),
+    ("run little --bogus", ("No such option: --bogus", "siltstone run --help")),
+    ("run", ("Missing argument 'STREAM'",)),
+    ("run little extra", ("extra",)),
+    ("run little --batches 0", ("--batches",)),
+    ("run nosuch", ("no stream 'nosuch' is defined", "little")),
+    ("checkpoints nosuch", ("no stream 'nosuch' in this catalog: it has little",)),
+    ("snapshot nosuch", ("no stream 'nosuch'",)),
+    ("report nosuch", ("no stream 'nosuch'",)),
+    ("verify nosuch --all", ("no stream 'nosuch'",)),
+    ("show little 99", ("no checkpoint 99", "1", "4")),
+    ("show little 0", ("no checkpoint 0",)),
+    ("show little yesterday", ("'yesterday' is no checkpoint", "ISO time")),
+    ("show little 99999999999999999999999", ("no checkpoint",)),
+    ("restore little --at 99", ("no checkpoint 99",)),
+    ("restore little --at 2000-01-01", ("no checkpoint as old as 2000-01-01",)),
+    ("restore little --as-of 2000-01-01", ("no checkpoint of events up to 2000-01-01",)),
+    ("restore little --as-of noon", ("noon",)),
+    ("restore little --at 1 --as-of 2020-01-02", ("--at and --as-of exclude each other",)),
+    ("restore little --to w", ("exists already: name a directory that does not",)),
+    ("restore little --to missing/out", ("make the directory", "missing")),
+    ("verify little --at 99", ("no checkpoint 99",)),
+    ("verify little --at 1 --all", ("--at and --all exclude each other",)),
+    ("report little --out chain.bad", ("chain.bad is not the name of a picture", ".png")),
+    ("report little --out missing/chain.png", ("missing",)),
+    *(
+        (f"{command} ../x", ("'../x'",))
+        for command in ("run", "checkpoints", "restore", "verify", "snapshot", "report")
+    ),
+    ("show ../x 1", ("'../x'",)),
+    ("run little --warehouse siltstone.toml", ("the warehouse", "siltstone.toml is a file")),
+    ("checkpoints little --warehouse siltstone.toml", ("siltstone.toml is a file",)),
+    ("run little --warehouse missing/w", ("cannot make the warehouse", "make the directory", "missing")),
+    ("checkpoints little --warehouse missing", ("no warehouse at", "missing")),
+    ("run little --warehouse s4://bucket", ("unknown scheme 's4'",)),
+    ("run little --catalog mysql://me:hidden@host/db", ("a catalog cannot be kept in mysql",)),
+    ("checkpoints little --catalog sqlite:///other.db", ("no catalog at sqlite:///",)),
+    ("run little --policy bogus", ("'bogus' is not a checkpoint policy", "marginal-cost, adjust-d")),
+    ("run little --backend bogus", ("backend", "'heap'")),
+    ("run little --parallelism 0", ("parallelism",)),
+    ("run little --parallelism -2", ("parallelism",)),
+    ("run little --parallelism 17", ("parallelism is 17: use 1 to max_parallelism 16",)),
+    ("run little --checkpoint-steps 0", ("checkpoint_steps",)),
+    ("run little --checkpoint-s -1", ("checkpoint_s",)),
+    ("run little --set file=6", ("no source option 'file'", "files")),
+    ("run little --set files", ("--set files: write it as NAME=VALUE",)),
+    ("run little --set files=3", ("{'files': '6'}", "{'files': '3'}")),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_is_one_line_and_changes_nothing(line: str, said: tuple[str, ...], project: Path) -> None:
+    before, names = contents(project / "w"), sorted(os.listdir())
+    ended = siltstone(*line.split())
+    ended.failed(2, *said)
+    assert "hidden" not in ended.err
+    assert contents(project / "w") == before and sorted(os.listdir()) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('streams = ["tests.spark_streams"', "siltstone.toml cannot be read"),
+        ("bogus = 1", "bogus"),
+        ('parallelism = "many"', "parallelism"),
+        ("[policy_options]\nd_max = -1", "d_max"),
+        ("[policy_options]\nbogus = 1", "bogus"),
+        ('streams = "tests.spark_streams"', "streams"),
+        ('streams = ["no_such_module"]', "no_such_module"),
+        (b"\xff\xfe", "siltstone.toml cannot be read"),
+    ],
+)
+def test_a_malformed_configuration(text: str | bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "siltstone.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    siltstone("run", "little", cwd=tmp_path).failed(2, said)
+    assert os.listdir(tmp_path) == ["siltstone.toml"]
+
+
+def test_an_option_of_the_source_is_refused_before_the_stream_exists(new_project: Path) -> None:
+    siltstone("run", "little", "--set", "files=x").failed(2, "files is 'x': use a number")
+    siltstone("checkpoints", "little").failed(2, "no stream 'little' in this catalog: it has none yet")
+
+
+def test_an_operator_that_raises(new_project: Path) -> None:
+    ended = siltstone("run", "breaking")
+    ended.failed(
+        1, "stream breaking", "operator counts", "ZeroDivisionError: a value is negative", "spark_streams.py, line"
+    )
+    line = int(ended.err.rpartition("line ")[2].rstrip(")\n"))
+    text = (ROOT / "tests" / "spark_streams.py").read_text().splitlines()[line - 1]
+    assert 'raise ZeroDivisionError("a value is negative")' in text
+    assert len(siltstone("checkpoints", "breaking", "--json").json["checkpoints"]) == 1
+
+
+def test_a_null_key(new_project: Path) -> None:
+    siltstone("run", "nulls").failed(2, "operator counts: key column key is null in 1 of 2 rows", "in the source")
+    assert len(siltstone("checkpoints", "nulls", "--json").json["checkpoints"]) == 1
+
+
+def test_a_newer_writer(new_project: Path) -> None:
+    siltstone("run", "overtaken").failed(4, "writer epoch 1 of stream overtaken was fenced by epoch 2")
+    assert len(siltstone("checkpoints", "overtaken", "--json").json["checkpoints"]) == 2
+    assert siltstone("run", "overtaken", "--json").json["checkpoints"] == [3, 4]
+
+
+@pytest.fixture(scope="module")
+def counted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project of a stream that has run to its end, for tests that break a copy of it."""
+    path = tmp_path_factory.mktemp("counted")
+    (path / "siltstone.toml").write_text(CONFIGURATION)
+    assert siltstone("run", COUNTS.name, "--policy", "adjust-d", "--batches", 3, cwd=path).code == 0
+    return path
+
+
+@pytest.fixture
+def copy(counted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of `counted` to break; the warehouse's path is the test's own."""
+    shutil.copytree(counted, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "altered"])
+@pytest.mark.parametrize("form", ["base", "delta"])
+def test_a_damaged_object_is_named(damage: str, form: str, copy: Path) -> None:
+    handles = [h for at in (1, 3) for h in siltstone("show", "counts", at, "--json").json["handles"]]
+    name = next(h["object"] for h in handles if h["form"] == form)
+    break_object(copy / "w" / "objects" / name, damage)
+    siltstone("restore", "counts", "--to", "out").failed(1, name)
+    assert sorted(os.listdir(copy)) == ["siltstone.toml", "w"]
+    ended = siltstone("verify", "counts", "--json")
+    assert (ended.code, ended.err) == (1, "")
+    [failure] = json.loads(ended.out)["failed"]
+    assert (failure["checkpoint"], failure["object"]) == (3, name) and name in failure["reason"]
+
+
+def break_object(path: Path, damage: str) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(data[:-3] if damage == "cut" else data[:9] + bytes([data[9] ^ 1]) + data[10:])
+
+
+def test_a_catalog_from_a_newer_version(copy: Path) -> None:
+    with contextlib.closing(sqlite3.connect(copy / "w" / "catalog.db")) as catalog:
+        catalog.execute(f"update {REVISION_TABLE} set version_num = 'r9999'")
+        catalog.commit()
+    for command in ("run", "checkpoints", "restore", "verify"):
+        siltstone(command, "counts").failed(2, "written by a newer Siltstone (revision r9999): upgrade siltstone")
+
+
+def test_a_catalog_that_is_none(copy: Path) -> None:
+    for path in (copy / "w").glob("catalog.db*"):
+        path.unlink()
+    (copy / "w" / "catalog.db").write_bytes(b"not a database at all" * 500)
+    for command in ("run", "checkpoints", "verify"):
+        siltstone(command, "counts").failed(3, "cannot use the catalog", "catalog.db", "check that")
+    assert (copy / "w" / "catalog.db").read_bytes() == b"not a database at all" * 500
+
+
+def unprivileged() -> None:
+    """Root without the right to pass over permissions, as everybody else is."""
+    if os.geteuid() == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+            assert libc.prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
+
+
+def test_a_warehouse_that_may_not_be_written(copy: Path) -> None:
+    before = contents(copy / "w")
+    for path in [copy / "w", *(copy / "w").rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    ended = in_process("run", "counts", cwd=copy, preexec_fn=unprivileged)
+    ended.failed(3, "cannot write the warehouse", "read-only", "check its permissions")
+    listed = in_process("checkpoints", "counts", "--json", cwd=copy, preexec_fn=unprivileged)
+    assert (listed.code, len(json.loads(listed.out)["checkpoints"])) == (0, 3)
+    (copy / "w").chmod(0)
+    in_process("checkpoints", "counts", cwd=copy, preexec_fn=unprivileged).failed(3, "cannot read the warehouse")
+    for path in [copy / "w", *(copy / "w").rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert contents(copy / "w") == before
+
+
+def test_a_run_that_would_have_to_restore_a_damaged_object(counted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(counted)
+    name = siltstone("show", "counts", 3, "--json").json["handles"][0]["object"]
+    path = counted / "w" / "objects" / name
+    whole = path.read_bytes()
+    break_object(path, "cut")
+    shutil.rmtree(counted / "w" / "work")
+    siltstone("run", "counts").failed(1, name)
+    assert len(siltstone("checkpoints", "counts", "--json").json["checkpoints"]) == 3
+    path.write_bytes(whole)
+    assert siltstone("run", "counts", "--json").json["checkpoints"] == [4]
+
+
+def test_a_warehouse_that_is_full(new_project: Path) -> None:
+    """No file of the driver's may grow: the checkpoint does not complete, and the next run does what was left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        ended = siltstone("run", "filling")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    ended.failed(3, "cannot", "/w/", "space")
+    assert len(siltstone("checkpoints", "filling", "--json").json["checkpoints"]) == 2
+    found = siltstone("run", "filling", "--json").json
+    assert found["checkpoints"] == [3, 4]
+    assert found["digest"] == siltstone("run", "counts", "--json").json["digest"]
+    assert siltstone("verify", "filling", "--all", "--json").json["proven"] == [1, 2, 3, 4]
