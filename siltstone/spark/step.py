@@ -16,8 +16,6 @@ from siltstone.lifecycle.task import StepTask
 from siltstone.operator import Operator
 from siltstone.spark.types import spark_type
 
-SUBTASK = "__subtask"
-
 
 def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
     """The job of one step: its result holds the operator's output and one acknowledgement a subtask.
@@ -26,13 +24,15 @@ def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
         UsageError: `rows` lacks a column that the operator reads.
     """
     keyed = _with_keys(rows, task.operator)
-    subtask = F.expr(
-        f"cast((pmod({HASH}, {task.max_parallelism}L) * {task.parallelism}L) div {task.max_parallelism}L as int)"
-    )
-    shuffled = keyed.withColumn(SUBTASK, subtask).repartitionById(task.parallelism, SUBTASK).drop(SUBTASK)
+    names = ", ".join(f"`{name}`" for name in task.operator.key.names)
+    group = f"pmod(xxhash64({names}), {task.max_parallelism}L)"
+    subtask = F.expr(f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)")
+    shuffled = keyed.repartitionById(task.parallelism, subtask)
     if task.operator.order_by:
         shuffled = shuffled.sortWithinPartitions(*task.operator.order_by)
-    return shuffled.mapInArrow(_in_partition(task), from_arrow_schema(output_schema(task)))
+    # Hashing again costs less than sending the hash through the shuffle.
+    hashed = shuffled.selectExpr("*", f"xxhash64({names}) as {HASH}")
+    return hashed.mapInArrow(_in_partition(task), from_arrow_schema(output_schema(task)))
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask) -> DataFrame:
@@ -97,7 +97,7 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
 
 
 def _with_keys(rows: DataFrame, operator: Operator) -> DataFrame:
-    """Only the columns that the operator reads, keys cast to the declared types, and the hash of the keys."""
+    """Only the columns that the operator reads, keys cast to the declared types."""
     wanted = columns_read(rows, operator)
     if isinstance(operator, Aggregate) and operator.map_side:
         rows = _pre_aggregated(rows, operator)
@@ -105,7 +105,7 @@ def _with_keys(rows: DataFrame, operator: Operator) -> DataFrame:
     wanted = list(dict.fromkeys([*wanted, *operator.order_by]))
     keys = {f.name: spark_type(f.type) for f in operator.key}
     columns = [F.col(f"`{c}`").cast(keys[c]).alias(c) if c in keys else F.col(f"`{c}`") for c in wanted]
-    return rows.select(*columns).withColumn(HASH, F.xxhash64(*(F.col(f"`{name}`") for name in operator.key.names)))
+    return rows.select(*columns)
 
 
 def _pre_aggregated(rows: DataFrame, operator: Aggregate) -> DataFrame:
