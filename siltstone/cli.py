@@ -34,6 +34,8 @@ app = typer.Typer(
 )
 DEBUG = "SILTSTONE_DEBUG"
 LATEST = "latest"
+WIDTH_IN_A_PIPE = 10_000
+"""wider than any line: nothing may be cut or folded there"""
 NOT_UNDERSTOOD = typer.BadParameter.__mro__[1]
 """what every mistake on the command line is: click's UsageError, which typer does not export"""
 out = Console()
@@ -62,6 +64,8 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
     for noisy in ("py4j", "pyspark"):
         # What stops a stream reaches the user once, as our own error.
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    if not out.is_terminal:
+        out.width = WIDTH_IN_A_PIPE
     sys.path.insert(0, os.getcwd())
     try:
         code = command()
