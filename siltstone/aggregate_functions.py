@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import UsageError
-from siltstone.reduction import choose_by, count_by, sum_by, take_or_null
+from siltstone.reduction import choose_by, count_by, extreme_by, sum_by, take_or_null
 from siltstone.state.columns import fixed_values, null_mask
 
 _EVENT_TIME = pa.timestamp("us", "UTC")
@@ -107,7 +107,7 @@ class Min(_OfColumn):
     """The least value that is not null. Kept as `name`. NaN is above every number."""
 
     def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
-        return [take_or_null(columns[0], *choose_by(columns, group, size))]
+        return [extreme_by(columns[0], group, size)]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Max(_OfColumn):
     """The greatest value that is not null. Kept as `name`. NaN is above every number."""
 
     def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
-        return [take_or_null(columns[0], *choose_by(columns, group, size, largest=True))]
+        return [extreme_by(columns[0], group, size, largest=True)]
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,4 @@ def _sum_type(kind: pa.DataType, name: str) -> pa.DataType:
         return pa.float64()
     if pa.types.is_decimal128(kind):
         return pa.decimal128(38, kind.scale)
-    raise UsageError(
-        f"aggregate {name} cannot add up values of type {kind}: use an integer, float or decimal"
-    )
+    raise UsageError(f"aggregate {name} cannot add up values of type {kind}: use an integer, float or decimal")

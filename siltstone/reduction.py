@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from siltstone.state.columns import canonical_bits, fixed_values, null_mask
+from siltstone.state.columns import canonical_bits, fixed_values, is_micros, null_mask
 
 _LAST = np.int64(2**63 - 1)
 
@@ -40,6 +40,19 @@ def count_by(array: pa.Array, group: np.ndarray, size: int) -> pa.Array:
     return pa.array(sums)
 
 
+def extreme_by(array: pa.Array, group: np.ndarray, size: int, *, largest: bool = False) -> pa.Array:
+    """The smallest (or largest) value of each group. NaN is larger than every other number, as in Spark."""
+    kind = array.type
+    if not (pa.types.is_signed_integer(kind) or pa.types.is_date32(kind) or is_micros(kind)):
+        return take_or_null(array, *choose_by([array], group, size, largest=largest))
+    # Such values are their own order, so that no row need be chosen.
+    values, group = _present(fixed_values(array), array, group)
+    limits = np.iinfo(values.dtype)
+    found = np.full(size, limits.min if largest else limits.max, values.dtype)
+    (np.maximum if largest else np.minimum).at(found, group, values)
+    return pa.array(found, mask=_absent(group, size)).cast(kind)
+
+
 def choose_by(
     orders: Sequence[pa.Array], group: np.ndarray, size: int, *, largest: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -54,14 +67,17 @@ def choose_by(
     for array in orders:
         if array.null_count:
             rows = rows[~null_mask(array)[rows]]
+    of = group if len(rows) == len(group) else group[rows]
     for array in orders:
-        codes = order_codes(array)[rows]
+        codes = order_codes(array)
+        codes = codes if len(rows) == len(codes) else codes[rows]
         codes = ~codes if largest else codes
         best = np.full(size, _LAST)
-        np.minimum.at(best, group[rows], codes)
-        rows = rows[codes == best[group[rows]]]
+        np.minimum.at(best, of, codes)
+        first = codes == best[of]
+        rows, of = rows[first], of[first]
     chosen = np.full(size, -1)
-    chosen[group[rows]] = rows
+    chosen[of] = rows
     absent = chosen < 0
     chosen[absent] = 0
     return chosen, absent

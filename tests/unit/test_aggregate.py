@@ -86,6 +86,13 @@ def test_ties_in_time_are_broken_by_value_and_null_times_skipped():
         (pa.uint64(), [2**64 - 1, 0, 2**63], 0, 2**64 - 1),
         (pa.int8(), [-128, 127, 0], -128, 127),
         (pa.date32(), [dt.date(2013, 1, 2), dt.date(1969, 1, 1)], dt.date(1969, 1, 1), dt.date(2013, 1, 2)),
+        (
+            pa.timestamp("us", "UTC"),
+            [dt.datetime(2013, 1, 2, tzinfo=dt.UTC), dt.datetime(1969, 1, 1, tzinfo=dt.UTC)],
+            dt.datetime(1969, 1, 1, tzinfo=dt.UTC),
+            dt.datetime(2013, 1, 2, tzinfo=dt.UTC),
+        ),
+        (pa.uint32(), [2**32 - 1, 0, 2**31], 0, 2**32 - 1),
         (pa.float32(), [1.5, -2.5, 0.0], -2.5, 1.5),
         (pa.float64(), [1.5, -float("inf"), float("inf")], -float("inf"), float("inf")),
     ],
