@@ -23,7 +23,7 @@ from siltstone.policy.adaptive import named
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.runner import StreamRunner, open_source, run_stream
-from siltstone.spark.session import spark_session
+from siltstone.spark.session import needs_spark, spark_session
 from siltstone.stream import Stream
 
 
@@ -48,6 +48,7 @@ class RunRequest:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
+@needs_spark
 def run(
     settings: Settings,
     stream: Stream,
@@ -129,6 +130,7 @@ class RestoreResult:
     path: str | None = None
 
 
+@needs_spark
 def restore(
     settings: Settings, stream: str, *, at: str = "latest", as_of: str | None = None, to: Path | None = None
 ) -> RestoreResult:
@@ -181,6 +183,7 @@ class VerifyResult:
     seconds: float
 
 
+@needs_spark
 def verify(
     settings: Settings, stream: str, *, at: str = "latest", every: bool = False, deep: bool = False
 ) -> VerifyResult:
@@ -252,6 +255,7 @@ class SnapshotResult:
     seconds: float
 
 
+@needs_spark
 def snapshot(settings: Settings, stream: str) -> SnapshotResult:
     """Write the live state of the newest checkpoint in full, to compare restores against (`verify --deep`).
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -35,6 +35,8 @@ from siltstone.store.open import Warehouse
 from siltstone.stream import DIRECTORY, Sink, Stream
 
 STOP_POLL_S = 0.2
+WORKER_DIED = ("Python worker exited unexpectedly", "java.net.SocketException", "java.io.EOFException")
+"""what Spark says when the process that ran a task is gone"""
 
 
 @dataclass
@@ -268,15 +270,12 @@ def _reason(runner: StreamRunner, error: BaseException) -> BaseException:
             runner.region.check_fence()
     if isinstance(cause, SiltstoneError | KeyboardInterrupt):
         return cause
-    if isinstance(cause, ConnectionError | EOFError | Py4JNetworkError):
-        return StateError(
-            f"stream {runner.region.stream.name} stopped: Spark's JVM is gone ({type(cause).__name__}: {cause}); "
-            "run the stream again to resume at the last checkpoint"
-        )
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]
     errors = [line for line in lines if "Error" in line or "Exception" in line]
     said = ([line for line in users if line] or errors[-1:] or lines or ["no message"])[0]
+    if any(sign in line for line in lines for sign in WORKER_DIED):
+        said = f"a Python worker died, killed or out of memory ({said}); run the stream again to resume"
     region = runner.region
     step = max(region.step, region.completed_step + 1)
     return StateError(f"stream {region.stream.name} stopped in step {step}: {said}")

@@ -2,15 +2,21 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from siltstone.errors import Unreachable
+from siltstone.errors import Fenced, Unreachable
 from siltstone.spark.datasource import register
 from siltstone.spark.source_log import FILE_SOURCE_COMPACT_INTERVAL
 
+P = ParamSpec("P")
+T = TypeVar("T")
 LOG_CONFIGURATION = Path(__file__).parent / "log4j2.properties"
 
 SETTINGS = {
@@ -69,6 +75,36 @@ def spark_session(master: str = "local[*]", extra: Mapping[str, str] | None = No
         ) from error
     register(spark)
     return spark
+
+
+def needs_spark(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorates what works on a Spark session: whatever fails because the JVM is gone fails as Unreachable.
+
+    Where a newer writer has fenced a run, that is the reason that counts.
+    """
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if isinstance(error, Fenced) or not _gone():
+                raise
+            raise Unreachable(
+                "Spark's JVM is gone, killed or out of memory: run the same command again; a stream goes on from its "
+                "last checkpoint"
+            ) from error
+
+    return guarded
+
+
+def _gone() -> bool:
+    """Whether there was a JVM that does not answer any more."""
+    context = SparkContext._active_spark_context
+    try:
+        return context is not None and not context.version
+    except (Py4JError, OSError):
+        return True
 
 
 def _zipped(path: str) -> bool:
