@@ -66,13 +66,13 @@ class Run:
         return sum(s["trigger_ms"] for s in self.steps if s["batch"] < self.workload.load_steps) / 1000
 
     def phases_ms(self) -> dict[str, float]:
-        """Where a step that wrote changes only spent its time, medians: Spark's durations, then the subtasks'."""
+        """Where a step that wrote changes only spent its time, medians: Spark's durations, then our own phases."""
         found: dict[str, list[float]] = {}
         for step in self.deltas:
             for name, value in step["durations_ms"].items():
                 found.setdefault(name, []).append(value)
             for name, value in step.get("phases_s", {}).items():
-                found.setdefault(f"subtask {name}", []).append(value * 1000)
+                found.setdefault(name, []).append(value * 1000)
         return {name: median(values) for name, values in found.items()}
 
 
@@ -179,7 +179,7 @@ class Summary:
 
     def _phases(self) -> Table:
         ours = [run for run in self.runs if run.system == "siltstone"]
-        table = Table(title="where Siltstone's delta step spends its time, ms (medians; of the slower subtask)")
+        table = Table(title="where Siltstone's delta step spends its time, ms (medians)")
         table.add_column("phase")
         for run in ours:
             table.add_column(run.workload.name, justify="right")

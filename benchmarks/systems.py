@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from benchmarks.workload import FILES_A_STEP, KEY, VALUE
 from siltstone.aggregate import Aggregate, Count, Max, Min, Sum
 from siltstone.catalog.place import Place
+from siltstone.lifecycle.region import Completed
 from siltstone.model import Form
 from siltstone.settings import Settings
 from siltstone.spark.operations import open_region
@@ -72,16 +73,20 @@ def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
     settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES)
     with Place.writable(settings.warehouse) as place:
         region = open_region(settings, stream, place, {}, CORES)
-        runner = StreamRunner(spark, region)
+        completed: list[Completed] = []
+        runner = StreamRunner(spark, region, on_checkpoint=completed.append)
         rows = stream.source(spark, {})
         writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
         steps = to_end(writer.trigger(availableNow=True).start())
+        runner.finish()
         region.close("done")
         checkpoints = place.catalog.checkpoints(stream.name)
-    for step, checkpoint in zip(steps, checkpoints, strict=True):
+    for step, checkpoint, told in zip(steps, checkpoints, completed, strict=True):
         [form] = set(checkpoint.forms.values())
         step |= {"bytes": checkpoint.bytes, "base": form is Form.BASE, "state_rows": checkpoint.rows}
-        step["phases_s"] = checkpoint.statistics["operators"][OPERATOR]["seconds"]
+        subtasks = checkpoint.statistics["operators"][OPERATOR]["seconds"]
+        step["phases_s"] = {f"slowest subtask: {name}": seconds for name, seconds in subtasks.items()}
+        step["phases_s"]["manifest and catalog"] = told.seconds
     return steps
 
 
