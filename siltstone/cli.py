@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 DEBUG = "SILTSTONE_DEBUG"
 LATEST = "latest"
+INTERRUPTED = 130
 WIDTH_IN_A_PIPE = 10_000
 """wider than any line: nothing may be cut or folded there"""
 NOT_UNDERSTOOD = typer.BadParameter.__mro__[1]
@@ -64,6 +65,8 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
     for noisy in ("py4j", "pyspark"):
         # What stops a stream reaches the user once, as our own error.
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    # Py4J tells of interrupted calls on the root logger itself; others' loggers are heard as before.
+    logging.getLogger().addFilter(_unheard)
     if not out.is_terminal:
         out.width = WIDTH_IN_A_PIPE
     sys.path.insert(0, os.getcwd())
@@ -72,7 +75,7 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
     except SiltstoneError as error:
         _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted", 130)
+        _fail("interrupted", INTERRUPTED)
     except Exception as error:
         if isinstance(error, NOT_UNDERSTOOD):
             _not_understood(error)
@@ -80,7 +83,13 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
             raise
         first = (str(error).strip() or "no message").splitlines()[0]
         _fail(f"{type(error).__name__}: {first} (set {DEBUG}=1 for the traceback)", 1)
+    if code == INTERRUPTED:  # typer has seen it before us
+        _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unheard(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _not_understood(error: Any) -> NoReturn:

@@ -83,6 +83,9 @@ def run(
         except Fenced:
             outcome = "fenced"
             raise
+        except KeyboardInterrupt:
+            outcome = "interrupted"
+            raise
         finally:
             region.close(outcome)
         digest = done[-1].digest if done else region.digest

@@ -11,9 +11,10 @@ or, for a stream definition with a source of its own, `open_source` and `run_str
 """
 
 import shutil
+import signal
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,6 +72,7 @@ class StreamRunner:
         self.enough = threading.Event()
         self.failure: BaseException | None = None
         self._stopping = threading.Event()
+        self._busy = threading.Lock()
         self._steps_left = max_steps
         self._on_checkpoint = on_checkpoint
         self._interval = _Interval()
@@ -105,19 +107,21 @@ class StreamRunner:
         if self.failure is not None:
             # What the failed step left behind is known to a new run only: another batch must not build on it.
             raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
-        if self.enough.is_set():
-            self._stopping.wait()
-            return
-        try:
-            self._step(rows, batch)
-        except BaseException as error:
-            self.failure = self.failure or error
-            raise
+        with self._busy:
+            if not self.enough.is_set():
+                try:
+                    self._step(rows, batch)
+                except BaseException as error:
+                    self.failure = self.failure or error
+                    raise
+                return
+        self._stopping.wait()
 
     def stop(self, query: StreamingQuery) -> None:
-        """Stop the query without losing a race with its next micro-batch."""
+        """Stop the query once the step in progress, if any, is done; no further one begins."""
         self.enough.set()
-        self._stopping.set()
+        with self._busy:
+            self._stopping.set()
         query.stop()
 
     def _step(self, rows: DataFrame, batch: int) -> None:
@@ -239,26 +243,47 @@ def run_stream(runner: StreamRunner, rows: DataFrame, *, follow: bool = False, p
 
     Raises:
         SiltstoneError: the stream stopped; the message says why.
+        KeyboardInterrupt: Ctrl-C, once the step in progress was done and a checkpoint taken; not with `follow`.
     """
     writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
     writer = writer.trigger(processingTime=f"{poll_s} seconds") if follow else writer.trigger(availableNow=True)
     try:
         query = writer.start()
-        try:
-            while not runner.enough.is_set() and not query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
-                pass
-        except KeyboardInterrupt:
-            if not follow:
-                raise
-        finally:
-            runner.stop(query)
-        if runner.failure is None:
-            runner.finish()
+        with _interruptible() as interrupted:
+            try:
+                while not (runner.enough.is_set() or interrupted.is_set()):
+                    if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
+                        break
+            finally:
+                runner.stop(query)
+            if runner.failure is None:
+                runner.finish()
     except (SiltstoneError, PySparkException, Py4JError, OSError) as error:
         reason = _reason(runner, error)
         raise reason from (None if reason is error else error)
     if runner.failure is not None:
         raise _reason(runner, runner.failure)
+    if interrupted.is_set() and not follow:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets, so that the step in progress ends well; a second one ends the process."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _reason(runner: StreamRunner, error: BaseException) -> BaseException:

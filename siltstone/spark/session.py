@@ -1,7 +1,9 @@
 """The Spark session: one place that knows which settings Siltstone needs."""
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -73,6 +75,9 @@ def spark_session(master: str = "local[*]", extra: Mapping[str, str] | None = No
             f"Spark did not start on {master}: {str(error).splitlines()[0]}; check that Java 17 or newer is installed "
             "and JAVA_HOME points to it"
         ) from error
+    if threading.current_thread() is threading.main_thread():
+        # PySpark's handler talks to the JVM, which fails in the middle of another call.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     register(spark)
     return spark
 
