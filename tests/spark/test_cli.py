@@ -7,9 +7,11 @@ import json
 import os
 import resource
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,16 +202,31 @@ def test_help() -> None:
         assert "--warehouse URL" in page.out
 
 
-def test_a_process_of_its_own(new_project: Path) -> None:
-    """One JSON object on standard output whatever the JVM says, then 0; a mistake costs no JVM."""
-    ended = in_process("run", "counts", "--warehouse", new_project / "w", "--json", cwd=new_project)
-    assert ended.code == 0, ended.err
-    [line] = ended.out.splitlines()
-    found = json.loads(line)
-    assert found["checkpoints"] == [1, 2, 3, 4] and found["rows"] == 12
-    assert [s for s in ended.err.splitlines() if "incubator" not in s] == []
-    in_process("run", "counts", "--parallelism", "none", cwd=new_project).failed(2, "--parallelism", "run --help")
+def test_a_process_of_its_own_until_interrupted(new_project: Path) -> None:
+    """One JSON object on standard output whatever the JVM says; Ctrl-C lets the step in progress end, then all is well.
+
+    A mistake costs no JVM.
+    """
+    command = [sys.executable, "-m", "siltstone.cli", "run", "counts", "--follow", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        begun = new_project / "w" / "objects" / "counts" / "00000001" / f"{2:012d}"
+        while not begun.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert [line for line in err.splitlines() if "incubator" not in line] == []
+    first = Ended(0, out, "").json
+    assert first["checkpoints"][:2] == [1, 2]
+    rest = siltstone("run", "counts", "--json").json
+    assert first["checkpoints"] + rest["checkpoints"] == [1, 2, 3, 4]
+    assert first["rows"] + rest["rows"] == 12
     assert siltstone("verify", "counts", "--all", "--json").json["proven"] == [1, 2, 3, 4]
+    in_process("run", "counts", "--parallelism", "none", cwd=new_project).failed(2, "--parallelism", "run --help")
 
 
 MISTAKES: list[tuple[str, tuple[str, ...]]] = [
