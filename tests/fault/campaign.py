@@ -93,7 +93,7 @@ class Life:
         """Start a run, kill what `kind` says at a random moment; None if the run was through before."""
         chance, options = self.chance, self.options()
         if kind == "worker":  # it may well survive, and is then not to use the input up
-            options["batches"] = min(self.left, chance.randint(3, 5))
+            options["batches"] = min(self.left, chance.randint(5, 6))
         # With retries a task survives the loss of its worker.
         run = self.start(options, chance.choice(["local[2]", "local[2,4]"]))
         try:
@@ -141,7 +141,9 @@ class Life:
             case _:
                 if not run.until(lambda: bool(run.workers())):
                     return []
-                return self.chance.sample(run.workers(), 1)
+                workers = run.workers()
+                # Any one may be idle; among all of them is the one at work.
+                return workers if self.chance.random() < 0.5 else self.chance.sample(workers, min(1, len(workers)))
 
     def _after(self, run: Run, kind: str) -> tuple[str, list[str]]:
         """What became of the run, and what of that may not be."""
@@ -193,14 +195,14 @@ class Life:
             if first.ended:
                 return Hurt(self.stream, kind, "", self.step, at_s, "the first run was through before")
             second = self.start({"batches": min(self.left, 3), "parallelism": self.chance.choice([1, 2, 3])})
-            found = self._taken_over(first, second, stopped)
-            return Hurt(self.stream, kind, "", self.step, at_s, "fenced", found)
+            outcome, found = self._taken_over(first, second, stopped)
+            return Hurt(self.stream, kind, "", self.step, at_s, outcome, found)
         finally:
             for run in (first, second):
                 if run is not None:
                     run.kill_all()
 
-    def _taken_over(self, first: Run, second: Run, stopped: bool) -> list[str]:
+    def _taken_over(self, first: Run, second: Run, stopped: bool) -> tuple[str, list[str]]:
         found = []
         end = second.wait(LIMIT_S)
         if end.code != 0:
@@ -213,7 +215,8 @@ class Life:
             found.append(f"the fenced run ended with {late.code}: {late.said[-500:]}")
         if stopped and self._fingerprint() != before:
             found.append("the fenced run changed what the second had written")
-        return [*found, *self.look(ended=True)]
+        outcome = "fenced" if late.code == 4 else f"ended with {late.code}"
+        return outcome, [*found, *self.look(ended=True)]
 
     def _fingerprint(self) -> tuple[object, ...]:
         """What is recorded, what is published, and every object that a checkpoint names."""
