@@ -20,10 +20,11 @@ from siltstone.stream import Stream
 class RegionRun:
     """One run of a stream: take it over, then `step` for each micro-batch."""
 
-    def __init__(self, place: Place, stream: Stream, policy: Policy, parallelism: int = 1) -> None:
-        self.region = Region.open(
-            stream, place.warehouse, place.catalog, policy, RegionOptions(parallelism=parallelism), "a test"
-        )
+    def __init__(
+        self, place: Place, stream: Stream, policy: Policy, parallelism: int = 1, checkpoint_steps: int = 1
+    ) -> None:
+        options = RegionOptions(parallelism=parallelism, checkpoint_steps=checkpoint_steps)
+        self.region = Region.open(stream, place.warehouse, place.catalog, policy, options, "a test")
         self.outputs: dict[str, pa.Table] = {}
         """operator -> what it returned in the newest step; and the step's rows"""
         self._waiting: list[Step] = []

@@ -48,14 +48,15 @@ def cost_of(received: Sequence[Acknowledgement]) -> CheckpointCost:
     """What one operator's part of a checkpoint cost; the slowest subtask counts, since the others wait for it."""
     handles = [h for a in received for h in a.handles if h.kind is Kind.INCREMENTAL]
     form = written_form(received)
-    phase = "base" if form is Form.BASE else "delta"
-    tracked = sum(a.tracked_bytes for a in received)
+    # A delta holds the bases of those subtasks for which a delta was too large.
+    phases = ("base", "persist") if form is Form.BASE else ("delta", "base", "persist")
+    gave_way = sum(a.tracked_bytes for a in received)
     return CheckpointCost(
         form=form,
         bytes=sum(h.length for h in handles),
-        seconds=max((a.seconds.get(phase, 0.0) + a.seconds.get("persist", 0.0) for a in received), default=0.0),
+        seconds=max((sum(a.seconds.get(phase, 0.0) for phase in phases) for a in received), default=0.0),
         rows=sum(a.state_rows for a in received),
-        tracked_bytes=tracked if tracked and form is Form.BASE else None,
+        tracked_bytes=gave_way + sum(h.length for h in handles if h.form is Form.DELTA) if gave_way else None,
     )
 
 

@@ -223,15 +223,15 @@ def load_state(state: SubtaskState, store: Store, stored: Sequence[StoredObject]
     """Fill empty working state from a chain, proven, and make it version `step` with no change pending.
 
     Args:
-        stored: the chain's manifest objects, the target's last.
+        stored: the chain's manifest objects, the target's last; none for an operator that is new, which stays empty.
 
     Raises:
         CorruptObject, ProofFailed: the chain is damaged.
     """
     manifests = read_manifests(store, stored)
-    target = manifests[max(manifests)]
     state.begin(step, tracking=True)
-    if any(h.operator == operator for h in target.handles):
+    if manifests:
+        target = manifests[max(manifests)]
         handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
         plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups)
         apply_unit(state, plan.units[0], ObjectReader(store, objects_of(manifests)))

@@ -21,7 +21,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.base import write_base
 from siltstone.changelog.block import Block, encode_block
 from siltstone.changelog.segment import SegmentBuilder
-from siltstone.errors import SiltstoneError
+from siltstone.errors import SiltstoneError, UsageError
 from siltstone.lifecycle.clock import Clock
 from siltstone.lifecycle.restore import opaque_digests
 from siltstone.lifecycle.task import CheckpointOrder, StepTask
@@ -92,7 +92,7 @@ def _run(
         for table in _calls(batches):
             with clock.phase("process"), _users_code(task.operator):
                 rows = _rows(task, table)
-                output = _output(task.operator.process(rows, bound), schema)
+                output = _output(task.operator, task.operator.process(rows, bound), schema)
             rows_in += table.num_rows
             event_time = _later(event_time, rows.table, task.event_time)
             yield from output
@@ -149,9 +149,11 @@ def _later(so_far: datetime | None, table: pa.Table, column: str | None) -> date
     return max((time for time in (so_far, newest) if time is not None), default=None)
 
 
-def _output(output: pa.Table | None, schema: pa.Schema) -> list[pa.RecordBatch]:
+def _output(operator: Operator, output: pa.Table | None, schema: pa.Schema) -> list[pa.RecordBatch]:
     if output is None or not output.num_rows:
         return []
+    if operator.output is None:
+        raise UsageError(f"operator {operator.name} returns rows but declares no output: set its field output")
     columns = [pa.nulls(output.num_rows, pa.binary()), *(output.column(f.name).cast(f.type) for f in list(schema)[1:])]
     return pa.table(columns, schema=schema).to_batches()
 

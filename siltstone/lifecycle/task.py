@@ -14,7 +14,8 @@ class RestorePoint:
     Attributes:
         checkpoint: its id, 0 before the first.
         step: the last step it holds.
-        manifests: the manifest objects of its chain, oldest first, itself last.
+        manifests: the manifest objects of its chain, oldest first, itself last; none for an operator that it does
+            not have.
     """
 
     checkpoint: int = 0

@@ -47,7 +47,8 @@ def working_state(task: StepTask, subtask: int, clock: Clock) -> Iterator[Subtas
 
 def _at_base(task: StepTask, subtask: int, directory: Path) -> SubtaskState | None:
     """What is on this machine, if it can be had at the base version."""
-    if not directory.exists():
+    if not directory.exists() and task.base_step == task.restore.step:
+        # Of steps after the checkpoint, an earlier epoch may have made something else than this one did.
         _take_over(task, subtask, directory)
     if not directory.exists():
         return None

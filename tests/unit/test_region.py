@@ -1,0 +1,129 @@
+"""The consistent region without Spark: what one run leaves behind for the next, and what subtasks say of a step."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.errors import StateError, UsageError
+from siltstone.lifecycle.costs import cost_of
+from siltstone.lifecycle.working_state import locked
+from siltstone.model import Form, Handle, KeyGroupRange, Kind
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.policy.protocol import CheckpointCost
+from siltstone.stream import Stream
+from tests.proofs import failures, restored_digest
+from tests.region_run import RegionRun
+
+
+class Sums(Operator):
+    """Adds up `n` by key."""
+
+    name = "sums"
+    key = {"k": pa.int64()}  # noqa: RUF012
+    totals = ValueState(value={"n": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> None:
+        old = state.totals.get(rows.keys)["n"].fill_null(0).to_numpy()
+        new = np.bincount(rows.group, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
+        state.totals.put(rows.keys, {"n": old + new.astype(np.int64)})
+
+
+def stream(*names: str) -> Stream:
+    """Sums under these names, all of them over the source, which `RegionRun` does not ask for."""
+    return Stream("sums", lambda spark, options: spark.sql(""), [Sums(name=name) for name in names], max_parallelism=8)
+
+
+def rows(n: int, keys: int = 100) -> pa.Table:
+    return pa.table({"k": np.arange(keys), "n": np.full(keys, n)})
+
+
+POLICY = named("marginal-cost", PolicyOptions())
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with Place.writable(str(tmp_path / "w")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_a_new_operator_begins_empty_beside_one_that_goes_on(place: Place, parallelism: int) -> None:
+    first = RegionRun(place, stream("old"), POLICY, parallelism=2)
+    before = [first.step(rows(n)) for n in (1, 2)]
+    run = RegionRun(place, stream("old", "new"), POLICY, parallelism=parallelism)
+    after = [run.step(rows(n)) for n in (3, 4)]
+    assert [dict(c.forms) for c in (*before, *after) if c] == [
+        {"old": Form.BASE},
+        {"old": Form.DELTA},
+        {"old": Form.DELTA, "new": Form.BASE},
+        {"old": Form.DELTA, "new": Form.DELTA},
+    ]
+    assert not failures(place, "sums")
+    assert [c.state_rows for c in after if c] == [200, 200]
+    for completed in (*before, *after):
+        assert completed and restored_digest(place, "sums", completed.id) == completed.digest
+
+
+def test_steps_that_only_an_earlier_epoch_made_are_never_taken_over(place: Place) -> None:
+    """Its steps may have had other rows: what it made of them is no part of this run."""
+    name = "sums"
+    older = RegionRun(place, stream(name), POLICY, checkpoint_steps=9)
+    older.step(rows(1), last=True)
+    for n in (100, 200):
+        older.step(rows(n))
+    newer = RegionRun(place, stream(name), POLICY, checkpoint_steps=9)
+    local = place.warehouse.local
+    with locked(local.state(name, 1, name, 0), 0):
+        # The older writer is at work on its directory still, so the newer one restores the checkpoint.
+        newer.step(rows(3))
+    shutil.rmtree(local.state(name, 2, name, 0))
+    with pytest.raises(StateError, match="steps 2 to 2 of sums/sums subtask 0 are in no checkpoint"):
+        newer.step(rows(4))
+    again = RegionRun(place, stream(name), POLICY, checkpoint_steps=9)
+    again.step(rows(3))
+    completed = again.step(rows(4), last=True)
+    assert completed is not None
+    with Place.writable(str(local.root.parent / "undisturbed")) as other:
+        run = RegionRun(other, stream(name), POLICY, checkpoint_steps=3)
+        for n in (1, 3, 4):
+            undisturbed = run.step(rows(n))
+    assert undisturbed is not None and completed.digest == undisturbed.digest
+
+
+class Talkative(Sums):
+    """Returns rows that it never declared."""
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        return rows.table
+
+
+def test_rows_that_were_never_declared_are_refused(place: Place) -> None:
+    run = RegionRun(place, replace(stream("sums"), operators=[Talkative()]), POLICY)
+    with pytest.raises(UsageError, match="operator sums returns rows but declares no output"):
+        run.step(rows(1))
+
+
+def _said(subtask: int, form: Form, size: int, tracked: int, **seconds: float) -> Acknowledgement:
+    groups = KeyGroupRange(4 * subtask, 4 * subtask + 4)
+    place = ("some/object", 0, size, "", groups)
+    handle = Handle("sums", "totals", Kind.INCREMENTAL, form, *place, rows=1, previous=int(form is Form.DELTA))
+    return Acknowledgement("sums", subtask, groups, [handle], seconds=seconds, state_rows=10, tracked_bytes=tracked)
+
+
+def test_a_delta_in_which_a_subtask_gave_way_to_a_base_says_how_large_it_would_have_been() -> None:
+    delta = _said(0, Form.DELTA, 30, 0, delta=1.0, persist=0.5)
+    instead = _said(1, Form.BASE, 100, 70, delta=1.0, base=2.0, persist=0.25)
+    assert cost_of([delta, instead]) == CheckpointCost(
+        form=Form.DELTA, bytes=130, seconds=3.25, rows=20, tracked_bytes=100
+    )
+    assert cost_of([delta]).tracked_bytes is None
+    all_gave_way = cost_of([instead])
+    assert (all_gave_way.form, all_gave_way.seconds, all_gave_way.tracked_bytes) == (Form.BASE, 2.25, 70)
