@@ -40,6 +40,8 @@ def empty_step_frame(spark: SparkSession, task: StepTask) -> DataFrame:
     in_partition = _in_partition(task)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass  # a worker whose input is not read to its end is not used again
         yield from in_partition(iter(()))
 
     subtasks = spark.range(0, task.parallelism, 1, task.parallelism)
