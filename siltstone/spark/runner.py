@@ -104,9 +104,7 @@ class StreamRunner:
         Raises:
             SiltstoneError: the step failed; nothing of it is visible, and a new run resumes at the last checkpoint.
         """
-        if self.failure is not None:
-            # What the failed step left behind is known to a new run only: another batch must not build on it.
-            raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
+        self._check_not_failed()
         with self._busy:
             if not self.enough.is_set():
                 try:
@@ -187,14 +185,24 @@ class StreamRunner:
         self._on_checkpoint(completed)
 
     def finish(self) -> None:
-        """The query has ended well: take the checkpoint that an unfinished interval still waits for."""
+        """The query has ended well: take the checkpoint that an unfinished interval still waits for.
+
+        Raises:
+            SiltstoneError: as a call; and that the run has failed before.
+        """
         region = self.region
+        self._check_not_failed()
         if not self._interval.sources:
             return
         tasks = region.begin_step(last=True)
         for name, task in tasks.items():
             region.acknowledge(name, acknowledgements(empty_step_frame(self.spark, task), task))
         self._checkpoint()
+
+    def _check_not_failed(self) -> None:
+        """What a failed step left behind is known to a new run only: nothing more may build on it."""
+        if self.failure is not None:
+            raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
 
     def _sink(self, operator: str, sink: Any) -> Sink:
         if isinstance(sink, ParquetSink) and sink.path is None:

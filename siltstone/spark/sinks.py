@@ -28,7 +28,7 @@ class ParquetSink:
         path: a directory; None lets the runner use `sink/<stream>/<operator>` in the warehouse.
     """
 
-    path: Path | None = None
+    path: Path | str | None = None
 
     def write(self, rows: "DataFrame", checkpoint: int, epoch: int) -> None:
         """Stage the rows; what an earlier attempt of the same epoch staged is replaced."""
@@ -57,7 +57,8 @@ class ParquetSink:
     @property
     def _root(self) -> Path:
         assert self.path is not None, "the runner gives every Parquet sink its path"
-        return self.path
+        # Absolute, because Spark takes it as a URL.
+        return Path(self.path).absolute()
 
     def _staged(self, checkpoint: int, epoch: int) -> Path:
         return self._root / "_staged" / f"{checkpoint:012d}-{epoch:08d}"

@@ -1,0 +1,58 @@
+"""The parts of the stream runner that need no Spark session."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.errors import StateError
+from siltstone.lifecycle.region import Region, RegionOptions
+from siltstone.operator import Operator, ValueState
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.spark.runner import StreamRunner
+from siltstone.spark.sinks import ParquetSink
+from siltstone.stream import Stream
+
+
+class Kept(Operator):
+    name = "kept"
+    key = {"k": pa.int64()}  # noqa: RUF012
+    totals = ValueState(value={"n": pa.int64()})
+
+
+STREAM = Stream("kept", lambda spark, options: spark.sql(""), [Kept()])
+NO_SPARK: Any = None
+
+
+def test_a_run_that_failed_takes_no_last_checkpoint(tmp_path: Path) -> None:
+    """Its input log names a batch that no operator has seen to its end."""
+    with Place.writable(str(tmp_path / "w")) as place:
+        policy = named("marginal-cost", PolicyOptions())
+        options = RegionOptions(checkpoint_steps=9)
+        region = Region.open(STREAM, place.warehouse, place.catalog, policy, options, "a test")
+        runner = StreamRunner(NO_SPARK, region)
+        offsets = Path(runner.checkpoint_location) / "offsets" / "0"
+        offsets.parent.mkdir(parents=True)
+        offsets.write_text("v1\n{}\n0")
+        with pytest.raises(AttributeError):
+            runner(NO_SPARK, 0)
+        for go_on in (runner.finish, lambda: runner(NO_SPARK, 1)):
+            with pytest.raises(StateError, match="this run of kept has failed: open the region again"):
+                go_on()
+        assert place.catalog.last_id("kept") == 0
+
+
+def test_a_parquet_sink_takes_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative or absolute, as text or Path: what a crash left staged is published there."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("out", Path("out"), tmp_path / "out", str(tmp_path / "out")):
+        staged = tmp_path / "out" / "_staged"
+        (staged / "000000000003-00000002").mkdir(parents=True)
+        (staged / "000000000004-00000002").mkdir()
+        ParquetSink(path).recover(3, 2)
+        published = tmp_path / "out" / "checkpoint=000000000003"
+        assert published.is_dir() and not any(staged.iterdir())
+        assert ParquetSink(path)._root.as_uri()
+        published.rmdir()
