@@ -35,9 +35,7 @@ def test_partial_inside_spark_then_merged_equals_spark(spark):
     table = pa.table(
         {
             "k": pa.array([random.randrange(40) for _ in range(ROWS)], pa.int64()),
-            "v": pa.array(
-                [random.choice([None, random.randrange(-(10**9), 10**9)]) for _ in range(ROWS)], pa.int64()
-            ),
+            "v": pa.array([random.choice([None, random.randrange(-(10**9), 10**9)]) for _ in range(ROWS)], pa.int64()),
             "d": random_array(random, pa.decimal128(18, 4), ROWS),
             "s": random_array(random, pa.string(), ROWS),
             "x": random_array(random, pa.float64(), ROWS),
