@@ -116,12 +116,15 @@ def _make_room(root: Path) -> None:
     """Remove what an earlier demo left, and nothing else.
 
     Raises:
-        UsageError: something is there that the demo did not make.
+        UsageError: something is there that the demo did not make, such as another stream.
     """
     if not root.exists() or not any(root.iterdir()):
         return
     if not (root / MARK).exists():
         raise UsageError(f"{root} was not made by the demo: name another directory with --warehouse")
+    streams = {path.name for part in ("objects", "work") for path in (root / part).glob("[a-z]*")}
+    if others := sorted(streams - {STREAM}):
+        raise UsageError(f"{root} now holds {', '.join(others)} too: name another directory with --warehouse")
     shutil.rmtree(root)
 
 

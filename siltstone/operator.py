@@ -8,8 +8,8 @@
 
         def process(self, rows, state):
             old = state.totals.get(rows.keys)
-            flights = np.bincount(rows.group, minlength=len(rows.keys)) +
-            old["flights"].fill_null(0).to_numpy() state.totals.put(rows.keys, {"flights": flights})
+            flights = np.bincount(rows.group, minlength=len(rows.keys)) + old["flights"].fill_null(0).to_numpy()
+            state.totals.put(rows.keys, {"flights": flights})
             return pa.table({"tailnum": rows.keys.keys["tailnum"], "flights": flights})
 
 An operator keeps nothing between calls but its state: it is sent to where its subtasks run, and a call may

@@ -17,6 +17,7 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -76,5 +77,7 @@ def load_settings(**given: object) -> Settings:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"option {where}: {first['msg']} (see SILTSTONE_* and {CONFIGURATION})") from None
+    except SettingsError as error:
+        raise UsageError(f"SILTSTONE_* in the environment: {error}; write lists and tables as JSON") from None
     except ValueError as error:
         raise UsageError(f"{CONFIGURATION} cannot be read: {error}") from None

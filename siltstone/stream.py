@@ -107,15 +107,14 @@ class Stream:
 def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[str, str]]:
     """Every stream defined in `modules` and in the entry point group `siltstone.streams`.
 
-    A module offers its streams as `Stream` values, or as a function `streams()` that returns them; a package's own
-    modules are looked through only as far as the package imports them.
+    A module offers its streams as `Stream` values among its attributes; of a package, those that it imports itself.
 
     Returns:
         name -> stream, and module -> reason for each module that did not import.
     """
     found: dict[str, Stream] = {}
     broken: dict[str, str] = {}
-    for module in [*modules, *(point.value for point in entry_points(group=ENTRY_POINTS))]:
+    for module in [*modules, *(point.module for point in entry_points(group=ENTRY_POINTS))]:
         try:
             loaded = importlib.import_module(module)
             found.update({s.name: s for s in vars(loaded).values() if isinstance(s, Stream)})

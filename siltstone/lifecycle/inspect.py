@@ -26,7 +26,7 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
     """
     record = catalog.checkpoint(stream, catalog.resolve(stream, at))
     manifest = decode_manifest(store.read(record.manifest))
-    steps = [step for step in catalog.steps(stream, record.id) if step.checkpoint == record.id]
+    steps = catalog.steps(stream, record.id, after=record.id - 1)
     return {
         "stream": stream,
         "checkpoint": record.id,
