@@ -79,10 +79,8 @@ def unit_tasks(
     if units != parallelism:
         plan = plan_restore(handles, checkpoint, manifest.max_parallelism, units)
     unread = unread_objects(manifests, checkpoint, {r.handle.object for unit in plan.units for r in unit.reads})
-    tasks = []
-    for unit in plan.units:
-        own = {c: m.of_operator(unit.operator) for c, m in manifests.items()}
-        tasks.append(UnitTask(unit, own, checkpoint, path, unread.pop(unit.operator, ())))
+    own = {name: {c: m.of_operator(name) for c, m in manifests.items()} for name in {u.operator for u in plan.units}}
+    tasks = [UnitTask(unit, own[unit.operator], checkpoint, path, unread.pop(unit.operator, ())) for unit in plan.units]
     return tasks, plan.bytes
 
 

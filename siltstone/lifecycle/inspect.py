@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from siltstone.catalog.manifest import decode_manifest
 from siltstone.catalog.records import CheckpointRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.lifecycle.restore import read_manifest
 from siltstone.store.base import Store
 
 
@@ -25,7 +25,7 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
         CorruptObject: its manifest is damaged.
     """
     record = catalog.checkpoint(stream, catalog.resolve(stream, at))
-    manifest = decode_manifest(store.read(record.manifest))
+    manifest = read_manifest(store, record.manifest)
     steps = catalog.steps(stream, record.id, after=record.id - 1)
     return {
         "stream": stream,

@@ -17,12 +17,13 @@ from datetime import datetime
 
 import numpy as np
 
-from siltstone.catalog.manifest import Manifest, decode_manifest, encode_manifest
+from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.lifecycle.costs import Gathered, cost_of, statistics_of, written_form
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of
+from siltstone.lifecycle.restore import read_manifest
 from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask
 from siltstone.model import Form, StoredObject
 from siltstone.operator import SOURCE, Operator
@@ -140,7 +141,7 @@ class Region:
         if latest:
             name = self.stream.name
             self._manifests = {c: self.catalog.checkpoint(name, c).manifest for c in self.catalog.chain(name, latest)}
-            manifest = decode_manifest(self._store.read(self._manifests[latest]))
+            manifest = read_manifest(self._store, self._manifests[latest])
             self._first = {op.name: manifest.first.get(op.name, latest + 1) for op in self.stream.operators}
             self._policies |= {
                 op: PolicyState.from_json(saved) for op, saved in manifest.policy.items() if op in self._policies

@@ -82,6 +82,12 @@ def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
     return {name: TableSchema.from_json(shape) for v in variables for name, shape in v["tables"].items()}
 
 
+def opaque_of(manifest: Manifest, operator: str) -> tuple[str, ...]:
+    """The opaque variables of an operator as they were recorded at a checkpoint: those that have no tables."""
+    variables = manifest.operators[operator]["variables"]
+    return tuple(name for name, shape in variables.items() if not shape["tables"])
+
+
 def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRange], block: pa.Buffer) -> int:
     """Put one block's rows of some key groups into `target`; a table or column it does not have is left out.
 
@@ -186,13 +192,22 @@ def chain_manifests(catalog: Catalog, stream: str, checkpoint: int) -> list[Stor
     return [catalog.checkpoint(stream, c).manifest for c in catalog.chain(stream, checkpoint)]
 
 
+def read_manifest(store: Store, stored: StoredObject) -> Manifest:
+    """One manifest.
+
+    Raises:
+        CorruptObject: it is missing, cut or altered, or of a later format.
+    """
+    return decode_manifest(store.read(stored), stored.name)
+
+
 def read_manifests(store: Store, stored: Iterable[StoredObject]) -> dict[int, Manifest]:
     """Checkpoint id -> manifest.
 
     Raises:
         CorruptObject: one of them is missing, cut or altered.
     """
-    manifests = (decode_manifest(store.read(s)) for s in stored)
+    manifests = (read_manifest(store, s) for s in stored)
     return {m.checkpoint: m for m in manifests}
 
 

@@ -22,6 +22,7 @@ from siltstone.lifecycle.restore import (
     apply_handle,
     compare_digests,
     opaque_digests,
+    opaque_of,
     schemas_of,
 )
 from siltstone.model import Form, KeyGroupRange, StoredObject
@@ -57,12 +58,11 @@ class TableShape:
         if operator not in manifest.operators:
             raise UsageError(f"{where} has no operator {operator!r}: it has {', '.join(sorted(manifest.operators))}")
         tables = schemas_of(manifest, operator)
-        definition = manifest.operators[operator]
-        opaque = {v for v, shape in definition["variables"].items() if not shape["tables"]}
+        opaque = opaque_of(manifest, operator)
         if name not in tables and name not in opaque:
             known = ", ".join(sorted({*tables, *opaque}))
             raise UsageError(f"{where}: operator {operator} has no variable {name!r}: it has {known}")
-        key = TableSchema.from_json({"key": definition["key"], "subkey": [], "value": []}).primary_key
+        key = TableSchema.from_json({"key": manifest.operators[operator]["key"], "subkey": [], "value": []}).primary_key
         return cls(operator, name, tables.get(name), key)
 
     @property

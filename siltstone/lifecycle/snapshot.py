@@ -14,7 +14,7 @@ from siltstone.catalog.manifest import Manifest
 from siltstone.changelog.base import read_base, write_base
 from siltstone.errors import StateError
 from siltstone.lifecycle.export import UnitTask, rebuild
-from siltstone.lifecycle.restore import schemas_of
+from siltstone.lifecycle.restore import opaque_of, schemas_of
 from siltstone.lifecycle.working_state import LOCK_WAIT_S, locked
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.state.backends import backend
@@ -73,11 +73,8 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
     with locked(directory, LOCK_WAIT_S):
         if not directory.exists():
             raise _elsewhere(task)
-        opaque = tuple(
-            v for v, shape in manifest.operators[name]["variables"].items() if shape["kind"] == "OpaqueState"
-        )
         state = backend(task.backend).open(
-            directory, schemas_of(manifest, name), opaque, task.groups, manifest.max_parallelism
+            directory, schemas_of(manifest, name), opaque_of(manifest, name), task.groups, manifest.max_parallelism
         )
         try:
             if state.version != manifest.step:

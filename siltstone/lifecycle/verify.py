@@ -9,6 +9,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice, takewhile
 
 from siltstone.catalog.manifest import Manifest
@@ -86,8 +87,9 @@ def plan_proof(store: Store, stored: Mapping[int, StoredObject], chains: Mapping
         return ProofPlan([], [], failures)
     handles = {c: m.handles for c, m in manifests.items()}
     newest = manifests[max(manifests)]
+    part = cache(lambda checkpoint, operator: manifests[checkpoint].of_operator(operator))
     tasks = [
-        ProofTask(chain, {s.checkpoint: manifests[s.checkpoint].of_operator(chain.operator) for s in chain.steps})
+        ProofTask(chain, {s.checkpoint: part(s.checkpoint, chain.operator) for s in chain.steps})
         for chain in verify_plan(handles, newest.max_parallelism, provable)
     ]
     return ProofPlan(tasks, _unread(tasks, manifests, sorted(provable)), failures)

@@ -13,9 +13,12 @@ from siltstone.catalog.place import Place
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.lifecycle.costs import cost_of
+from siltstone.lifecycle.export import unit_tasks
+from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.snapshot import compare, compare_tasks, snapshot_tasks, take_snapshot
 from siltstone.lifecycle.working_state import locked
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
-from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
 from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.policy.protocol import CheckpointCost
 from siltstone.stream import Stream
@@ -38,7 +41,8 @@ class Sums(Operator):
 
 def stream(*names: str) -> Stream:
     """Sums under these names, all of them over the source, which `RegionRun` does not ask for."""
-    return Stream("sums", lambda spark, options: spark.sql(""), [Sums(name=name) for name in names], max_parallelism=8)
+    operators = [Sums(name=name) for name in names]
+    return Stream("sums", source=lambda spark, options: spark.sql(""), operators=operators, max_parallelism=8)
 
 
 def rows(n: int, keys: int = 100) -> pa.Table:
@@ -96,6 +100,35 @@ def test_steps_that_only_an_earlier_epoch_made_are_never_taken_over(place: Place
         for n in (1, 3, 4):
             undisturbed = run.step(rows(n))
     assert undisturbed is not None and completed.digest == undisturbed.digest
+
+
+class Tally(OpaqueState[int]):
+    """A user's own kind of opaque variable."""
+
+
+class Counted(Sums):
+    """Also counts calls, per key group."""
+
+    calls = Tally(create=int, serialize=lambda n: n.to_bytes(8, "big"), deserialize=int.from_bytes)
+
+    def process(self, rows: Rows, state: State) -> None:
+        super().process(rows, state)
+        for group in np.unique(rows.key_groups).tolist():
+            state.calls[group] += 1
+
+
+def test_a_snapshot_is_what_a_restore_rebuilds(place: Place) -> None:
+    run = RegionRun(place, replace(stream("sums"), operators=[Counted()]), POLICY, parallelism=2)
+    for n in (1, 2):
+        completed = run.step(rows(n))
+        assert completed and restored_digest(place, "sums", completed.id, parallelism=3) == completed.digest
+    store, catalog = place.warehouse.store, place.catalog
+    manifests = read_manifests(store, chain_manifests(catalog, "sums", 2))
+    parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, manifests[2], "heap", "test")]
+    assert sum(part.rows for part in parts) == 100
+    tasks, _ = unit_tasks(manifests, 2, 3, None)
+    objects = [stored for part in parts for stored in part.objects]
+    assert [line for task in compare_tasks(tasks, objects) for line in compare(store, task)] == []
 
 
 class Talkative(Sums):

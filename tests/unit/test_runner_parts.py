@@ -22,7 +22,7 @@ class Kept(Operator):
     totals = ValueState(value={"n": pa.int64()})
 
 
-STREAM = Stream("kept", lambda spark, options: spark.sql(""), [Kept()])
+STREAM = Stream("kept", source=lambda spark, options: spark.sql(""), operators=[Kept()])
 NO_SPARK: Any = None
 
 

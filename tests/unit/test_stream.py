@@ -18,7 +18,7 @@ class Kept(Operator):
     totals = ValueState(value={"n": pa.int64()})
 
 
-MINE = Stream("mine", lambda spark, options: spark.sql(""), [Kept()])
+MINE = Stream("mine", source=lambda spark, options: spark.sql(""), operators=[Kept()])
 
 
 @pytest.mark.parametrize("value", [__name__, f"{__name__}:MINE"])
