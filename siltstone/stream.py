@@ -50,6 +50,7 @@ class Stream:
         name: an identifier; it begins every object name.
         source: makes the streaming DataFrame, given the session and the source options. `directory`, a local directory
             of the stream's own below the warehouse, is always among them; the others come from `run --set NAME=VALUE`.
+            None for a stream that is only used in queries of the user's own.
         options: the source options there are, with their defaults; fixed for the stream's life.
         operators: each reads the source or another operator's output.
         event_time: the source column that holds event time (timestamp), where there is one.
@@ -61,7 +62,7 @@ class Stream:
     """
 
     name: str
-    source: Callable[["SparkSession", Mapping[str, str]], "DataFrame"]
+    source: Callable[["SparkSession", Mapping[str, str]], "DataFrame"] | None
     operators: Sequence[Operator]
     event_time: str | None = None
     sinks: Mapping[str, Any] = field(default_factory=dict)

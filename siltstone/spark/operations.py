@@ -3,7 +3,8 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,21 +75,9 @@ def run(
         spark = spark_session(settings.master, settings.spark)
         # Before the stream is taken over: a source that cannot be had changes nothing.
         rows = open_source(spark, stream, place.warehouse, request.options)
-        region = open_region(settings, stream, place, request.options, spark.sparkContext.defaultParallelism)
-        outcome = "failed"
-        try:
-            runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=completed)
+        with _running(settings, stream, place, spark, request, completed) as runner:
             run_stream(runner, rows, follow=request.follow)
-            outcome = "done"
-        except Fenced:
-            outcome = "fenced"
-            raise
-        except KeyboardInterrupt:
-            outcome = "interrupted"
-            raise
-        finally:
-            region.close(outcome)
-        digest = done[-1].digest if done else region.digest
+        digest = done[-1].digest if done else runner.region.digest
     return RunResult(
         stream=stream.name,
         checkpoints=[c.id for c in done],
@@ -97,6 +86,50 @@ def run(
         bytes=sum(c.bytes for c in done),
         seconds=round(time.perf_counter() - start, 3),
     )
+
+
+@contextmanager
+def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> Iterator[StreamRunner]:
+    """Take a stream over for a query of the user's own: give the runner to `foreachBatch`.
+
+    The stream's source is not used. Leave the block when the query has ended.
+
+    Raises:
+        SiltstoneError: see `Region.open`.
+    """
+    with (
+        Place.writable(settings.warehouse, settings.catalog) as place,
+        _running(settings, stream, place, spark, RunRequest(), lambda _: None) as runner,
+    ):
+        yield runner
+        if runner.failure is None:
+            runner.finish()
+
+
+@contextmanager
+def _running(
+    settings: Settings,
+    stream: Stream,
+    place: Place,
+    spark: SparkSession,
+    request: RunRequest,
+    on_checkpoint: Callable[[Completed], None],
+) -> Iterator[StreamRunner]:
+    """One writer epoch: taken at the start, and how it ended noted in the catalog."""
+    region = open_region(settings, stream, place, request.options, spark.sparkContext.defaultParallelism)
+    outcome = "failed"
+    try:
+        runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=on_checkpoint)
+        yield runner
+        outcome = "done" if runner.failure is None else "failed"
+    except Fenced:
+        outcome = "fenced"
+        raise
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
+    finally:
+        region.close(outcome)
 
 
 def open_region(

@@ -223,6 +223,8 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
     Raises:
         UsageError: the source cannot be had with these options, or lacks a column that the stream reads.
     """
+    if stream.source is None:
+        raise UsageError(f"stream {stream.name} has no source of its own: use it in a query, with `stream_runner`")
     directory = warehouse.local.source(stream.name)
     try:
         rows = stream.source(spark, {**stream.options, **options, DIRECTORY: str(directory)})

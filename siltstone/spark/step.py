@@ -24,12 +24,12 @@ def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
         UsageError: `rows` lacks a column that the operator reads.
     """
     keyed = _with_keys(rows, task.operator)
-    names = ", ".join(f"`{name}`" for name in task.operator.key.names)
+    names = ", ".join(map(_quoted, task.operator.key.names))
     group = f"pmod(xxhash64({names}), {task.max_parallelism}L)"
     subtask = F.expr(f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)")
     shuffled = keyed.repartitionById(task.parallelism, subtask)
     if task.operator.order_by:
-        shuffled = shuffled.sortWithinPartitions(*task.operator.order_by)
+        shuffled = shuffled.sortWithinPartitions(*map(_quoted, task.operator.order_by))
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"xxhash64({names}) as {HASH}")
     return hashed.mapInArrow(_in_partition(task), from_arrow_schema(output_schema(task)))
@@ -106,13 +106,18 @@ def _with_keys(rows: DataFrame, operator: Operator) -> DataFrame:
         wanted = operator.partial_schema.names
     wanted = list(dict.fromkeys([*wanted, *operator.order_by]))
     keys = {f.name: spark_type(f.type) for f in operator.key}
-    columns = [F.col(f"`{c}`").cast(keys[c]).alias(c) if c in keys else F.col(f"`{c}`") for c in wanted]
+    columns = [F.col(_quoted(c)).cast(keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
     return rows.select(*columns)
+
+
+def _quoted(name: str) -> str:
+    """A column's name as Spark's SQL takes it, whatever dots or spaces are in it."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _pre_aggregated(rows: DataFrame, operator: Aggregate) -> DataFrame:
     """Map-side aggregation before the shuffle, where the operator asks for it (skewed keys)."""
-    rows = rows.select(*dict.fromkeys([*operator.key.names, *operator.inputs]))
+    rows = rows.select(*map(_quoted, dict.fromkeys([*operator.key.names, *operator.inputs])))
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -23,9 +23,9 @@ from siltstone.model import Form
 from siltstone.operator import ValueState
 from siltstone.policy.adaptive import PolicyOptions
 from siltstone.settings import Settings
-from siltstone.spark.operations import RunRequest, open_region, restore, run, verify
+from siltstone.spark.operations import RunRequest, open_region, restore, run, stream_runner, verify
 from siltstone.spark.runner import StreamRunner, open_source, run_stream
-from siltstone.stream import Stream
+from siltstone.stream import DIRECTORY, Stream
 from tests.fault.small_stream import purchases
 from tests.region_run import RegionRun
 from tests.spark_streams import (
@@ -36,6 +36,7 @@ from tests.spark_streams import (
     LITTLE,
     NOTICING,
     NULLS,
+    STEPS,
     Counts,
     Grown,
     read_files,
@@ -229,6 +230,23 @@ def test_in_the_users_own_query(spark: SparkSession, tmp_path: Path) -> None:
     totals = state(own.settings, "own", "fifths", "totals", tmp_path / "out").sort_by("fifth")
     assert totals.column("n").to_pylist() == [60] * 5
     assert totals.column("sum").to_pylist() == [sum(range(k, 300, 5)) for k in range(5)]
+
+
+def test_as_the_readme_does_it(spark: SparkSession, tmp_path: Path) -> None:
+    settings = at(tmp_path / "w").model_copy(update={"checkpoint_steps": 2})
+    stream = replace(COUNTS, source=None)
+    rows = source_of(STEPS)(spark, {DIRECTORY: str(tmp_path / "files")})
+    with stream_runner(settings, stream, spark) as runner:
+        writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+        writer.trigger(availableNow=True).start().awaitTermination()
+    run(at(tmp_path / "steady"), COUNTS, RunRequest())
+    with Place.existing(settings.warehouse) as place:
+        assert [r.outcome for r in place.catalog.runs("counts")] == ["done"]
+        digest = place.catalog.latest("counts").digest
+    with Place.existing(at(tmp_path / "steady").warehouse) as place:
+        assert place.catalog.latest("counts").digest == digest
+    with pytest.raises(UsageError, match="no source of its own"):
+        run(settings, stream, RunRequest())
 
 
 def test_another_checkpoint_location_is_refused(spark: SparkSession, tmp_path: Path) -> None:
