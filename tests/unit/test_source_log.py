@@ -1,0 +1,115 @@
+"""Spark's record of its sources, as kept and laid out anew, against Spark's own rules for its file source's log.
+
+The rules are those of `CompactibleFileStreamLog`: every so many entries one file holds all entries up to there, and
+how many that is follows from the newest such file there is.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from siltstone.catalog.records import Step
+from siltstone.errors import StateError
+from siltstone.spark.source_log import SourceLog
+
+ENTRIES = 64
+
+
+def entry(n: int) -> str:
+    return json.dumps({"path": f"file:///in/{n}.parquet", "timestamp": n, "batchId": n}, separators=(",", ":"))
+
+
+def numbers(directory: Path) -> tuple[list[int], list[int]]:
+    """Of the plain entries, and of those that hold all before them."""
+    names = [path.name for path in directory.iterdir()]
+    plain = sorted(int(name) for name in names if name.isdigit())
+    return plain, sorted(int(name.removesuffix(".compact")) for name in names if name.endswith(".compact"))
+
+
+def interval(directory: Path, default: int = 10) -> int:
+    """What Spark takes the interval to be (`deriveCompactInterval`)."""
+    _, compact = numbers(directory)
+    if not compact or compact[-1] + 1 <= default:
+        return compact[-1] + 1 if compact else default
+    size = compact[-1] + 1
+    if default < size // 2:
+        return next((i for i in range(default, size // 2 + 1) if size % i == 0), size)
+    return size
+
+
+def spark_reads(directory: Path) -> list[str]:
+    """All entries, found as Spark finds them (`getAllValidBatches`)."""
+    every = interval(directory)
+    newest = max(n for part in numbers(directory) for n in part)
+    lines = []
+    for n in range(max(0, (newest + 1) // every * every - 1), newest + 1):
+        name = f"{n}.compact" if (n + 1) % every == 0 else str(n)
+        header, *rest = (directory / name).read_text().split("\n")
+        assert header == "v1"
+        lines += rest
+    return lines
+
+
+def spark_writes(directory: Path, n: int) -> None:
+    """The next entry, written as Spark writes it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    before = spark_reads(directory) if n else []
+    if (n + 1) % interval(directory) == 0:
+        (directory / f"{n}.compact").write_text("\n".join(["v1", *before, entry(n)]))
+    else:
+        (directory / str(n)).write_text(f"v1\n{entry(n)}")
+
+
+def spark_runs(log: SourceLog, batch: int) -> Step:
+    spark_writes(log.location / "sources" / "0", batch)
+    offsets = log.location / "offsets" / str(batch)
+    offsets.parent.mkdir(parents=True, exist_ok=True)
+    offsets.write_text(f'v1\n{{"batchWatermarkMs":{batch}}}\n{{"logOffset":{batch}}}')
+    return log.read(batch, batch + 1)
+
+
+@pytest.mark.parametrize("batches", [1, 3, 7, 10, 11, 25])
+def test_spark_finds_every_file_again_after_any_number_of_runs(batches: int, tmp_path: Path) -> None:
+    steps: list[Step] = []
+    for run in range(ENTRIES // batches):
+        log = SourceLog(tmp_path / str(run))
+        log.prepare(steps)
+        if steps:
+            assert spark_reads(log.location / "sources" / "0") == [entry(n) for n in range(len(steps))]
+            newest = [str(n) for n in range(max(0, len(steps) - 2), len(steps))]
+            for part in ("offsets", "commits"):
+                assert sorted(p.name for p in (log.location / part).iterdir()) == sorted(newest)
+            assert json.loads((log.location / "commits" / newest[-1]).read_text().split("\n")[1]) == {
+                "nextBatchWatermarkMs": len(steps) - 1
+            }
+        steps += [spark_runs(log, batch) for batch in range(len(steps), len(steps) + batches)]
+        # A batch that is in no checkpoint leaves nothing behind.
+        spark_runs(log, len(steps))
+    assert [json.loads(step.sources) for step in steps] == [
+        {"0": {str(n): f"v1\n{entry(n)}"}} for n in range(len(steps))
+    ]
+
+
+@pytest.mark.parametrize("text", ['\0v1\n{"topic":{"0":17,"1":4}}', "v1\n1700000000000"], ids=["Kafka", "rate"])
+def test_the_first_offsets_of_other_sources_come_back_as_they_were(text: str, tmp_path: Path) -> None:
+    log = SourceLog(tmp_path / "a")
+    log.prepare([])
+    first = log.location / "sources" / "0" / "0"
+    first.parent.mkdir(parents=True)
+    first.write_text(text)
+    (log.location / "offsets").mkdir()
+    steps = []
+    for batch in range(12):
+        (log.location / "offsets" / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{batch}')
+        steps.append(log.read(batch, batch + 1))
+    again = SourceLog(tmp_path / "b")
+    again.prepare(steps)
+    assert {p.name: p.read_text() for p in (again.location / "sources" / "0").iterdir()} == {"0": text}
+
+
+def test_a_query_elsewhere_is_noticed(tmp_path: Path) -> None:
+    log = SourceLog(tmp_path)
+    log.prepare([])
+    with pytest.raises(StateError, match="no record of batch 0"):
+        log.read(0, 1)
