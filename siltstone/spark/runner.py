@@ -187,17 +187,22 @@ class StreamRunner:
     def finish(self) -> None:
         """The query has ended well: take the checkpoint that an unfinished interval still waits for.
 
+        Should the query go on all the same, the step in progress is waited for and no further one begins.
+
         Raises:
             SiltstoneError: as a call; and that the run has failed before.
         """
         region = self.region
-        self._check_not_failed()
-        if not self._interval.sources:
-            return
-        tasks = region.begin_step(last=True)
-        for name, task in tasks.items():
-            region.acknowledge(name, acknowledgements(empty_step_frame(self.spark, task), task))
-        self._checkpoint()
+        self.enough.set()
+        with self._busy:
+            self._stopping.set()
+            self._check_not_failed()
+            if not self._interval.sources:
+                return
+            tasks = region.begin_step(last=True)
+            for name, task in tasks.items():
+                region.acknowledge(name, acknowledgements(empty_step_frame(self.spark, task), task))
+            self._checkpoint()
 
     def _check_not_failed(self) -> None:
         """What a failed step left behind is known to a new run only: nothing more may build on it."""

@@ -44,6 +44,16 @@ def test_a_run_that_failed_takes_no_last_checkpoint(tmp_path: Path) -> None:
         assert place.catalog.last_id("kept") == 0
 
 
+def test_after_the_last_checkpoint_no_batch_is_taken(tmp_path: Path) -> None:
+    with Place.writable(str(tmp_path / "w")) as place:
+        policy = named("marginal-cost", PolicyOptions())
+        region = Region.open(STREAM, place.warehouse, place.catalog, policy, RegionOptions(), "a test")
+        runner = StreamRunner(NO_SPARK, region)
+        runner.finish()
+        runner(NO_SPARK, 0)
+        assert runner.failure is None and region.step == 0
+
+
 def test_a_parquet_sink_takes_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative or absolute, as text or Path: what a crash left staged is published there."""
     monkeypatch.chdir(tmp_path)
