@@ -10,14 +10,13 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.manifest import decode_manifest
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import SnapshotRecord, parse_time
 from siltstone.errors import Fenced, ProofFailed, StateError, UsageError
 from siltstone.lifecycle.definition import check_recorded, check_run
 from siltstone.lifecycle.export import discard, publish, restore_unit, staging, unit_tasks, whole_digest
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import chain_manifests, read_manifest, read_manifests
 from siltstone.lifecycle.snapshot import compare, compare_tasks, snapshot_tasks, take_snapshot
 from siltstone.lifecycle.verify import Failure, check_objects, plan_proof, prove
 from siltstone.policy.adaptive import named
@@ -301,16 +300,16 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
     """
     with Place.existing(settings.warehouse, settings.catalog) as place:
         catalog, warehouse = place.catalog, place.warehouse
-        record = catalog.latest(stream)
+        epoch, record = catalog.stream(stream).epoch, catalog.latest(stream)
         if any(s.checkpoint == record.id for s in catalog.snapshots(stream)):
             raise UsageError(f"checkpoint {record.id} of {stream} has a snapshot already")
         spark = spark_session(settings.master, settings.spark)
         start = time.perf_counter()
-        manifest = decode_manifest(warehouse.store.read(record.manifest))
+        manifest = read_manifest(warehouse.store, record.manifest)
         tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
         parts = spark_map(spark, take_snapshot, tasks)
         objects = [stored for part in parts for stored in part.objects]
         rows = sum(part.rows for part in parts)
-        catalog.add_snapshot(stream, catalog.stream(stream).epoch, record.id, objects, rows)
+        catalog.add_snapshot(stream, epoch, record.id, objects, rows)
         seconds = round(time.perf_counter() - start, 3)
     return SnapshotResult(stream, record.id, rows, sum(o.bytes for o in objects), seconds)
