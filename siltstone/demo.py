@@ -62,7 +62,7 @@ def run_demo(settings: Settings, console: Console, seed: int | None = None) -> N
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     console.rule("2. kill -9", align="left")
-    console.print("The driver, the JVM and the Python workers are gone, in the middle of a step. Now it resumes.")
+    console.print("The driver and Spark's JVM are gone, in the middle of a step. Now the stream is started again.")
     with _stream_process(settings, root / "demo-2.log") as process:
         _tell(settings, console, process, last)
         if process.wait() != 0:

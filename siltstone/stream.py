@@ -81,7 +81,22 @@ class Stream:
                 raise UsageError(
                     f"stream {self.name} reads the output of {name!r}, which is no operator with an output"
                 )
+        for name, sink in self.sinks.items():
+            if not (hasattr(sink, "write") or callable(sink)):
+                raise UsageError(f"the sink of {name} is a {type(sink).__name__}: use a ParquetSink or a function")
+        if self.event_time is not None and self.event_time_operator() is None:
+            raise UsageError(
+                f"stream {self.name} has an event time, so one operator must read the source without map_side"
+            )
         self.topological()
+
+    def event_time_operator(self) -> str | None:
+        """The operator whose subtasks look at the event time: one that gets the source's rows themselves."""
+        if self.event_time is None:
+            return None
+        readers = [op for op in self.operators if op.reads == SOURCE and not getattr(op, "map_side", False)]
+        having = [op for op in readers if not op.inputs or self.event_time in (*op.inputs, *op.key.names)]
+        return next((op.name for op in [*having, *readers]), None)
 
     def topological(self) -> list[Operator]:
         """The operators, each after the one it reads."""

@@ -153,6 +153,11 @@ def discard(staged: Path) -> None:
     shutil.rmtree(staged, ignore_errors=True)
 
 
+def opaque_rows(values: Mapping[int, bytes]) -> pa.Table:
+    """The opaque values of some key groups as a table."""
+    return pa.table([list(values), list(values.values())], schema=OPAQUE_SCHEMA)
+
+
 def _write(target: MemoryState, directory: Path) -> None:
     name = f"part-{target.groups.start:05d}.parquet"
     try:
@@ -163,7 +168,6 @@ def _write(target: MemoryState, directory: Path) -> None:
                     writer.write_table(rows)
         for variable, values in target.opaque.items():
             (directory / variable).mkdir(parents=True, exist_ok=True)
-            rows = pa.table([list(values), list(values.values())], schema=OPAQUE_SCHEMA)
-            pq.write_table(rows, directory / variable / name)
+            pq.write_table(opaque_rows(values), directory / variable / name)
     except OSError as error:
         raise Unreachable(f"cannot write {directory}: {error}; check permissions and free space") from error

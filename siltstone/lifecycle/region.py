@@ -26,7 +26,7 @@ from siltstone.lifecycle.definition import check_definition, check_run, definiti
 from siltstone.lifecycle.restore import read_manifest
 from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask
 from siltstone.model import Form, StoredObject
-from siltstone.operator import SOURCE, Operator
+from siltstone.operator import Operator
 from siltstone.policy.protocol import Decision, Policy, PolicyState, RestoreCost
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath, is_base
@@ -209,7 +209,7 @@ class Region:
             restore=self._restore_point(operator.name),
             checkpoint=order,
             oldest_epoch=self.completed_epoch or 0,
-            event_time=self.stream.event_time if operator.reads == SOURCE else None,
+            event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
         )
 
     def _restore_point(self, operator: str) -> RestorePoint:

@@ -3,17 +3,20 @@
 A snapshot is read from the working state itself and not from the changelog, so it is an independent witness.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from siltstone.catalog.manifest import Manifest
 from siltstone.changelog.base import read_base, write_base
 from siltstone.errors import StateError
-from siltstone.lifecycle.export import UnitTask, rebuild
+from siltstone.lifecycle.export import UnitTask, opaque_rows, rebuild
 from siltstone.lifecycle.restore import opaque_of, schemas_of
 from siltstone.lifecycle.working_state import LOCK_WAIT_S, locked
 from siltstone.model import KeyGroupRange, StoredObject
@@ -70,7 +73,7 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
     """
     manifest, name = task.manifest, task.operator
     directory = task.warehouse.local.state(manifest.stream, manifest.epoch, name, task.subtask)
-    with locked(directory, LOCK_WAIT_S):
+    with _locked(directory):
         if not directory.exists():
             raise _elsewhere(task)
         state = backend(task.backend).open(
@@ -87,9 +90,25 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
                     rows += write_base(writer, table.schema, table.scan(task.groups))
                 assert writer.stored is not None
                 objects.append(writer.stored)
+            for variable, values in state.opaque.items():
+                path = names.snapshot(name, variable, task.subtask, task.attempt)
+                out = pa.BufferOutputStream()
+                pq.write_table(opaque_rows(values), out)
+                objects.append(task.warehouse.store.put(path, out.getvalue()))
         finally:
             state.close()
     return SnapshotPart(objects, rows)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """The lock of a subtask's directory, as an error of ours where it cannot be had."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(directory, LOCK_WAIT_S))
+        except TimeoutError as error:
+            raise StateError(str(error)) from None
+        yield
 
 
 def _elsewhere(task: SnapshotTask) -> StateError:
@@ -142,6 +161,14 @@ def compare(store: Store, task: CompareTask) -> list[str]:
         if found.num_rows:
             named = [tuple(row.values()) for row in found.slice(0, KEYS_NAMED).to_pylist()]
             differences.append(f"{operator}.{name}: {found.num_rows} keys differ, such as {named}")
+    for name, values in target.opaque.items():
+        tables = [pq.read_table(pa.BufferReader(store.read(stored))) for stored in task.snapshot.get(name, [])]
+        live = {g: v for t in tables for g, v in zip(*t.to_pydict().values(), strict=True) if g in target.groups}
+        differing = sorted(g for g in live.keys() | values.keys() if live.get(g) != values.get(g))
+        if differing:
+            differences.append(
+                f"{operator}.{name}: {len(differing)} key groups differ, such as {differing[:KEYS_NAMED]}"
+            )
     return differences
 
 

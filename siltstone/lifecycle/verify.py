@@ -177,7 +177,7 @@ def _clear(target: MemoryState, handle: Handle) -> None:
     table = target.tables.get(handle.variable)
     if table is None or not table.rows:
         return
-    for rows, key_groups in table.scan(handle.key_groups):
+    for rows, key_groups in list(table.scan(handle.key_groups)):
         keys = rows.select(table.schema.primary_key.names)
         hashes = xxhash64(keys.select(table.schema.key.names).columns)
         if table.schema.subkey.names:

@@ -31,8 +31,8 @@ def working_state(task: StepTask, subtask: int, clock: Clock) -> Iterator[Subtas
     A restore from the changelog is counted as phase "restore" of `clock`.
 
     Raises:
-        StateError: another attempt keeps the directory, or steps that no checkpoint holds are lost, so that the
-            stream has to resume from its last checkpoint.
+        TimeoutError: another attempt keeps the directory; it may well succeed, so this one must not speak for both.
+        StateError: steps that no checkpoint holds are lost: the stream has to resume from its last checkpoint.
         CorruptObject: the state had to be restored, and an object of the chain is damaged.
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
@@ -104,7 +104,7 @@ def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
     for epoch in range(task.epoch - 1, task.oldest_epoch - 1, -1):
         old = task.warehouse.local.state(task.stream, epoch, task.operator.name, subtask)
         if old.exists():
-            with suppress(StateError), locked(old, wait_s=0):
+            with suppress(TimeoutError), locked(old, wait_s=0):
                 directory.parent.mkdir(parents=True, exist_ok=True)
                 with suppress(FileNotFoundError):
                     os.rename(old, directory)
@@ -125,7 +125,7 @@ def locked(directory: Path, wait_s: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise StateError(
+                    raise TimeoutError(
                         f"another process has used {directory} for {wait_s:.0f} s: stop it, or run the stream again"
                     ) from None
                 time.sleep(LOCK_POLL_S)

@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import SnapshotRecord, parse_time
-from siltstone.errors import Fenced, ProofFailed, StateError, UsageError
+from siltstone.errors import Fenced, ProofFailed, StateError, Unreachable, UsageError
 from siltstone.lifecycle.definition import check_recorded, check_run
 from siltstone.lifecycle.export import discard, publish, restore_unit, staging, unit_tasks, whole_digest
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
@@ -128,7 +128,9 @@ def _running(
         outcome = "interrupted"
         raise
     finally:
-        region.close(outcome)
+        # How it ended is a note for people; what ended it must not be hidden by a catalog that is away.
+        with suppress(Unreachable):
+            region.close(outcome)
 
 
 def open_region(

@@ -135,6 +135,9 @@ class StreamRunner:
         self._interval.sources.append(self._log.read(batch, region.step + 1))
         self._next_batch += 1
         last = self._steps_left == 1
+        # Adaptive execution would plan an empty micro-batch with no task at all, and coalesce a small one's. The
+        # session here is the query's own clone.
+        rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
         self._run_operators(rows, region.begin_step(last=last))
         if region.checkpoint_due:
             self._checkpoint()

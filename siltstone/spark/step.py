@@ -23,7 +23,7 @@ def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
     Raises:
         UsageError: `rows` lacks a column that the operator reads.
     """
-    keyed = _with_keys(rows, task.operator)
+    keyed = _with_keys(rows, task.operator, task.event_time)
     names = ", ".join(map(_quoted, task.operator.key.names))
     group = f"pmod(xxhash64({names}), {task.max_parallelism}L)"
     subtask = F.expr(f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)")
@@ -98,13 +98,14 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
     return wanted
 
 
-def _with_keys(rows: DataFrame, operator: Operator) -> DataFrame:
-    """Only the columns that the operator reads, keys cast to the declared types."""
+def _with_keys(rows: DataFrame, operator: Operator, event_time: str | None) -> DataFrame:
+    """Only the columns that the operator reads, and the event time; keys cast to the declared types."""
     wanted = columns_read(rows, operator)
     if isinstance(operator, Aggregate) and operator.map_side:
         rows = _pre_aggregated(rows, operator)
         wanted = operator.partial_schema.names
-    wanted = list(dict.fromkeys([*wanted, *operator.order_by]))
+    timed = (event_time,) if event_time else ()
+    wanted: list[str] = list(dict.fromkeys((*wanted, *operator.order_by, *timed)))
     keys = {f.name: spark_type(f.type) for f in operator.key}
     columns = [F.col(_quoted(c)).cast(keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
     return rows.select(*columns)

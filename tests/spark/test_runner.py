@@ -249,6 +249,22 @@ def test_as_the_readme_does_it(spark: SparkSession, tmp_path: Path) -> None:
         run(settings, stream, RunRequest())
 
 
+def test_an_empty_micro_batch_under_adaptive_execution(spark: SparkSession, tmp_path: Path) -> None:
+    """A session that Siltstone did not make plans adaptively: an empty batch would get no task at all."""
+    stream = replace(COUNTS, source=None)
+    rows = source_of(STEPS)(spark, {DIRECTORY: str(tmp_path / "files")}).filter("key < 0")
+    before = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
+    try:
+        with stream_runner(at(tmp_path / "w"), stream, spark) as runner:
+            writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+            writer.trigger(availableNow=True).start().awaitTermination()
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", before)
+    with Place.existing(at(tmp_path / "w").warehouse) as place:
+        assert place.catalog.last_id("counts") == len(STEPS)
+
+
 def test_another_checkpoint_location_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     own = Query(spark, tmp_path / "w")
     for location in ("first", "second"):

@@ -399,15 +399,15 @@ def test_the_summary_of_a_chain_without_bounds_or_restores(catalog: Catalog) -> 
     assert " ".join(title) == "flights: 1 checkpoint, 1.0 kB stored, 1.0 times the newest base"
     assert " ".join(aircraft) == "aircraft 10 1 1.0 kB 0 - 2 1.0 kB - -"
     assert " ".join(all_) == "all 10 1.0 kB - - -"
-    assert " ".join(rows_of(checkpoint_table(data))[1]) == "1 base D=2 1.0 kB 1.0 kB - - -"
+    assert " ".join(rows_of(checkpoint_table(data))[1]) == "1 base 2 1.0 kB 1.0 kB - - -"
 
 
 def test_checkpoints_have_a_row_each(data: ReportData) -> None:
     rows = [" ".join(row) for row in rows_of(checkpoint_table(data, 4))[1:]]
     assert rows == [
-        "2 delta D=2 delta D=2 147 bytes 1.7 kB - 2013-01-03 00:00 FAILED",
-        "3 delta D=2 base D=2 807 bytes 1.9 kB 1.50 2013-01-04 00:00 yes",
-        "4 base D=2 delta D=2 1.3 kB 1.9 kB - 2013-01-05 00:00 -",
-        "5 delta D=2 delta D=2 367 bytes 2.2 kB - 2013-01-06 00:00 -",
+        "2 delta 2 delta 2 147 bytes 1.7 kB - 2013-01-03 FAILED",
+        "3 delta 2 base 2 807 bytes 1.9 kB 1.50 2013-01-04 yes",
+        "4 base 2 delta 2 1.3 kB 1.9 kB - 2013-01-05 -",
+        "5 delta 2 delta 2 367 bytes 2.2 kB - 2013-01-06 -",
     ]
     assert len(rows_of(checkpoint_table(data))) == 6
