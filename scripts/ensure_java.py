@@ -51,9 +51,7 @@ def ask(java: Path) -> tuple[str, int] | None:
     """
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
-        told = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True
-        ).stderr
+        told = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True).stderr
     except (OSError, subprocess.SubprocessError):
         return None
     home = re.search(r"^\s*java\.home = (.+)$", told, re.MULTILINE)

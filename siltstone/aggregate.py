@@ -157,8 +157,7 @@ class Aggregate(Operator):
                 continue
             missing = [name for name in inputs if name not in table.column_names]
             wanted = {
-                name: kind or (pa.null() if missing else table.schema.field(name).type)
-                for name, kind in inputs.items()
+                name: kind or (pa.null() if missing else table.schema.field(name).type) for name, kind in inputs.items()
             }
             fitted = conform(table, pa.schema(list(wanted.items())), table.num_rows, f"operator {self.name}")
             lifted += function.lift([one_array(column) for column in normalise_keys(fitted).columns])
@@ -168,9 +167,7 @@ class Aggregate(Operator):
         names = {f"{PARTIAL}{name}": name for name in self._kept.names}
         given = table.select([name for name in table.column_names if name in names])
         given = given.rename_columns([names[name] for name in given.column_names])
-        return [
-            one_array(c) for c in conform(given, self._kept, table.num_rows, f"operator {self.name}").columns
-        ]
+        return [one_array(c) for c in conform(given, self._kept, table.num_rows, f"operator {self.name}").columns]
 
     def _reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
         return [c for function, part in self._parts(columns) for c in function.reduce(part, group, size)]

@@ -64,16 +64,12 @@ class Rows:
         key_groups: uint16[n], the key group of each row.
     """
 
-    def __init__(
-        self, table: pa.Table, hashes: np.ndarray, groups: np.ndarray, key_names: Sequence[str]
-    ) -> None:
+    def __init__(self, table: pa.Table, hashes: np.ndarray, groups: np.ndarray, key_names: Sequence[str]) -> None:
         self.table, self.hashes, self.key_groups = table, hashes, groups
         self._key_names = list(key_names)
 
     @classmethod
-    def of(
-        cls, operator: "Operator", table: pa.Table, hashes: np.ndarray | None, max_parallelism: int
-    ) -> "Rows":
+    def of(cls, operator: "Operator", table: pa.Table, hashes: np.ndarray | None, max_parallelism: int) -> "Rows":
         """Rows for an operator; `hashes` are computed where there are none yet.
 
         Raises:
@@ -155,9 +151,7 @@ class Operator:
     def __init__(self, **fields: Any) -> None:
         unknown = sorted(fields.keys() - set(self.FIELDS))
         if unknown:
-            raise UsageError(
-                f"an operator has no field {', '.join(unknown)} (it has {', '.join(self.FIELDS)})"
-            )
+            raise UsageError(f"an operator has no field {', '.join(unknown)} (it has {', '.join(self.FIELDS)})")
         for field, value in fields.items():
             setattr(self, field, value)
         self._check()
@@ -239,14 +233,10 @@ def _key_columns(operator: Operator, table: pa.Table) -> pa.Table:
     for field in operator.key:
         what = f"operator {operator.name}: key column {field.name}"
         if field.name not in table.column_names:
-            raise UsageError(
-                f"{what} is missing in {operator.reads} (it has {', '.join(table.column_names)})"
-            )
+            raise UsageError(f"{what} is missing in {operator.reads} (it has {', '.join(table.column_names)})")
         array = one_array(table.column(field.name))
         if array.null_count:
-            raise BadRow(
-                f"{what} is null in {array.null_count} of {len(array)} rows: drop or fill them in the source"
-            )
+            raise BadRow(f"{what} is null in {array.null_count} of {len(array)} rows: drop or fill them in the source")
         try:
             arrays.append(array if array.type == field.type else array.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -66,13 +66,9 @@ def random_array(random: Random, kind: pa.DataType, size: int) -> pa.Array:
     def one() -> Any:
         if pa.types.is_integer(kind):
             low = 0 if pa.types.is_unsigned_integer(kind) else -(2 ** (kind.bit_width - 1))
-            return random.choice(
-                [low, low + 2**kind.bit_width - 1, random.randrange(low, low + 2**kind.bit_width)]
-            )
+            return random.choice([low, low + 2**kind.bit_width - 1, random.randrange(low, low + 2**kind.bit_width)])
         if pa.types.is_floating(kind):
-            return random.choice(
-                [0.0, -0.0, *_ODD_NANS, float("inf"), random.gauss(0, 1), random.gauss(0, 1e30)]
-            )
+            return random.choice([0.0, -0.0, *_ODD_NANS, float("inf"), random.gauss(0, 1), random.gauss(0, 1e30)])
         if pa.types.is_decimal(kind):
             unscaled = random.randrange(10 ** random.randint(1, kind.precision))
             return Decimal((random.randint(0, 1), Decimal(unscaled).as_tuple().digits, -kind.scale))

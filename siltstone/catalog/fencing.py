@@ -35,9 +35,7 @@ def hold(connection: Connection, name: str, epoch: int) -> None:
             "another run has taken over; stop this one"
         )
     if epoch > newest or epoch < 1:
-        raise Fenced(
-            f"writer epoch {epoch} of stream {name} was never begun (the newest is {newest}): run it anew"
-        )
+        raise Fenced(f"writer epoch {epoch} of stream {name} was never begun (the newest is {newest}): run it anew")
 
 
 def take_over(connection: Connection, name: str, who: str, now: datetime) -> int:

@@ -38,9 +38,7 @@ def open_catalog(
             there = path.exists()
             misplaced = path.is_dir() or not (there or path.parent.is_dir())
         except OSError as error:
-            raise Unreachable(
-                f"cannot reach the catalog {path}: {error.strerror}; check its owner"
-            ) from error
+            raise Unreachable(f"cannot reach the catalog {path}: {error.strerror}; check its owner") from error
         if not there and not create:
             raise missing
         if misplaced:

@@ -110,9 +110,7 @@ class CheckpointCommit:
             check_object_name(stored.name)
         late = [i for i in self.first.values() if not 0 < i <= self.id]
         if late:
-            raise UsageError(
-                f"checkpoint {self.id} cannot depend on {late[0]}: it builds on earlier ones only"
-            )
+            raise UsageError(f"checkpoint {self.id} cannot depend on {late[0]}: it builds on earlier ones only")
 
 
 @dataclass(frozen=True, slots=True)

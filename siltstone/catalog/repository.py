@@ -79,9 +79,7 @@ class Catalog:
         """
         check_name("stream", stream)
         if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
-            raise UsageError(
-                f"max_parallelism {max_parallelism} is out of range: use 1 to {MAX_MAX_PARALLELISM}"
-            )
+            raise UsageError(f"max_parallelism {max_parallelism} is out of range: use 1 to {MAX_MAX_PARALLELISM}")
         values = {
             "name": stream,
             "max_parallelism": max_parallelism,
@@ -176,9 +174,7 @@ class Catalog:
             newest = rows.newest(connection, stream)
             last = newest.id if newest else 0
             if commit.id != last + 1:
-                raise UsageError(
-                    f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}"
-                )
+                raise UsageError(f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}")
             rows.insert_checkpoint(connection, stream, epoch, commit, newest, self._now())
 
     def last_id(self, stream: str) -> int:
@@ -226,9 +222,7 @@ class Catalog:
             time = parse_time(at)
         except UsageError:
             self.stream(stream)
-            raise UnknownCheckpoint(
-                f"{at!r} is no checkpoint: use latest, an id, or an ISO time (UTC)"
-            ) from None
+            raise UnknownCheckpoint(f"{at!r} is no checkpoint: use latest, an id, or an ISO time (UTC)") from None
         missing = f"no checkpoint as old as {time.isoformat()}"
         return self._newest(stream, missing, t.checkpoint.c.committed_at <= time).id
 

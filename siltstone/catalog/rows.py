@@ -48,9 +48,7 @@ def unknown_checkpoint(connection: Connection, stream: str, missing: str) -> Unk
     """
     get_stream(connection, stream)
     c = t.checkpoint.c
-    summary = select(
-        func.count(), func.min(c.id), func.max(c.id), func.min(c.event_time_max), func.min(c.committed_at)
-    )
+    summary = select(func.count(), func.min(c.id), func.max(c.id), func.min(c.event_time_max), func.min(c.committed_at))
     count, first, last, events, committed = connection.execute(summary.where(c.stream == stream)).one()
     if not count:
         return UnknownCheckpoint(f"{missing} of stream {stream}: it has none yet, run it first")
@@ -176,6 +174,4 @@ def snapshots(connection: Connection, stream: str) -> list[SnapshotRecord]:
     for checkpoint, *rest in connection.execute(query.order_by(o.name)):
         stored.setdefault(checkpoint, []).append(StoredObject(*rest))
     found = connection.execute(select(t.snapshot).where(s.stream == stream).order_by(s.checkpoint))
-    return [
-        SnapshotRecord(**row, objects=tuple(stored.get(row["checkpoint"], ()))) for row in found.mappings()
-    ]
+    return [SnapshotRecord(**row, objects=tuple(stored.get(row["checkpoint"], ()))) for row in found.mappings()]

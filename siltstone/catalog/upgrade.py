@@ -52,8 +52,6 @@ def _upgrade(connection: Connection, found: str | None) -> None:
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if found is not None and found not in known:
-        raise UsageError(
-            f"the catalog was written by a newer Siltstone (revision {found}): upgrade siltstone"
-        )
+        raise UsageError(f"the catalog was written by a newer Siltstone (revision {found}): upgrade siltstone")
     with _ALEMBIC:
         command.upgrade(config, "head")

@@ -97,8 +97,7 @@ def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
         "handles": [_handle(handle) for handle in plain["handles"]],
         "objects": [StoredObject(**stored) for stored in plain["objects"]],
         "digests": {
-            name: np.frombuffer(base64.b64decode(part, validate=True), "<u8")
-            for name, part in plain["digests"].items()
+            name: np.frombuffer(base64.b64decode(part, validate=True), "<u8") for name, part in plain["digests"].items()
         },
         "event_time_max": None if time is None else datetime.fromisoformat(time).astimezone(UTC),
         "error": None if error is None else tuple(error),

@@ -160,12 +160,8 @@ def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict
 def _check(checkpoint: int, entries: Sequence[IndexEntry]) -> None:
     for entry in entries:
         what = f"entry {entry.variable} of checkpoint {checkpoint}"
-        if entry.form == Form.DELTA and not (
-            0 <= entry.previous_checkpoint < checkpoint and not entry.source
-        ):
-            raise UsageError(
-                f"{what} is a delta: it must lie in the segment and build on an earlier checkpoint"
-            )
+        if entry.form == Form.DELTA and not (0 <= entry.previous_checkpoint < checkpoint and not entry.source):
+            raise UsageError(f"{what} is a delta: it must lie in the segment and build on an earlier checkpoint")
         if entry.form == Form.BASE and (
             not entry.source or entry.offset or entry.previous_checkpoint or entry.previous_entry
         ):

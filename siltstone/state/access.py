@@ -35,9 +35,7 @@ def conform(columns: Columns, schema: pa.Schema, rows: int, what: str) -> pa.Tab
     arrays = []
     for field in schema:
         if field.name not in table.column_names:
-            raise UsageError(
-                f"{what}: column {field.name} is missing (given: {', '.join(table.column_names)})"
-            )
+            raise UsageError(f"{what}: column {field.name} is missing (given: {', '.join(table.column_names)})")
         column = table.column(field.name)
         try:
             arrays.append(column if column.type == field.type else column.cast(field.type))
@@ -125,9 +123,7 @@ class MapAccess:
         table = normalise_keys(conform(subkeys, subkey_schema, len(at), self._name))
         for name in table.column_names:
             if table.column(name).null_count:
-                raise BadRow(
-                    f"{self._name}: map key {name} is null in {table.column(name).null_count} rows: drop them"
-                )
+                raise BadRow(f"{self._name}: map key {name} is null in {table.column(name).null_count} rows: drop them")
         batch = _address(keys, at, table)
         first, entry = distinct(batch.hashes, batch.keys.columns)
         if len(first) == len(entry):
@@ -213,9 +209,7 @@ class WindowAccess(ListAccess):
         table = conform(rows, self._table.schema.value, len(at), self._name)
         nulls = table.column(self._order).null_count
         if nulls:
-            raise BadRow(
-                f"{self._name}: column {self._order} orders the window and is null in {nulls} rows: drop them"
-            )
+            raise BadRow(f"{self._name}: column {self._order} orders the window and is null in {nulls} rows: drop them")
         self.append(keys, at, table)
 
     def get(self, keys: KeyBatch) -> tuple[np.ndarray, pa.Table]:
@@ -264,9 +258,7 @@ class WindowAccess(ListAccess):
             array = array if array.type == kind else array.cast(kind)
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
             why = str(error).splitlines()[0]
-            raise UsageError(
-                f"{self._name}: evict needs {kind} to compare with {self._order}: {why}"
-            ) from None
+            raise UsageError(f"{self._name}: evict needs {kind} to compare with {self._order}: {why}") from None
         if len(array) != size:
             raise UsageError(f"{self._name}: evict was given {len(array)} limits for {size} keys")
         return fixed_values(array), array.is_null().to_numpy(zero_copy_only=False)

@@ -59,9 +59,7 @@ def spans(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
     edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     base, end = int(edges[0]), int(edges[-1])
-    taken = (
-        np.frombuffer(data, np.uint8)[base:end] if data is not None and end > base else np.empty(0, np.uint8)
-    )
+    taken = np.frombuffer(data, np.uint8)[base:end] if data is not None and end > base else np.empty(0, np.uint8)
     return taken, edges[:-1] - base, edges[1:] - edges[:-1]
 
 

@@ -222,9 +222,7 @@ def _hash_block(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seeds
     return _avalanche(h)
 
 
-def _hash_stripes(
-    words: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seeds: np.ndarray
-) -> np.ndarray:
+def _hash_stripes(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seeds: np.ndarray) -> np.ndarray:
     lanes = [seeds + (P1 + P2), seeds + P2, seeds.copy(), seeds - P1]
     stripes = lengths // 32
     for k in range(int(stripes.max())):

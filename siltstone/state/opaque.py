@@ -58,9 +58,7 @@ class OpaqueAccess:
         for group, value in sorted(self._live.items()):
             data = self._serialize(value)
             if not isinstance(data, bytes):
-                raise UsageError(
-                    f"{self._name}: serialize returned {type(data).__name__}: it must return bytes"
-                )
+                raise UsageError(f"{self._name}: serialize returned {type(data).__name__}: it must return bytes")
             if stored.get(group) != data:
                 changed[group] = data
         if changed:
@@ -71,7 +69,6 @@ class OpaqueAccess:
         if group not in self._state.groups:
             owned = self._state.groups
             raise UsageError(
-                f"{self._name}: key group {group} is not of this subtask, "
-                f"which has {owned.start} to {owned.end - 1}"
+                f"{self._name}: key group {group} is not of this subtask, which has {owned.start} to {owned.end - 1}"
             )
         return group

@@ -74,9 +74,7 @@ class TableSchema:
 
     def to_json(self) -> dict[str, Any]:
         """A plain description: {"key": [[name, type], ...], "subkey": ..., "value": ...}."""
-        return {
-            part: [[f.name, str(f.type)] for f in getattr(self, part)] for part in ("key", "subkey", "value")
-        }
+        return {part: [[f.name, str(f.type)] for f in getattr(self, part)] for part in ("key", "subkey", "value")}
 
     @classmethod
     def from_json(cls, text: dict[str, Any]) -> Self:

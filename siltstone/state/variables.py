@@ -118,9 +118,7 @@ class WindowState(ListState):
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
         value = schema_of(self.value, f"the value of {name}")
         if self.order not in value.names:
-            raise UsageError(
-                f"{name} is ordered by {self.order!r}, which is not one of its columns: {value.names}"
-            )
+            raise UsageError(f"{name} is ordered by {self.order!r}, which is not one of its columns: {value.names}")
         kind = value.field(self.order).type
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind)):
             raise UsageError(

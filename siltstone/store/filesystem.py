@@ -125,9 +125,7 @@ class FilesystemStore:
                 if (self.root / stored.name).is_file():
                     raise
                 if not self.root.is_dir():
-                    raise Unreachable(
-                        f"cannot read {label}: its store is not there; mount or restore it"
-                    ) from error
+                    raise Unreachable(f"cannot read {label}: its store is not there; mount or restore it") from error
             raise CorruptObject(f"{label} is missing") from None
         if data.size != stored.bytes:
             raise CorruptObject(f"{label} has {data.size} bytes instead of {stored.bytes}")

@@ -164,9 +164,7 @@ def test_a_newer_epoch_fences_the_older_one(flights: Catalog) -> None:
     flights.check_epoch("flights", 1)
     assert [flights.new_epoch("flights", f"host:{n}") for n in (2, 3, 4)] == [2, 3, 4]
     flights.check_epoch("flights", 4)
-    message = (
-        "writer epoch 3 of stream flights was fenced by epoch 4: another run has taken over; stop this one"
-    )
+    message = "writer epoch 3 of stream flights was fenced by epoch 4: another run has taken over; stop this one"
     for call in (
         lambda: flights.check_epoch("flights", 3),
         lambda: flights.commit("flights", 3, commit_of(2)),
@@ -272,9 +270,7 @@ def test_an_id_that_does_not_follow_is_refused(flights: Catalog, id: int) -> Non
     ids=["object recorded before", "step recorded before", "object twice", "not a number", "not JSON"],
 )
 def test_a_commit_that_does_not_fit_changes_nothing(flights: Catalog, fault: dict) -> None:
-    flights.commit(
-        "flights", 1, commit_of(1, bases=[stored(1, "twice.base.parquet")], steps=[Step(1, 0, "")])
-    )
+    flights.commit("flights", 1, commit_of(1, bases=[stored(1, "twice.base.parquet")], steps=[Step(1, 0, "")]))
     flights.commit("flights", 1, commit_of(2, first={"aircraft": 1}, steps=[Step(2, 1, "")]))
     before = (flights.objects("flights"), flights.steps("flights", 99), flights.checkpoints("flights"))
     with pytest.raises(UsageError, match="checkpoint 3 of stream flights") as caught:
@@ -285,9 +281,7 @@ def test_a_commit_that_does_not_fit_changes_nothing(flights: Catalog, fault: dic
     flights.commit("flights", 1, commit_of(3, steps=[Step(3, 2, "")]))
 
 
-@pytest.mark.parametrize(
-    "name", ["../x", "flights/../../x", "/etc/passwd", "", "a//b", "a\\b", "a\nb", ".tmp/x"]
-)
+@pytest.mark.parametrize("name", ["../x", "flights/../../x", "/etc/passwd", "", "a//b", "a\\b", "a\nb", ".tmp/x"])
 def test_an_object_name_that_leaves_the_store_is_refused(flights: Catalog, name: str) -> None:
     outside = StoredObject(name, 1, "0" * 32)
     for place in ({"manifest": outside}, {"segments": [outside]}, {"bases": [outside]}):
@@ -501,9 +495,7 @@ def test_a_snapshot_belongs_to_one_checkpoint(flights: Catalog) -> None:
     (found,) = flights.snapshots("flights")
     assert (found.checkpoint, found.rows, found.bytes, found.taken_at) == (2, 14, 42, NOON)
     assert found.objects == tuple(full)
-    assert [o.name for o in flights.objects("flights", [2]) if o.kind == ObjectKind.SNAPSHOT] == [
-        o.name for o in full
-    ]
+    assert [o.name for o in flights.objects("flights", [2]) if o.kind == ObjectKind.SNAPSHOT] == [o.name for o in full]
     with pytest.raises(UsageError, match="snapshot of checkpoint 2 of stream flights"):
         flights.add_snapshot("flights", 1, 2, [stored(2, "c.snapshot.parquet")], 14)
     with pytest.raises(UnknownCheckpoint):

@@ -82,12 +82,8 @@ def committer(url: str, die_at: int = 0) -> subprocess.Popen[str]:
 def check_whole(catalog: Catalog, last: int) -> None:
     """Checkpoints 1 to `last` are there with all they refer to, and nothing else is."""
     assert [c.id for c in catalog.checkpoints("flights")] == list(range(1, last + 1))
-    assert [o.checkpoint for o in catalog.objects("flights")] == [
-        i for i in range(1, last + 1) for _ in range(6)
-    ]
-    assert [(s.step, s.checkpoint) for s in catalog.steps("flights", 2**40)] == [
-        (i, i) for i in range(1, last + 1)
-    ]
+    assert [o.checkpoint for o in catalog.objects("flights")] == [i for i in range(1, last + 1) for _ in range(6)]
+    assert [(s.step, s.checkpoint) for s in catalog.steps("flights", 2**40)] == [(i, i) for i in range(1, last + 1)]
     if last:
         assert catalog.chain("flights", last) == list(range(1, last + 1))
 
@@ -246,9 +242,7 @@ def test_a_server_that_is_away_is_unreachable_and_its_password_unseen() -> None:
         port = listener.getsockname()[1]
         for query in ("", "?sslpassword=s3cret&password=s3cret"):
             url = f"postgresql://me:s3cret@127.0.0.1:{port}/catalog{query}"
-            with pytest.raises(
-                Unreachable, match=f"127.0.0.1:{port}/catalog.*check that the server"
-            ) as caught:
+            with pytest.raises(Unreachable, match=f"127.0.0.1:{port}/catalog.*check that the server") as caught:
                 open_catalog(url)
             assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
             assert caught.value.exit_code == 3
@@ -273,9 +267,7 @@ def test_a_connection_that_broke_is_made_anew(postgres: URL) -> None:
     with open_catalog(postgres.render_as_string(hide_password=False)) as catalog:
         catalog.streams()
         with create_engine(postgres).connect() as admin:
-            admin.execute(
-                text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
-            )
+            admin.execute(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"))
         assert catalog.streams() == []
 
 
@@ -308,9 +300,7 @@ def test_a_path_that_cannot_be_a_catalog_is_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.rglob("*")] == ["file"]
 
 
-@pytest.mark.parametrize(
-    "content", [b"this is text, not a database" * 100, b"SQLite format 3\0" + b"\xff" * 4096]
-)
+@pytest.mark.parametrize("content", [b"this is text, not a database" * 100, b"SQLite format 3\0" + b"\xff" * 4096])
 @pytest.mark.parametrize("create", [True, False])
 def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes, create: bool) -> None:
     path = tmp_path / "catalog.db"

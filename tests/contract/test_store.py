@@ -294,9 +294,7 @@ BUSY_WRITER = """
 
 
 @pytest.mark.parametrize("after_s", [0.005, 0.02, 0.05])
-def test_what_a_killed_writer_had_put_is_there_and_all_else_is_whole(
-    case: Case, store: Store, after_s: float
-) -> None:
+def test_what_a_killed_writer_had_put_is_there_and_all_else_is_whole(case: Case, store: Store, after_s: float) -> None:
     writer = _spawn(BUSY_WRITER, case.url)
     assert writer.stdout is not None and writer.stdout.readline() == "0\n"
     time.sleep(after_s)

@@ -21,9 +21,7 @@ FUNCTIONS = [
     Last("last", of="s", type=pa.string(), by="t", by_type=pa.int64()),
     Min("s_lo", of="s", type=pa.string()),
 ]
-SCHEMA = pa.schema(
-    [("k", pa.int32()), ("kind", pa.string()), ("v", pa.int64()), ("s", pa.string()), ("t", pa.int64())]
-)
+SCHEMA = pa.schema([("k", pa.int32()), ("kind", pa.string()), ("v", pa.int64()), ("s", pa.string()), ("t", pa.int64())])
 row = st.tuples(
     st.integers(0, 3),
     st.sampled_from(["", "a"]),

@@ -73,9 +73,7 @@ def test_garbage_is_refused_or_read_even_under_a_good_seal(data: bytes) -> None:
 
 
 @given(indexes(), st.data())
-def test_damage_under_a_good_seal_never_crashes(
-    index: tuple[int, list[IndexEntry]], data: st.DataObject
-) -> None:
+def test_damage_under_a_good_seal_never_crashes(index: tuple[int, list[IndexEntry]], data: st.DataObject) -> None:
     payload = bytearray(encode_index(*index)[len(MAGIC) : -8])
     for _ in range(data.draw(st.integers(1, 3))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))

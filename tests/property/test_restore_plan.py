@@ -54,9 +54,7 @@ def expected(history, checkpoint, name, group):
     """The handles one key group needs, oldest first, by following `previous` one step at a time."""
     out = []
     while True:
-        (found,) = [
-            h for h in history[checkpoint] if (h.operator, h.variable) == name and group in h.key_groups
-        ]
+        (found,) = [h for h in history[checkpoint] if (h.operator, h.variable) == name and group in h.key_groups]
         out.append((checkpoint, found))
         if found.form is Form.BASE:
             return out[::-1]
@@ -68,9 +66,7 @@ def of_group(reads, group):
 
 
 @given(histories(), st.integers(1, 30), st.data())
-def test_every_key_group_of_every_table_gets_its_base_and_all_later_deltas_in_order(
-    history, parallelism, data
-):
+def test_every_key_group_of_every_table_gets_its_base_and_all_later_deltas_in_order(history, parallelism, data):
     checkpoint = data.draw(st.sampled_from(sorted(history)))
     plan = plan_restore(history, checkpoint, GROUPS, parallelism)
     assert [(u.operator, u.key_groups) for u in plan.units] == [
@@ -130,9 +126,7 @@ def test_a_missing_handle_is_a_gap_that_is_named(history, data):
     whole_variable = not any((h.operator, h.variable) == name for h in broken[at])
     assume(at != checkpoint or not whole_variable)  # then it is no variable of the checkpoint
     what = f"needs checkpoint {at}," if whole_variable else "no handle holds"
-    with pytest.raises(
-        StateError, match=rf"checkpoint \d+, operator {name[0]}, variable {name[1]}: .*{what}"
-    ):
+    with pytest.raises(StateError, match=rf"checkpoint \d+, operator {name[0]}, variable {name[1]}: .*{what}"):
         plan_restore(broken, checkpoint, GROUPS, 3)
     with pytest.raises(StateError, match=rf"operator {name[0]}, variable {name[1]}"):
         verify_plan(broken, GROUPS)
@@ -228,6 +222,4 @@ def test_plans_are_values():
     history = {1: [handle("flights", "totals", WHOLE, 1, 0)]}
     assert isinstance(plan_restore(history, 1, GROUPS, 2), RestorePlan)
     assert plan_restore(history, 1, GROUPS, 2) == plan_restore(history, 1, GROUPS, 2)
-    assert verify_plan(history, GROUPS) == [
-        VerifyChain("flights", WHOLE, verify_plan(history, GROUPS)[0].steps)
-    ]
+    assert verify_plan(history, GROUPS) == [VerifyChain("flights", WHOLE, verify_plan(history, GROUPS)[0].steps)]

@@ -58,9 +58,7 @@ def test_six_tables_take_few_bytes() -> None:
     assert len(_full().to_bytes()) < 7500
 
 
-@pytest.mark.parametrize(
-    "error", [CorruptObject("object x is missing"), UnknownStream("no 'é'"), SiltstoneError("?")]
-)
+@pytest.mark.parametrize("error", [CorruptObject("object x is missing"), UnknownStream("no 'é'"), SiltstoneError("?")])
 def test_a_failure_is_raised_again_as_what_it_was(error: SiltstoneError) -> None:
     read = Acknowledgement.from_bytes(Acknowledgement.failure("o", 1, error).to_bytes())
     assert (read.operator, read.subtask) == ("o", 1)

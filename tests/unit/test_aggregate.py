@@ -137,9 +137,7 @@ def test_sums_keep_their_kind():
 
 
 def test_float_sums_do_not_see_the_order_of_rows():
-    values = np.random.default_rng(5).normal(0, 1, 2000) * 10.0 ** np.random.default_rng(6).integers(
-        -12, 12, 2000
-    )
+    values = np.random.default_rng(5).normal(0, 1, 2000) * 10.0 ** np.random.default_rng(6).integers(-12, 12, 2000)
     functions = [Sum("s", of="v", type=pa.float64()), Average("m", of="v", type=pa.float64())]
     operator = Aggregate("a", key={"k": pa.int64()}, aggregates=functions)
     assert operator.order_by == ("k", "v")
@@ -156,9 +154,7 @@ def test_float_sums_do_not_see_the_order_of_rows():
 @pytest.mark.parametrize("kind", [pa.uint32(), pa.uint64(), pa.float64(), pa.string()], ids=str)
 def test_rows_aggregated_before_the_shuffle_make_the_same_state(kind):
     keys = pa.array([1, 2, 1, 3, 2, 1, 1, 3]).cast(kind)
-    table = pa.table(
-        rows(*((str(i), v, s) for i, (v, s) in enumerate([(5, 1), (None, 2), (7, 1), (0, 9)] * 2)))
-    )
+    table = pa.table(rows(*((str(i), v, s) for i, (v, s) in enumerate([(5, 1), (None, 2), (7, 1), (0, 9)] * 2))))
     table = table.set_column(0, "k", keys)
     direct = Aggregate("a", key={"k": kind}, aggregates=FUNCTIONS)
     early = Aggregate("a", key={"k": kind}, aggregates=FUNCTIONS, map_side=True)
@@ -223,9 +219,7 @@ def test_a_wrong_definition_is_refused(fields, message):
 
 
 def test_columns_that_do_not_fit_are_refused():
-    with subtask(
-        Aggregate("a", key=KEY, aggregates=[Count("n"), Sum("s", of="v"), Count("c", of="w")])
-    ) as task:
+    with subtask(Aggregate("a", key=KEY, aggregates=[Count("n"), Sum("s", of="v"), Count("c", of="w")])) as task:
         for columns, message in [
             ({"k": ["x"], "w": [1]}, "operator a: column v is missing"),
             ({"k": ["x"], "v": [1]}, "operator a: column w is missing"),

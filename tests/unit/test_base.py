@@ -19,9 +19,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.schema import TableSchema
 from siltstone.store.filesystem import FilesystemStore
 
-TOTALS = TableSchema(
-    pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("n", pa.int64()), ("s", pa.string())])
-)
+TOTALS = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("n", pa.int64()), ("s", pa.string())]))
 
 
 class Sink:
@@ -46,9 +44,7 @@ def _written(schema: TableSchema, batches: list[tuple[pa.Table, np.ndarray]]) ->
     return bytes(sink.data)
 
 
-def _totals(
-    rows: int, groups: int, batch: int
-) -> tuple[pa.Table, np.ndarray, list[tuple[pa.Table, np.ndarray]]]:
+def _totals(rows: int, groups: int, batch: int) -> tuple[pa.Table, np.ndarray, list[tuple[pa.Table, np.ndarray]]]:
     """Rows ordered by key group alone, whole and in batches."""
     rng = np.random.default_rng(3)
     keys = rng.permutation(rows)
@@ -117,9 +113,7 @@ def test_row_groups_that_hold_nothing_wanted_are_not_touched() -> None:
 def test_one_key_group_larger_than_a_row_group() -> None:
     table, _, _ = _totals(300_000, 1, 300_000)
     owners = np.full(300_000, 5, np.uint16)
-    data = _written(
-        TOTALS, [(table.slice(i, 70_000), owners[i : i + 70_000]) for i in range(0, 300_000, 70_000)]
-    )
+    data = _written(TOTALS, [(table.slice(i, 70_000), owners[i : i + 70_000]) for i in range(0, 300_000, 70_000)])
     got, _ = _all(read_base(data, TOTALS))
     assert got.column("k").to_pylist() == list(range(300_000))
 
@@ -128,9 +122,7 @@ def test_an_empty_base() -> None:
     data = _written(TOTALS, [])
     assert list(read_base(data, TOTALS)) == []
     assert pq.read_schema(pa.BufferReader(data)).names == [KEY_GROUP, "k", "n", "s"]
-    assert (
-        list(read_base(_written(TOTALS, [(TOTALS.rows.empty_table(), np.zeros(0, np.uint16))]), TOTALS)) == []
-    )
+    assert list(read_base(_written(TOTALS, [(TOTALS.rows.empty_table(), np.zeros(0, np.uint16))]), TOTALS)) == []
 
 
 def test_every_type_comes_back_exactly() -> None:

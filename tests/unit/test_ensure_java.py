@@ -14,9 +14,7 @@ def make_java(home: Path, version: str) -> Path:
     """A `java` below `home` that answers as the real one does."""
     java = home / "bin" / "java"
     java.parent.mkdir(parents=True)
-    java.write_text(
-        f'#!/bin/sh\nprintf "    java.home = {home}\\n    java.specification.version = {version}\\n" >&2\n'
-    )
+    java.write_text(f'#!/bin/sh\nprintf "    java.home = {home}\\n    java.specification.version = {version}\\n" >&2\n')
     java.chmod(0o755)
     return java
 

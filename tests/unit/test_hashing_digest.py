@@ -50,19 +50,14 @@ def test_sliced_chunked_and_encoded_columns_hash_as_their_values():
     assert hashing.xxhash64([text.dictionary_encode()]).tolist() == hashing.xxhash64([text]).tolist()
     assert hashing.xxhash64([text.cast(pa.large_string())]).tolist() == hashing.xxhash64([text]).tolist()
     bools = pa.array([True, False, True, None, True]).slice(1)
-    assert (
-        hashing.xxhash64([bools]).tolist()
-        == hashing.xxhash64([pa.array([0, 1, None, 1], pa.int8())]).tolist()
-    )
+    assert hashing.xxhash64([bools]).tolist() == hashing.xxhash64([pa.array([0, 1, None, 1], pa.int8())]).tolist()
 
 
 def test_big_decimals_hash_the_shortest_twos_complement():
     numbers = [0, 1, -1, 127, 128, -128, -129, 255, 256, 2**63, -(2**63), 2**64, 10**37, -(10**37)]
     array = pa.array([Decimal(n) for n in numbers], pa.decimal128(38, 0))
     expected = [
-        xxhash.xxh64_intdigest(
-            n.to_bytes(((n if n >= 0 else ~n).bit_length() // 8) + 1, "big", signed=True), 42
-        )
+        xxhash.xxh64_intdigest(n.to_bytes(((n if n >= 0 else ~n).bit_length() // 8) + 1, "big", signed=True), 42)
         for n in numbers
     ]
     assert hashing.xxhash64([array]).tolist() == expected
@@ -197,9 +192,7 @@ def test_mix_is_the_documented_one():
 
 def test_what_does_not_change_a_row_digest_and_what_does():
     one = pa.table({"a": pa.array([3], pa.int8()), "b": ["x"]})
-    same = pa.table(
-        {"b": pa.array(["x"]), "n": pa.array([None], pa.date32()), "a": pa.array([3], pa.uint32())}
-    )
+    same = pa.table({"b": pa.array(["x"]), "n": pa.array([None], pa.date32()), "a": pa.array([3], pa.uint32())})
     assert row_digests(one).tolist() == row_digests(same).tolist()
     others = [
         {"a": [4], "b": ["x"]},
@@ -233,6 +226,4 @@ def test_checkpoint_digests_differ_by_place_of_the_same_numbers():
         {"o": {}},
     ]
     assert len({checkpoint_digest(shape) for shape in shapes}) == len(shapes)
-    assert checkpoint_digest({"a": {"v": a, "w": b}, "b": {}}) == checkpoint_digest(
-        {"b": {}, "a": {"w": b, "v": a}}
-    )
+    assert checkpoint_digest({"a": {"v": a, "w": b}, "b": {}}) == checkpoint_digest({"b": {}, "a": {"w": b, "v": a}})

@@ -39,9 +39,7 @@ def keys_of(task, *planes):
     """A KeyBatch in the order given; the engine's own order is by hash."""
     rows = task.rows({"plane": list(planes), "year": [2013] * len(planes)})
     where = [int(np.flatnonzero(np.array(rows.keys.keys["plane"].to_pylist()) == p)[0]) for p in planes]
-    return type(rows.keys)(
-        rows.keys.keys.take(pa.array(where)), rows.keys.hashes[where], rows.keys.key_groups[where]
-    )
+    return type(rows.keys)(rows.keys.keys.take(pa.array(where)), rows.keys.hashes[where], rows.keys.key_groups[where])
 
 
 def lists(keys, at, table):
@@ -80,9 +78,7 @@ def test_fields_may_be_given_to_the_constructor_and_variables_inherited():
         extra = ValueState(value={"x": pa.int64()})
         log = ListState(value={"other": pa.int64()})
 
-    operator = More(
-        name="more", reads="everything", order_by=["at"], inputs=("at",), output={"x": pa.int64()}
-    )
+    operator = More(name="more", reads="everything", order_by=["at"], inputs=("at",), output={"x": pa.int64()})
     assert list(operator.variables()) == ["totals", "routes", "log", "week", "seen", "extra"]
     assert operator.tables()["log"].value.names == ["other"]
     assert (operator.name, operator.reads, operator.order_by) == ("more", "everything", ("at",))
@@ -137,9 +133,7 @@ def test_rows_know_their_keys(task):
 
 
 def test_float_keys_are_normalised_in_the_rows():
-    operator = type(
-        "O", (Operator,), {"name": "o", "key": {"k": pa.float32()}, "v": ValueState({"x": pa.int8()})}
-    )()
+    operator = type("O", (Operator,), {"name": "o", "key": {"k": pa.float32()}, "v": ValueState({"x": pa.int8()})})()
     rows = Rows.of(operator, pa.table({"k": [0.0, -0.0, float("nan"), -float("nan")]}), None, 4)
     assert rows.table["k"].to_numpy().view(np.uint32).tolist() == [0, 0, 0x7FC00000, 0x7FC00000]
     assert len(rows.keys) == 2
@@ -190,9 +184,7 @@ def test_map_state_newest_of_several_wins(task):
     at = np.array([0, 1, 0, 0])
     routes = {"route": [0.0, 1.0, -0.0, 2.0]}
     task.run(lambda s: s.routes.put(keys, at, routes, {"flown": [1, 2, 3, 4]}))
-    got = task.run(
-        lambda s: s.routes.get(keys, np.array([1, 0, 0, 1, 0]), {"route": [0.0, 0.0, 2.0, 1.0, 0.0]})
-    )
+    got = task.run(lambda s: s.routes.get(keys, np.array([1, 0, 0, 1, 0]), {"route": [0.0, 0.0, 2.0, 1.0, 0.0]}))
     assert got["flown"].to_pylist() == [None, 3, 4, 2, 3]
     task.run(lambda s: s.routes.delete(keys, np.array([0, 0, 1]), {"route": [0.0, 0.0, 5.0]}))
     found = task.run(lambda s: s.routes.found(keys, at, routes))
@@ -234,9 +226,7 @@ def hours(*numbers):
 def test_window_state_slides(task):
     keys = keys_of(task, "a", "b", "c")
     task.run(
-        lambda s: s.week.insert(
-            keys, np.array([0, 0, 1, 0]), {"at": hours(5, 1, 2, 3), "delay": [50, 10, 20, None]}
-        )
+        lambda s: s.week.insert(keys, np.array([0, 0, 1, 0]), {"at": hours(5, 1, 2, 3), "delay": [50, 10, 20, None]})
     )
     at, rows = task.run(lambda s: s.week.get(keys))
     assert lists(keys, at, rows)["a"] == list(zip(hours(1, 3, 5), [10, None, 50], strict=True))
@@ -325,9 +315,7 @@ def test_full_state_and_deltas_carry_over(task):
         other.run(copy)
         assert sorted(map(str, other.dump("log"))) == sorted(map(str, task.dump("log")))
         task.run(lambda _: [table.mark() for table in task.state.tables.values()])
-        task.run(
-            lambda s: (s.log.delete(keys_of(task, "a")), s.log.append(keys, at[4:6], {"event": ["x", "y"]}))
-        )
+        task.run(lambda s: (s.log.delete(keys_of(task, "a")), s.log.append(keys, at[4:6], {"event": ["x", "y"]})))
 
         def follow(_):
             for table in ("log", "log.bounds"):

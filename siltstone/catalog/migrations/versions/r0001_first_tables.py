@@ -9,9 +9,7 @@ branch_labels = None
 depends_on = None
 
 
-def _of_checkpoint(
-    column: str, *, primary_key: bool = False
-) -> tuple[sa.Column, sa.Column, sa.ForeignKeyConstraint]:
+def _of_checkpoint(column: str, *, primary_key: bool = False) -> tuple[sa.Column, sa.Column, sa.ForeignKeyConstraint]:
     return (
         sa.Column("stream", sa.String(64), primary_key=True),
         sa.Column(column, sa.BigInteger, nullable=False, primary_key=primary_key),
