@@ -433,7 +433,7 @@ def test_a_warehouse_that_is_full(new_project: Path) -> None:
         ended = siltstone("run", "filling")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    ended.failed(3, "cannot", "/w/", "space")
+    ended.failed(3, "cannot", "/w/")
     assert len(siltstone("checkpoints", "filling", "--json").json["checkpoints"]) == 2
     found = siltstone("run", "filling", "--json").json
     assert found["checkpoints"] == [3, 4]

@@ -17,14 +17,15 @@ PARTS = re.compile(r"<!-- (run|file: (?P<file>\S+)) -->\n```\w+\n(?P<text>.*?)``
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment that finds Siltstone in a virtual environment that holds the wheel and what it needs."""
     root = tmp_path_factory.mktemp("user")
+    # A Spark session of this process has put its own packages on PYTHONPATH, where pip would find them.
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "PYSPARK_PYTHON")}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(root), str(ROOT)], check=True)
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(root), str(ROOT)], check=True, env=inherited)
     (wheel,) = root.glob("siltstone-*.whl")
     home = root / "venv"
     venv.create(home)
     install = [*pip, "--python", str(home / "bin" / "python"), "install", "--no-compile"]
-    subprocess.run([*install, "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)
-    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "PYSPARK_PYTHON")}
+    subprocess.run([*install, "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True, env=inherited)
     return inherited | {"PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
