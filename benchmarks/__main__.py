@@ -65,7 +65,7 @@ def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, draw; the exit code does not depend on what was measured."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Durable steps, side by side.")
-    parser.add_argument("--quick", action="store_true", help="small sizes, about a minute and a half")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a minute or two")
     parser.add_argument("--directory", type=Path, help="where to work: a disk, not memory (default: the system's)")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the numbers go")
     parser.add_argument("--picture", type=Path, default=Path("bench.png"), help="where the PNG goes")

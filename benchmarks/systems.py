@@ -69,13 +69,13 @@ def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
     """The user's own query around a `StreamRunner`."""
     functions = [Count("rows"), Sum("total", of=VALUE), Min("least", of=VALUE), Max("most", of=VALUE)]
     operator = Aggregate(OPERATOR, key={KEY: pa.int64()}, aggregates=functions, output=False)
-    stream = Stream("bench", lambda session, options: source(session, str(inputs)), [operator])
+    stream = Stream("bench", None, [operator])
     settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES)
     with Place.writable(settings.warehouse) as place:
         region = open_region(settings, stream, place, {}, CORES)
         completed: list[Completed] = []
         runner = StreamRunner(spark, region, on_checkpoint=completed.append)
-        rows = stream.source(spark, {})
+        rows = source(spark, str(inputs))
         writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
         steps = to_end(writer.trigger(availableNow=True).start())
         runner.finish()
