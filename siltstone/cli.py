@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -57,6 +58,21 @@ At = Annotated[str, typer.Option("--at", metavar="ID|TIMESTAMP|latest", help="Wh
 def _command_line() -> object:
     """The exit code that the command asked for, or None."""
     return app(prog_name="siltstone", standalone_mode=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        out.print(f"siltstone {metadata.version('siltstone')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Durable, provable state for PySpark streams."""
 
 
 def main(command: Callable[[], object] = _command_line) -> NoReturn:

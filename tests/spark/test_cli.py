@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,7 @@ def test_help() -> None:
     assert whole.code == 0 and not whole.err
     lines = [line.split()[0] for line in whole.out.partition("Commands:")[2].splitlines() if line.strip()]
     assert lines == COMMANDS
+    assert siltstone("--version").out == f"siltstone {metadata.version('siltstone')}\n"
     nothing = siltstone()
     assert (nothing.code, nothing.out) == (2, "") and "Commands:" in nothing.err
     for command in COMMANDS:
