@@ -127,7 +127,11 @@ class Region:
         if record.definition != definition:
             catalog.update_definition(stream.name, epoch, definition)
         region = cls(stream, warehouse, catalog, policy, options, epoch)
-        region._resume(catalog.last_id(stream.name))
+        try:
+            region._resume(catalog.last_id(stream.name))
+        except BaseException:
+            region.close("failed")
+            raise
         return region
 
     @property

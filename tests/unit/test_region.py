@@ -11,7 +11,7 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.errors import StateError, UsageError
+from siltstone.errors import CorruptObject, StateError, UsageError
 from siltstone.lifecycle.costs import cost_of
 from siltstone.lifecycle.export import unit_tasks
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
@@ -160,3 +160,13 @@ def test_a_delta_in_which_a_subtask_gave_way_to_a_base_says_how_large_it_would_h
     assert cost_of([delta]).tracked_bytes is None
     all_gave_way = cost_of([instead])
     assert (all_gave_way.form, all_gave_way.seconds, all_gave_way.tracked_bytes) == (Form.BASE, 2.25, 70)
+
+
+def test_a_run_that_cannot_resume_is_noted_as_failed(place: Place) -> None:
+    RegionRun(place, stream("old"), POLICY, parallelism=2).step(rows(1))
+    manifest = place.warehouse.local.objects / place.catalog.latest("sums").manifest.name
+    manifest.chmod(0o644)
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    with pytest.raises(CorruptObject, match=r"manifest\.arrow"):
+        RegionRun(place, stream("old"), POLICY, parallelism=2)
+    assert place.catalog.runs("sums")[-1].outcome == "failed"
