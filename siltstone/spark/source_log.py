@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from siltstone.catalog.records import Step
-from siltstone.errors import StateError
+from siltstone.errors import StateError, UsageError
 
 FILE_SOURCE_COMPACT_INTERVAL = 10
 """Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session pins it"""
@@ -66,6 +66,7 @@ class SourceLog:
 
         Raises:
             StateError: the query does not use this location as its checkpoint location.
+            UsageError: the query keeps state of Spark's own there, which is not laid out again.
         """
         path = self.check(batch)
         sources: dict[str, dict[str, str]] = {}
@@ -81,7 +82,13 @@ class SourceLog:
 
         Raises:
             StateError: there is none, so the query does not use this location as its checkpoint location.
+            UsageError: the query keeps state of Spark's own there, which no later run would find again.
         """
+        if (self.location / "state").exists():
+            raise UsageError(
+                "the query has stateful operators of Spark's own (dropDuplicates, a join, an aggregation) before "
+                "foreachBatch, which a resumed run would begin empty: do that work in an operator of the stream"
+            )
         path = self.location / "offsets" / str(batch)
         if not path.is_file():
             raise StateError(

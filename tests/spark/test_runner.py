@@ -265,6 +265,18 @@ def test_an_empty_micro_batch_under_adaptive_execution(spark: SparkSession, tmp_
         assert place.catalog.last_id("counts") == len(STEPS)
 
 
+def test_state_of_sparks_own_before_the_runner_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    stream = replace(COUNTS, source=None)
+    rows = source_of(STEPS)(spark, {DIRECTORY: str(tmp_path / "files")}).dropDuplicates(["key"])
+    with stream_runner(at(tmp_path / "w"), stream, spark) as runner:
+        writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+        with pytest.raises(Exception, match="foreachBatch"):
+            writer.trigger(availableNow=True).start().awaitTermination()
+        assert isinstance(runner.failure, UsageError) and "dropDuplicates" in str(runner.failure)
+    with Place.existing(at(tmp_path / "w").warehouse) as place:
+        assert (place.catalog.last_id("counts"), place.catalog.runs("counts")[-1].outcome) == (0, "failed")
+
+
 def test_another_checkpoint_location_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     own = Query(spark, tmp_path / "w")
     for location in ("first", "second"):
