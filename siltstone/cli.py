@@ -347,10 +347,8 @@ def _settings(warehouse: str | None, catalog: str | None, **further: object) -> 
     return load_settings(warehouse=warehouse, catalog=catalog, **further)
 
 
-@contextmanager
-def _existing(settings: Settings) -> Iterator[Place]:
-    with Place.existing(settings.warehouse, settings.catalog) as place:
-        yield place
+def _existing(settings: Settings) -> Place:
+    return Place.existing(settings.warehouse, settings.catalog)
 
 
 def _stream(settings: Settings, name: str) -> Any:

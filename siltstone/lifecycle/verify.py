@@ -25,8 +25,7 @@ from siltstone.lifecycle.restore import (
 )
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.policy.restore_plan import VerifyChain, verify_plan
-from siltstone.state.backend import KeyBatch
-from siltstone.state.hashing import xxhash64
+from siltstone.state.protocol import key_batch
 from siltstone.store.base import Store
 from siltstone.store.paths import operator_of
 
@@ -178,8 +177,4 @@ def _clear(target: MemoryState, handle: Handle) -> None:
     if table is None or not table.rows:
         return
     for rows, key_groups in list(table.scan(handle.key_groups)):
-        keys = rows.select(table.schema.primary_key.names)
-        hashes = xxhash64(keys.select(table.schema.key.names).columns)
-        if table.schema.subkey.names:
-            hashes = xxhash64(keys.select(table.schema.subkey.names).columns, hashes)
-        table.delete(KeyBatch(keys, hashes, key_groups))
+        table.delete(key_batch(table.schema, rows, target.max_parallelism, key_groups))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from siltstone.store.filesystem import make_durable
 from siltstone.stream import SinkFunction
 
 if TYPE_CHECKING:  # a stream's definition names its sinks, and is read where no Spark runs
@@ -35,14 +36,14 @@ class ParquetSink:
         staged = self._staged(checkpoint, epoch)
         rows.coalesce(1).write.mode("overwrite").parquet(staged.as_uri())
         for file in [*staged.iterdir(), staged, staged.parent]:
-            _make_durable(file)
+            make_durable(file)
 
     def publish(self, checkpoint: int, epoch: int) -> None:
         """Rename the staged rows into sight; done already is done."""
         staged, published = self._staged(checkpoint, epoch), self._published(checkpoint)
         if staged.exists() and not published.exists():
             os.rename(staged, published)
-            _make_durable(published.parent)
+            make_durable(published.parent)
 
     def recover(self, completed: int, epoch: int | None) -> None:
         """Publish what a crash left staged by the newest completed checkpoint, remove all that never completed."""
@@ -85,11 +86,3 @@ class FunctionSink:
 
     def recover(self, completed: int, epoch: int | None) -> None:
         """Nothing was staged."""
-
-
-def _make_durable(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

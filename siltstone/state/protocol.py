@@ -11,7 +11,7 @@ from siltstone.state.backend import KeyBatch, KeyedState, StateTable
 from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import key_groups as groups_of
 from siltstone.state.hashing import xxhash64
-from siltstone.state.schema import DELETED
+from siltstone.state.schema import DELETED, TableSchema
 
 
 def get_state(state: KeyedState, table: str, groups: KeyGroupRange) -> Iterator[pa.Table]:
@@ -55,6 +55,17 @@ def apply_delta(state: KeyedState, table: str, changes: pa.Table, key_groups: np
             apply(target, _batch(state, target, part, None if key_groups is None else key_groups[rows]), part)
 
 
+def key_batch(
+    schema: TableSchema, rows: pa.Table, max_parallelism: int, key_groups: np.ndarray | None = None
+) -> KeyBatch:
+    """The primary keys of a table's rows, addressed; `key_groups` (uint16[n]) spares their computation."""
+    hashes = xxhash64(rows.select(schema.key.names).columns)
+    groups = groups_of(hashes, max_parallelism) if key_groups is None else key_groups
+    if schema.subkey.names:
+        hashes = xxhash64(rows.select(schema.subkey.names).columns, hashes)
+    return KeyBatch(rows.select(schema.primary_key.names), hashes, groups)
+
+
 def _put(target: StateTable, batch: KeyBatch, rows: pa.Table) -> None:
     target.put(batch, rows.select(target.schema.value.names))
 
@@ -70,14 +81,11 @@ def _table(state: KeyedState, table: str) -> StateTable:
 
 
 def _batch(state: KeyedState, target: StateTable, rows: pa.Table, key_groups: np.ndarray | None) -> KeyBatch:
-    schema = target.schema
-    hashes = xxhash64(rows.select(schema.key.names).columns)
-    groups = groups_of(hashes, state.max_parallelism) if key_groups is None else key_groups
+    batch = key_batch(target.schema, rows, state.max_parallelism, key_groups)
+    groups = batch.key_groups
     if len(groups) and not (groups.min() in state.groups and groups.max() in state.groups):
         raise StateError(
             f"rows of key groups {groups.min()} to {groups.max()} do not belong to a subtask that has "
             f"{state.groups.start} to {state.groups.end - 1}"
         )
-    if schema.subkey.names:
-        hashes = xxhash64(rows.select(schema.subkey.names).columns, hashes)
-    return KeyBatch(rows.select(schema.primary_key.names), hashes, groups)
+    return batch

@@ -195,18 +195,19 @@ class FilesystemStore:
                 if path.exists() and not path.is_dir():
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
             if path == self.root or path in self.root.parents:
-                _sync(path.parent)
+                make_durable(path.parent)
 
     def _sync_chain(self, directory: Path) -> None:
         """fsync `directory` up to `root`: another process may have made one and not synced it yet."""
-        _sync(directory)
+        make_durable(directory)
         while directory != self.root:
             directory = directory.parent
-            _sync(directory)
+            make_durable(directory)
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def make_durable(path: Path) -> None:
+    """fsync a file, or a directory's entries."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
