@@ -58,9 +58,16 @@ class ProofFailed(StateError):
 
 
 class Unreachable(SiltstoneError):
-    """The store or the catalog cannot be reached, read or written."""
+    """The store or the catalog cannot be reached, read or written.
+
+    `transient`: the same call may well succeed a little later, as after a time-out or a throttling answer.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str, *, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
 
 
 class ObjectExists(Unreachable):

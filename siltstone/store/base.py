@@ -1,7 +1,14 @@
-"""The store protocol: named objects, written once, durable on return, checked at every read (promise 6)."""
+"""The store protocol: named objects, written once, durable on return, checked at every read (promise 6).
+
+Two levels, as in the checkpoint data store of US 9471438: the name of an object is `<entry>/<key>`, where the entry,
+all but the last part, is a checkpoint's. An entry is a directory of a file system, a prefix of a bucket, a Redis hash,
+a RocksDB database; it comes to be with its first key and is gone with its last.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -26,11 +33,33 @@ class ObjectWriter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A write that was begun and neither ended nor taken back, such as by a process that was killed.
+
+    `token` means something to its store only. `name` is the object it was to be, None where that is not known.
+    """
+
+    token: str
+    name: str | None
+    began_at: datetime
+    """in UTC"""
+
+
 @runtime_checkable
 class Store(Protocol):
-    """Objects by name. Names are relative, `/`-separated, and never leave the store (promise 8)."""
+    """Objects by name. Names are relative, `/`-separated, and never leave the store (promise 8).
+
+    Every call is one attempt; `store.retry` tries again what failed with a transient `Unreachable`. Safe for many
+    threads and processes. Opening one does no I/O, and an open one can be sent to another process.
+    """
 
     url: str
+    """`open_store(url)` opens the same store again, on another machine too; may hold secrets: show `label` instead"""
+    label: str
+    """the store as people may see it: its URL without secrets"""
+    ranged: bool
+    """whether reading part of an object costs about the part: if not, what is read apart is better stored apart"""
 
     def put(self, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
         """Store a new object: atomic, durable on return.
@@ -54,10 +83,39 @@ class Store(Protocol):
         """
         ...
 
+    def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
+        """Exactly `length` bytes at `offset`, not verified: the caller knows their checksum.
+
+        Raises:
+            CorruptObject: the object is missing, or ends before; names it.
+            Unreachable: the store does not answer.
+        """
+        ...
+
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """(name, bytes) of every object whose name starts with `prefix`, in name order."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; a name that is not there is no error."""
+        ...
+
+    def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
+        """Writes of objects that never came to be and still take room; those still at work are among them.
+
+        `prefix` selects by name; those of unknown name are always listed.
+        """
+        ...
+
+    def discard(self, unfinished: Iterable[Unfinished]) -> None:
+        """Free the room of unfinished writes; should one be at work after all, it fails and stores nothing."""
+        ...
+
+    def check(self, *, writable: bool) -> None:
+        """Make sure that the store can be used before work begins; changes nothing that others see.
+
+        Raises:
+            UsageError: it is not there: a missing bucket or directory; says what to check.
+            Unreachable: it does not answer, or refuses the credentials.
+        """
         ...

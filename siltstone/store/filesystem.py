@@ -10,13 +10,15 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import xxhash
 
-from siltstone.errors import CorruptObject, ObjectExists, Unreachable
+from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageError
 from siltstone.model import StoredObject
+from siltstone.store.base import Unfinished
 from siltstone.store.paths import TEMPORARY, check_object_name, check_prefix
 
 _HINTS = {
@@ -76,9 +78,12 @@ class FilesystemStore:
     it writes leaves a file under `.tmp/` and nothing else.
     """
 
+    ranged = True
+
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.url = self.root.as_uri()
+        self.label = self.url
 
     def __repr__(self) -> str:
         return f"FilesystemStore({str(self.root)!r})"
@@ -116,22 +121,32 @@ class FilesystemStore:
 
     def read(self, stored: StoredObject) -> pa.Buffer:
         """The whole object, memory-mapped; its size and checksum are verified before a byte is handed out."""
-        label = self._label(check_object_name(stored.name))
-        try:
-            with pa.memory_map(str(self.root / stored.name), "r") as file:
-                data = file.read_buffer()
-        except OSError as error:
-            with reaching(f"read {label}"):
-                if (self.root / stored.name).is_file():
-                    raise
-                if not self.root.is_dir():
-                    raise Unreachable(f"cannot read {label}: its store is not there; mount or restore it") from error
-            raise CorruptObject(f"{label} is missing") from None
+        label, data = self._label(stored.name), self._mapped(stored.name)
         if data.size != stored.bytes:
             raise CorruptObject(f"{label} has {data.size} bytes instead of {stored.bytes}")
         if xxhash.xxh3_128_hexdigest(memoryview(data)) != stored.checksum:
             raise CorruptObject(f"{label} was altered: its checksum is not {stored.checksum}")
         return data
+
+    def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
+        """Exactly `length` bytes at `offset`, memory-mapped and not verified."""
+        data = self._mapped(name)
+        if offset + length > data.size:
+            raise CorruptObject(f"{self._label(name)} has {data.size} bytes and should have {offset + length}")
+        return data.slice(offset, length)
+
+    def _mapped(self, name: str) -> pa.Buffer:
+        label = self._label(check_object_name(name))
+        try:
+            with pa.memory_map(str(self.root / name), "r") as file:
+                return file.read_buffer()
+        except OSError as error:
+            with reaching(f"read {label}"):
+                if (self.root / name).is_file():
+                    raise
+                if not self.root.is_dir():
+                    raise Unreachable(f"cannot read {label}: its store is not there; mount or restore it") from error
+            raise CorruptObject(f"{label} is missing") from None
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """(name, bytes) of every object whose name starts with `prefix`, in name order, lazily."""
@@ -147,6 +162,37 @@ class FilesystemStore:
             with suppress(OSError):  # not empty, or already gone: then the rest of the way up stays too
                 for parent in target.relative_to(self.root).parents[:-1]:
                     (self.root / parent).rmdir()
+
+    def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
+        """The files under `.tmp/`; which objects they were to be is not known."""
+        check_prefix(prefix)
+        with reaching(f"list {self.url}"):
+            try:
+                found = sorted(os.scandir(self.root / TEMPORARY), key=lambda entry: entry.name)
+            except FileNotFoundError:
+                return
+            for entry in found:
+                with suppress(FileNotFoundError):
+                    yield Unfinished(entry.name, None, datetime.fromtimestamp(entry.stat().st_mtime, UTC))
+
+    def discard(self, unfinished: Iterable[Unfinished]) -> None:
+        """Remove files under `.tmp/`; a writer that still has one cannot link it any more."""
+        for write in unfinished:
+            token = check_object_name(write.token)
+            with reaching(f"delete {TEMPORARY}/{token} in {self.url}"), suppress(FileNotFoundError):
+                (self.root / TEMPORARY / token).unlink()
+
+    def check(self, *, writable: bool) -> None:
+        """The directory can be read, or written; one that is not there yet can be made by the first write."""
+        with reaching(f"use {self.url}"):
+            if not self.root.exists():
+                return
+            if not self.root.is_dir():
+                raise UsageError(f"{self.url} is a file: name a directory")
+        wanted = os.R_OK | os.X_OK | (os.W_OK if writable else 0)
+        if not os.access(self.root, wanted):
+            what = "written" if writable else "read"
+            raise Unreachable(f"{self.url} cannot be {what}: check its owner, permissions and mount")
 
     def _label(self, name: str) -> str:
         return f"object {name} in {self.url}"

@@ -4,47 +4,59 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from siltstone.errors import Unreachable, UsageError
 from siltstone.store.base import Store
 from siltstone.store.filesystem import FilesystemStore, reaching
 from siltstone.store.paths import LocalLayout
+from siltstone.store.url import shown, split
 
-_SCHEMES = "a path, file://PATH"
-
-
-def _local_path(url: str) -> Path:
-    """The absolute path that a path or `file://` URL names.
-
-    Raises:
-        UsageError: another scheme, another host, or no path at all.
-    """
-    scheme, mark, _ = url.partition("://")
-    if not mark:
-        text = url
-    elif scheme == "file":
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-            raise UsageError(f"{url!r} is not a file URL: write file:///absolute/path")
-        text = unquote(parts.path)
-    else:
-        raise UsageError(f"{url!r} has the unknown scheme {scheme!r}: use {_SCHEMES}")
-    if not text or "\0" in text:
-        raise UsageError(f"{url!r} names no directory: use {_SCHEMES}")
-    return Path(os.path.abspath(text))
+SCHEMES = "a path, file://PATH, s3://BUCKET/PREFIX, redis://HOST:PORT/DB, rocksdb://PATH"
 
 
 def open_store(url: str) -> Store:
     """The object store at `url`; `open_store(store.url)` opens the same store again, on another machine too.
 
-    A path or `file://` URL is the directory that holds the objects (`Warehouse.store` for a warehouse's own).
-    Nothing is read or made yet.
+    A path or `file://` URL is the directory that holds the objects (`Warehouse.store` for a warehouse's own). What a
+    scheme's URL may hold is said in its module. Nothing is read or made yet.
 
     Raises:
-        UsageError: an unknown scheme, with the known ones listed.
+        UsageError: an unknown scheme, with the known ones listed, or a URL or option that makes no sense.
     """
-    return FilesystemStore(_local_path(url))
+    scheme, mark, _ = url.partition("://")
+    if not mark or scheme == "file":
+        return FilesystemStore(local_path(url))
+    if scheme == "s3":
+        from siltstone.store.s3 import open_s3
+
+        return open_s3(url)
+    if scheme in ("redis", "rediss"):
+        from siltstone.store.redis import open_redis
+
+        return open_redis(url)
+    if scheme == "rocksdb":
+        from siltstone.store.rocksdb import open_rocksdb
+
+        return open_rocksdb(url)
+    raise UsageError(f"the URL scheme {scheme!r} is unknown: use {SCHEMES}")
+
+
+def local_path(url: str) -> Path:
+    """The absolute path that a path or `file://` URL names.
+
+    Raises:
+        UsageError: another host, or no path at all.
+    """
+    text = url
+    if url.startswith("file://"):
+        parts = split(url)
+        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise UsageError(f"{shown(url)!r} is not a file URL: write file:///absolute/path")
+        text = unquote(parts.path)
+    if not text or "\0" in text:
+        raise UsageError(f"{url!r} names no directory: use {SCHEMES}")
+    return Path(os.path.abspath(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +76,7 @@ class Warehouse:
         Raises:
             UsageError: an unknown scheme, with the known ones listed; a path that a catalog URL cannot hold.
         """
-        path = _local_path(url)
+        path = local_path(url)
         if "?" in str(path):
             raise UsageError(f"a warehouse path may not contain '?': {path}")
         return cls(path.as_uri(), LocalLayout(path))

@@ -15,36 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from pyspark import cloudpickle  # how Spark sends a store to its workers
 
-from siltstone.errors import CorruptObject, ObjectExists, UsageError
+from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, UsageError
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
 from siltstone.store.open import open_store
-
-
-class Case:
-    """One kind of store: how to open it, and how to reach behind it to damage an object."""
-
-    def __init__(self, url: str, path: Callable[[str], Path]) -> None:
-        self.url = url
-        self.path = path
-
-    def open(self) -> Store:
-        return open_store(self.url)
-
-    def alter(self, name: str, data: bytes | None) -> None:
-        """Replace the bytes behind `name`; None removes them."""
-        self.path(name).unlink()
-        if data is not None:
-            self.path(name).write_bytes(data)
-
-
-def _filesystem(tmp_path: Path) -> Case:
-    root = tmp_path / "warehouse" / "objects"
-    return Case(root.as_uri(), lambda name: root / name)
-
-
-FACTORIES = {"filesystem": _filesystem}
+from tests.store_cases import FACTORIES, Case
 
 
 @pytest.fixture(params=FACTORIES)
@@ -124,6 +101,28 @@ def test_a_parquet_writer_can_write_to_it(store: Store) -> None:
         pq.write_table(table, writer)
     assert writer.stored is not None
     assert pq.read_table(pa.BufferReader(store.read(writer.stored))).equals(table)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 300_000])
+def test_read_range_gives_exactly_those_bytes(case: Case, store: Store, size: int) -> None:
+    data = os.urandom(size)
+    store.put("s/1/a", data)
+    for offset, length in [(0, size), (0, 1), (size - 1, 1), (size // 3, size // 2), (size // 2, 0)]:
+        assert case.open().read_range("s/1/a", offset, length).to_pybytes() == data[offset : offset + length]
+    with pytest.raises(CorruptObject, match="s/1/a"):
+        store.read_range("s/1/a", size - 1, 2)
+    with pytest.raises(CorruptObject, match=r"s/1/b.*missing"):
+        store.read_range("s/1/b", 0, 1)
+
+
+def test_an_open_store_can_be_sent_to_another_process(store: Store) -> None:
+    stored = store.put("a", b"sent")
+    assert cloudpickle.loads(cloudpickle.dumps(store)).read(stored).to_pybytes() == b"sent"
+
+
+def test_a_store_never_written_can_be_checked_and_has_nothing_unfinished(store: Store) -> None:
+    store.check(writable=True)
+    assert list(store.unfinished()) == []
 
 
 def test_list_is_in_name_order_and_by_prefix(store: Store) -> None:
@@ -280,7 +279,20 @@ def test_a_killed_writer_leaves_no_object(case: Case, store: Store) -> None:
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     assert _names(store) == []
+    for _ in range(2):
+        left = list(store.unfinished("s/1/"))
+        assert all(write.name in (None, "s/1/slow") for write in left)
+        store.discard(left)
+    assert list(store.unfinished()) == []
     assert store.put("s/1/slow", b"mine").bytes == 4
+
+
+def test_a_discarded_write_that_is_still_at_work_stores_nothing(store: Store) -> None:
+    with pytest.raises(SiltstoneError), store.create("s/1/a") as writer:
+        writer.write(os.urandom(20_000_000))
+        store.discard(left := list(store.unfinished()))
+        assert left, "a write of that size is begun in the store before it ends"
+    assert _names(store) == []
 
 
 BUSY_WRITER = """

@@ -1,0 +1,84 @@
+"""Store URLs: their options, and how people may see them.
+
+Options of a store are the URL's query, such as `s3://bucket/prefix?region=eu-west-1&attempts=3`, so that one string
+opens the same store in every process. What may be secret, a password, is never shown.
+"""
+
+from typing import Literal, TypeVar
+from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from siltstone.errors import UsageError
+from siltstone.store.retry import RetryPolicy
+
+HIDDEN = "***"
+
+
+class StoreOptions(BaseModel):
+    """What every store over a network takes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    retry: Literal["exponential", "fixed", "none"] = Field("exponential", description="how waits between attempts grow")
+    attempts: int = Field(5, ge=1, description="attempts a call, the first included")
+    wait_s: float = Field(0.1, gt=0, description="seconds before the second attempt")
+    connect_timeout_s: float = Field(5.0, gt=0, description="seconds to wait for a connection")
+    timeout_s: float = Field(30.0, gt=0, description="seconds to wait for an answer")
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """How calls are tried again."""
+        return RetryPolicy(kind=self.retry, attempts=self.attempts, wait_s=self.wait_s)
+
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+def shown(url: str) -> str:
+    """The URL as people may see it: no password, no option.
+
+    Raises:
+        UsageError: it is no URL.
+    """
+    parts = split(url)
+    host = parts.netloc.rpartition("@")[2]
+    user = parts.username
+    credentials = f"{user or ''}:{HIDDEN}@" if parts.password else f"{user}@" if user else ""
+    return urlunsplit((parts.scheme, credentials + host, parts.path, "", ""))
+
+
+def split(url: str) -> SplitResult:
+    """The parts of a URL.
+
+    Raises:
+        UsageError: it is no URL; the message holds only its scheme.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise UsageError(f"the {url.partition('://')[0]}:// URL cannot be read: {error}") from None
+    return parts
+
+
+def options_of(url: str, model: type[Options]) -> Options:
+    """The URL's query as `model`.
+
+    Raises:
+        UsageError: an unknown option, one given twice, or a bad value; lists what there is.
+    """
+    pairs = parse_qsl(split(url).query, keep_blank_values=True)
+    names = [name for name, _ in pairs]
+    known = ", ".join(model.model_fields)
+    for name in names:
+        if name not in model.model_fields:
+            raise UsageError(f"{shown(url)} has no option {name!r}: use {known}")
+        if names.count(name) > 1:
+            raise UsageError(f"{shown(url)}: option {name} is given twice")
+    try:
+        return model(**dict(pairs))
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{shown(url)}: option {where}: {first['msg']}") from None
