@@ -43,6 +43,8 @@ class Kind(StrEnum):
     """a table with a primary key, logged change by change"""
     OPAQUE = "opaque"
     """bytes, saved whole at every checkpoint"""
+    INDEX = "index"
+    """no variable: what says where a segment's variables are"""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,7 +89,8 @@ class Handle:
     """Where the bytes of one variable of one subtask at one checkpoint are.
 
     `checksum` (xxh3-128, hex) covers exactly `length` bytes at `offset` of `object`. `rows` counts table rows
-    (base) or changes (delta). `previous` is the checkpoint this delta builds on, 0 for a base.
+    (base) or changes (delta). `previous` is the checkpoint this delta builds on, 0 for a base. Handles of one object
+    overlap nowhere and leave no byte out, so whoever reads all of them has verified the object (promise 6).
     """
 
     operator: str
@@ -101,3 +104,5 @@ class Handle:
     key_groups: KeyGroupRange
     rows: int
     previous: int
+    sqn: int = 0
+    """sequence number of the change in its writer; 0 where there is only one"""

@@ -36,6 +36,7 @@ _HANDLE = pa.struct(
         ("end", pa.uint32()),
         ("rows", pa.int64()),
         ("previous", pa.int64()),
+        ("sqn", pa.int64()),
     ]
 )
 _OBJECT = pa.struct([("name", pa.string()), ("bytes", pa.int64()), ("checksum", pa.binary())])

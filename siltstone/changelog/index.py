@@ -45,7 +45,7 @@ class IndexEntry:
     nothing: both are 0. `length` is in bytes; `checksum` is xxh3-128 (hex) over them. `digest` is the sum
     modulo 2**64 of the table's digests over the subtask's key groups. `key_group_offsets` is uint32[n + 1]:
     rows `[i]:[i + 1]` belong to key group `first_key_group + i`; for a base, whose rows its own file orders,
-    it is [0].
+    it is [0]. `sqn` is the sequence number of the change in its writer, 0 where there is only one.
     """
 
     variable: str
@@ -60,6 +60,7 @@ class IndexEntry:
     source: str = ""
     first_key_group: int = 0
     key_group_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.uint32))
+    sqn: int = 0
 
 
 def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
@@ -82,6 +83,7 @@ def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
     out.varints([entry.rows for entry in entries])
     out.raw(b"".join(bytes.fromhex(entry.checksum) for entry in entries))
     out.raw(_unsigned(entry.digest for entry in entries).astype("<u8").tobytes())
+    out.runs(_unsigned(entry.sqn for entry in entries))
     spreads = [len(entry.key_group_offsets) - 1 for entry in entries]
     out.runs(_unsigned(entry.first_key_group for entry in entries))
     out.runs(_unsigned(spreads))
@@ -107,6 +109,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
     lengths, rows = read.varints(count).tolist(), read.varints(count).tolist()
     checksums = bytes(read.raw(_CHECKSUM_BYTES * count)).hex()
     digests = np.frombuffer(read.raw(_DIGEST_BYTES * count), "<u8").tolist()
+    sqns = read.runs(count).tolist()
     firsts, spreads = read.runs(count).tolist(), read.runs(count).tolist()
     if count and max(spreads) > _MOST_KEY_GROUPS:
         raise read.fail(f"{max(spreads)} key groups in one entry")
@@ -129,6 +132,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
             source="" if delta else next(objects),
             first_key_group=firsts[i],
             key_group_offsets=np.concatenate(([0], np.cumsum(counts[i]))).astype(np.uint32),
+            sqn=sqns[i],
         )
         end = entry.offset + entry.length if delta else end
         entries.append(entry)

@@ -1,24 +1,23 @@
-"""A segment: one subtask's part of one checkpoint, as three byte strings (US 9471438).
+"""A segment: what one changelog writer stores at once, as three byte strings (US 9471438).
 
     k.NON     every opaque (non-incremental) variable, whole
     k.INCR    the blocks of all incremental variables that are in delta form, end to end
-    k.INDEX   per table of each incremental variable: its form, where it lies, what it builds on (`index`)
+    k.INDEX   per table of each incremental variable: its form, where it lies, what it builds on (`index`); a footer
 
-A base form is a Parquet object of its own, which the index names. In a key-value store the three are three
-entries; in an object store they are sections of one packed object, so that a handle points straight at a
-block in it:
+A base form is a Parquet object of its own, which the index names. Where reading a part of a value costs as much as all
+of it, as in a key-value store, the three are three values. In an object store they lie end to end, so that a handle
+points straight at a block. Either way many segments may share one object:
 
-    "SILTSEG1" | NON | INCR | INDEX | footer | xxh3-64 of the footer | length of both (4 bytes) | "SILTSEG1"
+    NON | INCR | INDEX footer xxh3-64 length-of-both(4 bytes) "SILTSEG1" | NON | INCR | INDEX ... "SILTSEG1" | ...
 
-The footer holds the operator, the subtask's key groups, the checkpoint, the three lengths, and the variables
-of NON.
+The footer holds the operator, the subtask's key groups, the checkpoint, the lengths, and the variables of NON. Every
+byte of a segment belongs to exactly one handle: that of a variable, or that of the index.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from enum import StrEnum
 
-import numpy as np
 import xxhash
 
 from siltstone.changelog.block import Block
@@ -29,12 +28,29 @@ from siltstone.errors import CorruptObject, UsageError
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 
 MAGIC = b"SILTSEG1"
+INDEX_HANDLE = "INDEX"
+"""the variable of an index's handle; no variable of a user's can be called so"""
 _LENGTH_BYTES = 4
+
+
+class Section(StrEnum):
+    """One of the three byte strings, by the suffix of its key."""
+
+    NON = "NON"
+    INCR = "INCR"
+    INDEX = "INDEX"
+
+
+Places = Mapping[Section, tuple[str, int]]
+"""where a segment's sections begin: object and offset of each"""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One subtask's part of one checkpoint; `opaque` is (variable, length in bytes) in the order of `non`."""
+    """One subtask's part of one checkpoint, or a piece of it.
+
+    `index` is only the index itself; `opaque` is (variable, length in bytes) in the order of `non`.
+    """
 
     operator: str
     key_groups: KeyGroupRange
@@ -44,16 +60,29 @@ class Segment:
     index: Bytes
     opaque: tuple[tuple[str, int], ...]
 
+    @property
+    def sections(self) -> dict[Section, Bytes]:
+        """The three byte strings as they are stored; the footer is part of INDEX."""
+        return {Section.NON: self.non, Section.INCR: self.incr, Section.INDEX: self._trailer()}
+
     def pack(self) -> bytes:
-        """The three as one object."""
+        """The three end to end."""
+        return b"".join(self.sections.values())
+
+    def places(self, name: str, offset: int = 0) -> Places:
+        """Where the sections are if the object `name` holds the packed segment at `offset`."""
+        incr = offset + len(self.non)
+        return {Section.NON: (name, offset), Section.INCR: (name, incr), Section.INDEX: (name, incr + len(self.incr))}
+
+    def _trailer(self) -> bytes:
+        """INDEX, footer, and what finds them from the end."""
         out = Encoder()
         out.varints([self.checkpoint, self.key_groups.start, self.key_groups.end])
         out.varints([len(self.non), len(self.incr), len(self.index), len(self.opaque)])
         out.texts([self.operator, *(variable for variable, _ in self.opaque)])
         out.varints([length for _, length in self.opaque])
         footer = seal(out.finish(), b"")
-        length = len(footer).to_bytes(_LENGTH_BYTES, "little")
-        return b"".join((MAGIC, self.non, self.incr, self.index, footer, length, MAGIC))
+        return b"".join((self.index, footer, len(footer).to_bytes(_LENGTH_BYTES, "little"), MAGIC))
 
     @classmethod
     def unpack(cls, data: Bytes, name: str = "a segment") -> "Segment":
@@ -63,24 +92,28 @@ class Segment:
             CorruptObject: cut, altered in its frame, or no segment; `name` says where it came from.
         """
         view = memoryview(data).cast("B")
-        tail = len(view) - len(MAGIC) - _LENGTH_BYTES
-        if tail < len(MAGIC) or bytes(view[: len(MAGIC)]) != MAGIC or bytes(view[-len(MAGIC) :]) != MAGIC:
+        found, sizes = _read_trailer(view, name)
+        non, incr, trailer = sizes
+        if non + incr + trailer != len(view):
             raise CorruptObject(f"{name} is cut short, or no segment")
-        start = tail - int.from_bytes(view[tail : tail + _LENGTH_BYTES], "little")
-        if start < len(MAGIC):
-            raise CorruptObject(f"{name} is no segment: its footer is longer than itself")
-        read = Decoder(unseal(view[start:tail], b"", name), name)
-        checkpoint, first, end, non, incr, index, opaques = (read.count() for _ in range(7))
-        if len(MAGIC) + non + incr + index != start or opaques > non:
-            raise read.fail("its sections do not add up")
-        operator, *variables = read.texts(1 + opaques)
-        lengths = read.varints(opaques).tolist()
-        if sum(lengths) != non:
-            raise read.fail("its opaque variables do not add up")
-        edges = np.cumsum([len(MAGIC), non, incr, index]).tolist()
-        non_part, incr_part, index_part = (view[a:b] for a, b in pairwise(edges))
-        opaque = tuple(zip(variables, lengths, strict=True))
-        return cls(operator, KeyGroupRange(first, end), checkpoint, non_part, incr_part, index_part, opaque)
+        return cls._of(found, view[:non], view[non : non + incr])
+
+    @classmethod
+    def of_sections(cls, sections: Mapping[Section, Bytes], name: str = "a segment") -> "Segment":
+        """The segment whose sections were stored apart.
+
+        Raises:
+            CorruptObject: a section is cut or of another segment, or INDEX is altered.
+        """
+        non, incr, index = (memoryview(sections[section]).cast("B") for section in Section)
+        found, sizes = _read_trailer(index, name)
+        if sizes != (len(non), len(incr), len(index)):
+            raise CorruptObject(f"{name} is cut short, or its sections are not of one segment")
+        return cls._of(found, non, incr)
+
+    @classmethod
+    def _of(cls, found: "_Trailer", non: Bytes, incr: Bytes) -> "Segment":
+        return cls(found.operator, found.key_groups, found.checkpoint, non, incr, found.index, found.opaque)
 
     def entries(self) -> list[IndexEntry]:
         """What the index says."""
@@ -89,36 +122,81 @@ class Segment:
             raise CorruptObject(f"the index of {self.operator} is of checkpoint {checkpoint}, not {self.checkpoint}")
         return entries
 
-    def handles(self, name: str) -> list[Handle]:
-        """Where each variable lies, if packed into the object `name`: opaque ones, then tables."""
-        offset, handles = len(MAGIC), []
+    def handles(self, places: Places) -> list[Handle]:
+        """Where everything lies, if the sections are stored at `places`: opaque variables, tables, the index."""
+        handles: list[Handle] = []
+        start = 0
         for variable, length in self.opaque:
-            checksum = xxhash.xxh3_128_hexdigest(memoryview(self.non)[offset - len(MAGIC) :][:length])
-            place = (name, offset, length, checksum, self.key_groups)
-            handles.append(Handle(self.operator, variable, Kind.OPAQUE, Form.BASE, *place, rows=0, previous=0))
-            offset += length
+            data = memoryview(self.non)[start : start + length]
+            handles.append(self._whole(variable, Kind.OPAQUE, data, _shifted(places[Section.NON], start)))
+            start += length
         for entry in self.entries():
             delta = entry.form == Form.DELTA
+            name, offset = _shifted(places[Section.INCR], entry.offset) if delta else (entry.source, 0)
             handles.append(
                 Handle(
                     operator=self.operator,
                     variable=entry.variable,
                     kind=Kind.INCREMENTAL,
                     form=entry.form,
-                    object=name if delta else entry.source,
-                    offset=offset + entry.offset if delta else 0,
+                    object=name,
+                    offset=offset,
                     length=entry.length,
                     checksum=entry.checksum,
                     key_groups=self.key_groups,
                     rows=entry.rows,
                     previous=entry.previous_checkpoint,
+                    sqn=entry.sqn,
                 )
             )
+        handles.append(self._whole(INDEX_HANDLE, Kind.INDEX, self._trailer(), places[Section.INDEX]))
         return handles
+
+    def _whole(self, variable: str, kind: Kind, data: Bytes, place: tuple[str, int]) -> Handle:
+        """The handle of something that builds on nothing."""
+        checksum = xxhash.xxh3_128_hexdigest(memoryview(data))
+        name, offset = place
+        return Handle(
+            self.operator, variable, kind, Form.BASE, name, offset, len(data), checksum, self.key_groups, 0, 0
+        )
+
+
+@dataclass(frozen=True)
+class _Trailer:
+    operator: str
+    key_groups: KeyGroupRange
+    checkpoint: int
+    index: memoryview
+    opaque: tuple[tuple[str, int], ...]
+
+
+def _read_trailer(view: memoryview, name: str) -> tuple[_Trailer, tuple[int, int, int]]:
+    """What INDEX and footer at the end of `view` say, and how long the three sections are."""
+    tail = len(view) - len(MAGIC) - _LENGTH_BYTES
+    if tail < 0 or bytes(view[-len(MAGIC) :]) != MAGIC:
+        raise CorruptObject(f"{name} is cut short, or no segment")
+    start = tail - int.from_bytes(view[tail : tail + _LENGTH_BYTES], "little")
+    if start < 0:
+        raise CorruptObject(f"{name} is no segment: its footer is longer than itself")
+    read = Decoder(unseal(view[start:tail], b"", name), name)
+    checkpoint, first, end, non, incr, index, opaques = (read.count() for _ in range(7))
+    if index > start or opaques > non:
+        raise read.fail("its sections do not add up")
+    operator, *variables = read.texts(1 + opaques)
+    lengths = read.varints(opaques).tolist()
+    if sum(lengths) != non:
+        raise read.fail("its opaque variables do not add up")
+    opaque = tuple(zip(variables, lengths, strict=True))
+    found = _Trailer(operator, KeyGroupRange(first, end), checkpoint, view[start - index : start], opaque)
+    return found, (non, incr, len(view) - start + index)
+
+
+def _shifted(place: tuple[str, int], offset: int) -> tuple[str, int]:
+    return place[0], place[1] + offset
 
 
 class SegmentBuilder:
-    """Gathers one subtask's part of one checkpoint; each variable once, tables in the same order every time.
+    """Gathers one segment; each variable once for a sequence number, tables in the same order every time.
 
     Where a table's entry stands in the index is the patent's "offset of its entry in that checkpoint's
     index".
@@ -134,11 +212,12 @@ class SegmentBuilder:
         self._end = 0
 
     def add_delta(
-        self, table: str, block: Block, previous_checkpoint: int, previous_entry: int, *, digest: int
+        self, table: str, block: Block, previous_checkpoint: int, previous_entry: int, *, digest: int, sqn: int = 0
     ) -> None:
         """A table in delta form: `block` builds on entry `previous_entry` of `previous_checkpoint`'s index.
 
-        `digest` is the sum modulo 2**64 of the table's digests over the subtask's key groups.
+        `digest` is the sum modulo 2**64 of the table's digests over the subtask's key groups, `sqn` the writer's
+        sequence number of the change.
         """
         self._add(
             IndexEntry(
@@ -153,6 +232,7 @@ class SegmentBuilder:
                 digest=digest,
                 first_key_group=block.first_key_group,
                 key_group_offsets=block.key_group_offsets,
+                sqn=sqn,
             )
         )
         self._blocks.append(block.data)
@@ -193,9 +273,9 @@ class SegmentBuilder:
         )
 
     def _add(self, entry: IndexEntry) -> None:
-        self._check_new(entry.variable)
+        self._check_new(entry.variable, entry.sqn)
         self._entries.append(entry)
 
-    def _check_new(self, variable: str) -> None:
-        if variable in self._opaque or any(entry.variable == variable for entry in self._entries):
+    def _check_new(self, variable: str, sqn: int = 0) -> None:
+        if variable in self._opaque or any((e.variable, e.sqn) == (variable, sqn) for e in self._entries):
             raise UsageError(f"variable {variable} of operator {self._operator} was added to the segment twice")

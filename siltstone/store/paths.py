@@ -7,7 +7,8 @@
     |     '- <epoch:08d>/                           writer epoch
     |        '- <checkpoint:012d>/
     |           |- manifest.arrow                                        all that the checkpoint wrote
-    |           |- <operator>.<subtask:05d>.<attempt>.segment            NON, INCR and INDEX of one subtask
+    |           |- <log>.segment                                         segments that one uploader stored at once
+    |           |- <log>.NON  <log>.INCR  <log>.INDEX                    the same in a store that keeps them apart
     |           |- <operator>.<variable>.<subtask:05d>.<attempt>.base.parquet      a base or materialization
     |           '- <operator>.<variable>.<subtask:05d>.<attempt>.snapshot.parquet  a full snapshot, for proof
     |- catalog.db                               SQLite catalog (unless another one is named)
@@ -91,9 +92,11 @@ class CheckpointPath:
         """The checkpoint's manifest."""
         return f"{self.prefix}manifest.arrow"
 
-    def segment(self, operator: str, subtask: int, attempt: int | str) -> str:
-        """The packed NON, INCR and INDEX of one subtask."""
-        return f"{self.prefix}{_writer(operator, None, subtask, attempt)}.segment"
+    def segment(self, log: str, section: str = "segment") -> str:
+        """Segments stored at once, whole or one of their sections; `log` is unique to whoever stores them."""
+        if not _ATTEMPT.fullmatch(log):
+            raise UsageError(f"{log!r} cannot name a segment: use letters, digits, _ and -")
+        return f"{self.prefix}{log}.{section}"
 
     def base(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
         """A base form of one variable, or a materialization of its chain."""
@@ -136,10 +139,10 @@ def epoch_prefix(stream: str, epoch: int) -> str:
     return f"{stream_prefix(stream)}{epoch:08d}/"
 
 
-def _writer(operator: str, variable: str | None, subtask: int, attempt: int | str) -> str:
-    """`<operator>[.<variable>].<subtask>.<attempt>`; a variable may have two parts, as in `recent.bounds`."""
+def _writer(operator: str, variable: str, subtask: int, attempt: int | str) -> str:
+    """`<operator>.<variable>.<subtask>.<attempt>`; a variable may have two parts, as in `recent.bounds`."""
     check_name("operator", operator)
-    parts = variable.split(".") if variable is not None else []
+    parts = variable.split(".")
     for part in parts:
         check_name("variable", part)
     if not 0 <= subtask < 10**5 or not _ATTEMPT.fullmatch(str(attempt)):

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from siltstone.changelog.block import decode_block, encode_block
 from siltstone.changelog.coding import seal
 from siltstone.changelog.opaque import MAGIC, decode_opaque, encode_opaque
-from siltstone.changelog.segment import Segment, SegmentBuilder
+from siltstone.changelog.segment import Section, Segment, SegmentBuilder
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 
 GROUPS = KeyGroupRange(64, 128)
 BASE = StoredObject("flights/00000001/000000000007/o.routes.00001.3.base.parquet", 4711, "ab" * 16)
+PLACES = {section: ("x", 0) for section in Section}
 OPAQUE = {"model": {64: b"", 70: b"x" * 500, 127: b"\0\xff"}, "none": {}}
 
 
@@ -45,12 +46,13 @@ def test_unpack_gives_what_was_packed_without_copying(packed: bytes) -> None:
         assert isinstance(part, memoryview)
     assert [e.variable for e in segment.entries()] == ["recent", "routes", "totals"]
     assert [e.digest for e in segment.entries()] == [2**64 - 1, 5, 0]
-    assert segment.handles("x") == built.handles("x")
+    assert segment.handles(PLACES) == built.handles(PLACES)
 
 
 def test_handles_point_straight_at_the_bytes(packed: bytes) -> None:
-    handles = {h.variable: h for h in Segment.unpack(packed).handles("the/segment")}
-    assert list(handles) == ["model", "none", "recent", "routes", "totals"]
+    segment = Segment.unpack(packed)
+    handles = {h.variable: h for h in segment.handles(segment.places("the/segment"))}
+    assert list(handles) == ["model", "none", "recent", "routes", "totals", "INDEX"]
     assert handles["routes"] == Handle(
         "o", "routes", Kind.INCREMENTAL, Form.BASE, BASE.name, 0, BASE.bytes, BASE.checksum, GROUPS, 99, 0
     )
@@ -60,7 +62,9 @@ def test_handles_point_straight_at_the_bytes(packed: bytes) -> None:
         data = packed[handle.offset : handle.offset + handle.length]
         assert (handle.object, handle.operator, handle.key_groups) == ("the/segment", "o", GROUPS)
         assert xxhash.xxh3_128_hexdigest(data) == handle.checksum
-        if handle.kind == Kind.OPAQUE:
+        if handle.kind == Kind.INDEX:
+            assert Segment.of_sections({**segment.sections, Section.INDEX: data}) == segment
+        elif handle.kind == Kind.OPAQUE:
             assert handle.form == Form.BASE
             assert decode_opaque(data) == OPAQUE[variable]
         else:
@@ -71,7 +75,24 @@ def test_handles_point_straight_at_the_bytes(packed: bytes) -> None:
 
 def test_an_empty_segment() -> None:
     segment = Segment.unpack(SegmentBuilder("o", 1, GROUPS).build().pack())
-    assert segment.entries() == [] and segment.handles("x") == []
+    assert segment.entries() == [] and [h.kind for h in segment.handles(PLACES)] == [Kind.INDEX]
+
+
+@pytest.mark.parametrize("offset", [0, 7_000_000_000])
+def test_every_byte_of_a_segment_belongs_to_exactly_one_handle(offset: int) -> None:
+    segment = _segment()
+    spans = [(h.offset, h.length) for h in segment.handles(segment.places("x", offset)) if h.object == "x"]
+    end = offset
+    for start, length in sorted(spans):
+        assert start == end
+        end += length
+    assert end - offset == len(segment.pack())
+
+
+def test_sections_of_two_segments_are_not_mixed_up() -> None:
+    one, other = _segment(), SegmentBuilder("o", 7, GROUPS).build()
+    with pytest.raises(CorruptObject, match="not of one segment"):
+        Segment.of_sections({**one.sections, Section.INCR: other.sections[Section.INCR]})
 
 
 def test_a_variable_twice_is_refused() -> None:
@@ -84,14 +105,15 @@ def test_a_variable_twice_is_refused() -> None:
 
 
 def test_every_cut_is_noticed_and_no_altered_byte_gets_through(packed: bytes) -> None:
-    whole = Segment.unpack(packed).handles("x")
+    whole = Segment.unpack(packed).handles(Segment.unpack(packed).places("x"))
     for position in range(len(packed)):
         with pytest.raises(CorruptObject, match="flights/1 "):
             Segment.unpack(packed[:position], "flights/1")
         altered = bytearray(packed)
         altered[position] ^= 0x40
         try:
-            handles = Segment.unpack(bytes(altered)).handles("x")
+            segment = Segment.unpack(bytes(altered))
+            handles = segment.handles(segment.places("x"))
         except CorruptObject:
             continue
         # The frame and the index are sound: then the byte is in a block or value, whose own checksum tells.
