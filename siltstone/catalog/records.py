@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord(Step):
-    """A recorded input step, and the checkpoint it is part of."""
+    """A recorded input step, and the checkpoint it is part of, which may have been deleted since."""
 
     checkpoint: int = field(kw_only=True)
 
@@ -118,7 +118,8 @@ class CheckpointRecord:
     """A completed checkpoint; fields as in `CheckpointCommit`.
 
     `event_time_max` is that of all steps up to this checkpoint. `proof` is why the newest proof failed.
-    `restore_s` and `restore_bytes` are what its newest measured restore took and read.
+    `restore_s` and `restore_bytes` are what its newest measured restore took and read. `deleted_at` is when it was
+    deleted, None while it is not.
     """
 
     stream: str
@@ -137,11 +138,21 @@ class CheckpointRecord:
     proof: str | None
     restore_s: float | None
     restore_bytes: int | None
+    deleted_at: datetime | None
 
     @property
     def proven(self) -> bool | None:
         """Did the newest proof hold? None where none was tried."""
         return True if self.proven_at else None if self.proof is None else False
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedCheckpoint:
+    """A checkpoint the catalog still has; restoring it reads from checkpoint `first` on. `deleted`: it is marked so."""
+
+    id: int
+    first: int
+    deleted: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from siltstone.catalog.records import (
     CheckpointRecord,
     ObjectKind,
     ObjectRecord,
+    RetainedCheckpoint,
     RunRecord,
     SnapshotRecord,
     StepRecord,
@@ -34,8 +35,6 @@ from siltstone.store.paths import check_object_name
 
 _ID_END = 2**63
 """ids from here on are no integers of a database"""
-_IDS_AT_ONCE = 500
-"""how many ids one query names; databases bound the parameters of a statement"""
 
 
 class Catalog:
@@ -193,13 +192,16 @@ class Catalog:
         return self._newest(stream, "no latest checkpoint")
 
     def checkpoint(self, stream: str, id: int) -> CheckpointRecord:
-        """One checkpoint.
+        """One checkpoint; a deleted one too, while it is kept for those that build on it (`deleted_at`).
 
         Raises:
             UnknownCheckpoint: says which there are.
         """
-        at = t.checkpoint.c.id == (id if 0 < id < _ID_END else 0)
-        return self._newest(stream, f"no checkpoint {id}", at)
+        with self._reading() as connection:
+            found = rows.checkpoint(connection, stream, id if 0 < id < _ID_END else 0)
+            if found is None:
+                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+            return rows.to_checkpoint(found)
 
     def checkpoints(self, stream: str, limit: int | None = None) -> list[CheckpointRecord]:
         """All checkpoints, or the newest `limit`; oldest first."""
@@ -217,7 +219,7 @@ class Catalog:
         if at == "latest":
             return self.latest(stream).id
         if at.isascii() and at.isdigit():
-            return self.checkpoint(stream, int(at) if len(at) < 20 else _ID_END).id
+            return self._visible(stream, int(at) if len(at) < 20 else _ID_END)
         try:
             time = parse_time(at)
         except UsageError:
@@ -236,6 +238,10 @@ class Catalog:
         missing = f"no checkpoint of events up to {time.isoformat()}"
         return self._newest(stream, missing, t.checkpoint.c.event_time_max <= time).id
 
+    def _visible(self, stream: str, id: int) -> int:
+        at = t.checkpoint.c.id == (id if 0 < id < _ID_END else 0)
+        return self._newest(stream, f"no checkpoint {id}", at).id
+
     def _newest(self, stream: str, missing: str, *where: ColumnElement[bool]) -> CheckpointRecord:
         with self._reading() as connection:
             found = rows.newest(connection, stream, *where)
@@ -246,12 +252,14 @@ class Catalog:
     def chain(self, stream: str, id: int) -> list[int]:
         """Every checkpoint whose objects a restore of `id` may read, itself included; ids ascending.
 
+        Those it builds on may be deleted ones that are kept for it; itself may not.
+
         Raises:
             UnknownCheckpoint
         """
-        checkpoint = self.checkpoint(stream, id)
+        visible = self._visible(stream, id)
         with self._reading() as connection:
-            return rows.chain(connection, stream, checkpoint.id)
+            return rows.chain(connection, stream, visible)
 
     def record_proof(
         self,
@@ -286,16 +294,18 @@ class Catalog:
 
     def objects(self, stream: str, checkpoints: Iterable[int] | None = None) -> list[ObjectRecord]:
         """The objects these checkpoints wrote (all, for None), by checkpoint and name."""
-        ids = None if checkpoints is None else sorted(i for i in set(checkpoints) if 0 < i < _ID_END)
         with self._reading() as connection:
             rows.get_stream(connection, stream)
-            if ids is None:
+            if checkpoints is None:
                 return rows.objects(connection, stream, None)
-            parts = (ids[i : i + _IDS_AT_ONCE] for i in range(0, len(ids), _IDS_AT_ONCE))
+            parts = rows.parts(id for id in checkpoints if 0 < id < _ID_END)
             return [found for part in parts for found in rows.objects(connection, stream, part)]
 
     def steps(self, stream: str, upto: int, after: int = 0) -> list[StepRecord]:
-        """The input log: the steps of every checkpoint after `after`, up to and with `upto`, in order."""
+        """The input log: the steps of every checkpoint after `after`, up to and with `upto`, in order.
+
+        Those of deleted checkpoints are among them.
+        """
         within = t.step.c.checkpoint.between(min(after, _ID_END - 2) + 1, min(upto, _ID_END - 1))
         with self._reading() as connection:
             rows.get_stream(connection, stream)
@@ -330,3 +340,38 @@ class Catalog:
         with self._reading() as connection:
             rows.get_stream(connection, stream)
             return rows.snapshots(connection, stream)
+
+    # Deletion
+
+    def retained(self, stream: str) -> list[RetainedCheckpoint]:
+        """Every checkpoint the catalog still has, marked ones too, ascending."""
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            return rows.retained(connection, stream)
+
+    def mark_deleted(self, stream: str, epoch: int, ids: Iterable[int]) -> None:
+        """Mark checkpoints as deleted, guarded by the writer epoch: from here on nobody sees them or their snapshots.
+
+        Their rows and objects stay until `forget`. One that is marked or gone already stays as it is.
+
+        Raises:
+            UnknownCheckpoint: the stream never had one of that id; nothing is marked.
+            UsageError: the newest is among them, which the stream resumes from; nothing is marked.
+            Fenced
+        """
+        with self._writing(f"the deletion of checkpoints of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            rows.mark_deleted(connection, stream, ids, self._now())
+
+    def forget(self, stream: str, epoch: int, ids: Iterable[int], objects: Iterable[str]) -> None:
+        """Remove the rows of deleted objects and then of deleted checkpoints, guarded by the writer epoch.
+
+        To be called when the objects are gone from the store. Nothing of a checkpoint that is not marked is removed.
+
+        Raises:
+            UsageError: a checkpoint has objects left, or another one's chain begins with it; nothing is removed.
+            Fenced
+        """
+        with self._writing(f"the deletion of checkpoints of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            rows.forget(connection, stream, ids, objects)

@@ -1,10 +1,10 @@
 """Queries of the catalog, and its rows as records. Each runs in its caller's transaction."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, delete, func, insert, select, update
 
 from siltstone.catalog import tables as t
 from siltstone.catalog.fencing import unknown
@@ -13,13 +13,24 @@ from siltstone.catalog.records import (
     CheckpointRecord,
     ObjectKind,
     ObjectRecord,
+    RetainedCheckpoint,
     SnapshotRecord,
     StepRecord,
     StreamRecord,
     as_utc,
 )
-from siltstone.errors import UnknownCheckpoint
+from siltstone.errors import UnknownCheckpoint, UsageError
 from siltstone.model import Form, StoredObject
+
+Value = TypeVar("Value", int, str)
+_AT_ONCE = 500
+"""how many values one statement names; databases bound its parameters"""
+
+
+def parts(values: Iterable[Value]) -> Iterator[list[Value]]:
+    """The values without repetition, ascending, as many at a time as one statement can name."""
+    ordered = sorted(set(values))
+    return (ordered[i : i + _AT_ONCE] for i in range(0, len(ordered), _AT_ONCE))
 
 
 def find_stream(connection: Connection, name: str) -> StreamRecord | None:
@@ -49,7 +60,8 @@ def unknown_checkpoint(connection: Connection, stream: str, missing: str) -> Unk
     get_stream(connection, stream)
     c = t.checkpoint.c
     summary = select(func.count(), func.min(c.id), func.max(c.id), func.min(c.event_time_max), func.min(c.committed_at))
-    count, first, last, events, committed = connection.execute(summary.where(c.stream == stream)).one()
+    live = summary.where(c.stream == stream, c.deleted_at.is_(None))
+    count, first, last, events, committed = connection.execute(live).one()
     if not count:
         return UnknownCheckpoint(f"{missing} of stream {stream}: it has none yet, run it first")
     seen = f", events from {events.isoformat()}" if events else ", none with an event time"
@@ -58,14 +70,20 @@ def unknown_checkpoint(connection: Connection, stream: str, missing: str) -> Unk
 
 
 def checkpoints_of(stream: str) -> Select[Any]:
-    """All checkpoints of one stream."""
-    return select(t.checkpoint).where(t.checkpoint.c.stream == stream)
+    """All checkpoints of one stream but those that are deleted."""
+    return select(t.checkpoint).where(t.checkpoint.c.stream == stream, t.checkpoint.c.deleted_at.is_(None))
 
 
 def newest(connection: Connection, stream: str, *where: ColumnElement[bool]) -> Row[Any] | None:
-    """The checkpoint of the highest id that fits."""
+    """The checkpoint of the highest id that fits and is not deleted."""
     query = checkpoints_of(stream).where(*where).order_by(t.checkpoint.c.id.desc()).limit(1)
     return connection.execute(query).first()
+
+
+def checkpoint(connection: Connection, stream: str, id: int) -> Row[Any] | None:
+    """One checkpoint, deleted or not; None where there is no row of it."""
+    at = (t.checkpoint.c.stream == stream) & (t.checkpoint.c.id == id)
+    return connection.execute(select(t.checkpoint).where(at)).first()
 
 
 def to_checkpoint(row: Row[Any]) -> CheckpointRecord:
@@ -175,3 +193,48 @@ def snapshots(connection: Connection, stream: str) -> list[SnapshotRecord]:
         stored.setdefault(checkpoint, []).append(StoredObject(*rest))
     found = connection.execute(select(t.snapshot).where(s.stream == stream).order_by(s.checkpoint))
     return [SnapshotRecord(**row, objects=tuple(stored.get(row["checkpoint"], ()))) for row in found.mappings()]
+
+
+def retained(connection: Connection, stream: str) -> list[RetainedCheckpoint]:
+    """Every checkpoint of which there is a row, ascending."""
+    c, d = t.checkpoint.c, t.dependency.c
+    first = func.coalesce(func.min(d.first), c.id)
+    joined = t.checkpoint.outerjoin(t.dependency, (d.stream == c.stream) & (d.checkpoint == c.id))
+    query = select(c.id, first, c.deleted_at.is_not(None)).select_from(joined).where(c.stream == stream)
+    found = connection.execute(query.group_by(c.id, c.deleted_at).order_by(c.id))
+    return [RetainedCheckpoint(id, first, bool(deleted)) for id, first, deleted in found]
+
+
+def mark_deleted(connection: Connection, stream: str, ids: Iterable[int], now: datetime) -> None:
+    """Mark checkpoints that are neither the newest nor unknown; what only they themselves need is forgotten.
+
+    Raises:
+        UnknownCheckpoint, UsageError: as `Catalog.mark_deleted`.
+    """
+    last = newest(connection, stream)
+    for id in sorted(set(ids)):
+        if last is None or not 1 <= id <= last.id:
+            raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+        if id == last.id:
+            raise UsageError(
+                f"checkpoint {id} of stream {stream} is its newest, which the next run resumes from: "
+                "delete others, or run the stream on first"
+            )
+    for part in parts(ids):
+        c, d, s = t.checkpoint.c, t.dependency.c, t.snapshot.c
+        at = (c.stream == stream) & c.id.in_(part) & c.deleted_at.is_(None)
+        connection.execute(update(t.checkpoint).where(at).values(deleted_at=now))
+        connection.execute(delete(t.dependency).where(d.stream == stream, d.checkpoint.in_(part)))
+        connection.execute(delete(t.snapshot).where(s.stream == stream, s.checkpoint.in_(part)))
+
+
+def forget(connection: Connection, stream: str, ids: Iterable[int], objects: Iterable[str]) -> None:
+    """Remove rows of objects, then of checkpoints, as far as the checkpoints are marked."""
+    c, o = t.checkpoint.c, t.object_.c
+    marked = select(c.id).where(c.stream == stream, c.deleted_at.is_not(None))
+    for names in parts(objects):
+        gone = (o.stream == stream) & o.name.in_(names) & o.checkpoint.in_(marked)
+        connection.execute(delete(t.object_).where(gone))
+    for part in parts(ids):
+        gone = (c.stream == stream) & c.id.in_(part) & c.deleted_at.is_not(None)
+        connection.execute(delete(t.checkpoint).where(gone))

@@ -3,8 +3,12 @@
     stream 1--n run            one row a writer epoch
            1--n checkpoint 1--n object       what it wrote
                            1--n dependency   from which checkpoint on its restore reads, per operator
-                           1--n step         the input log
                            1--1 snapshot
+           1--n step                         the input log
+
+A deleted checkpoint that others build on is marked (`deleted_at`): nobody sees it, it depends on nothing any more, and
+its row and objects stay until the last of those others is deleted. Steps stay for good: they are the stream's input,
+which a run and a replay begin with whatever checkpoints are left.
 
 A change here needs a new file in `migrations/versions` and its number in `REVISION`.
 """
@@ -121,6 +125,7 @@ checkpoint = Table(
     Column("proof", Text),
     Column("restore_s", Float),
     Column("restore_bytes", BigInteger),
+    Column("deleted_at", UtcTime),
 )
 
 object_ = Table(
@@ -147,7 +152,8 @@ dependency = Table(
 step = Table(
     "step",
     METADATA,
-    *_of_checkpoint("checkpoint"),
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("checkpoint", BigInteger, nullable=False),
     Column("step", BigInteger, primary_key=True),
     Column("batch_id", BigInteger, nullable=False),
     Column("offsets", Text, nullable=False),

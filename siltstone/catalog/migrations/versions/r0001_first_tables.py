@@ -60,6 +60,7 @@ def upgrade() -> None:
         sa.Column("proof", sa.Text),
         sa.Column("restore_s", sa.Float),
         sa.Column("restore_bytes", sa.BigInteger),
+        _time("deleted_at", nullable=True),
     )
     op.create_table(
         "object",
@@ -80,7 +81,8 @@ def upgrade() -> None:
     )
     op.create_table(
         "step",
-        *_of_checkpoint("checkpoint"),
+        sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
+        sa.Column("checkpoint", sa.BigInteger, nullable=False),
         sa.Column("step", sa.BigInteger, primary_key=True),
         sa.Column("batch_id", sa.BigInteger, nullable=False),
         sa.Column("offsets", sa.Text, nullable=False),
