@@ -37,6 +37,7 @@ from siltstone.model import check_name
 TEMPORARY = ".tmp"
 _SNAPSHOT = ".snapshot.parquet"
 _BASE = ".base.parquet"
+_OPAQUE = ".NON"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PLACE = re.compile(r"([a-z][a-z0-9_-]*)/(\d{8})/(\d{12})/[^/]+")
@@ -116,6 +117,11 @@ class CheckpointPath:
 def is_base(name: str) -> bool:
     """Is it the name of a base form or materialization?"""
     return name.endswith(_BASE)
+
+
+def is_opaque(name: str) -> bool:
+    """Is it the name of segments' opaque variables, stored apart?"""
+    return name.endswith(_OPAQUE)
 
 
 def snapshot_of(name: str) -> tuple[str, str]:

@@ -1,0 +1,68 @@
+"""Deletes checkpoints and what only they refer to, so that a crash at any point leaves a deletion to be completed.
+
+    1  one transaction marks them: from here on nobody sees them
+    2  the store deletes the objects of those that no other checkpoint builds on; of those that wait for others, what no
+       other ever reads: opaque variables, which every checkpoint holds whole, and snapshots
+    3  one transaction removes the rows of these objects and checkpoints
+
+The catalog never refers to less than the store holds, and what is marked says what is left to do: the next deletion in
+the stream, of these checkpoints again or of others, completes it.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import ObjectKind, ObjectRecord
+from siltstone.policy.deletion import plan_deletion
+from siltstone.store.paths import is_opaque
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionResult:
+    """What a deletion did.
+
+    `deleted` checkpoints are gone, among them any that were marked before; `marked` are all that wait for others to be
+    deleted. `objects` were deleted from the store, of `bytes` together.
+    """
+
+    deleted: tuple[int, ...]
+    marked: tuple[int, ...]
+    objects: int
+    bytes: int
+
+
+def delete_checkpoints(place: Place, stream: str, ids: Collection[int]) -> DeletionResult:
+    """Delete checkpoints of a stream, and complete what earlier deletions left. Those gone already are no error.
+
+    A run of the stream may be at work: it needs only what its newest checkpoint builds on, and that stays. Whoever
+    restores one of `ids` meanwhile finds objects missing.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+        UnknownCheckpoint: the stream never had one of these; nothing is deleted.
+        UsageError: the newest is among them, which the stream resumes from; nothing is deleted.
+        Fenced: a run has taken the stream over meanwhile; what is marked stays so, delete again.
+        Unreachable: the store or the catalog failed; likewise.
+    """
+    catalog = place.catalog
+    epoch = catalog.stream(stream).epoch
+    catalog.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
+    catalog.mark_deleted(stream, epoch, ids)
+    retained = catalog.retained(stream)
+    plan = plan_deletion(
+        {checkpoint.id: checkpoint.first for checkpoint in retained if not checkpoint.deleted},
+        {checkpoint.id for checkpoint in retained if checkpoint.deleted},
+    )
+    objects = catalog.objects(stream, plan.goes)
+    objects += [stored for stored in catalog.objects(stream, plan.waits) if _is_read_by_none_other(stored)]
+    if plan.goes or objects:
+        catalog.check_epoch(stream, epoch)
+        names = [stored.name for stored in objects]
+        place.warehouse.store.delete(names)
+        catalog.forget(stream, epoch, plan.goes, names)
+    return DeletionResult(plan.goes, plan.waits, len(objects), sum(stored.bytes for stored in objects))
+
+
+def _is_read_by_none_other(stored: ObjectRecord) -> bool:
+    return stored.kind is ObjectKind.SNAPSHOT or is_opaque(stored.name)
