@@ -6,7 +6,7 @@ from siltstone.catalog.place import Place
 from siltstone.errors import ProofFailed
 from siltstone.lifecycle.export import restore_unit, unit_tasks, whole_digest
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
-from siltstone.lifecycle.verify import Failure, check_objects, plan_proof, prove
+from siltstone.lifecycle.verify import Failure, check_indexes, plan_proof, prove
 
 
 def failures(place: Place, stream: str, wanted: Sequence[int] | None = None) -> list[Failure]:
@@ -16,7 +16,7 @@ def failures(place: Place, stream: str, wanted: Sequence[int] | None = None) -> 
     needed = sorted({c for chain in chains.values() for c in chain})
     plan = plan_proof(store, {c: catalog.checkpoint(stream, c).manifest for c in needed}, chains)
     walked = [failure for task in plan.tasks for failure in prove(store, task).failures]
-    return [*plan.failures, *walked, *check_objects(store, plan.objects)]
+    return [*plan.failures, *walked, *check_indexes(store, plan.indexes)]
 
 
 def restored_digest(place: Place, stream: str, checkpoint: int, parallelism: int = 1) -> str:

@@ -1,5 +1,6 @@
 """A warehouse and the catalog that says what is in it, opened together."""
 
+import logging
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -7,6 +8,8 @@ from typing import Self
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.store.open import Warehouse
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,13 @@ class Place:
         """
         warehouse = Warehouse.at(warehouse_url)
         warehouse.prepare()
+        if warehouse.remote and catalog_url is None:
+            _LOG.warning(
+                "the catalog of %s lies on this machine (%s): to run or restore elsewhere too, name a database with "
+                "--catalog",
+                warehouse.label,
+                warehouse.local.catalog,
+            )
         return cls(warehouse, open_catalog(catalog_url or warehouse.catalog_url))
 
     def __enter__(self) -> Self:

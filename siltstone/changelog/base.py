@@ -48,7 +48,7 @@ def write_base(writer: ObjectWriter, schema: TableSchema, batches: Iterable[tupl
 
 
 def read_base(
-    data: Bytes,
+    data: Bytes | pa.NativeFile,
     schema: TableSchema,
     groups: KeyGroupRange | None = None,
     columns: Sequence[str] | None = None,
@@ -58,7 +58,8 @@ def read_base(
     """The rows of `groups` (None: all key groups) in batches: (table, key groups uint16[rows], ascending).
 
     The tables have `columns` (None: all) in the order of `schema.rows`; a value column that the file lacks,
-    because it was added to the schema later, is null. Row groups that hold none of `groups` are not read.
+    because it was added to the schema later, is null. Row groups that hold none of `groups` are not read. Of a file
+    only the pages that are needed are read, each verified by its own checksum (promise 6).
 
     Raises:
         UsageError: `columns` names one that the schema does not have.
@@ -69,7 +70,8 @@ def read_base(
         raise UsageError(f"there is no column {unknown[0]}: there are {', '.join(schema.rows.names)}")
     wanted = pa.schema([field for field in schema.rows if columns is None or field.name in columns])
     with _parquet(name):
-        file = pq.ParquetFile(pa.BufferReader(data))
+        source = data if isinstance(data, pa.NativeFile) else pa.BufferReader(data)
+        file = pq.ParquetFile(source, page_checksum_verification=True)
         stored = file.schema_arrow
     _check_shape(stored, schema, name)
     present = [KEY_GROUP, *(field.name for field in wanted if field.name in stored.names)]
@@ -94,6 +96,7 @@ def _encodings(schema: TableSchema) -> dict[str, Any]:
         "compression": "zstd",
         "compression_level": 1,
         "write_page_index": True,
+        "write_page_checksum": True,
         "use_dictionary": [n for n in (KEY_GROUP, *schema.rows.names) if n not in differences],
         "column_encoding": dict.fromkeys(differences, "DELTA_BINARY_PACKED"),
     }

@@ -161,6 +161,16 @@ class Segment:
         )
 
 
+def read_index(section: Bytes, name: str = "an index") -> list[IndexEntry]:
+    """The entries of a segment of which only INDEX was read.
+
+    Raises:
+        CorruptObject: cut, altered, or no index; `name` says where it came from.
+    """
+    found, _ = _read_trailer(memoryview(section).cast("B"), name)
+    return Segment._of(found, b"", b"").entries()
+
+
 @dataclass(frozen=True)
 class _Trailer:
     operator: str

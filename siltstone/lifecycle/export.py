@@ -20,18 +20,18 @@ from siltstone.catalog.manifest import Manifest
 from siltstone.errors import Unreachable, UsageError
 from siltstone.lifecycle.restore import (
     MemoryState,
-    ObjectReader,
-    apply_unit,
+    apply_reads,
     check_digests,
     objects_of,
     opaque_digests,
     schemas_of,
-    unread_objects,
+    unit_reads,
 )
-from siltstone.model import KeyGroupRange, StoredObject
+from siltstone.model import KeyGroupRange
 from siltstone.policy.restore_plan import RestoreUnit, plan_restore
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.base import Store
+from siltstone.store.blocks import BlockReader
 
 UNIT_BYTES = 64 << 20
 """stored bytes that one unit reads at most, where key groups allow; in memory they are several times that"""
@@ -40,16 +40,12 @@ OPAQUE_SCHEMA = pa.schema([("key_group", pa.uint16()), ("value", pa.binary())])
 
 @dataclass(frozen=True)
 class UnitTask:
-    """One unit of a restore: what to read, and where its rows go (None: only proven).
-
-    `unread` are objects that the checkpoint depends on and no unit reads: they only have to be intact.
-    """
+    """One unit of a restore: what to read, and where its rows go (None: only proven)."""
 
     unit: RestoreUnit
     manifests: Mapping[int, Manifest]
     checkpoint: int
     path: Path | None
-    unread: Sequence[StoredObject] = ()
 
 
 @dataclass(frozen=True)
@@ -78,9 +74,8 @@ def unit_tasks(
     units = min(manifest.max_parallelism, max(parallelism, plan.bytes // UNIT_BYTES))
     if units != parallelism:
         plan = plan_restore(handles, checkpoint, manifest.max_parallelism, units)
-    unread = unread_objects(manifests, checkpoint, {r.handle.object for unit in plan.units for r in unit.reads})
     own = {name: {c: m.of_operator(name) for c, m in manifests.items()} for name in {u.operator for u in plan.units}}
-    tasks = [UnitTask(unit, own[unit.operator], checkpoint, path, unread.pop(unit.operator, ())) for unit in plan.units]
+    tasks = [UnitTask(unit, own[unit.operator], checkpoint, path) for unit in plan.units]
     return tasks, plan.bytes
 
 
@@ -102,11 +97,10 @@ def rebuild(store: Store, task: UnitTask) -> MemoryState:
         CorruptObject, ProofFailed: the chain is damaged.
     """
     unit, manifest = task.unit, task.manifests[task.checkpoint]
-    for stored in task.unread:
-        store.read(stored)
     schemas = schemas_of(manifest, unit.operator)
     target = MemoryState.empty(schemas, unit.key_groups, manifest.max_parallelism)
-    apply_unit(target, unit, ObjectReader(store, objects_of(task.manifests)))
+    reads = unit_reads(unit, task.manifests, task.checkpoint)
+    apply_reads(target, reads, BlockReader(store, objects_of(task.manifests)))
     check_digests(target, unit.operator, manifest)
     return target
 

@@ -1,12 +1,13 @@
 """Rebuilds state from the changelog: a base, the deltas after it in order, and the proof that it is what it was.
 
 The unit of work is one operator in one key-group range (`policy.restore_plan`); units need nothing of each other, so
-a restore is a map over them, at whatever parallelism. Every object is read whole and its checksum verified
-(promise 6), and the digest of what was rebuilt is compared with the recorded one (promise 1).
+a restore is a map over them, at whatever parallelism. Blocks are fetched ahead and verified by their checksums
+(`store.blocks`, promise 6), and the digest of what was rebuilt is compared with the recorded one (promise 1).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.changelog.base import read_base
 from siltstone.changelog.block import decode_block
 from siltstone.changelog.opaque import decode_opaque
-from siltstone.errors import CorruptObject, ProofFailed
+from siltstone.errors import ProofFailed
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.policy.restore_plan import Read, RestoreUnit, plan_restore
 from siltstone.state.backend import KeyedState, SubtaskState
@@ -25,7 +26,7 @@ from siltstone.state.heap import HeapTable
 from siltstone.state.protocol import apply_delta, set_state
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
-from siltstone.store.paths import operator_of
+from siltstone.store.blocks import BlockReader, Wanted
 
 
 @dataclass
@@ -48,34 +49,6 @@ class MemoryState:
         self.opaque.setdefault(variable, {}).update(values)
 
 
-class ObjectReader:
-    """Reads whole objects once, verified, and keeps them for as long as it lives.
-
-    Args:
-        objects: what the manifests say of each object that may be asked for.
-    """
-
-    def __init__(self, store: Store, objects: Iterable[StoredObject]) -> None:
-        self._store = store
-        self._objects = {stored.name: stored for stored in objects}
-        self._read: dict[str, pa.Buffer] = {}
-
-    def block(self, handle: Handle) -> pa.Buffer:
-        """The bytes that a handle points at.
-
-        Raises:
-            CorruptObject: the object is missing, cut or altered, or the handle points outside it.
-        """
-        if handle.object not in self._objects:
-            raise CorruptObject(f"{handle.object} is named by a handle but by no manifest: restore another checkpoint")
-        if handle.object not in self._read:
-            self._read[handle.object] = self._store.read(self._objects[handle.object])
-        whole = self._read[handle.object]
-        if handle.offset + handle.length > whole.size:
-            raise CorruptObject(f"{handle.object}: {handle.variable} should lie beyond its end")
-        return whole.slice(handle.offset, handle.length)
-
-
 def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
     """The tables of an operator as they were recorded at a checkpoint."""
     variables = manifest.operators[operator]["variables"].values()
@@ -88,12 +61,22 @@ def opaque_of(manifest: Manifest, operator: str) -> tuple[str, ...]:
     return tuple(name for name, shape in variables.items() if not shape["tables"])
 
 
-def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRange], block: pa.Buffer) -> int:
+Block: TypeAlias = pa.Buffer | pa.NativeFile
+"""a block's bytes; of a base of which a part is wanted, a file"""
+
+
+def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRange], block: Block) -> int:
     """Put one block's rows of some key groups into `target`; a table or column it does not have is left out.
 
     Returns:
         How many rows or changes were applied.
     """
+    if handle.kind is Kind.INDEX:
+        return 0
+    if handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL:
+        table = target.tables.get(handle.variable)
+        return sum(_apply_base(target, handle, table.schema, part, block) for part in groups) if table else 0
+    assert isinstance(block, pa.Buffer), "only bases are read in parts"
     if handle.kind is Kind.OPAQUE:
         values = decode_opaque(block, handle.object)
         target.set_opaque(handle.variable, {g: v for g, v in values.items() if any(g in part for part in groups)})
@@ -101,8 +84,6 @@ def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRa
     if handle.variable not in target.tables:
         return 0
     schema = target.tables[handle.variable].schema
-    if handle.form is Form.BASE:
-        return sum(_apply_base(target, handle, schema, part, block) for part in groups)
     changes, key_groups = decode_block(block, handle.object)
     wanted = np.zeros(len(key_groups), bool)
     for part in groups:
@@ -114,9 +95,7 @@ def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRa
     return changes.num_rows
 
 
-def _apply_base(
-    target: KeyedState, handle: Handle, schema: TableSchema, groups: KeyGroupRange, block: pa.Buffer
-) -> int:
+def _apply_base(target: KeyedState, handle: Handle, schema: TableSchema, groups: KeyGroupRange, block: Block) -> int:
     count = 0
     for rows, key_groups in read_base(block, schema, groups, name=handle.object):
         set_state(target, handle.variable, rows, key_groups)
@@ -133,20 +112,39 @@ def _widened(changes: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def apply_unit(target: KeyedState, unit: RestoreUnit, reader: ObjectReader) -> int:
-    """Rebuild one unit in `target`, which is empty; returns how many rows and changes were applied."""
-    count = 0
-    for reads in unit.tables.values():
-        for read in (*reads.bases, *reads.deltas):
-            count += _apply(target, read, reader)
-    for reads in unit.opaque.values():
-        for read in reads:
-            _apply(target, read, reader)
-    return count
+PART_SHARE = 0.5
+"""a base of which so much or less is wanted is read in parts"""
+WHOLE_BYTES = 64 << 20
+"""a larger base is read in parts in any case, so that memory stays bounded"""
 
 
-def _apply(target: KeyedState, read: Read, reader: ObjectReader) -> int:
-    return apply_handle(target, read.handle, read.key_groups, reader.block(read.handle))
+def wanted_block(read: Read) -> Wanted:
+    """How a block is to be read: of a base, the pages of the wanted key groups only, where that is worth it."""
+    handle = read.handle
+    base = handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL
+    share = sum(map(len, read.key_groups)) / max(len(handle.key_groups), 1)
+    return Wanted(handle, in_parts=base and (share <= PART_SHARE or handle.length > WHOLE_BYTES))
+
+
+def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader) -> None:
+    """Apply blocks in order; what is fetched ahead is dropped once it is applied."""
+    for read, block in zip(reads, reader.blocks(map(wanted_block, reads)), strict=True):
+        apply_handle(target, read.handle, read.key_groups, block)
+
+
+def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest], checkpoint: int) -> list[Read]:
+    """What a unit reads, in order, and the indexes of the segments that begin in its key groups: these only have to be
+    intact, since the handles say all they say.
+    """
+    first = manifests[checkpoint].first.get(unit.operator, checkpoint)
+    indexes = [
+        Read(c, handle, ())
+        for c, manifest in manifests.items()
+        for handle in manifest.handles
+        if handle.kind is Kind.INDEX and handle.operator == unit.operator and first <= c <= checkpoint
+        if handle.key_groups.start in unit.key_groups
+    ]
+    return sorted(unit.reads + indexes, key=lambda r: (r.checkpoint, r.handle.object, r.handle.offset))
 
 
 def check_digests(target: KeyedState, operator: str, manifest: Manifest) -> None:
@@ -216,24 +214,6 @@ def objects_of(manifests: Mapping[int, Manifest]) -> list[StoredObject]:
     return [stored for manifest in manifests.values() for stored in manifest.objects]
 
 
-def unread_objects(
-    manifests: Mapping[int, Manifest], checkpoint: int, read: Collection[str]
-) -> dict[str, list[StoredObject]]:
-    """Operator -> the objects that `checkpoint` depends on and no handle needs, such as the index beside a base.
-
-    Args:
-        read: names of the objects that are read, and so verified, anyway.
-    """
-    first = manifests[checkpoint].first
-    unread: dict[str, list[StoredObject]] = {}
-    for c, manifest in manifests.items():
-        for stored in manifest.objects:
-            operator = operator_of(stored.name)
-            if stored.name not in read and first.get(operator, checkpoint) <= c <= checkpoint:
-                unread.setdefault(operator, []).append(stored)
-    return unread
-
-
 def load_state(state: SubtaskState, store: Store, stored: Sequence[StoredObject], operator: str, step: int) -> None:
     """Fill empty working state from a chain, proven, and make it version `step` with no change pending.
 
@@ -249,7 +229,8 @@ def load_state(state: SubtaskState, store: Store, stored: Sequence[StoredObject]
         target = manifests[max(manifests)]
         handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
         plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups)
-        apply_unit(state, plan.units[0], ObjectReader(store, objects_of(manifests)))
+        reads = unit_reads(plan.units[0], manifests, target.checkpoint)
+        apply_reads(state, reads, BlockReader(store, objects_of(manifests)))
         check_digests(state, operator, target)
     for table in state.tables.values():
         table.mark()

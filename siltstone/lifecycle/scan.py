@@ -1,12 +1,12 @@
 """Reads one table of a checkpoint, in pieces that need nothing of each other: what a query engine plugs in.
 
 A piece is some key groups of the table. It reads only the blocks, and of a base only the row groups, that hold them;
-a table that is all base is streamed without being rebuilt. Every object is verified by its checksum (promise 6), and
+a table that is all base is streamed without being rebuilt. Every block is verified by its checksum (promise 6), and
 where all columns are asked for, so are the digests of the key groups, which are read in full (promise 1).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,12 @@ from siltstone.lifecycle.export import OPAQUE_SCHEMA, UNIT_BYTES
 from siltstone.lifecycle.keys import rows_of_keys
 from siltstone.lifecycle.restore import (
     MemoryState,
-    ObjectReader,
-    apply_handle,
+    apply_reads,
     compare_digests,
     opaque_digests,
     opaque_of,
     schemas_of,
+    wanted_block,
 )
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.policy.restore_plan import Read, plan_restore
@@ -31,6 +31,7 @@ from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
+from siltstone.store.blocks import BlockReader
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def scan(store: Store, task: ScanTask) -> Iterator[pa.Table]:
     Raises:
         CorruptObject, ProofFailed: what was stored is damaged.
     """
-    reader = ObjectReader(store, task.objects)
+    reader = BlockReader(store, task.objects)
     if task.shape.schema is None:
         yield _opaque_rows(reader, task).select(task.columns)
         return
@@ -222,12 +223,12 @@ def _ranges(groups: np.ndarray) -> list[KeyGroupRange]:
 
 
 def _streamed(
-    reader: ObjectReader, task: ScanTask, schema: TableSchema, needed: list[str], whole: bool
+    reader: BlockReader, task: ScanTask, schema: TableSchema, needed: list[str], whole: bool
 ) -> Iterator[pa.Table]:
     """Nothing to merge: the bases as they are."""
     found = np.zeros(task.max_parallelism, np.uint64)
-    for read in task.reads:
-        block = reader.block(read.handle)
+    wanted = (replace(wanted_block(read), in_parts=wanted_block(read).in_parts or not whole) for read in task.reads)
+    for read, block in zip(task.reads, reader.blocks(wanted), strict=True):
         for part in read.key_groups:
             for rows, owners in read_base(block, schema, part, needed, name=read.handle.object):
                 if whole:
@@ -238,14 +239,13 @@ def _streamed(
 
 
 def _merged(
-    reader: ObjectReader, task: ScanTask, schema: TableSchema, needed: list[str], whole: bool
+    reader: BlockReader, task: ScanTask, schema: TableSchema, needed: list[str], whole: bool
 ) -> Iterator[pa.Table]:
     """Rebuilt in memory, with the primary key and only the value columns that are needed."""
     pruned = TableSchema(schema.key, schema.subkey, pa.schema([f for f in schema.value if f.name in needed]))
     hull = KeyGroupRange(int(task.key_groups[0]), int(task.key_groups[-1]) + 1)
     target = MemoryState.empty({task.shape.name: pruned}, hull, task.max_parallelism)
-    for read in task.reads:
-        apply_handle(target, read.handle, read.key_groups, reader.block(read.handle))
+    apply_reads(target, task.reads, reader)
     table = target.tables[task.shape.name]
     if whole:
         compare_digests(task.where, table.digests[task.key_groups], task.digests, task.key_groups)
@@ -253,11 +253,10 @@ def _merged(
         yield rows
 
 
-def _opaque_rows(reader: ObjectReader, task: ScanTask) -> pa.Table:
+def _opaque_rows(reader: BlockReader, task: ScanTask) -> pa.Table:
     hull = KeyGroupRange(int(task.key_groups[0]), int(task.key_groups[-1]) + 1)
     target = MemoryState.empty({}, hull, task.max_parallelism)
-    for read in task.reads:
-        apply_handle(target, read.handle, read.key_groups, reader.block(read.handle))
+    apply_reads(target, task.reads, reader)
     values = target.opaque.get(task.shape.name, {})
     found = opaque_digests(values, hull)[task.key_groups - hull.start]
     compare_digests(task.where, found, task.digests, task.key_groups)

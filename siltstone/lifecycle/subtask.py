@@ -206,9 +206,9 @@ def _checkpoint(
         builder.add_opaque(variable, values)
     with clock.phase("persist"):
         segment = builder.build()
-        stored = store.put(names.segment(operator, subtask, attempt), segment.pack())
+        stored = store.put(names.segment(f"{operator}-{subtask}-{attempt}"), segment.pack())
     written.objects.append(stored)
-    written.handles += segment.handles(stored.name)
+    written.handles += segment.handles(segment.places(stored.name))
     return written
 
 

@@ -1,4 +1,4 @@
-"""Proves checkpoints: walks each chain once, reads each object once, compares every recorded digest on the way.
+"""Proves checkpoints: walks each chain once, reads each block once, compares every recorded digest on the way.
 
 One task is one operator in one key-group range from a base on (`policy.restore_plan.verify_plan`). It keeps the state
 in memory, applies checkpoint after checkpoint, and its digests, built from the rows that were read, must equal those
@@ -13,21 +13,23 @@ from functools import cache
 from itertools import islice, takewhile
 
 from siltstone.catalog.manifest import Manifest
+from siltstone.changelog.index import IndexEntry
+from siltstone.changelog.segment import read_index
 from siltstone.errors import CorruptObject, StateError
 from siltstone.lifecycle.restore import (
+    Block,
     MemoryState,
-    ObjectReader,
     apply_handle,
     check_digests,
     objects_of,
     read_manifests,
     schemas_of,
 )
-from siltstone.model import Form, Handle, Kind, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.policy.restore_plan import VerifyChain, verify_plan
 from siltstone.state.protocol import key_batch
 from siltstone.store.base import Store
-from siltstone.store.paths import operator_of
+from siltstone.store.blocks import BlockReader, Wanted
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,25 @@ class ProofTask:
 
 
 @dataclass(frozen=True)
-class ProofPlan:
-    """Tasks that need nothing of each other, and what has failed already.
+class IndexCheck:
+    """The indexes that one subtask wrote at one checkpoint, which must say what the manifest's handles say.
 
-    `objects` are those that only have to be intact, each with the checkpoints that depend on it.
+    `dependents` are the checkpoints that are not proven without them.
     """
 
+    checkpoint: int
+    indexes: tuple[Handle, ...]
+    data: tuple[Handle, ...]
+    objects: tuple[StoredObject, ...]
+    dependents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ProofPlan:
+    """Tasks that need nothing of each other, and what has failed already."""
+
     tasks: list[ProofTask]
-    objects: list[tuple[StoredObject, list[int]]]
+    indexes: list[IndexCheck]
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -91,25 +104,27 @@ def plan_proof(store: Store, stored: Mapping[int, StoredObject], chains: Mapping
         ProofTask(chain, {s.checkpoint: part(s.checkpoint, chain.operator) for s in chain.steps})
         for chain in verify_plan(handles, newest.max_parallelism, provable)
     ]
-    return ProofPlan(tasks, _unread(tasks, manifests, sorted(provable)), failures)
+    return ProofPlan(tasks, _indexes(manifests, sorted(provable)), failures)
 
 
-def _unread(
-    tasks: Sequence[ProofTask], manifests: Mapping[int, Manifest], provable: Sequence[int]
-) -> list[tuple[StoredObject, list[int]]]:
-    """The objects that some of the `provable` depend on and no task reads, such as the index beside a base."""
-    read = {h.object for task in tasks for step in task.chain.steps for h in step.handles}
+def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list[IndexCheck]:
+    """The index of every segment that some of the `provable` depend on; no chain reads them."""
     found = []
     for checkpoint, manifest in manifests.items():
-        for stored in manifest.objects:
-            if stored.name in read:
-                continue
-            operator = operator_of(stored.name)
+        objects = {stored.name: stored for stored in manifest.objects}
+        by_writer: dict[tuple[str, KeyGroupRange], list[Handle]] = {}
+        for handle in manifest.handles:
+            by_writer.setdefault((handle.operator, handle.key_groups), []).append(handle)
+        for (operator, _), handles in by_writer.items():
             # Chains only ever begin later: those that reach back to this checkpoint follow each other.
             later = islice(provable, bisect_left(provable, checkpoint), None)
-            reaching = takewhile(lambda c: manifests[c].first.get(operator, c) <= checkpoint, later)  # noqa: B023
-            found.append((stored, list(reaching)))
-    return [(stored, dependents) for stored, dependents in found if dependents]
+            reaching = list(takewhile(lambda c: manifests[c].first.get(operator, c) <= checkpoint, later))  # noqa: B023
+            if reaching:
+                indexes = [h for h in handles if h.kind is Kind.INDEX]
+                data = [h for h in handles if h.kind is not Kind.INDEX]
+                named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
+                found.append(IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(reaching)))
+    return found
 
 
 @dataclass(frozen=True)
@@ -133,15 +148,17 @@ def prove(store: Store, task: ProofTask) -> ChainProof:
     last = manifests[chain.steps[-1].checkpoint]
     target = MemoryState.empty(schemas_of(last, chain.operator), chain.key_groups, last.max_parallelism)
     failures: list[Failure] = []
-    for position, step in enumerate(chain.steps):
-        # A reader a step: no object belongs to two checkpoints, and memory stays bounded by one checkpoint's.
-        reader = ObjectReader(store, objects_of({step.checkpoint: manifests[step.checkpoint]}))
-        for handle in step.handles:
+    reader = BlockReader(store, objects_of(manifests))
+    needed = [[h for h in step.handles if _needed(h, step.proves)] for step in chain.steps]
+    blocks = reader.blocks(Wanted(handle) for handles in needed for handle in handles)
+    for position, (step, handles) in enumerate(zip(chain.steps, needed, strict=True)):
+        for handle in handles:
             try:
-                _apply(target, handle, reader)
+                _apply(target, handle, next(blocks))
             except CorruptObject as error:
                 behind = [s.checkpoint for s in chain.steps[position:] if s.proves]
                 failures += [Failure(c, str(error), handle.object) for c in behind]
+                blocks.close()
                 return ChainProof(failures, restore_s, restore_bytes)
             read += handle.length
         if step.proves:
@@ -152,6 +169,45 @@ def prove(store: Store, task: ProofTask) -> ChainProof:
             except StateError as error:
                 failures.append(Failure(step.checkpoint, str(error)))
     return ChainProof(failures, restore_s, restore_bytes)
+
+
+def _needed(handle: Handle, proves: bool) -> bool:
+    """Opaque variables are whole in each checkpoint: those of one that only leads to others are not looked at, and
+    may be gone."""
+    return proves or handle.kind is not Kind.OPAQUE
+
+
+def check_indexes(store: Store, checks: Sequence[IndexCheck]) -> list[Failure]:
+    """Compare what subtasks' indexes say with what the manifests say, entry by entry."""
+    return [failure for check in checks for failure in _check_index(store, check)]
+
+
+def _check_index(store: Store, check: IndexCheck) -> list[Failure]:
+    try:
+        blocks = BlockReader(store, check.objects).blocks(Wanted(handle) for handle in check.indexes)
+        said = [
+            entry
+            for handle, block in zip(check.indexes, blocks, strict=True)
+            for entry in read_index(block, handle.object)
+        ]
+    except CorruptObject as error:
+        return [Failure(c, str(error), check.indexes[0].object) for c in check.dependents]
+    named = {(h.variable, h.sqn): h for h in check.data if h.kind is Kind.INCREMENTAL}
+    differing = sorted(
+        {e.variable for e in said if not _agree(e, named.get((e.variable, e.sqn)))}
+        | {variable for variable, _ in named.keys() - {(e.variable, e.sqn) for e in said}}
+    )
+    if not differing:
+        return []
+    what = f"the index of checkpoint {check.checkpoint} does not say what its manifest says of {', '.join(differing)}"
+    return [Failure(c, what, check.indexes[0].object if check.indexes else None) for c in check.dependents]
+
+
+def _agree(entry: IndexEntry, handle: Handle | None) -> bool:
+    return handle is not None and (
+        (entry.form, entry.length, entry.rows, entry.checksum, entry.previous_checkpoint)
+        == (handle.form, handle.length, handle.rows, handle.checksum, handle.previous)
+    )
 
 
 def check_objects(store: Store, objects: Sequence[tuple[StoredObject, Sequence[int]]]) -> list[Failure]:
@@ -165,10 +221,10 @@ def check_objects(store: Store, objects: Sequence[tuple[StoredObject, Sequence[i
     return failures
 
 
-def _apply(target: MemoryState, handle: Handle, reader: ObjectReader) -> None:
+def _apply(target: MemoryState, handle: Handle, block: Block) -> None:
     if handle.kind is Kind.INCREMENTAL and handle.form is Form.BASE:
         _clear(target, handle)
-    apply_handle(target, handle, [handle.key_groups], reader.block(handle))
+    apply_handle(target, handle, [handle.key_groups], block)
 
 
 def _clear(target: MemoryState, handle: Handle) -> None:

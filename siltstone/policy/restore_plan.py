@@ -3,11 +3,12 @@
 A restore reads, for each key group of each table, one base and every delta after it. Subtasks may have
 written different forms, variables may have been based at different checkpoints, and each checkpoint may have
 had a parallelism of its own; so a plan is found per key group, walking each handle's `previous` back to its
-base. Every `manifests` argument maps a checkpoint id to all its handles.
+base. Every `manifests` argument maps a checkpoint id to all its handles; those of indexes hold no state and are
+left out of every plan.
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -52,9 +53,10 @@ class RestoreUnit:
 
     @property
     def reads(self) -> list[Read]:
-        """Every block of the unit, tables first."""
+        """Every block of the unit in an order in which it may be applied: by checkpoint, and there by place."""
         tables = [r for t in self.tables.values() for r in (*t.bases, *t.deltas)]
-        return tables + [r for reads in self.opaque.values() for r in reads]
+        opaque = [r for reads in self.opaque.values() for r in reads]
+        return sorted(tables + opaque, key=lambda r: (r.checkpoint, r.handle.object, r.handle.offset))
 
     @property
     def bytes(self) -> int:
@@ -147,8 +149,8 @@ def verify_plan(manifests: Manifests, max_parallelism: int, proves: Collection[i
 
     `manifests` holds these and the checkpoints that their chains need.
 
-    Every handle that is needed is in exactly one step of one chain, and so is every object of one operator: a
-    chain's key-group range is never cut through an object. Chains are independent of each other.
+    Every handle that is needed is in exactly one step of one chain: a chain's key-group range is never cut through
+    a block. Chains are independent of each other.
 
     Raises:
         UnknownCheckpoint, StateError: as `plan_restore`, for any of the chains.
@@ -158,7 +160,7 @@ def verify_plan(manifests: Manifests, max_parallelism: int, proves: Collection[i
         raise UnknownCheckpoint(f"checkpoint {checkpoint} has no manifest; list them with `checkpoints`")
     chains = []
     for operator in sorted({h.operator for handles in manifests.values() for h in handles}):
-        walk = {c: [h for h in manifests[c] if h.operator == operator] for c in sorted(manifests)}
+        walk = {c: [h for h in _of_state(manifests[c]) if h.operator == operator] for c in sorted(manifests)}
         variables = {c: sorted({h.variable for h in handles}) for c, handles in walk.items()}
         for run in _runs([(c, handles) for c, handles in walk.items() if handles]):
             parts = _uncut([handles for _, handles in run], max_parallelism)
@@ -181,21 +183,19 @@ def _runs(steps: list[tuple[int, list[Handle]]]) -> list[list[tuple[int, list[Ha
 
 
 def _uncut(steps: list[list[Handle]], max_parallelism: int) -> list[KeyGroupRange]:
-    """The smallest ranges of which no object, of any of the checkpoints, holds a part only."""
-    spans: dict[tuple[int, str], KeyGroupRange] = {}
-    for step, handles in enumerate(steps):
-        for handle in handles:
-            new = handle.key_groups
-            old = spans.setdefault((step, handle.object), new)
-            spans[step, handle.object] = KeyGroupRange(min(old.start, new.start), max(old.end, new.end))
+    """The smallest ranges of which no block, of any of the checkpoints, holds a part only."""
     edges = [0]
-    for span in sorted(spans.values()):
+    for span in sorted({handle.key_groups for handles in steps for handle in handles}):
         if span.start >= edges[-1]:
             edges += [span.start, span.end]
         else:
             edges[-1] = max(edges[-1], span.end)
     edges = sorted({*edges, max_parallelism})
     return [KeyGroupRange(a, b) for a, b in pairwise(edges)]
+
+
+def _of_state(handles: Iterable[Handle]) -> list[Handle]:
+    return [handle for handle in handles if handle.kind is not Kind.INDEX]
 
 
 def _by_part(run: list[tuple[int, list[Handle]]], parts: list[KeyGroupRange]) -> list[list[tuple[int, list[Handle]]]]:
@@ -253,7 +253,7 @@ class _History:
             except KeyError:
                 return None
             by_name: dict[tuple[str, str], list[Handle]] = {}
-            for handle in sorted(handles, key=lambda h: h.key_groups):
+            for handle in sorted(_of_state(handles), key=lambda h: h.key_groups):
                 by_name.setdefault((handle.operator, handle.variable), []).append(handle)
             self._sorted[checkpoint] = by_name
         return self._sorted[checkpoint]

@@ -18,7 +18,7 @@ from siltstone.lifecycle.export import discard, publish, restore_unit, staging, 
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
 from siltstone.lifecycle.restore import chain_manifests, read_manifest, read_manifests
 from siltstone.lifecycle.snapshot import compare, compare_tasks, snapshot_tasks, take_snapshot
-from siltstone.lifecycle.verify import Failure, check_objects, plan_proof, prove
+from siltstone.lifecycle.verify import Failure, check_indexes, check_objects, plan_proof, prove
 from siltstone.policy.adaptive import named
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
@@ -248,8 +248,12 @@ def verify(
         plan = plan_proof(store, stored, chains)
         proofs = spark_map(spark, lambda task: prove(store, task), plan.tasks)
         failures = [*plan.failures, *(f for proof in proofs for f in proof.failures)]
+        cores = min(spark.sparkContext.defaultParallelism, len(plan.indexes))
+        shares = [plan.indexes[i::cores] for i in range(cores)]
+        checked = spark_map(spark, lambda share: check_indexes(store, share), shares)
+        failures += [failure for found in checked for failure in found]
         taken = [(stored, [c]) for c, s in snapshots.items() if c in chains for stored in s.objects]
-        failures += check_objects(store, [*plan.objects, *taken])
+        failures += check_objects(store, taken)
         if deep:
             failures += _deep(settings, spark, place, [s for c, s in snapshots.items() if c in wanted])
         first = {f.checkpoint: f for f in reversed(failures) if f.checkpoint in chains}

@@ -1,17 +1,23 @@
 """From a warehouse URL to its store, its local directories and its default catalog."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
+
+import xxhash
 
 from siltstone.errors import Unreachable, UsageError
 from siltstone.store.base import Store
 from siltstone.store.filesystem import FilesystemStore, reaching
 from siltstone.store.paths import LocalLayout
-from siltstone.store.url import shown, split
+from siltstone.store.url import shown, split, take_option
 
+ROCKSDB = "rocksdb"
+REMOTE = ("s3", "redis", "rediss")
+"""schemes of stores that are elsewhere"""
 SCHEMES = "a path, file://PATH, s3://BUCKET/PREFIX, redis://HOST:PORT/DB, rocksdb://PATH"
 
 
@@ -35,7 +41,7 @@ def open_store(url: str) -> Store:
         from siltstone.store.redis import open_redis
 
         return open_redis(url)
-    if scheme == "rocksdb":
+    if scheme == ROCKSDB:
         from siltstone.store.rocksdb import open_rocksdb
 
         return open_rocksdb(url)
@@ -54,6 +60,8 @@ def local_path(url: str) -> Path:
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise UsageError(f"{shown(url)!r} is not a file URL: write file:///absolute/path")
         text = unquote(parts.path)
+    elif "://" in url:
+        raise UsageError(f"{shown(url)!r} is no file:// URL: use {SCHEMES}")
     if not text or "\0" in text:
         raise UsageError(f"{url!r} names no directory: use {SCHEMES}")
     return Path(os.path.abspath(text))
@@ -63,28 +71,52 @@ def local_path(url: str) -> Path:
 class Warehouse:
     """Where a warehouse keeps things: a small value that can be sent to another process.
 
-    `url` names it; `local` is its directory on this machine: everything for a local warehouse.
+    `url` names it, and may hold a password: show `label`. `local` is its directory on this machine: everything for a
+    local warehouse; for one elsewhere what belongs to this machine only, such as working state.
     """
 
     url: str
+    label: str
+    store_url: str
     local: LocalLayout
+    remote: bool = False
 
     @classmethod
     def at(cls, url: str) -> Self:
-        """The warehouse that `url` names; looks at nothing on disk.
+        """The warehouse that `url` names; looks at nothing on disk and reaches for nothing.
+
+        A path, `file://` or `rocksdb://` warehouse is a directory. Of others, objects lie at the URL and the rest in
+        a directory of this machine: the URL's option `local`, or one named after the URL in `$XDG_STATE_HOME/siltstone`
+        (`~/.local/state/siltstone`).
 
         Raises:
-            UsageError: an unknown scheme, with the known ones listed; a path that a catalog URL cannot hold.
+            UsageError: an unknown scheme, with the known ones listed; a URL or option that makes no sense; a path that
+                a catalog URL cannot hold.
         """
-        path = local_path(url)
-        if "?" in str(path):
-            raise UsageError(f"a warehouse path may not contain '?': {path}")
-        return cls(path.as_uri(), LocalLayout(path))
+        scheme, mark, _ = url.partition("://")
+        if mark and scheme not in ("file", ROCKSDB, *REMOTE):
+            raise UsageError(f"the URL scheme {scheme!r} is unknown: use {SCHEMES}")
+        if not mark or scheme == "file":
+            local = LocalLayout(local_path(url))
+            warehouse = cls(local.root.as_uri(), str(local.root), local.objects.as_uri(), local)
+        elif scheme == ROCKSDB:
+            path, question, query = url.partition("?")
+            local = LocalLayout(local_path(unquote(path.removeprefix(f"{ROCKSDB}://"))))
+            objects = f"{ROCKSDB}://{quote(str(local.objects))}{question}{query}"
+            warehouse = cls(url, shown(url), objects, local)
+        else:
+            store_url, local_dir = take_option(url, "local")
+            local = LocalLayout(Path(os.path.abspath(local_dir)) if local_dir else _state_directory(store_url))
+            warehouse = cls(url, shown(url), store_url, local, remote=True)
+        if "?" in str(warehouse.local.root):
+            raise UsageError(f"a warehouse path may not contain '?': {warehouse.local.root}")
+        open_store(warehouse.store_url)
+        return warehouse
 
     @property
     def store(self) -> Store:
         """Its object store."""
-        return open_store(self.local.objects.as_uri())
+        return open_store(self.store_url)
 
     @property
     def catalog_url(self) -> str:
@@ -96,8 +128,11 @@ class Warehouse:
 
         Raises:
             UsageError: nothing is there, or a file is.
-            Unreachable: it may not be read.
+            Unreachable: it may not be read, or does not answer.
         """
+        self.store.check(writable=False)
+        if self.remote:
+            return
         root = self.local.root
         with reaching(f"read the warehouse {root}"):
             self._check_no_file()
@@ -112,19 +147,20 @@ class Warehouse:
 
         Raises:
             UsageError: a file is there, or the directory it should be made in is missing.
-            Unreachable: it, or the directory it should be made in, cannot be written.
+            Unreachable: it, or the directory it should be made in, cannot be written, or it does not answer.
         """
         root = self.local.root
         with reaching(f"write the warehouse {root}"):
             self._check_no_file()
-            if not root.parent.is_dir():
+            if not (self.remote or root.parent.is_dir()):
                 raise UsageError(f"cannot make the warehouse {root}: make the directory {root.parent} first")
-            root.mkdir(exist_ok=True)
+            root.mkdir(exist_ok=True, parents=self.remote)
             for path in (root, self.local.objects):
                 if path.exists() and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
                     raise Unreachable(
                         f"cannot write the warehouse: {path} is read-only; check its permissions and mount"
                     )
+        self.store.check(writable=True)
 
     def _check_no_file(self) -> None:
         """UsageError where the path, or one above it, is a file."""
@@ -133,3 +169,11 @@ class Warehouse:
                 raise UsageError(f"the warehouse {self.local.root} cannot be there: {path} is a file")
             if path.is_dir():
                 return
+
+
+def _state_directory(store_url: str) -> Path:
+    """This machine's directory of a warehouse elsewhere. The name tells people whose it is, and holds no secret."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", shown(store_url)).strip("-")[:60]
+    distinct = f"{shown(store_url)}?{split(store_url).query}"
+    return state.absolute() / "siltstone" / f"{readable}-{xxhash.xxh3_64_hexdigest(distinct.encode())}"

@@ -5,7 +5,7 @@ opens the same store in every process. What may be secret, a password, is never 
 """
 
 from typing import Literal, TypeVar
-from urllib.parse import SplitResult, parse_qsl, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -82,3 +82,18 @@ def options_of(url: str, model: type[Options]) -> Options:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"{shown(url)}: option {where}: {first['msg']}") from None
+
+
+def take_option(url: str, name: str) -> tuple[str, str | None]:
+    """The URL without one of its options, and that option's value, None where it is not given.
+
+    Raises:
+        UsageError: it is given twice, or the URL is none.
+    """
+    parts = split(url)
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    values = [value for key, value in pairs if key == name]
+    if len(values) > 1:
+        raise UsageError(f"{shown(url)}: option {name} is given twice")
+    rest = urlencode([(key, value) for key, value in pairs if key != name])
+    return urlunsplit(parts._replace(query=rest)), values[0] if values else None

@@ -19,16 +19,17 @@ from siltstone.store.paths import (
 def test_object_names() -> None:
     path = CheckpointPath("flights", 3, 42)
     assert path.manifest() == "flights/00000003/000000000042/manifest.arrow"
-    assert path.segment("aircraft", 1, 7) == "flights/00000003/000000000042/aircraft.00001.7.segment"
+    assert path.segment("0c-1") == "flights/00000003/000000000042/0c-1.segment"
+    assert path.segment("0c-1", "INCR") == "flights/00000003/000000000042/0c-1.INCR"
     assert path.base("aircraft", "recent.bounds", 1, "a7") == (
         "flights/00000003/000000000042/aircraft.recent.bounds.00001.a7.base.parquet"
     )
     assert path.snapshot("aircraft", "totals", 1, 7).endswith("/aircraft.totals.00001.7.snapshot.parquet")
-    for name in (path.manifest(), path.segment("a", 0, 0), path.base("a", "b", 0, 0)):
+    for name in (path.manifest(), path.segment("a"), path.base("a", "b", 0, 0)):
         assert check_object_name(name) == name
         assert CheckpointPath.of(name) == path
         assert name.startswith(path.prefix)
-    assert [is_base(n) for n in (path.base("a", "b", 0, 0), path.segment("a", 0, 0))] == [True, False]
+    assert [is_base(n) for n in (path.base("a", "b", 0, 0), path.segment("a"))] == [True, False]
     assert path.prefix.startswith(epoch_prefix("flights", 3))
     assert epoch_prefix("flights", 3).startswith(stream_prefix("flights"))
 
@@ -55,9 +56,10 @@ def test_longest_names_fit_a_file_system() -> None:
         lambda: CheckpointPath("../x", 1, 1),
         lambda: CheckpointPath("s", -1, 1),
         lambda: CheckpointPath("s", 1, 10**12),
-        lambda: CheckpointPath("s", 1, 1).segment("a/b", 0, 0),
-        lambda: CheckpointPath("s", 1, 1).segment("a", -1, 0),
-        lambda: CheckpointPath("s", 1, 1).segment("a", 0, "../x"),
+        lambda: CheckpointPath("s", 1, 1).segment("a/b"),
+        lambda: CheckpointPath("s", 1, 1).segment("../a"),
+        lambda: CheckpointPath("s", 1, 1).base("a", "b", -1, 0),
+        lambda: CheckpointPath("s", 1, 1).base("a", "v", 0, "../x"),
         lambda: CheckpointPath("s", 1, 1).base("a", "..", 0, 0),
         lambda: CheckpointPath("s", 1, 1).base("a", "", 0, 0),
         lambda: LocalLayout(Path("/w")).work("../x", 1),
