@@ -45,10 +45,11 @@ class Block:
         return int(self.key_group_offsets[-1])
 
 
-def encode_block(changes: pa.Table, key_groups: np.ndarray) -> Block:
+def encode_block(changes: pa.Table, key_groups: np.ndarray, *, compression: bool = True) -> Block:
     """Encode `changes` (any columns that a `TableSchema` allows) with their `key_groups` (uint16[rows]).
 
-    Rows are reordered: by key group, and within one by the first column where it is integer-like.
+    Rows are reordered: by key group, and within one by the first column where it is integer-like. Without
+    `compression` byte planes and strings lie in the block as they are; whoever decodes it need not know.
 
     Raises:
         UsageError: a column type that no table may have, or not one key group a row.
@@ -60,7 +61,7 @@ def encode_block(changes: pa.Table, key_groups: np.ndarray) -> Block:
     counts = np.bincount(groups - np.uint16(first)) if len(groups) else np.zeros(0, np.int64)
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.uint32)
     fields = json.dumps([[f.name, str(f.type), int(f.nullable)] for f in batch.schema], separators=(",", ":"))
-    out = Encoder()
+    out = Encoder(compression=compression)
     out.varints([batch.num_rows, first, len(counts), int(ordered)])
     out.blob(fields.encode())
     out.integers(counts.astype(np.uint64))

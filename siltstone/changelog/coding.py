@@ -51,10 +51,11 @@ def unseal(data: Bytes, magic: bytes, name: str) -> memoryview:
 
 
 class Encoder:
-    """Appends coded values to a growing byte string."""
+    """Appends coded values to a growing byte string; without `compression` every buffer stays as it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, compression: bool = True) -> None:
         self._parts: list[bytes | memoryview] = []
+        self._worth_bytes = _WORTH_COMPRESSING_BYTES if compression else MAX_COUNT
         self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False)
 
     def finish(self) -> bytes:
@@ -121,7 +122,7 @@ class Encoder:
 
     def _compressed(self, data: Bytes) -> None:
         """Stored length, then the bytes: zstd where that is smaller, else as they are."""
-        packed = self._compressor.compress(data) if len(data) > _WORTH_COMPRESSING_BYTES else data
+        packed = self._compressor.compress(data) if len(data) > self._worth_bytes else data
         if len(packed) >= len(data):
             packed = data
         self.varint(len(packed))

@@ -86,6 +86,22 @@ def test_what_was_decoded_encodes_the_same(case: tuple[pa.Table, np.ndarray]) ->
     assert _multiset(*decode_block(again)) == _multiset(*decode_block(data))
 
 
+@given(tables())
+@settings(max_examples=50, deadline=None)
+def test_an_uncompressed_block_reads_the_same(case: tuple[pa.Table, np.ndarray]) -> None:
+    plain, groups = decode_block(encode_block(*case, compression=False).data)
+    packed, same_groups = decode_block(encode_block(*case).data)
+    assert plain.equals(packed) or _multiset(plain, groups) == _multiset(packed, same_groups)
+    assert np.array_equal(groups, same_groups)
+
+
+def test_without_compression_the_planes_lie_in_the_block_as_they_are() -> None:
+    text = "the same words again and again; " * 100
+    table, groups = pa.table({"k": [1], "s": [text]}), np.zeros(1, np.uint16)
+    assert text.encode() in encode_block(table, groups, compression=False).data
+    assert len(encode_block(table, groups).data) < len(text) / 5
+
+
 def test_every_type_with_values_one_by_one() -> None:
     table = pa.table(
         {
