@@ -1,0 +1,280 @@
+"""Hedging: a request that is slower than most recent ones is sent again, and the first answer counts (FLIP-158).
+
+    HedgeRule     decides, without clock or thread: after how long, and whether the budget allows it
+    Hedger        carries it out on threads
+
+Both twins create the same name, if absent, with the same bytes. So whoever is second finds the object there and leaves
+nothing; a twin that the store had not begun when its object was deleted again leaves an object that nothing refers to,
+under its checkpoint's name, where a sweep finds it.
+"""
+
+import queue
+import threading
+import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from fractions import Fraction
+
+from siltstone.changelog.upload_metrics import UploadMetrics
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.errors import ObjectExists
+from siltstone.model import StoredObject
+from siltstone.store.base import Store
+from siltstone.store.retry import Data, Retrying, RetryPolicy, already_stored
+
+WINDOW = 1000
+"""how many recent requests of a size class the quantile is of"""
+_SMALL_BITS = 18
+_BURST = 20
+
+
+class HedgeRule:
+    """When to send a request again. Not thread-safe.
+
+    The delay is a quantile of the seconds that the last `WINDOW` requests of the size class took: sizes up to 256 KiB
+    are one class, since there the way to the store is what takes time, and above it each power of two is one.
+
+    A hedged request counts too, with the seconds it took until its first answer. If that was the hedge's, its own time
+    is not known (it is censored), but is more than the delay was, so it stands above the quantile all the same: its
+    rank is right, which is all a quantile sees, and the delay does not drift down. Should the store become slower as a
+    whole, most requests are above the old delay; the budget lets few of them be hedged, the others tell their true
+    time, and the delay follows.
+
+    The budget is a token bucket in whole numbers: after n requests, never more than `budget * n` hedges were sent. It
+    holds 20 at most, so that a store that falters after a long good time is not sent a storm of them.
+    """
+
+    def __init__(self, quantile: float, budget: float, min_samples: int) -> None:
+        self._quantile = quantile
+        share = Fraction(str(budget))
+        self._earned, self._price = share.numerator, share.denominator
+        self._tokens = 0
+        self._min_samples = min(min_samples, WINDOW)
+        self._recent: dict[int, deque[float]] = {}
+        self._sorted: dict[int, list[float]] = {}
+
+    def begin(self, size_bytes: int) -> float | None:
+        """A request begins: seconds after which it may be hedged; None while too few were seen."""
+        self._tokens = min(self._tokens + self._earned, _BURST * self._price)
+        ordered = self._sorted.get(_size_class(size_bytes), [])
+        if len(ordered) < self._min_samples:
+            return None
+        return ordered[int(self._quantile * len(ordered))]
+
+    def spend(self) -> bool:
+        """May one hedge be sent now? If so it is paid for."""
+        if self._tokens < self._price:
+            return False
+        self._tokens -= self._price
+        return True
+
+    def end(self, size_bytes: int, seconds: float) -> None:
+        """A request was answered well, by itself or by its hedge, after so long."""
+        size = _size_class(size_bytes)
+        recent, ordered = self._recent.setdefault(size, deque()), self._sorted.setdefault(size, [])
+        recent.append(seconds)
+        insort(ordered, seconds)
+        if len(recent) > WINDOW:
+            del ordered[bisect_left(ordered, recent.popleft())]
+
+
+def _size_class(size_bytes: int) -> int:
+    return max(_SMALL_BITS, (size_bytes - 1).bit_length() if size_bytes else 0)
+
+
+class _Twins:
+    """A request and, perhaps, its hedge: what they came to."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.answered = threading.Event()
+        self.running = 1
+        self.hedged = False
+        self.stored: StoredObject | None = None
+        self.error: BaseException | None = None
+        self.won_by_hedge = False
+
+    def add_hedge(self) -> bool:
+        """Count the hedge in, unless the answer is there by now."""
+        with self.lock:
+            if self.answered.is_set():
+                return False
+            self.running += 1
+            self.hedged = True
+            return True
+
+    def take_back_hedge(self) -> None:
+        """The hedge could not be sent."""
+        with self.lock:
+            self.running -= 1
+            if not self.running:
+                self.answered.set()
+
+    def end(self, stored: StoredObject | None, error: BaseException | None, *, hedge: bool) -> bool:
+        """One of them ended; false if the answer was there before."""
+        with self.lock:
+            self.running -= 1
+            if self.stored is not None:
+                return False
+            if stored is not None:
+                self.stored, self.won_by_hedge = stored, hedge
+            elif not hedge or self.error is None:
+                self.error = error  # the request's own error says more than its hedge's
+            if stored is not None or not self.running:
+                self.answered.set()
+            return True
+
+
+class Hedger:
+    """Stores objects, hedged; safe for many threads.
+
+    The request runs on a thread of the hedger's own, so that `put` can return though it still hangs; it is tried again
+    by the store's `RetryPolicy`. Its hedge is one attempt. The slower twin's answer is swallowed and counted. While no
+    thread is free, since so many hang, requests run on their caller's thread and are not hedged.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: UploadOptions,
+        metrics: UploadMetrics,
+        *,
+        threads: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        retrying = store if isinstance(store, Retrying) else Retrying(store, RetryPolicy(kind="none"))
+        self._store, self._policy = retrying.once, retrying.policy
+        self._hedging = options.hedging and options.hedge_budget > 0
+        self._metrics = metrics
+        self._clock = clock
+        self._rule = HedgeRule(options.hedge_quantile, options.hedge_budget, options.hedge_min_samples)
+        self._lock = threading.Lock()
+        self._pool = _Pool(threads or 4 * options.upload_threads)
+
+    def put(self, name: str, data: Data) -> StoredObject:
+        """Store a new object, as `Store.put` does, and return with the first answer.
+
+        Raises:
+            ObjectExists: the name holds something else.
+            Unreachable: all attempts failed.
+        """
+        size_bytes = memoryview(data).nbytes
+        self._metrics.count("requests")
+        with self._lock:
+            delay_s = self._rule.begin(size_bytes) if self._hedging else None
+        began = self._clock()
+        try:
+            stored = self._twins(name, data, delay_s)
+        except BaseException:
+            self._metrics.count("failures")
+            raise
+        seconds = self._clock() - began
+        self._metrics.stored(size_bytes, seconds)
+        with self._lock:
+            self._rule.end(size_bytes, seconds)
+        return stored
+
+    def close(self) -> None:
+        """Let idle threads end; those that hang end with what they hang in."""
+        self._pool.close()
+
+    def _twins(self, name: str, data: Data, delay_s: float | None) -> StoredObject:
+        twins = _Twins()
+        if delay_s is None or not self._pool.run(lambda: self._send(twins, name, data)):
+            self._send(twins, name, data)
+        elif not twins.answered.wait(delay_s) and self._may_hedge() and twins.add_hedge():
+            if self._pool.run(lambda: self._send(twins, name, data, hedge=True)):
+                self._metrics.count("hedges_sent")
+            else:
+                twins.take_back_hedge()
+        twins.answered.wait()
+        if twins.stored is None:
+            assert twins.error is not None
+            raise twins.error
+        if twins.won_by_hedge:
+            self._metrics.count("hedges_won")
+        return twins.stored
+
+    def _may_hedge(self) -> bool:
+        with self._lock:
+            return self._rule.spend()
+
+    def _send(self, twins: _Twins, name: str, data: Data, *, hedge: bool = False) -> None:
+        """One twin, to its end."""
+        stored, failed = None, None
+        attempts = 0
+
+        def attempt() -> None:
+            nonlocal attempts
+            attempts += 1
+
+        try:
+            if hedge:
+                attempt()
+                stored = self._store.put(name, data)
+            else:
+                stored = self._policy.put(self._store, name, data, attempt)
+        except ObjectExists as error:
+            stored, failed = self._of_twin(twins, name, data, error)
+        except BaseException as error:
+            failed = error
+        self._metrics.count("attempts", attempts)
+        self._metrics.count("retries", attempts - 1)
+        if not twins.end(stored, failed, hedge=hedge):
+            self._metrics.count("hedges_late")
+
+    def _of_twin(
+        self, twins: _Twins, name: str, data: Data, error: ObjectExists
+    ) -> tuple[StoredObject | None, BaseException | None]:
+        """The name was taken: by the other twin, whose answer may be lost or late, if it holds the same bytes."""
+        if not twins.hedged:
+            return None, error
+        if twins.stored is not None:
+            return twins.stored, None
+        try:
+            return already_stored(self._store, name, data), None
+        except BaseException as worse:
+            return None, worse
+
+
+class _Pool:
+    """Daemon threads, made as they are needed up to a number; a process may end though some of them hang."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._free = 0
+        self._threads = 0
+        self._closed = False
+
+    def run(self, task: Callable[[], None]) -> bool:
+        """Have a thread run `task` now; false if none is free and there are enough."""
+        with self._lock:
+            if self._closed:
+                return False
+            if self._free:
+                self._free -= 1
+            elif self._threads < self._most:
+                self._threads += 1
+                threading.Thread(target=self._work, name="siltstone-upload", daemon=True).start()
+            else:
+                return False
+        self._tasks.put(task)
+        return True
+
+    def close(self) -> None:
+        """End the threads that are free, and the others once they are."""
+        with self._lock:
+            threads = 0 if self._closed else self._threads
+            self._closed = True
+        for _ in range(threads):
+            self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # it holds the object's bytes
+            with self._lock:
+                self._free += 1

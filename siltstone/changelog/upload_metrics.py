@@ -1,0 +1,281 @@
+"""What uploads did: counted in the process that did them, carried in acknowledgements, merged, shown as OpenMetrics.
+
+UploadMetrics       counts, for many threads; `take()` hands over what happened since the last time
+UploadStatistics    what was counted: merges, goes through JSON, answers quantiles
+Histogram           a distribution in logarithmic buckets: any value within 1 %
+"""
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from siltstone.errors import StateError
+
+_LOG_GAMMA = math.log(1.01 / 0.99)
+"""two neighbouring buckets' ratio: their middle is within 1 % of all they hold (the DDSketch of Masson et al., 2019)"""
+_LEAST = 1e-9
+_SECONDS_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_SEGMENTS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_BYTES_BOUNDS = tuple(float(1 << bits) for bits in range(12, 31, 2))
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many values fell into each logarithmic bucket, and their sum."""
+
+    counts: Mapping[int, int] = field(default_factory=dict)
+    sum: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many values."""
+        return sum(self.counts.values())
+
+    def merge(self, other: Self) -> Self:
+        """Both together."""
+        return type(self)(dict(Counter(self.counts) + Counter(other.counts)), self.sum + other.sum)
+
+    def quantile(self, part: float) -> float:
+        """The value that `part` of all values do not exceed, within 1 %; 0.0 of no values."""
+        rank, seen = max(1, math.ceil(part * self.count)), 0
+        for bucket in sorted(self.counts):
+            seen += self.counts[bucket]
+            if seen >= rank:
+                return _middle(bucket)
+        return 0.0
+
+    def below(self, bound: float) -> int:
+        """How many values do not exceed `bound`, and those less than 2 % above it that share its bucket."""
+        last = bucket_of(bound)
+        return sum(count for bucket, count in self.counts.items() if bucket <= last)
+
+
+def bucket_of(value: float) -> int:
+    """The bucket of a value; all below 1e-9 share one."""
+    return math.ceil(math.log(max(value, _LEAST)) / _LOG_GAMMA)
+
+
+def _middle(bucket: int) -> float:
+    return 2 * math.exp(bucket * _LOG_GAMMA) / (1 + math.exp(_LOG_GAMMA))
+
+
+@dataclass(frozen=True)
+class UploadStatistics:
+    """What uploads did in some time, in one process or in many.
+
+    Attributes:
+        requests: objects that were to be stored; each ends stored or failed.
+        failures: those that failed for good.
+        attempts: calls of the store, retries and hedges included.
+        retries: calls that came after a failed one.
+        objects: those that were stored.
+        bytes: how large these are together.
+        hedges_sent: requests that were sent a second time since the first was slow.
+        hedges_won: hedges that finished first.
+        hedges_late: slower twins that ended after their request was answered.
+        queue_high_water: most segments that waited at a time.
+        in_flight_high_water_bytes: most bytes that waited or were under way at a time.
+        back_pressure_s: how long writers waited for room, all together.
+        latency_s: seconds of each stored object, from its first attempt to its answer.
+        object_bytes: their sizes.
+        batch_segments: segments in each batch.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    attempts: int = 0
+    retries: int = 0
+    objects: int = 0
+    bytes: int = 0
+    hedges_sent: int = 0
+    hedges_won: int = 0
+    hedges_late: int = 0
+    queue_high_water: int = 0
+    in_flight_high_water_bytes: int = 0
+    back_pressure_s: float = 0.0
+    latency_s: Histogram = field(default_factory=Histogram)
+    object_bytes: Histogram = field(default_factory=Histogram)
+    batch_segments: Histogram = field(default_factory=Histogram)
+
+    def merge(self, other: "UploadStatistics") -> "UploadStatistics":
+        """Both together: counts add up, high-water marks take the higher."""
+        merged: dict[str, Any] = {}
+        for name in _NAMES:
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(ours, Histogram):
+                merged[name] = ours.merge(theirs)
+            else:
+                merged[name] = max(ours, theirs) if "high_water" in name else ours + theirs
+        return UploadStatistics(**merged)
+
+    def quantile(self, part: float) -> float:
+        """Seconds that `part` of the stored objects did not exceed."""
+        return self.latency_s.quantile(part)
+
+    def summary(self) -> dict[str, float]:
+        """Flat and readable: the counts, latencies p50 to p99.9 in seconds, sizes of objects and batches."""
+        plain = {name: getattr(self, name) for name in _NAMES if name not in _HISTOGRAMS}
+        latencies = {f"latency_{name}_s": self.quantile(part) for name, part in QUANTILES.items()}
+        sizes = {
+            "object_p50_bytes": self.object_bytes.quantile(0.5),
+            "object_max_bytes": self.object_bytes.quantile(1.0),
+            "batch_p50_segments": self.batch_segments.quantile(0.5),
+            "batch_max_segments": self.batch_segments.quantile(1.0),
+        }
+        return plain | latencies | {name: float(round(value)) for name, value in sizes.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict that `from_json` reads; what is nothing is left out."""
+        plain: dict[str, Any] = {name: getattr(self, name) for name in _NAMES if name not in _HISTOGRAMS}
+        for name in _HISTOGRAMS:
+            histogram = getattr(self, name)
+            if histogram.counts:
+                pairs = sorted(histogram.counts.items())
+                plain[name] = {"sum": histogram.sum, "buckets": [b for b, _ in pairs], "counts": [c for _, c in pairs]}
+        return {name: value for name, value in plain.items() if value}
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`.
+
+        Raises:
+            StateError: it is not what `to_json` made.
+        """
+        try:
+            given = dict(plain)
+            for name in _HISTOGRAMS & given.keys():
+                part = given[name]
+                pairs = zip(part["buckets"], part["counts"], strict=True)
+                given[name] = Histogram({int(b): int(c) for b, c in pairs}, float(part["sum"]))
+            for name in given.keys() - _HISTOGRAMS:
+                given[name] = float(given[name]) if name.endswith("_s") else int(given[name])
+            return cls(**given)
+        except (TypeError, ValueError, KeyError) as error:
+            raise StateError(f"upload statistics cannot be read: {error}") from None
+
+
+_NAMES = tuple(f.name for f in fields(UploadStatistics))
+_HISTOGRAMS = {"latency_s", "object_bytes", "batch_segments"}
+
+
+class UploadMetrics:
+    """Counts what uploads do; safe for many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._seconds = 0.0
+        self._buckets: dict[str, Counter[int]] = {name: Counter() for name in _HISTOGRAMS}
+        self._sums: dict[str, float] = dict.fromkeys(_HISTOGRAMS, 0.0)
+        self._high = {"queue_high_water": 0, "in_flight_high_water_bytes": 0}
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to the count `name` of `UploadStatistics`."""
+        with self._lock:
+            self._counts[name] += amount
+
+    def stored(self, size_bytes: int, seconds: float) -> None:
+        """A request ended well."""
+        with self._lock:
+            self._counts["objects"] += 1
+            self._counts["bytes"] += size_bytes
+            self._observe("latency_s", seconds)
+            self._observe("object_bytes", size_bytes)
+
+    def batch(self, segments: int) -> None:
+        """So many segments travel together."""
+        with self._lock:
+            self._observe("batch_segments", segments)
+
+    def level(self, queue: int, in_flight_bytes: int) -> None:
+        """So much waits, or is under way, now."""
+        with self._lock:
+            high = self._high
+            high["queue_high_water"] = max(queue, high["queue_high_water"])
+            high["in_flight_high_water_bytes"] = max(in_flight_bytes, high["in_flight_high_water_bytes"])
+
+    def waited(self, seconds: float) -> None:
+        """A writer waited for room."""
+        with self._lock:
+            self._seconds += seconds
+
+    def take(self) -> UploadStatistics:
+        """What happened since the last `take`."""
+        with self._lock:
+            taken: dict[str, Any] = {**self._counts, **self._high, "back_pressure_s": self._seconds}
+            for name in _HISTOGRAMS:
+                taken[name] = Histogram(dict(self._buckets[name]), self._sums[name])
+            self._reset()
+            return UploadStatistics(**taken)
+
+    def _observe(self, name: str, value: float) -> None:
+        self._buckets[name][bucket_of(value)] += 1
+        self._sums[name] += value
+
+
+_COUNTERS = {
+    "requests": ("siltstone_upload_requests", "Objects that were to be stored.", ""),
+    "failures": ("siltstone_upload_failures", "Objects that could not be stored.", ""),
+    "attempts": ("siltstone_upload_attempts", "Calls of the store.", ""),
+    "retries": ("siltstone_upload_retries", "Calls of the store after a failed one.", ""),
+    "objects": ("siltstone_upload_objects", "Objects stored.", ""),
+    "bytes": ("siltstone_upload_bytes", "Bytes stored.", "bytes"),
+    "hedges_sent": ("siltstone_upload_hedges_sent", "Slow requests sent again.", ""),
+    "hedges_won": ("siltstone_upload_hedges_won", "Hedges that were the first to finish.", ""),
+    "hedges_late": ("siltstone_upload_hedges_late", "Slower twins that ended after the answer.", ""),
+    "back_pressure_s": ("siltstone_upload_back_pressure_seconds", "Time writers waited for room.", "seconds"),
+}
+_GAUGES = {
+    "queue_high_water": ("siltstone_upload_queue_high_water_segments", "Most segments waiting.", "segments"),
+    "in_flight_high_water_bytes": ("siltstone_upload_in_flight_high_water_bytes", "Most bytes under way.", "bytes"),
+}
+_DISTRIBUTIONS = {
+    "latency_s": ("siltstone_upload_latency_seconds", "Time to store an object.", "seconds", _SECONDS_BOUNDS),
+    "object_bytes": ("siltstone_upload_object_bytes", "Sizes of objects.", "bytes", _BYTES_BOUNDS),
+    "batch_segments": ("siltstone_upload_batch_segments", "Segments in a batch.", "segments", _SEGMENTS_BOUNDS),
+}
+
+
+class _Collector:
+    """The families of some statistics, for a registry that lives as long as one exposition."""
+
+    def __init__(self, statistics: UploadStatistics, labels: Mapping[str, str]) -> None:
+        self._statistics = statistics
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """One family for each number."""
+        names, values = list(self._labels), list(self._labels.values())
+        for name, (metric, text, unit) in _COUNTERS.items():
+            counter = CounterMetricFamily(metric, text, labels=names, unit=unit)
+            counter.add_metric(values, getattr(self._statistics, name))
+            yield counter
+        for name, (metric, text, unit) in _GAUGES.items():
+            gauge = GaugeMetricFamily(metric, text, labels=names, unit=unit)
+            gauge.add_metric(values, getattr(self._statistics, name))
+            yield gauge
+        for name, (metric, text, unit, bounds) in _DISTRIBUTIONS.items():
+            histogram: Histogram = getattr(self._statistics, name)
+            buckets = [(str(float(bound)), float(histogram.below(bound))) for bound in bounds]
+            family = HistogramMetricFamily(metric, text, labels=names, unit=unit)
+            family.add_metric(values, [*buckets, ("+Inf", float(histogram.count))], sum_value=histogram.sum)
+            yield family
+
+
+def openmetrics(statistics: UploadStatistics, labels: Mapping[str, str]) -> str:
+    """The statistics as OpenMetrics text, every sample with `labels`; ends in `# EOF`."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(statistics, labels))  # pyright: ignore[reportArgumentType]
+    return generate_latest(registry).decode()

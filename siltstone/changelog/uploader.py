@@ -1,0 +1,323 @@
+"""Uploads segments in batches: all that one process stores for a checkpoint at about the same time shares objects.
+
+This is the third level of batching of FLIP-158: a segment already holds all variables of a subtask. Segments wait for
+one another for `persist_delay_s`, or until they are `size_threshold_bytes` together, or until no writer of the process
+is left to be waited for. A batch is one object, its segments packed end to end, where parts of an object can be read
+apart; in a key-value store it is three, one for each section.
+"""
+
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Self
+
+from siltstone.changelog.coding import Bytes
+from siltstone.changelog.hedging import Hedger
+from siltstone.changelog.segment import Places, Section, Segment
+from siltstone.changelog.upload_metrics import UploadMetrics
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.errors import ObjectExists, SiltstoneError, UsageError
+from siltstone.model import Handle, StoredObject
+from siltstone.store.base import Store
+from siltstone.store.open import open_store
+from siltstone.store.paths import CheckpointPath
+
+
+class Sharers:
+    """How many segments of a batch are still wanted."""
+
+    def __init__(self, segments: int) -> None:
+        self._left = segments
+        self._lock = threading.Lock()
+
+    def leave(self) -> bool:
+        """One is not wanted any more; true if it was the last."""
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a segment lies.
+
+    Attributes:
+        objects: those that hold its bytes; other segments of the batch may lie in them too.
+        handles: of its variables and tables, then of its index.
+        batch: the names of all objects of its batch, and who shares them.
+    """
+
+    objects: tuple[StoredObject, ...]
+    handles: tuple[Handle, ...]
+    batch: tuple[tuple[str, ...], Sharers] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class _Request:
+    segment: Segment
+    size_bytes: int
+    future: "Future[Placed]"
+
+
+class _Batch:
+    """Requests that will share objects."""
+
+    def __init__(self, path: CheckpointPath, deadline: float) -> None:
+        self.path = path
+        self.deadline = deadline
+        self.requests: list[_Request] = []
+        self.size_bytes = 0
+        self.anonymous = False
+
+    def add(self, request: _Request, writer: str | None) -> None:
+        self.requests.append(request)
+        self.size_bytes += request.size_bytes
+        self.anonymous |= writer is None
+
+
+class Uploader:
+    """Stores segments, batched, on `upload_threads` threads of its own; safe for many threads.
+
+    Writers that say when they open and close are not waited for needlessly: a batch goes off once every open writer
+    has persisted for its checkpoint. `log` begins the names of its objects and must be unique to it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: UploadOptions,
+        metrics: UploadMetrics | None = None,
+        *,
+        log: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.options = options
+        self.metrics = metrics or UploadMetrics()
+        self.log = log or uuid.uuid4().hex
+        self._hedger = Hedger(store, options, self.metrics, clock=clock)
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._writers: dict[str, CheckpointPath | None] = {}
+        self._waiting: dict[CheckpointPath, _Batch] = {}
+        self._ready: deque[_Batch] = deque()
+        self._threads: list[threading.Thread] = []
+        self._in_flight_bytes = 0
+        self._blocked = 0
+        self._sent = 0
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def opened(self, writer: str) -> None:
+        """A writer begins: batches wait for what it has to store."""
+        with self._changed:
+            self._writers[writer] = None
+
+    def done(self, writer: str) -> None:
+        """A writer has nothing more to store; one that is not open is no error."""
+        with self._changed:
+            self._writers.pop(writer, None)
+            self._changed.notify_all()
+
+    def submit(self, path: CheckpointPath, segment: Segment, *, writer: str | None = None) -> "Future[Placed]":
+        """Store a segment under a checkpoint's name; waits while `in_flight_bytes` are waiting or under way.
+
+        The future ends with where it lies, or fails as `Store.put` does; then nothing of its batch is stored. A
+        segment larger than the limit goes alone. `writer` is whom `opened` named; without one the delay is waited.
+
+        Raises:
+            UsageError: the uploader is closed.
+        """
+        request = _Request(segment, sum(len(part) for part in segment.sections.values()), Future())
+        with self._changed:
+            self._wait_for_room(request.size_bytes)
+            if self._closed:
+                raise UsageError("the uploader is closed: store segments before that")
+            self._in_flight_bytes += request.size_bytes
+            self._start_threads()
+            batch = self._waiting.get(path)
+            if batch is None:
+                batch = self._waiting[path] = _Batch(path, self._clock() + self.options.persist_delay_s)
+            batch.add(request, writer)
+            if writer in self._writers:
+                self._writers[writer] = path
+            if batch.size_bytes >= self.options.size_threshold_bytes:
+                self._ready.append(self._waiting.pop(path))
+            queued = sum(len(b.requests) for b in (*self._waiting.values(), *self._ready))
+            self.metrics.level(queued, self._in_flight_bytes)
+            self._changed.notify_all()
+        return request.future
+
+    def flush(self) -> None:
+        """Send what waits, now."""
+        with self._changed:
+            self._ready.extend(self._waiting.values())
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send what waits, wait until all is stored or has failed, and stop the threads."""
+        self.flush()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._hedger.close()
+
+    def discard(self, placed: Placed) -> None:
+        """A segment is not wanted: its objects go, best effort, once none of those that share them is wanted."""
+        names, sharers = placed.batch
+        if sharers.leave():
+            self._delete(names)
+
+    def _wait_for_room(self, size_bytes: int) -> None:
+        def room() -> bool:
+            return not self._in_flight_bytes or self._in_flight_bytes + size_bytes <= self.options.in_flight_bytes
+
+        if room():
+            return
+        began = self._clock()
+        self._blocked += 1  # what waits is sent at once while somebody waits for its room
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: self._closed or room())
+        self._blocked -= 1
+        self.metrics.waited(self._clock() - began)
+
+    def _start_threads(self) -> None:
+        """One more, until there are enough: an uploader of few segments needs few."""
+        if len(self._threads) < self.options.upload_threads:
+            thread = threading.Thread(target=self._work, name=f"siltstone-batch-{self.log[:8]}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        while (batch := self._next()) is not None:
+            self._send(batch)
+            del batch  # it holds the segments' bytes
+
+    def _next(self) -> _Batch | None:
+        """The next batch to send; None once the uploader is closed and nothing is left."""
+        with self._changed:
+            while True:
+                for path in [path for path, batch in self._waiting.items() if self._ripe(batch)]:
+                    self._ready.append(self._waiting.pop(path))
+                if self._ready:
+                    return self._ready.popleft()
+                if self._closed:
+                    return None
+                soonest = min((batch.deadline for batch in self._waiting.values()), default=None)
+                self._changed.wait(None if soonest is None else max(0.0, soonest - self._clock()))
+
+    def _ripe(self, batch: _Batch) -> bool:
+        if self._closed or self._blocked or self._clock() >= batch.deadline:
+            return True
+        return not batch.anonymous and all(path == batch.path for path in self._writers.values())
+
+    def _send(self, batch: _Batch) -> None:
+        """Store a batch and answer its requests, and only these."""
+        self.metrics.batch(len(batch.requests))
+        segments = [request.segment for request in batch.requests]
+        answers: list[Placed] = []
+        error: BaseException | None = None
+        try:
+            with self._changed:
+                self._sent += 1
+                log = f"{self.log}-{self._sent}"
+            objects, places = _layout(batch.path, log, segments, packed=self.store.ranged)
+            stored = self._put(objects)
+            batch_of = (tuple(stored), Sharers(len(segments)))
+            for segment, place in zip(segments, places, strict=True):
+                handles = tuple(segment.handles(place))
+                own = {handle.object for handle in handles}
+                answers.append(Placed(tuple(o for name, o in stored.items() if name in own), handles, batch_of))
+        except BaseException as raised:
+            error = raised
+        with self._changed:
+            self._in_flight_bytes -= batch.size_bytes
+            self._changed.notify_all()
+        for i, request in enumerate(batch.requests):
+            if error is not None:
+                request.future.set_exception(error)
+            else:
+                request.future.set_result(answers[i])
+
+    def _put(self, objects: Mapping[str, list[Bytes]]) -> dict[str, StoredObject]:
+        """Store objects in order; if one cannot be stored, those before it go again, best effort."""
+        stored: dict[str, StoredObject] = {}
+        for name, parts in objects.items():
+            try:
+                stored[name] = self._hedger.put(name, b"".join(parts))
+            except BaseException as error:
+                ours = [] if isinstance(error, ObjectExists) else [name]  # its answer may be all that was lost
+                self._delete((*stored, *ours))
+                raise
+        return stored
+
+    def _delete(self, names: tuple[str, ...]) -> None:
+        with suppress(SiltstoneError):  # a sweep finds what stays
+            self.store.delete(names)
+
+
+def _layout(
+    path: CheckpointPath, log: str, segments: list[Segment], *, packed: bool
+) -> tuple[dict[str, list[Bytes]], list[Places]]:
+    """The objects of a batch, by name, as the parts they are made of; where each segment's sections begin.
+
+    Apart, the sections are stored in the order NON, INCR, INDEX, so that an index that is there has all it points to.
+    A section that is empty in all segments is no object; no handle points to it, since whatever has one has bytes.
+    """
+    if packed:
+        name, offset = path.segment(log), 0
+        places, parts = [], []
+        for segment in segments:
+            places.append(segment.places(name, offset))
+            parts.append(segment.pack())
+            offset += len(parts[-1])
+        return {name: parts}, places
+    names = {section: path.segment(log, section.value) for section in Section}
+    objects: dict[str, list[Bytes]] = {name: [] for name in names.values()}
+    ends = dict.fromkeys(Section, 0)
+    places = []
+    for segment in segments:
+        places.append({section: (names[section], ends[section]) for section in Section})
+        for section, data in segment.sections.items():
+            objects[names[section]].append(data)
+            ends[section] += len(data)
+    return {name: objects[name] for section, name in names.items() if ends[section]}, places
+
+
+_uploaders: dict[tuple[str, str], Uploader] = {}
+_uploaders_lock = threading.Lock()
+
+
+def uploader_of(store_url: str, options: UploadOptions) -> Uploader:
+    """This process's uploader for a store and options, made when first asked for; it lives as long as the process.
+
+    A forked process has uploaders of its own: threads do not survive a fork.
+    """
+    key = (store_url, options.model_dump_json())
+    with _uploaders_lock:
+        if key not in _uploaders:
+            _uploaders[key] = Uploader(open_store(store_url), options)
+        return _uploaders[key]
+
+
+def _forget_uploaders() -> None:
+    # Another thread may have held the lock when this process was forked.
+    global _uploaders, _uploaders_lock
+    _uploaders, _uploaders_lock = {}, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_uploaders)
