@@ -1,0 +1,231 @@
+"""How S3 is asked: the URL's options, one pooled client a process, and every error it can answer with.
+
+Credentials come from boto3's own chain (environment, profile, instance) and are never part of a URL.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import boto3
+from botocore import exceptions as boto
+from botocore.config import Config
+from botocore.parsers import ResponseParserError
+from pydantic import Field, field_validator
+from urllib3.exceptions import HTTPError
+
+from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable, UsageError
+from siltstone.store.url import StoreOptions, shown
+
+MIB = 1 << 20
+PARALLEL = 8
+"""parts under way at a time, in one process, to one store"""
+
+_CREDENTIALS = "check AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do"
+_HINTS = {
+    "PermanentRedirect": "the bucket is in another region: name it with ?region=",
+    "AuthorizationHeaderMalformed": "the bucket is in another region: name it with ?region=",
+    "IllegalLocationConstraintException": "the bucket is in another region: name it with ?region=",
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "NotImplemented": "the server lacks what this needs: conditional writes and multipart uploads",
+    "InvalidBucketName": "check the bucket's name",
+    "InvalidStorageClass": "check the option storage_class",
+    "InvalidObjectState": "it is archived: restore it first",
+}
+_PASSING = {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequestsException"}
+_PASSING_STATUS = {409, 429}  # 409: another request for the name, or for its folder, was at work
+_REFUSALS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "XAdminUserNotFound"}
+_LASTING_5XX = {501, 505, 507}
+_CONNECTION_ERRORS = (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, HTTPError, OSError)
+ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError, *_CONNECTION_ERRORS)
+"""what boto3 raises"""
+
+Answer = TypeVar("Answer")
+
+
+class S3Options(StoreOptions):
+    """The query of an `s3://` URL."""
+
+    endpoint: str | None = Field(None, description="URL of a server other than AWS's own")
+    region: str | None = Field(None, description="region of the bucket")
+    profile: str | None = Field(None, description="profile of the AWS configuration files")
+    sse: Literal["AES256", "aws:kms"] | None = Field(None, description="server-side encryption")
+    kms_key: str | None = Field(None, description="id of the key for sse=aws:kms")
+    storage_class: str | None = Field(None, description="storage class of what is written")
+    part_bytes: int = Field(8 * MIB, ge=5 * MIB, le=1024 * MIB, description="bytes of a part of a large object")
+    path_style: bool | None = Field(None, description="bucket in the path, not the host; so with an endpoint")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
+        parts = urlsplit(endpoint or "http://none")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
+            raise ValueError("write http://HOST:PORT or https://HOST:PORT, without credentials")
+        return endpoint
+
+    @property
+    def stored_with(self) -> dict[str, str]:
+        """What each new object is stored with, as parameters of a request."""
+        wanted = {
+            "ServerSideEncryption": self.sse,
+            "SSEKMSKeyId": self.kms_key,
+            "StorageClass": self.storage_class,
+        }
+        return {name: value for name, value in wanted.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A client with its pooled connections, and the threads that move parts; of one process."""
+
+    client: Any
+    pool: ThreadPoolExecutor
+    options: S3Options
+
+    def ask(self, verb: str, what: str, operation: str, **parameters: Any) -> dict[str, Any]:
+        """One request; `verb` and `what`, such as "read" and "object a in s3://b", go into its errors.
+
+        Raises:
+            CorruptObject: the object is missing, shorter than asked for, or not the one of `IfMatch`.
+            ObjectExists: the condition `IfNoneMatch` failed.
+            UsageError: the bucket is missing, or an option makes no sense.
+            Unreachable: anything else.
+        """
+        try:
+            return getattr(self.client, operation)(**parameters)
+        except ERRORS as error:
+            raise self.translated(error, verb, what, parameters["Bucket"]) from None
+
+    def translated(self, error: Exception, verb: str, what: str, bucket: str) -> SiltstoneError:
+        """The error people see for one of boto3's: holds no key, no secret, no query, nothing the server wrote."""
+        server = shown(self.client.meta.endpoint_url)
+        cannot = f"cannot {verb} {what}"
+        if isinstance(error, boto.ClientError):
+            return _refused(error, verb, what, bucket, server)
+        if isinstance(error, ResponseParserError):
+            return Unreachable(f"{cannot}: {server} does not answer as S3 does; check the endpoint")
+        if isinstance(error, boto.SSLError):
+            return Unreachable(f"{cannot}: no TLS with {server}; check its scheme and certificate")
+        if isinstance(error, (boto.ConnectTimeoutError, boto.ReadTimeoutError)):
+            return Unreachable(f"{cannot}: {server} does not answer in time; check it", transient=True)
+        if isinstance(error, _CONNECTION_ERRORS):
+            message = f"{cannot}: {server} cannot be reached; check the endpoint and the network"
+            return Unreachable(message, transient=True)
+        return _unusable(error, cannot)
+
+    def again(self, function: Callable[[], Answer]) -> Answer:
+        """`function` by the options' retry policy, for a part of a call; what it ends with is not to be tried again."""
+        try:
+            return self.options.policy.call(function)
+        except Unreachable as error:
+            if not error.transient:
+                raise
+            raise Unreachable(f"{error}; gave up after {self.options.attempts} attempts") from None
+
+
+class Gone(Unreachable):
+    """The multipart upload is not there: it was aborted, or is complete."""
+
+
+def _unusable(error: Exception, cannot: str) -> SiltstoneError:
+    """What this machine's configuration lacks."""
+    if isinstance(error, boto.ProfileNotFound):
+        name = error.kwargs.get("profile")
+        return UsageError(f"{cannot}: there is no AWS profile {name!r}; check ?profile= and AWS_PROFILE")
+    if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
+        return Unreachable(
+            f"{cannot}: no credentials were found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    if isinstance(error, (boto.ParamValidationError, boto.NoRegionError, boto.InvalidRegionError, ValueError)):
+        return UsageError(f"{cannot}: the bucket's name, the region or the endpoint makes no sense; check the URL")
+    return Unreachable(f"{cannot}: {type(error).__name__}; check the AWS configuration")
+
+
+def _refused(error: boto.ClientError, verb: str, what: str, bucket: str, server: str) -> SiltstoneError:
+    """What the server's answer means."""
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    cannot = f"cannot {verb} {what}"
+    if code in _REFUSALS or (status in (401, 403) and code not in _HINTS):
+        return Unreachable(f"{cannot}: {server} refuses the credentials ({code}): {_CREDENTIALS}")
+    if code == "NoSuchBucket":
+        return UsageError(f"bucket {bucket} at {server} is not there: make it, or check --warehouse and the endpoint")
+    if code == "NoSuchUpload":
+        return Gone(f"{cannot}: its parts were discarded meanwhile")
+    if verb == "read" and status == 404:
+        return CorruptObject(f"{what} is missing")
+    if status == 416:
+        return CorruptObject(f"{what} ends before what is to be read of it")
+    if status == 412 and verb == "read":
+        return CorruptObject(f"{what} was altered while it was read")
+    if status == 412:
+        return ObjectExists(f"{what} is already there: objects are written once")
+    transient = status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_5XX) or code in _PASSING
+    hint = _HINTS.get(code, "it may pass: try again" if transient else "check the server and the options of the URL")
+    return Unreachable(f"{cannot}: {server} answers {status} {code}; {hint}", transient=transient)
+
+
+_links: dict[tuple[S3Options, frozenset[tuple[str, str]]], Link] = {}
+_guard = threading.Lock()
+_KEPT = 16
+
+
+def link(options: S3Options, what: str) -> Link:
+    """This process's link for the options and the `AWS_` environment as it is now.
+
+    Raises:
+        UsageError: an unknown profile, or an endpoint or region that makes no sense.
+        Unreachable: the AWS configuration cannot be used.
+    """
+    key = options, frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
+    found = _links.get(key)
+    if found is not None:
+        return found
+    with _guard:
+        if key not in _links:
+            if len(_links) >= _KEPT:  # such as by session tokens that are renewed in the environment
+                _links.clear()
+            try:
+                client = _client(options)
+            except (boto.BotoCoreError, boto.ClientError, ValueError) as error:
+                raise _unusable(error, f"cannot use {what}") from None
+            _links[key] = Link(client, ThreadPoolExecutor(PARALLEL, "siltstone-s3"), options)
+        return _links[key]
+
+
+def _forget() -> None:
+    """A forked child shares no connection, thread or lock with its parent."""
+    global _guard  # noqa: PLW0603
+    _guard = threading.Lock()
+    _links.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _client(options: S3Options) -> Any:
+    session = boto3.Session(profile_name=options.profile, region_name=options.region)
+
+    def make(addressing: str) -> Any:
+        config = Config(
+            connect_timeout=options.connect_timeout_s,
+            read_timeout=options.timeout_s,
+            max_pool_connections=32,
+            tcp_keepalive=True,
+            retries={"total_max_attempts": 1, "mode": "standard"},  # `store.retry` is the only one that tries again
+            # Our checksum is verified at each read: a second pass over the bytes would only cost time.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": addressing},
+        )
+        return session.client("s3", endpoint_url=options.endpoint, config=config)
+
+    if options.path_style is not None:
+        return make("path" if options.path_style else "virtual")
+    client = make("path" if options.endpoint else "auto")
+    named = options.endpoint is None and ".amazonaws.com" not in client.meta.endpoint_url
+    return make("path") if named else client  # an endpoint from the environment or a profile

@@ -1,0 +1,117 @@
+"""Real servers for the suites: started on loopback when first asked for, one of a kind a run, stopped at its end."""
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ACCESS_KEY, SECRET_KEY = "siltstone-tests", "no-secret-of-anybody"
+VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+
+MOTO = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print("http://%s:%d" % server.get_host_and_port(), flush=True)
+sys.stdin.read()  # until who started it ends
+"""
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """An S3 server that knows ACCESS_KEY and SECRET_KEY."""
+
+    endpoint: str
+
+
+@cache
+def moto() -> S3Server:
+    """moto in server mode: AWS's answers as far as it knows them, everything in memory, no signature checked."""
+    use_test_credentials()
+    command = [sys.executable, "-c", MOTO]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    atexit.register(_stop, process)
+    assert process.stdout is not None
+    endpoint = process.stdout.readline().strip()
+    assert endpoint, "moto did not start: is moto[server] installed?"
+    return S3Server(endpoint)
+
+
+@cache
+def versitygw() -> S3Server:
+    """Versity's S3 gateway over a directory: a real server, which checks signatures."""
+    use_test_credentials()
+    binary = versitygw_binary()
+    assert binary is not None, f"Go is here and versitygw is not: run `go install {VERSITYGW}`"
+    root = Path(tempfile.mkdtemp(prefix="siltstone-versitygw-"))
+    port = free_port()
+    process = subprocess.Popen(
+        [binary, "--port", f"127.0.0.1:{port}", "--keep-alive", "--quiet", "posix", str(root)],
+        env=os.environ | {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    atexit.register(_stop, process)
+    wait_for_port(port, process)
+    return S3Server(f"http://127.0.0.1:{port}")
+
+
+def versitygw_binary() -> str | None:
+    """Where it is: the variable VERSITYGW, PATH, or Go's own directories."""
+    named = os.environ.get("VERSITYGW") or shutil.which("versitygw")
+    if named:
+        return named
+    directories = [Path.home() / "go"]
+    if shutil.which("go"):
+        found = subprocess.run(["go", "env", "GOPATH"], capture_output=True, text=True, check=True).stdout.strip()
+        directories.insert(0, Path(found))
+    candidates = [directory / "bin" / "versitygw" for directory in directories]
+    return next((str(path) for path in candidates if path.is_file()), None)
+
+
+def use_test_credentials() -> None:
+    """Make boto3 see the servers' credentials and nothing of the user's own, here and in processes started later."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ.update(
+        AWS_ACCESS_KEY_ID=ACCESS_KEY,
+        AWS_SECRET_ACCESS_KEY=SECRET_KEY,
+        AWS_CONFIG_FILE=os.devnull,
+        AWS_SHARED_CREDENTIALS_FILE=os.devnull,
+        AWS_EC2_METADATA_DISABLED="true",
+    )
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for_port(port: int, process: subprocess.Popen, seconds: float = 20) -> None:
+    """Return when the process listens."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.02)
+    raise AssertionError(f"{process.args} does not listen on port {port}")
+
+
+def _stop(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
