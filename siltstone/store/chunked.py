@@ -1,0 +1,289 @@
+"""A `Store` over any two-level key-value driver; values over its limit in chunks, as `key_value` says.
+
+The name of an object is `<entry>/<key>`, split at its last slash; a name without a slash lies in the entry "".
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import groupby
+
+import pyarrow as pa
+import xxhash
+
+from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable
+from siltstone.model import StoredObject
+from siltstone.store.base import Unfinished
+from siltstone.store.key_value import (
+    HEADER_BYTES,
+    WRITE_ID_BYTES,
+    Get,
+    Header,
+    Keys,
+    KeyValue,
+    Staged,
+    Values,
+    chunk_key,
+    like_header,
+    split_name,
+)
+from siltstone.store.paths import check_prefix
+from siltstone.store.retry import RetryPolicy
+
+_FETCH_BYTES = 8 << 20
+_ONCE = RetryPolicy(kind="none")
+
+Data = bytes | bytearray | memoryview | pa.Buffer
+Listing = list[tuple[str, int]]
+
+
+class ChunkWriter:
+    """`ObjectWriter` of one object: holds back at most a chunk, stages the others as they fill."""
+
+    def __init__(self, driver: KeyValue, name: str, label: str, policy: RetryPolicy) -> None:
+        self.stored: StoredObject | None = None
+        self.closed = False
+        self._driver, self._name, self._label, self._policy = driver, name, label, policy
+        self._entry, self._key = split_name(name)
+        self._limit = driver.value_limit_bytes
+        self._held = bytearray()
+        self._staged: Staged | None = None
+        self._write_id = os.urandom(WRITE_ID_BYTES)
+        self._chunks = 0
+        self._bytes = 0
+        self._hash = xxhash.xxh3_128()
+
+    def write(self, data: Data) -> int:
+        """Append bytes; Unreachable where the store will not take them, ObjectExists where the name is taken."""
+        if self.closed:
+            raise ValueError(f"{self._label} is already closed")
+        view = memoryview(data).cast("B")
+        size = len(view)
+        self._hash.update(view)
+        self._bytes += size
+        # A chunk is sent only when more follows: a value that just fits is no chunk, and no last chunk is empty.
+        while len(self._held) + len(view) > self._limit:
+            room = self._limit - len(self._held)
+            if self._held:
+                self._held += view[:room]
+                self._stage(self._held)
+                self._held = bytearray()
+            else:
+                self._stage(view[:room])
+            view = view[room:]
+        self._held += view
+        return size
+
+    def flush(self) -> None:
+        """Nothing is promised before the block ends."""
+
+    def finish(self) -> None:
+        """Let the object appear; ObjectExists if another was first."""
+        self.closed = True
+        if self._staged is None and not like_header(self._held):
+            added = self._surely(lambda: self._driver.add(self._entry, self._key, memoryview(self._held)), self._held)
+        else:
+            last = self._stage(self._held)
+            header = Header(self._limit, last, len(self._held), self._write_id).encode()
+            staged = self._staged
+            assert staged is not None
+            added = self._surely(lambda: staged.commit(header), header)
+        if not added:
+            raise self._taken()
+        self.stored = StoredObject(self._name, self._bytes, self._hash.hexdigest())
+
+    def abandon(self) -> None:
+        """Free what was staged, as far as the store can be reached: what stays is among `unfinished`."""
+        self.closed = True
+        if self._staged is not None:
+            with suppress(SiltstoneError):
+                self._staged.discard()
+
+    def _stage(self, chunk: bytearray | memoryview) -> int:
+        """Store the next chunk; its number."""
+        if self._staged is None:
+            self._staged = self._policy.call(lambda: self._driver.stage(self._entry, self._key, self._write_id))
+            if self._staged is None:
+                raise self._taken()
+        staged, number = self._staged, self._chunks
+        if number >> 32:
+            raise Unreachable(f"cannot write {self._label}: it has more than 2^32 chunks; raise chunk_bytes")
+        self._policy.call(lambda: staged.put(chunk_key(self._key, self._write_id, number), memoryview(chunk)))
+        self._chunks += 1
+        return number
+
+    def _surely(self, store: Callable[[], bool], value: bytes | bytearray) -> bool:
+        """`store()`, tried again; a key taken after an attempt whose answer was lost may be our own."""
+        lost = False
+
+        def attempt() -> bool:
+            nonlocal lost
+            try:
+                return store() or (lost and self._is(value))
+            except Unreachable as error:
+                if lost and not error.transient and self._is(value):
+                    return True  # committed, so no longer known as a write at work
+                lost = lost or error.transient
+                raise
+
+        return self._policy.call(attempt)
+
+    def _is(self, value: bytes | bytearray) -> bool:
+        with self._driver.reading(self._entry) as get:
+            return get([self._key])[0] == value
+
+    def _taken(self) -> ObjectExists:
+        return ObjectExists(f"{self._label} is already there: objects are written once")
+
+
+class ChunkedStore:
+    """A `Store` over `driver`; `policy` is for what cannot be tried again from outside: `create` and `list`."""
+
+    ranged = False
+
+    def __init__(self, driver: KeyValue, policy: RetryPolicy) -> None:
+        self.driver = driver
+        self.policy = policy
+        self.url, self.label = driver.url, driver.label
+
+    def __repr__(self) -> str:
+        return f"ChunkedStore({self.label!r})"
+
+    def put(self, name: str, data: Data) -> StoredObject:
+        """Store a new object: atomic, durable on return; ObjectExists or Unreachable as in `Store.put`."""
+        with self._writing(name, _ONCE) as writer:
+            writer.write(data)
+        assert writer.stored is not None
+        return writer.stored
+
+    def create(self, name: str) -> AbstractContextManager[ChunkWriter]:
+        """Write a new object piece by piece, about one chunk in memory; it appears when the block ends, or not."""
+        return self._writing(name, self.policy)
+
+    @contextmanager
+    def _writing(self, name: str, policy: RetryPolicy) -> Iterator[ChunkWriter]:
+        writer = ChunkWriter(self.driver, name, self._label(name), policy)
+        try:
+            yield writer
+            writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+
+    def read(self, stored: StoredObject) -> pa.Buffer:
+        """The whole object, its size and checksum verified; each chunk is fetched once."""
+        entry, key = split_name(stored.name)
+        label = self._label(stored.name)
+        with self.driver.reading(entry) as get:
+            value, header = self._head(get, key, label)
+            size = len(value) if header is None else header.value_bytes
+            if size != stored.bytes:
+                raise CorruptObject(f"{label} has {size} bytes instead of {stored.bytes}")
+            if header is None:
+                data, checksum = pa.py_buffer(value), xxhash.xxh3_128_hexdigest(value)
+            else:
+                data, checksum = _gather(get, key, header, 0, size, label)
+        if checksum != stored.checksum:
+            raise CorruptObject(f"{label} was altered: its checksum is not {stored.checksum}")
+        return data
+
+    def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
+        """Exactly `length` bytes at `offset`, not verified; only the chunks they lie in are fetched."""
+        entry, key = split_name(name)
+        label = self._label(name)
+        with self.driver.reading(entry) as get:
+            value, header = self._head(get, key, label)
+            size = len(value) if header is None else header.value_bytes
+            if offset + length > size:
+                raise CorruptObject(f"{label} has {size} bytes and should have {offset + length}")
+            if header is None:
+                return pa.py_buffer(value).slice(offset, length)
+            return _gather(get, key, header, offset, length, label)[0]
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """(name, bytes) of every object whose name starts with `prefix`, in name order, entry by entry."""
+        check_prefix(prefix)
+        parent = prefix.rpartition("/")[0]  # a name in another entry starts with it only if its entry does
+        found = self.policy.call(lambda: list(self.driver.entries(prefix)))
+        folders = {entry + "/" if entry else "" for entry in (parent, *found)}
+        waiting: list[tuple[str, int]] = []
+        for folder in sorted(folders):
+            # What sorts before the folder itself sorts before all in it and in those that follow.
+            yield from (each for each in waiting if each[0] < folder)
+            waiting = [each for each in waiting if each[0] >= folder]
+            waiting = sorted(waiting + [each for each in self._sizes(folder) if each[0].startswith(prefix)])
+        yield from waiting
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects, and entries left empty; a name that is not there is no error."""
+        places = sorted(split_name(name) for name in names)
+        for entry, group in groupby(places, key=lambda place: place[0]):
+            self.driver.delete(entry, [key for _, key in group])
+
+    def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
+        """Chunked writes that were begun and not committed; those of unknown name are always among them."""
+        check_prefix(prefix)
+        for write in self.policy.call(lambda: list(self.driver.unfinished())):
+            if write.name is None or write.name.startswith(prefix):
+                yield write
+
+    def discard(self, unfinished: Iterable[Unfinished]) -> None:
+        """Free the room of unfinished writes; one that is at work after all fails."""
+        for write in unfinished:
+            self.driver.discard(write)
+
+    def check(self, *, writable: bool) -> None:
+        """As `Store.check`."""
+        self.driver.check(writable=writable)
+
+    def _label(self, name: str) -> str:
+        return f"object {name} in {self.label}"
+
+    def _head(self, get: Get, key: bytes, label: str) -> tuple[bytes, Header | None]:
+        """The value under the key itself, and the header that it is."""
+        [value] = get([key])
+        if value is None:
+            raise CorruptObject(f"{label} is missing")
+        return value, Header.decode(value, label)
+
+    def _sizes(self, folder: str) -> Listing:
+        """(name, bytes) of all objects of one entry."""
+        entry = folder.removesuffix("/")
+        sizes = self.policy.call(lambda: dict(self.driver.sizes(entry)))
+        headed = [key for key, size in sizes.items() if size == HEADER_BYTES]
+        if headed:
+            values = self.policy.call(lambda: self._values(entry, headed))
+            for key, value in zip(headed, values, strict=True):
+                name = folder + key.decode()
+                header = Header.decode(value, self._label(name)) if value is not None else None
+                sizes[key] = header.value_bytes if header else HEADER_BYTES
+        return [(folder + key.decode(), size) for key, size in sizes.items()]
+
+    def _values(self, entry: str, keys: Keys) -> Values:
+        with self.driver.reading(entry) as get:
+            return get(keys)
+
+
+def _gather(get: Get, key: bytes, header: Header, offset: int, length: int, label: str) -> tuple[pa.Buffer, str]:
+    """(`length` bytes at `offset` of a chunked value, their xxh3-128 in hex), a few chunks at a time."""
+    data = pa.allocate_buffer(length)
+    if length == 0:
+        return data, xxhash.xxh3_128_hexdigest(b"")
+    view, done, checksum = memoryview(data).cast("B"), 0, xxhash.xxh3_128()
+    first, last = offset // header.chunk_bytes, (offset + length - 1) // header.chunk_bytes
+    step = max(1, _FETCH_BYTES // header.chunk_bytes)
+    for start in range(first, last + 1, step):
+        numbers = range(start, min(start + step, last + 1))
+        chunks = get([chunk_key(key, header.write_id, number) for number in numbers])
+        for number, chunk in zip(numbers, chunks, strict=True):
+            wanted = header.last_chunk_bytes if number == header.last_chunk else header.chunk_bytes
+            if chunk is None:
+                raise CorruptObject(f"{label} is cut: its chunk {number} of {header.last_chunk + 1} is missing")
+            if len(chunk) != wanted:
+                raise CorruptObject(f"{label} was altered: its chunk {number} has {len(chunk)} bytes, not {wanted}")
+            skip = max(0, offset - number * header.chunk_bytes)
+            piece = memoryview(chunk)[skip : skip + length - done]
+            view[done : done + len(piece)] = piece
+            done += len(piece)
+            checksum.update(piece)
+    return data, checksum.hexdigest()

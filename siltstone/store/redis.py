@@ -1,0 +1,392 @@
+"""Objects in Redis: one hash an entry.
+
+    redis://[[user]:password@]host[:port][/database]?prefix=siltstone&chunk_bytes=4194304      rediss:// for TLS
+
+    <prefix>:<entry>       hash: key -> value or header, and the chunks (`key_value`)
+    <prefix>:.writing      hash: write id -> when it began and the object it is to be, for chunked writes at work
+
+One command or script changes an object from absent to whole. Chunks are taken only while their write is in
+`.writing`, so what a killed writer leaves is always found there. Scripts are one round trip, as commands are.
+
+How durable a write is on return is the server's setting (`appendfsync`), but for Redis 7.2 and later with its
+append-only file on: there it is waited for until the file is on disk (WAITAOF).
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
+
+import redis
+from pydantic import Field
+from redis import exceptions as refusals
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from siltstone.errors import Unreachable, UsageError
+from siltstone.store.base import Unfinished
+from siltstone.store.chunked import ChunkedStore
+from siltstone.store.key_value import (
+    CHUNK,
+    HEADER_BYTES,
+    MAGIC,
+    SMALLEST_LIMIT_BYTES,
+    WRITE_ID_BYTES,
+    WRITE_ID_OFFSET,
+    Get,
+    chunk_stem,
+    split_name,
+)
+from siltstone.store.retry import Retrying
+from siltstone.store.url import StoreOptions, options_of, shown, split
+
+LARGEST_VALUE_BYTES = 512 << 20
+"""of Redis itself"""
+_log = logging.getLogger(__name__)
+
+
+class RedisOptions(StoreOptions):
+    """Options of a `redis://` URL."""
+
+    prefix: str = Field("siltstone", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="what all keys begin with")
+    chunk_bytes: int = Field(
+        4 << 20, ge=SMALLEST_LIMIT_BYTES, le=LARGEST_VALUE_BYTES, description="bytes of the largest value stored whole"
+    )
+
+
+def open_redis(url: str) -> Retrying:
+    """The store that a `redis://` or `rediss://` URL names; does no I/O.
+
+    Raises:
+        UsageError: no such URL, or an option that makes no sense.
+    """
+    options = options_of(url, RedisOptions)
+    return Retrying(ChunkedStore(RedisKeyValue(url, options), options.policy), options.policy)
+
+
+class _Script:
+    """A Lua script: by its hash where the server knows it, else in full."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+_DROP = """
+local function drop(stem)
+  local i = 0
+  while redis.call('HDEL', KEYS[1], stem .. struct.pack('>I4', i)) == 1 do i = i + 1 end
+end
+"""
+# KEYS: the entry, the writes at work.
+_BEGIN = _Script("""
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then return 0 end
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+return 1
+""")
+_STAGE = _Script("""
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+return 1
+""")
+_COMMIT = _Script("""
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return -1 end
+if redis.call('HSETNX', KEYS[1], ARGV[2], ARGV[3]) == 0 then return 0 end
+redis.call('HDEL', KEYS[2], ARGV[1])
+return 1
+""")
+_DISCARD = _Script(f"""{_DROP}
+if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 then drop(ARGV[2]) end
+""")
+_DELETE = _Script(f"""{_DROP}
+for _, key in ipairs(ARGV) do
+  local id = nil
+  if redis.call('HSTRLEN', KEYS[1], key) == {HEADER_BYTES} then
+    local value = redis.call('HGET', KEYS[1], key)
+    if string.sub(value, 1, {len(MAGIC)}) == '{MAGIC.decode()}' then
+      id = string.sub(value, {WRITE_ID_OFFSET + 1}, {WRITE_ID_OFFSET + WRITE_ID_BYTES})
+    end
+  end
+  redis.call('HDEL', KEYS[1], key)
+  if id then drop('\\0' .. key .. '\\0' .. id) end
+end
+""")
+
+_pools: dict[tuple[int, str], redis.ConnectionPool] = {}
+_waits: dict[tuple[int, str], bool] = {}
+
+
+@contextmanager
+def reaching(what: str, label: str) -> Iterator[None]:
+    """Turn what Redis or the network says into Unreachable: `what` could not be done in `label`, and what to check."""
+    try:
+        yield
+    except refusals.RedisError as error:
+        raise _unreachable(error, what, label) from error
+    except OSError as error:
+        raise Unreachable(f"cannot {what} in {label}: {error}; check host, port and TLS", transient=True) from error
+
+
+def _unreachable(error: refusals.RedisError, what: str, label: str) -> Unreachable:
+    said = str(error).split("\n", 1)[0]
+    refused = (refusals.AuthenticationError, refusals.AuthorizationError, refusals.NoPermissionError)
+    if isinstance(error, refused) or said.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
+        return Unreachable(f"cannot {what}: {label} refuses the credentials; check user, password and their rights")
+    if isinstance(error, refusals.OutOfMemoryError) or said.startswith("OOM"):
+        return Unreachable(f"cannot {what}: {label} is full: raise its maxmemory, or delete old checkpoints")
+    if isinstance(error, refusals.ReadOnlyError):
+        return Unreachable(f"cannot {what}: {label} is a read-only replica; name the primary")
+    if "bulk length" in said:
+        return Unreachable(f"cannot {what}: a value is over the limit of {label}; lower chunk_bytes")
+    if said.startswith("MISCONF"):
+        return Unreachable(f"cannot {what}: {label} cannot save to its own disk; check that it has room")
+    if isinstance(error, refusals.TimeoutError):
+        return Unreachable(f"cannot {what}: {label} does not answer in time; check host and port", transient=True)
+    if isinstance(error, refusals.ConnectionError) and not isinstance(error, refusals.BusyLoadingError):
+        return Unreachable(f"cannot {what}: {label} cannot be reached ({said}); check host and port", transient=True)
+    passing = isinstance(error, (refusals.BusyLoadingError, refusals.TryAgainError, refusals.ClusterDownError))
+    passing = passing or said.startswith(("BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"))
+    return Unreachable(f"cannot {what}: {label} says: {said}", transient=passing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """Where a URL points: host, port, database, credentials."""
+
+    host: str
+    port: int
+    database: int
+    user: str | None
+    password: str | None
+    tls: bool
+
+    @classmethod
+    def of(cls, url: str) -> "_Server":
+        parts = split(url)
+        number = parts.path.strip("/") or "0"
+        if not parts.hostname or not number.isdecimal() or parts.fragment:
+            raise UsageError(f"{shown(url)} is no Redis URL: write redis://[user:password@]host:port/database-number")
+        user, password = (unquote(part) if part else None for part in (parts.username, parts.password))
+        return cls(parts.hostname, parts.port or 6379, int(number), user, password, parts.scheme == "rediss")
+
+
+class RedisKeyValue:
+    """`KeyValue` over one Redis database; plain values only, so it can be sent to other processes."""
+
+    def __init__(self, url: str, options: RedisOptions) -> None:
+        _Server.of(url)  # a URL that makes no sense is refused here
+        self.url, self.label = url, shown(url)
+        self.value_limit_bytes = options.chunk_bytes
+        self._options = options
+        self._prefix = options.prefix
+        self._writing = f"{options.prefix}:.writing"
+
+    @property
+    def client(self) -> redis.Redis:
+        """A client over this process's connection pool."""
+        place = (os.getpid(), self.url)
+        if place not in _pools:
+            _pools[place] = self._pool()
+        return redis.Redis(connection_pool=_pools[place])
+
+    def key_of(self, entry: str) -> str:
+        """The Redis key of an entry's hash."""
+        return f"{self._prefix}:{entry}"
+
+    def entries(self, prefix: str) -> Iterable[str]:
+        """As `KeyValue.entries`; SCAN goes over all keys of the database."""
+        start = self.key_of("")
+        pattern = "".join(f"\\{c}" if c in "*?[]\\^-" else c for c in start + prefix) + "*"
+        with reaching("list entries", self.label):
+            found = set(self.client.scan_iter(match=pattern, count=1000, _type="HASH"))
+        names = (key.decode("utf-8", "replace").removeprefix(start) for key in found)
+        return [name for name in names if not name.startswith(".")]
+
+    def sizes(self, entry: str) -> Iterable[tuple[bytes, int]]:
+        """As `KeyValue.sizes`."""
+        with reaching(f"list entry {entry}", self.label):
+            keys: Any = self.client.hkeys(self.key_of(entry))
+            keys = [key for key in keys if not key.startswith(CHUNK)]
+            pipe = self.client.pipeline(transaction=False)
+            for key in keys:
+                pipe.hstrlen(self.key_of(entry), key)
+            # One deleted meanwhile has length 0, as an empty one has: it is asked for again.
+            sizes = dict(zip(keys, pipe.execute(), strict=True))
+            for key in [key for key, size in sizes.items() if size == 0]:
+                if not self.client.hexists(self.key_of(entry), key):
+                    del sizes[key]
+        return sizes.items()
+
+    @contextmanager
+    def reading(self, entry: str) -> Iterator[Get]:
+        """As `KeyValue.reading`: an HMGET a call."""
+
+        def get(keys: list[bytes]) -> list[bytes | None]:
+            with reaching(f"read entry {entry}", self.label):
+                values: Any = self.client.hmget(self.key_of(entry), keys)
+            return values
+
+        yield get
+
+    def add(self, entry: str, key: bytes, value: memoryview) -> bool:
+        """As `KeyValue.add`: one HSETNX."""
+        with reaching(f"write {key.decode()} of entry {entry}", self.label):
+            return bool(self._run("HSETNX", self.key_of(entry), key, value, durably=True))
+
+    def stage(self, entry: str, key: bytes, write_id: bytes) -> "_StagedInRedis | None":
+        """As `KeyValue.stage`."""
+        name = f"{entry}/{key.decode()}".lstrip("/")
+        token = write_id.hex()
+        began = f"{datetime.now(UTC).isoformat()} {name}"
+        with reaching(f"write {name}", self.label):
+            if not self.run_script(_BEGIN, entry, key, token, began):
+                return None
+        return _StagedInRedis(self, entry, key, token)
+
+    def delete(self, entry: str, keys: list[bytes]) -> None:
+        """As `KeyValue.delete`: one script, so nobody sees a header without its chunks."""
+        with reaching(f"delete from entry {entry}", self.label):
+            for start in range(0, len(keys), 1000):
+                self.run_script(_DELETE, entry, *keys[start : start + 1000])
+
+    def unfinished(self) -> Iterable[Unfinished]:
+        """As `KeyValue.unfinished`; all names are known."""
+        with reaching("list unfinished writes", self.label):
+            found: Any = self.client.hgetall(self._writing)
+        writes = [(token.decode(), *value.decode().split(" ", 1)) for token, value in found.items()]
+        return [Unfinished(token, name, datetime.fromisoformat(began)) for token, began, name in writes]
+
+    def discard(self, unfinished: Unfinished) -> None:
+        """As `KeyValue.discard`."""
+        if unfinished.name is None:
+            raise UsageError(f"unfinished write {unfinished.token} is not of {self.label}: its name is not known")
+        entry, key = split_name(unfinished.name)
+        with reaching(f"discard a write of {unfinished.name}", self.label):
+            stem = chunk_stem(key, bytes.fromhex(unfinished.token))
+            self.run_script(_DISCARD, entry, unfinished.token, stem)
+
+    def check(self, *, writable: bool) -> None:
+        """The server answers; to be written it must be no replica, and keep what it is given.
+
+        Raises:
+            UsageError: it may evict keys, or takes no value of `chunk_bytes`.
+            Unreachable: it does not answer, or refuses the credentials.
+        """
+        with reaching("use the store", self.label):
+            self.client.ping()
+        if writable:
+            with reaching("check the settings", self.label):
+                self._check_settings()
+
+    def run_script(self, script: _Script, entry: str, *arguments: Any, durably: bool = False) -> Any:
+        """Run a script on an entry and the writes at work; its answer."""
+        rest = (2, self.key_of(entry), self._writing, *arguments)
+        try:
+            return self._run("EVALSHA", script.sha, *rest, durably=durably)
+        except refusals.NoScriptError:
+            return self._run("EVAL", script.text, *rest, durably=durably)
+
+    def _run(self, *command: Any, durably: bool) -> Any:
+        """A command's answer, on the server's disk first if `durably` and it can say so."""
+        if not (durably and self._waits_for_disk()):
+            return self.client.execute_command(*command)
+        pipe = self.client.pipeline(transaction=False)  # on one connection: it is its own writes that are waited for
+        pipe.execute_command(*command)
+        pipe.execute_command("WAITAOF", 1, 0, int(self._options.timeout_s * 800))
+        answer, waited = pipe.execute(raise_on_error=False)  # whose messages would hold the command
+        for error in (answer, waited):
+            if isinstance(error, Exception):
+                raise error
+        if waited[0] < 1:
+            raise Unreachable(f"{self.label} did not bring a write to its disk in time; check its disk", transient=True)
+        return answer
+
+    def _waits_for_disk(self) -> bool:
+        place = (os.getpid(), self.url)
+        if place not in _waits:
+            try:
+                about: Any = self.client.info("server") | self.client.info("persistence")  # type: ignore[operator]
+                version = tuple(int(part) for part in str(about["redis_version"]).split(".")[:2])
+                _waits[place] = version >= (7, 2) and bool(about["aof_enabled"])
+            except (refusals.ResponseError, KeyError, ValueError):  # not allowed or not said: its settings decide
+                _waits[place] = False
+        return _waits[place]
+
+    def _check_settings(self) -> None:
+        about: Any = self._asked(self.client.info) or {}
+        if about.get("role") == "slave":
+            raise Unreachable(f"{self.label} is a read-only replica; name the primary")
+        policy = str(about.get("maxmemory_policy", ""))
+        if policy.startswith("allkeys"):
+            raise UsageError(
+                f"{self.label} may evict keys, and with them state (maxmemory-policy {policy}): set it to noeviction"
+            )
+        longest: Any = (self._asked(lambda: self.client.config_get("proto-max-bulk-len")) or {}).values()
+        if any(self.value_limit_bytes > int(size) for size in longest):
+            raise UsageError(f"{self.label} takes no value of chunk_bytes: set it to {min(map(int, longest))} or less")
+        saves: Any = self._asked(lambda: self.client.config_get("save"))
+        if saves == {"save": ""} and not about.get("aof_enabled", 1):
+            _log.warning("%s keeps nothing on disk: a restart loses all state; set appendonly yes", self.label)
+
+    def _asked(self, question: Callable[[], Any]) -> Any:
+        """The answer; None where a managed server does not allow to ask."""
+        try:
+            return question()
+        except refusals.AuthenticationError:
+            raise
+        except refusals.ResponseError as error:
+            if isinstance(error, (refusals.BusyLoadingError, refusals.TryAgainError, refusals.ClusterDownError)):
+                raise
+            return None
+
+    def _pool(self) -> redis.ConnectionPool:
+        server = _Server.of(self.url)
+        return redis.ConnectionPool(
+            connection_class=redis.SSLConnection if server.tls else redis.Connection,
+            host=server.host,
+            port=server.port,
+            db=server.database,
+            username=server.user,
+            password=server.password,
+            socket_connect_timeout=self._options.connect_timeout_s,
+            socket_timeout=self._options.timeout_s,
+            socket_read_size=1 << 18,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),  # `store.retry` alone tries again
+        )
+
+
+class _StagedInRedis:
+    """`Staged`: chunks in the entry's hash, under keys that only this write has."""
+
+    def __init__(self, driver: RedisKeyValue, entry: str, key: bytes, token: str) -> None:
+        self._driver, self._entry, self._key, self._token = driver, entry, key, token
+        self._what = f"write {key.decode()} of entry {entry}"
+
+    def put(self, key: bytes, value: memoryview) -> None:
+        """As `Staged.put`."""
+        with reaching(self._what, self._driver.label):
+            if not self._driver.run_script(_STAGE, self._entry, self._token, key, value):
+                raise self._discarded()
+
+    def commit(self, header: bytes) -> bool:
+        """As `Staged.commit`."""
+        with reaching(self._what, self._driver.label):
+            done = self._driver.run_script(_COMMIT, self._entry, self._token, self._key, header, durably=True)
+        if done < 0:
+            raise self._discarded()
+        return bool(done)
+
+    def discard(self) -> None:
+        """As `Staged.discard`."""
+        with reaching(self._what, self._driver.label):
+            stem = chunk_stem(self._key, bytes.fromhex(self._token))
+            self._driver.run_script(_DISCARD, self._entry, self._token, stem)
+
+    def _discarded(self) -> Unreachable:
+        return Unreachable(f"cannot {self._what}: its write in {self._driver.label} was discarded; start it again")

@@ -1,0 +1,68 @@
+"""The key-value stores for the contract suite, with their own limit on values and with one of 1 KB."""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rocksdict import Rdict
+
+from siltstone.store.rocksdb import database_options
+from tests.redis_server import shared_server
+
+if TYPE_CHECKING:
+    from tests.store_cases import Case
+
+Factory = Callable[[Path], "Case"]
+
+
+def _case(url: str, alter: Callable[[str, bytes | None], None]) -> "Case":
+    from tests.store_cases import Case  # which names the cases made here
+
+    return Case(url, alter)
+
+
+def redis_case(chunk_bytes: int | None) -> Factory:
+    def make(tmp_path: Path) -> "Case":
+        server, prefix = shared_server(), uuid.uuid4().hex
+        limit = f"&chunk_bytes={chunk_bytes}" if chunk_bytes else ""
+
+        def alter(name: str, data: bytes | None) -> None:
+            entry, _, key = name.rpartition("/")
+            if data is None:
+                server.client().hdel(f"{prefix}:{entry}", key)
+            else:
+                server.client().hset(f"{prefix}:{entry}", key, data)  # type: ignore[arg-type]
+
+        return _case(server.url(f"prefix={prefix}{limit}"), alter)
+
+    return make
+
+
+def rocksdb_case(chunk_bytes: int | None) -> Factory:
+    def make(tmp_path: Path) -> "Case":
+        root = tmp_path / "databases"
+        limit = f"?chunk_bytes={chunk_bytes}" if chunk_bytes else ""
+
+        def alter(name: str, data: bytes | None) -> None:
+            entry, _, key = name.rpartition("/")
+            database = Rdict(str(root / entry / ".db"), database_options())
+            if data is None:
+                database.delete(key.encode())
+                database.delete(b"\1" + key.encode())
+            else:
+                database.put(key.encode(), data)
+            database.close()
+
+        return _case(f"rocksdb://{root}{limit}", alter)
+
+    return make
+
+
+def factories() -> dict[str, Factory]:
+    return {
+        "redis": redis_case(None),
+        "redis-1k": redis_case(1024),
+        "rocksdb": rocksdb_case(None),
+        "rocksdb-1k": rocksdb_case(1024),
+    }
