@@ -148,7 +148,10 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:
-    """A checkpoint the catalog still has; restoring it reads from checkpoint `first` on. `deleted`: it is marked so."""
+    """A checkpoint the catalog still has. Restoring it reads from checkpoint `first` on.
+
+    One marked as `deleted` is never restored: its `first` is itself.
+    """
 
     id: int
     first: int
