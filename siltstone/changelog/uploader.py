@@ -103,7 +103,8 @@ class Uploader:
         self.log = log or uuid.uuid4().hex
         self._hedger = Hedger(store, options, self.metrics, clock=clock)
         self._clock = clock
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._lock, self._work, self._room = lock, threading.Condition(lock), threading.Condition(lock)
         self._writers: dict[str, CheckpointPath | None] = {}
         self._waiting: dict[CheckpointPath, _Batch] = {}
         self._ready: deque[_Batch] = deque()
@@ -121,26 +122,28 @@ class Uploader:
 
     def opened(self, writer: str) -> None:
         """A writer begins: batches wait for what it has to store."""
-        with self._changed:
+        with self._lock:
             self._writers[writer] = None
 
     def done(self, writer: str) -> None:
         """A writer has nothing more to store; one that is not open is no error."""
-        with self._changed:
+        with self._lock:
             self._writers.pop(writer, None)
-            self._changed.notify_all()
+            self._work.notify()
 
     def submit(self, path: CheckpointPath, segment: Segment, *, writer: str | None = None) -> "Future[Placed]":
         """Store a segment under a checkpoint's name; waits while `in_flight_bytes` are waiting or under way.
 
         The future ends with where it lies, or fails as `Store.put` does; then nothing of its batch is stored. A
-        segment larger than the limit goes alone. `writer` is whom `opened` named; without one the delay is waited.
+        segment larger than the limit goes alone. `writer` is whom `opened` named, if that is all it has to store for
+        the checkpoint; while others are open, or if no writers ever are, the delay is waited.
 
         Raises:
             UsageError: the uploader is closed.
         """
         request = _Request(segment, sum(len(part) for part in segment.sections.values()), Future())
-        with self._changed:
+        request.future.set_running_or_notify_cancel()  # it cannot be cancelled: others share its objects
+        with self._lock:
             self._wait_for_room(request.size_bytes)
             if self._closed:
                 raise UsageError("the uploader is closed: store segments before that")
@@ -156,22 +159,23 @@ class Uploader:
                 self._ready.append(self._waiting.pop(path))
             queued = sum(len(b.requests) for b in (*self._waiting.values(), *self._ready))
             self.metrics.level(queued, self._in_flight_bytes)
-            self._changed.notify_all()
+            self._work.notify()
         return request.future
 
     def flush(self) -> None:
         """Send what waits, now."""
-        with self._changed:
+        with self._lock:
             self._ready.extend(self._waiting.values())
             self._waiting.clear()
-            self._changed.notify_all()
+            self._work.notify()
 
     def close(self) -> None:
         """Send what waits, wait until all is stored or has failed, and stop the threads."""
         self.flush()
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._work.notify_all()
+            self._room.notify_all()
         for thread in self._threads:
             thread.join()
         self._hedger.close()
@@ -190,40 +194,44 @@ class Uploader:
             return
         began = self._clock()
         self._blocked += 1  # what waits is sent at once while somebody waits for its room
-        self._changed.notify_all()
-        self._changed.wait_for(lambda: self._closed or room())
+        self._work.notify()
+        self._room.wait_for(lambda: self._closed or room())
         self._blocked -= 1
         self.metrics.waited(self._clock() - began)
 
     def _start_threads(self) -> None:
         """One more, until there are enough: an uploader of few segments needs few."""
         if len(self._threads) < self.options.upload_threads:
-            thread = threading.Thread(target=self._work, name=f"siltstone-batch-{self.log[:8]}", daemon=True)
+            thread = threading.Thread(target=self._run, name=f"siltstone-batch-{self.log[:8]}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while (batch := self._next()) is not None:
             self._send(batch)
             del batch  # it holds the segments' bytes
 
     def _next(self) -> _Batch | None:
         """The next batch to send; None once the uploader is closed and nothing is left."""
-        with self._changed:
+        with self._lock:
             while True:
                 for path in [path for path, batch in self._waiting.items() if self._ripe(batch)]:
                     self._ready.append(self._waiting.pop(path))
                 if self._ready:
-                    return self._ready.popleft()
+                    batch = self._ready.popleft()
+                    self._work.notify()  # another thread shall watch over what else there is
+                    return batch
                 if self._closed:
                     return None
                 soonest = min((batch.deadline for batch in self._waiting.values()), default=None)
-                self._changed.wait(None if soonest is None else max(0.0, soonest - self._clock()))
+                self._work.wait(None if soonest is None else max(0.0, soonest - self._clock()))
 
     def _ripe(self, batch: _Batch) -> bool:
         if self._closed or self._blocked or self._clock() >= batch.deadline:
             return True
-        return not batch.anonymous and all(path == batch.path for path in self._writers.values())
+        if not self._writers:
+            return not batch.anonymous
+        return all(path == batch.path for path in self._writers.values())
 
     def _send(self, batch: _Batch) -> None:
         """Store a batch and answer its requests, and only these."""
@@ -232,7 +240,7 @@ class Uploader:
         answers: list[Placed] = []
         error: BaseException | None = None
         try:
-            with self._changed:
+            with self._lock:
                 self._sent += 1
                 log = f"{self.log}-{self._sent}"
             objects, places = _layout(batch.path, log, segments, packed=self.store.ranged)
@@ -244,9 +252,9 @@ class Uploader:
                 answers.append(Placed(tuple(o for name, o in stored.items() if name in own), handles, batch_of))
         except BaseException as raised:
             error = raised
-        with self._changed:
+        with self._lock:
             self._in_flight_bytes -= batch.size_bytes
-            self._changed.notify_all()
+            self._room.notify_all()
         for i, request in enumerate(batch.requests):
             if error is not None:
                 request.future.set_exception(error)

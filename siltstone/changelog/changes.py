@@ -1,0 +1,123 @@
+"""What a changelog writer is given, what it hands out, and how that is read back.
+
+Change, OpaqueChange     one variable's changes of many rows; a new value of an opaque variable
+ChangelogHandle          where the changes after a sequence number lie
+read_changes             the changes behind a handle, verified
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from siltstone.changelog.block import Block, decode_block
+from siltstone.changelog.opaque import decode_opaque
+from siltstone.errors import CorruptObject
+from siltstone.model import Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.store.base import Store
+
+VALUE = "value"
+"""the column of what `read_changes` yields for an opaque variable"""
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """Changes of one table of an incremental variable, as an encoded block.
+
+    They build on entry `previous_entry` of the index of `previous_checkpoint`. `digest` is the sum modulo 2**64 of the
+    table's digests after them, over the writer's key groups.
+    """
+
+    variable: str
+    block: Block
+    previous_checkpoint: int
+    previous_entry: int
+    digest: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes it takes in a segment, but for the index."""
+        return len(self.block.data)
+
+    @property
+    def spread(self) -> KeyGroupRange:
+        """The key groups from the first to the last that it changes."""
+        first = self.block.first_key_group
+        return KeyGroupRange(first, first + len(self.block.key_group_offsets) - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class OpaqueChange:
+    """All that an opaque variable now holds: key group -> bytes. It takes the place of any value before."""
+
+    variable: str
+    values: Mapping[int, bytes]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes it takes in a segment, about."""
+        return sum(len(value) for value in self.values.values())
+
+    @property
+    def spread(self) -> KeyGroupRange:
+        """The key groups from the first to the last that it has a value for."""
+        return KeyGroupRange(min(self.values), max(self.values) + 1) if self.values else KeyGroupRange(0, 0)
+
+
+@dataclass(frozen=True)
+class ChangelogHandle:
+    """The changes of one writer with sequence numbers `after < sqn <= to`.
+
+    Its parts are uploads, each perhaps of more than was asked for: what lies at or before `after` is left out here, so
+    that a restore does not apply it again.
+    """
+
+    key_groups: KeyGroupRange
+    after: int
+    to: int
+    parts: tuple[tuple[Handle, ...], ...]
+    stored: tuple[StoredObject, ...]
+
+    @property
+    def handles(self) -> list[Handle]:
+        """Those asked for, in order of their sequence numbers; a part's index has that of the part's last change."""
+        wanted = [handle for part in self.parts for handle in part if self.after < handle.sqn <= self.to]
+        return sorted(wanted, key=lambda handle: handle.sqn)
+
+    @property
+    def objects(self) -> list[StoredObject]:
+        """What the handles point to, by name; other writers' changes may lie in it too."""
+        named = {handle.object for handle in self.handles}
+        return [stored for stored in self.stored if stored.name in named]
+
+
+def read_changes(
+    store: Store, handle: ChangelogHandle, key_groups: KeyGroupRange | None = None
+) -> Iterator[tuple[int, str, pa.Table, np.ndarray]]:
+    """(sqn, variable, changes, key groups uint16[rows]) of a handle, in order, of all key groups or of `key_groups`.
+
+    An opaque variable's value comes as a table of one binary column, `value`, a row for each key group.
+
+    Raises:
+        CorruptObject: missing, cut or altered; names the object.
+        Unreachable: the store does not answer.
+    """
+    for part in handle.handles:
+        if part.kind is Kind.INDEX:
+            continue
+        name = f"{part.variable} of {part.operator} in object {part.object}"
+        data = store.read_range(part.object, part.offset, part.length)
+        if xxhash.xxh3_128_hexdigest(memoryview(data)) != part.checksum:
+            raise CorruptObject(f"{name} was altered: its checksum is not {part.checksum}")
+        if part.kind is Kind.OPAQUE:
+            values = decode_opaque(data, name)
+            table = pa.table({VALUE: pa.array(values.values(), pa.binary())})
+            groups = np.array(list(values), dtype=np.uint16)
+        else:
+            table, groups = decode_block(data, name)
+        if key_groups is not None:
+            first, last = np.searchsorted(groups, [key_groups.start, key_groups.end])
+            table, groups = table.slice(first, last - first), groups[first:last]
+        yield part.sqn, part.variable, table, groups
