@@ -1,0 +1,382 @@
+"""Deletion of checkpoints: what is left restores and proves, and store and catalog agree wherever a deletion stops."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import CheckpointCommit
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
+from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints
+from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
+from siltstone.model import Form
+from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.store.filesystem import FilesystemStore
+from siltstone.store.paths import CheckpointPath
+from siltstone.stream import Stream
+from tests.proofs import failures, restored_digest
+from tests.region_run import RegionRun
+
+ROOT = Path(__file__).parents[2]
+NAME = "sums"
+CHECKPOINTS = 12
+POLICY = named("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
+
+
+class Tally(OpaqueState[int]):
+    """Bytes that every checkpoint holds whole."""
+
+
+class Sums(Operator):
+    """Adds up `n` by key, and counts calls by key group."""
+
+    key = {"k": pa.int64()}  # noqa: RUF012
+    totals = ValueState(value={"n": pa.int64()})
+    calls = Tally(create=int, serialize=lambda n: n.to_bytes(8, "big"), deserialize=int.from_bytes)
+
+    def process(self, rows: Rows, state: State) -> None:
+        old = state.totals.get(rows.keys)["n"].fill_null(0).to_numpy()
+        new = np.bincount(rows.group, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
+        state.totals.put(rows.keys, {"n": old + new.astype(np.int64)})
+        for group in np.unique(rows.key_groups).tolist():
+            state.calls[group] += 1
+
+
+def stream(*names: str) -> Stream:
+    operators = [Sums(name=name) for name in names]
+    return Stream(NAME, source=lambda spark, options: spark.sql(""), operators=operators, max_parallelism=4)
+
+
+def rows(n: int) -> pa.Table:
+    """A few of many keys, so that deltas are small."""
+    keys = np.arange(200) if n == 1 else (np.arange(20) + 7 * n) % 200
+    return pa.table({"k": keys, "n": np.full(len(keys), n)})
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warehouse with 12 checkpoints; operator `new` begins at the third, so that bases fall at different ones."""
+    root = tmp_path_factory.mktemp("deletion") / "w"
+    with Place.writable(str(root)) as place:
+        run = RegionRun(place, stream("old"), POLICY)
+        for n in (1, 2):
+            run.step(rows(n))
+        run = RegionRun(place, stream("old", "new"), POLICY, parallelism=2)
+        for n in range(3, CHECKPOINTS + 1):
+            run.step(rows(1 if n == 3 else n))
+        firsts = [
+            read_manifests(place.warehouse.store, [c.manifest])[c.id].first for c in place.catalog.checkpoints(NAME)
+        ]
+        assert [f["old"] for f in firsts] == [1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]
+        assert [f["new"] for f in firsts[2:]] == [3, 3, 3, 3, 7, 7, 7, 7, 11, 11]
+    return root
+
+
+@pytest.fixture
+def place(written: Path, tmp_path: Path) -> Iterator[Place]:
+    shutil.copytree(written, tmp_path / "w")
+    with Place.writable(str(tmp_path / "w")) as opened:
+        yield opened
+
+
+def check_whole(place: Place, visible: Iterable[int]) -> None:
+    """Exactly these are to be seen, and prove; the store holds exactly what the catalog names."""
+    visible = sorted(visible)
+    recorded = place.catalog.checkpoints(NAME)
+    assert [c.id for c in recorded] == visible
+    assert not failures(place, NAME)
+    for checkpoint in recorded:
+        assert restored_digest(place, NAME, checkpoint.id) == checkpoint.digest
+    named = [(o.name, o.bytes) for o in place.catalog.objects(NAME)]
+    assert sorted(place.warehouse.store.list("")) == sorted(named)
+
+
+def needed(first: dict[int, int], visible: Iterable[int]) -> set[int]:
+    return {c for id in visible for c in range(first[id], id + 1)}
+
+
+def firsts(place: Place) -> dict[int, int]:
+    return {r.id: r.first for r in place.catalog.retained(NAME)}
+
+
+@pytest.mark.parametrize("seed", [20130704, 9471438, 158])
+def test_in_any_order_what_is_left_proves_and_nothing_else_is_stored(place: Place, seed: int) -> None:
+    first, chance = firsts(place), random.Random(seed)
+    order = chance.sample(range(1, CHECKPOINTS), CHECKPOINTS - 1)
+    visible, stored = set(first), set(first)
+    before = dict(place.warehouse.store.list(""))
+    while order:
+        count = chance.randint(1, 3)
+        ids, order = order[:count], order[count:]
+        visible -= set(ids)
+        kept = needed(first, visible)
+        result = delete_checkpoints(place, NAME, ids)
+        assert set(result.deleted) == stored - kept
+        assert set(result.marked) == kept - visible
+        after = dict(place.warehouse.store.list(""))
+        assert (result.objects, result.bytes) == (
+            len(before) - len(after),
+            sum(before.values()) - sum(after.values()),
+        )
+        stored, before = kept, after
+        check_whole(place, visible)
+    assert visible == {CHECKPOINTS}
+    assert stored == {9, 10, 11, 12}
+
+
+def test_a_stream_runs_on_after_its_checkpoints_were_deleted(place: Place, tmp_path: Path, written: Path) -> None:
+    shutil.copytree(written, tmp_path / "undisturbed")
+    delete_checkpoints(place, NAME, range(1, CHECKPOINTS))
+    with Place.writable(str(tmp_path / "undisturbed")) as other:
+        runs = [RegionRun(p, stream("old", "new"), POLICY) for p in (place, other)]
+        assert runs[0].region.recorded_steps() == runs[1].region.recorded_steps()
+        assert [s.step for s in runs[0].region.recorded_steps()] == list(range(1, CHECKPOINTS + 1))
+        for n in (21, 22):
+            here, there = (run.step(rows(n)) for run in runs)
+            assert here and there and here.digest == there.digest
+    check_whole(place, [12, 13, 14])
+    # A run is at work, and lets checkpoints be deleted that it does not need.
+    result = delete_checkpoints(place, NAME, [12, 13])
+    assert (result.deleted, result.marked) == ((9, 10), (11, 12, 13))
+    completed = runs[0].step(rows(23))
+    assert completed and completed.id == 15
+    check_whole(place, [14, 15])
+
+
+def test_a_snapshot_goes_at_once_though_its_checkpoint_waits(place: Place) -> None:
+    run = RegionRun(place, stream("old", "new"), POLICY, parallelism=2)
+    completed = run.step(rows(13))
+    assert completed
+    store, catalog = place.warehouse.store, place.catalog
+    manifest = read_manifests(store, chain_manifests(catalog, NAME, 13))[13]
+    parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, manifest, "heap", "a")]
+    objects = [stored for part in parts for stored in part.objects]
+    catalog.add_snapshot(NAME, run.region.epoch, 13, objects, sum(part.rows for part in parts))
+    run.step(rows(14))
+    result = delete_checkpoints(place, NAME, [13])
+    assert (result.deleted, result.objects, result.bytes) == ((), len(objects), sum(o.bytes for o in objects))
+    assert 13 in result.marked and not catalog.snapshots(NAME)
+    check_whole(place, [*range(1, 13), 14])
+
+
+def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(place: Place) -> None:
+    """As a store without ranges keeps them; the segments themselves are of no interest here."""
+    store, catalog = place.warehouse.store, place.catalog
+    catalog.register("apart", 4, {})
+    epoch = catalog.new_epoch("apart", "a test")
+    for id in (1, 2, 3):
+        path = CheckpointPath("apart", epoch, id)
+        segments = [store.put(path.segment("log", section), b"x" * id) for section in ("NON", "INCR", "INDEX")]
+        manifest = store.put(path.manifest(), b"m")
+        first = {"old": 1}
+        catalog.commit(
+            "apart",
+            epoch,
+            CheckpointCommit(id, manifest, "", 0, 0, {"old": Form.DELTA}, segments=segments, first=first),
+        )
+    result = delete_checkpoints(place, "apart", [1, 2])
+    assert result == DeletionResult(deleted=(), marked=(1, 2), objects=2, bytes=3)
+    left = {name.rpartition(".")[2] for name, _ in store.list(f"apart/{epoch:08d}/{1:012d}/")}
+    assert left == {"INCR", "INDEX", "arrow"}
+    assert sorted(store.list("apart/")) == sorted((o.name, o.bytes) for o in catalog.objects("apart"))
+    assert delete_checkpoints(place, "apart", [1]) == DeletionResult((), (1, 2), 0, 0)
+
+
+# What cannot be deleted
+
+
+@pytest.mark.parametrize("ids", [[3, 13], [0], [-1, 4], [2**80]])
+def test_with_an_unknown_checkpoint_none_is_deleted(place: Place, ids: list[int]) -> None:
+    with pytest.raises(UnknownCheckpoint, match=r"no checkpoint -?\d+ of stream sums: it has 12, 1 to 12"):
+        delete_checkpoints(place, NAME, ids)
+    check_whole(place, range(1, 13))
+
+
+def test_with_the_newest_none_is_deleted(place: Place) -> None:
+    with pytest.raises(UsageError, match="checkpoint 12 of stream sums is its newest, which the next run resumes from"):
+        delete_checkpoints(place, NAME, [1, 12])
+    check_whole(place, range(1, 13))
+
+
+def test_a_stream_that_never_ran_has_nothing_to_delete(place: Place) -> None:
+    with pytest.raises(UnknownStream, match="it has sums"):
+        delete_checkpoints(place, "some", [1])
+    place.catalog.register("idle", 4, {})
+    with pytest.raises(UnknownCheckpoint, match="stream idle: it has none yet, run it first"):
+        delete_checkpoints(place, "idle", [1])
+
+
+def test_deleting_again_is_no_error_and_does_nothing(place: Place) -> None:
+    first = delete_checkpoints(place, NAME, [4, 4, 6, 8])
+    assert (first.deleted, first.marked) == ((), (4, 6, 8))
+    assert delete_checkpoints(place, NAME, [8, 6, 4]) == DeletionResult((), (4, 6, 8), 0, 0)
+    assert delete_checkpoints(place, NAME, [1, 2, 3, 5]).deleted == (1, 2, 3, 4)
+    assert delete_checkpoints(place, NAME, [1, 4]) == DeletionResult((), (5, 6, 8), 0, 0)
+    assert delete_checkpoints(place, NAME, []) == DeletionResult((), (5, 6, 8), 0, 0)
+    check_whole(place, [7, 9, 10, 11, 12])
+
+
+# A deletion that is stopped
+
+IDS = [1, 2, 3, 4, 5, 8, 9]
+"""with bases of both operators among them, and two that wait"""
+
+
+class Stop(Exception):
+    """Stands for the end of the process."""
+
+
+def fail_after(patch: pytest.MonkeyPatch, deletes: int, action: Callable[[], None]) -> None:
+    """Let the store delete so many objects one by one, and then do something else."""
+    delete, left = FilesystemStore.delete, [deletes]
+
+    def one_by_one(self: FilesystemStore, names: Iterable[str]) -> None:
+        for name in names:
+            if left[0] == 0:
+                action()
+            left[0] -= 1
+            delete(self, [name])
+
+    patch.setattr(FilesystemStore, "delete", one_by_one)
+
+
+def stop() -> None:
+    raise Stop
+
+
+def check_stopped(place: Place) -> None:
+    """After a deletion of IDS that did not end: what is to be seen proves, and what is left of the rest is known."""
+    recorded = place.catalog.checkpoints(NAME)
+    assert [c.id for c in recorded] == [6, 7, 10, 11, 12]
+    assert not failures(place, NAME)
+    stored = {name for name, _ in place.warehouse.store.list("")}
+    assert stored <= {o.name for o in place.catalog.objects(NAME)}
+
+
+@pytest.mark.parametrize("again", [IDS, [], [6]], ids=["the same again", "nothing more", "another"])
+def test_stopped_in_the_store_it_is_completed_by_the_next(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: list[int]
+) -> None:
+    deletes, total = 0, 1
+    while deletes < total:
+        root = tmp_path / f"w{deletes}"
+        shutil.copytree(written, root)
+        with Place.writable(str(root)) as place:
+            first = firsts(place)
+            total = len(place.catalog.objects(NAME, set(first) - needed(first, set(first) - set(IDS))))
+            with monkeypatch.context() as patch, pytest.raises(Stop):
+                fail_after(patch, deletes, stop)
+                delete_checkpoints(place, NAME, IDS)
+            check_stopped(place)
+            delete_checkpoints(place, NAME, again)
+            check_whole(place, {6, 7, 10, 11, 12} - set(again))
+        deletes += 1
+    assert deletes >= 4
+
+
+@pytest.mark.parametrize("method", ["mark_deleted", "retained", "check_epoch", "forget"])
+def test_stopped_at_the_catalog_it_is_completed_by_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Catalog, method, lambda *_: stop())
+        delete_checkpoints(place, NAME, IDS)
+    if method == "mark_deleted":
+        check_whole(place, range(1, 13))
+    else:
+        check_stopped(place)
+    assert delete_checkpoints(place, NAME, IDS).deleted == (1, 2)
+    check_whole(place, [6, 7, 10, 11, 12])
+
+
+def test_a_store_that_fails_leaves_it_to_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise Unreachable("the disk is gone")
+
+    with monkeypatch.context() as patch, pytest.raises(Unreachable, match="the disk is gone"):
+        fail_after(patch, 2, fail)
+        delete_checkpoints(place, NAME, IDS)
+    check_stopped(place)
+    assert delete_checkpoints(place, NAME, []).deleted == (1, 2)
+    check_whole(place, [6, 7, 10, 11, 12])
+
+
+KILLED = """
+import os, signal, sys
+from siltstone.catalog.place import Place
+from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.store.filesystem import FilesystemStore
+
+root, deletes, stream, *ids = sys.argv[1:]
+delete, left = FilesystemStore.delete, int(deletes)
+
+def one_by_one(self, names):
+    global left
+    for name in names:
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        delete(self, [name])
+
+FilesystemStore.delete = one_by_one
+with Place.existing(root) as place:
+    delete_checkpoints(place, stream, [int(id) for id in ids])
+"""
+
+
+@pytest.mark.parametrize("deletes", [0, 3])
+def test_killed_it_is_completed_by_the_next(place: Place, deletes: int) -> None:
+    arguments = [str(place.warehouse.local.root), str(deletes), NAME, *map(str, IDS)]
+    ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    check_stopped(place)
+    assert delete_checkpoints(place, NAME, IDS).deleted == (1, 2)
+    check_whole(place, [6, 7, 10, 11, 12])
+
+
+# Other writers
+
+
+@pytest.mark.parametrize("method", ["mark_deleted", "check_epoch"])
+def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    guarded = getattr(Catalog, method)
+
+    def too_late(catalog: Catalog, *arguments: object) -> None:
+        catalog.new_epoch(NAME, "another run")
+        guarded(catalog, *arguments)
+
+    before = sorted(place.warehouse.store.list(""))
+    with monkeypatch.context() as patch, pytest.raises(Fenced):
+        patch.setattr(Catalog, method, too_late)
+        delete_checkpoints(place, NAME, IDS)
+    assert sorted(place.warehouse.store.list("")) == before
+    check_whole(place, range(1, 13) if method == "mark_deleted" else [6, 7, 10, 11, 12])
+    assert delete_checkpoints(place, NAME, IDS).deleted == (1, 2)
+    check_whole(place, [6, 7, 10, 11, 12])
+
+
+def test_two_deletions_at_once_do_what_both_were_asked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is whole between what the first decides and what it does."""
+    check, results = Catalog.check_epoch, []
+
+    def second(catalog: Catalog, *arguments: object) -> None:
+        monkeypatch.setattr(Catalog, "check_epoch", check)
+        results.append(delete_checkpoints(place, NAME, [5, 6]))
+        catalog.check_epoch(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Catalog, "check_epoch", second)
+    first = delete_checkpoints(place, NAME, [1, 2, 3, 4, 7, 8])
+    assert (first.deleted, first.marked) == ((1, 2), (3, 4, 7, 8))
+    assert (results[0].deleted, results[0].marked) == ((1, 2, 3, 4, 5, 6), (7, 8))
+    check_whole(place, [9, 10, 11, 12])
