@@ -7,6 +7,8 @@ The first of these that names an option wins. In `siltstone.toml` the names are 
     policy = "marginal-cost"
     [policy_options]
     restore_budget_s = 60
+    [upload]
+    hedging = false
 """
 
 from pathlib import Path
@@ -21,6 +23,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import UsageError
 from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions
 
@@ -39,7 +42,9 @@ class Settings(BaseSettings):
     )
 
     streams: list[str] = Field(default=[], description="modules that define streams")
-    warehouse: str = Field(default="./warehouse", description="where objects lie: a path or file:// URL")
+    warehouse: str = Field(
+        default="./warehouse", description="where objects lie: a path, file://, s3://, redis:// or rocksdb:// URL"
+    )
     catalog: str | None = Field(default=None, description="SQLAlchemy URL; default SQLite inside a local warehouse")
     master: str = Field(default="local[*]", description="Spark master URL")
     spark: dict[str, str] = Field(default={}, description="further Spark settings")
@@ -51,6 +56,7 @@ class Settings(BaseSettings):
     )
     policy: str = Field(default=DEFAULT_POLICY, description="decides when to take a base")
     policy_options: PolicyOptions = Field(default_factory=PolicyOptions, description="its options")
+    upload: UploadOptions = Field(default_factory=UploadOptions, description="how changes travel to the store")
 
     @classmethod
     def settings_customise_sources(

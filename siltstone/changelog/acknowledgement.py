@@ -25,7 +25,9 @@ class Acknowledgement:
     Attributes:
         key_groups: those the subtask owns.
         handles: where each variable's bytes lie; empty unless the step ended in a checkpoint.
-        objects: what was stored; empty unless the step ended in a checkpoint.
+        objects: what was stored, shared or not; empty unless the step ended in a checkpoint.
+        inline: packed segments too small for an object of their own; the driver stores those of all subtasks together.
+        uploads: what storing took, as `UploadStatistics.to_json` tells it; empty if nothing was sent.
         digests: table or opaque variable -> uint64 per key group of the subtask.
         rows_in: rows the subtask was given.
         event_time_max: the highest event time among them, in UTC; None if there was none.
@@ -40,6 +42,8 @@ class Acknowledgement:
     key_groups: KeyGroupRange
     handles: Sequence[Handle] = ()
     objects: Sequence[StoredObject] = ()
+    inline: Sequence[bytes] = ()
+    uploads: Mapping[str, Any] = field(default_factory=dict)
     digests: Mapping[str, np.ndarray] = field(default_factory=dict)
     rows_in: int = 0
     event_time_max: datetime | None = None
@@ -50,8 +54,8 @@ class Acknowledgement:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes stored."""
-        return sum(stored.bytes for stored in self.objects)
+        """Bytes stored for this subtask alone; every one of them belongs to exactly one handle."""
+        return sum(handle.length for handle in self.handles)
 
     @classmethod
     def failure(cls, operator: str, subtask: int, error: SiltstoneError) -> Self:
@@ -67,6 +71,7 @@ class Acknowledgement:
     def to_bytes(self) -> bytes:
         """A compact form that `from_bytes` reads."""
         plain = asdict(self) | {
+            "inline": [base64.b64encode(segment).decode() for segment in self.inline],
             "digests": {
                 name: base64.b64encode(np.ascontiguousarray(part, "<u8").tobytes()).decode()
                 for name, part in self.digests.items()
@@ -96,6 +101,7 @@ def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
         "key_groups": KeyGroupRange(**plain["key_groups"]),
         "handles": [_handle(handle) for handle in plain["handles"]],
         "objects": [StoredObject(**stored) for stored in plain["objects"]],
+        "inline": [base64.b64decode(segment, validate=True) for segment in plain["inline"]],
         "digests": {
             name: np.frombuffer(base64.b64decode(part, validate=True), "<u8") for name, part in plain["digests"].items()
         },

@@ -1,6 +1,7 @@
 """What a changelog writer is given, what it hands out, and how that is read back.
 
 Change, OpaqueChange     one variable's changes of many rows; a new value of an opaque variable
+WholeTable               instead of changes: all that a table holds
 ChangelogHandle          where the changes after a sequence number lie
 read_changes             the changes behind a handle, verified
 """
@@ -46,6 +47,29 @@ class Change:
         """The key groups from the first to the last that it changes."""
         first = self.block.first_key_group
         return KeyGroupRange(first, first + len(self.block.key_group_offsets) - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeTable:
+    """A table in base form, which is stored already, as the object `stored`; the log only says where.
+
+    It builds on nothing. `digest` is as for a `Change`.
+    """
+
+    variable: str
+    stored: StoredObject
+    rows: int
+    digest: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes it takes in a segment, but for the index."""
+        return 0
+
+    @property
+    def spread(self) -> KeyGroupRange:
+        """None that the log knows of: the object orders its rows itself."""
+        return KeyGroupRange(0, 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -248,8 +248,8 @@ class SegmentBuilder:
         self._blocks.append(block.data)
         self._end += len(block.data)
 
-    def add_base(self, table: str, stored: StoredObject, rows: int, *, digest: int) -> None:
-        """A table in base form, which is the object `stored`; `digest` as for a delta."""
+    def add_base(self, table: str, stored: StoredObject, rows: int, *, digest: int, sqn: int = 0) -> None:
+        """A table in base form, which is the object `stored`; `digest` and `sqn` as for a delta."""
         self._add(
             IndexEntry(
                 variable=table,
@@ -262,6 +262,7 @@ class SegmentBuilder:
                 checksum=stored.checksum,
                 digest=digest,
                 source=stored.name,
+                sqn=sqn,
             )
         )
 

@@ -12,17 +12,31 @@ its way, is not sent again, unless it failed.
 
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Protocol, Self
 
-from siltstone.changelog.changes import Change, ChangelogHandle, OpaqueChange
+from siltstone.changelog.changes import Change, ChangelogHandle, OpaqueChange, WholeTable
 from siltstone.changelog.segment import Segment, SegmentBuilder
-from siltstone.changelog.uploader import Placed, Uploader
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.changelog.uploader import Placed
 from siltstone.errors import UsageError
 from siltstone.model import Handle, KeyGroupRange, Kind
 from siltstone.store.paths import CheckpointPath
+
+
+class Uploads(Protocol):
+    """What a writer needs of an `Uploader`; see there."""
+
+    options: UploadOptions
+    opened: Callable[[str], None]
+    done: Callable[[str], None]
+    discard: Callable[[Placed], None]
+
+    def submit(self, path: CheckpointPath, segment: Segment, *, writer: str | None = None) -> "Future[Placed]":
+        """Store a segment."""
+        ...
 
 
 @dataclass(eq=False)
@@ -30,7 +44,7 @@ class _Changeset:
     """What was appended under one sequence number, each variable once."""
 
     sqn: int
-    changes: dict[str, Change | OpaqueChange] = field(default_factory=dict)
+    changes: dict[str, Change | WholeTable | OpaqueChange] = field(default_factory=dict)
     upload: "_Upload | None" = None
     """the last that it went up with; it may have failed"""
 
@@ -73,7 +87,7 @@ class ChangelogWriter:
     Safe to use from one thread at a time; futures end on others.
     """
 
-    def __init__(self, uploader: Uploader, operator: str, key_groups: KeyGroupRange, path: CheckpointPath) -> None:
+    def __init__(self, uploader: Uploads, operator: str, key_groups: KeyGroupRange, path: CheckpointPath) -> None:
         self.log_id = uuid.uuid4().hex
         self.path = path
         self._uploader = uploader
@@ -94,7 +108,7 @@ class ChangelogWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def append(self, key_groups: KeyGroupRange, change: Change | OpaqueChange) -> None:
+    def append(self, key_groups: KeyGroupRange, change: Change | WholeTable | OpaqueChange) -> None:
         """Log a change that concerns no key groups but `key_groups`.
 
         If more than `preemptive_persist_bytes` have not been sent, they are, and this may wait for room in the
@@ -105,7 +119,7 @@ class ChangelogWriter:
         """
         self._check_open()
         own = key_groups.intersect(self._key_groups)
-        if own != key_groups or change.spread.intersect(own) != change.spread:
+        if own != key_groups or (change.spread and change.spread.intersect(own) != change.spread):
             raise UsageError(
                 f"a change of {change.variable} for key groups {key_groups.start} to {key_groups.end} cannot be logged "
                 f"by {self._operator}'s writer of {self._key_groups.start} to {self._key_groups.end}"
@@ -205,6 +219,10 @@ class ChangelogWriter:
             for change in changeset.changes.values():
                 if isinstance(change, OpaqueChange):
                     opaque[change.variable] = changeset.sqn, change
+                elif isinstance(change, WholeTable):
+                    builder.add_base(
+                        change.variable, change.stored, change.rows, digest=change.digest, sqn=changeset.sqn
+                    )
                 else:
                     builder.add_delta(
                         change.variable,

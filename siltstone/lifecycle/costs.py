@@ -67,7 +67,7 @@ def statistics_of(gathered: Gathered, stream: Stream, bounds: Mapping[str, Resto
         name: {
             "rows_in": gathered.rows_in[name],
             "state_rows": sum(a.state_rows for a in received),
-            "bytes": sum(o.bytes for a in received for o in a.objects),
+            "bytes": sum(a.stored_bytes for a in received),
             "restore_bound_bytes": round(bounds[name].bytes),
             "restore_bound_s": round(bounds[name].seconds, 6),
             "seconds": {

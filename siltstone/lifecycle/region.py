@@ -21,8 +21,10 @@ from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.upload_options import UploadOptions
 from siltstone.lifecycle.costs import Gathered, cost_of, statistics_of, written_form
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of
+from siltstone.lifecycle.persist import place_inline
 from siltstone.lifecycle.restore import read_manifest
 from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask
 from siltstone.model import Form, StoredObject
@@ -43,6 +45,7 @@ class RegionOptions:
         checkpoint_steps: steps a checkpoint, unless `checkpoint_s` is set.
         checkpoint_s: seconds between checkpoints.
         options: the source options, recorded at the first run and fixed from then on.
+        upload: how changes travel to the store.
     """
 
     parallelism: int = 1
@@ -50,6 +53,7 @@ class RegionOptions:
     checkpoint_steps: int = 1
     checkpoint_s: float | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    upload: UploadOptions = field(default_factory=UploadOptions)
 
 
 @dataclass(frozen=True)
@@ -212,6 +216,7 @@ class Region:
             tracking=decision.tracking,
             restore=self._restore_point(operator.name),
             checkpoint=order,
+            upload=self.options.upload,
             oldest_epoch=self.completed_epoch or 0,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
         )
@@ -241,10 +246,10 @@ class Region:
             Unreachable: the store or the catalog failed; nothing became visible.
         """
         start = time.perf_counter()
+        path = CheckpointPath(self.stream.name, self.epoch, self.checkpoint)
+        self._gathered.last = place_inline(self.warehouse, self.options.upload, path, self._gathered.last)
         manifest = self._manifest()
-        stored = self._store.put(
-            CheckpointPath(self.stream.name, self.epoch, self.checkpoint).manifest(), encode_manifest(manifest)
-        )
+        stored = self._store.put(path.manifest(), encode_manifest(manifest))
         commit = commit_of(manifest, stored, steps)
         self.catalog.commit(self.stream.name, self.epoch, commit)
         completed = Completed(
@@ -278,7 +283,7 @@ class Region:
             max_parallelism=self.stream.max_parallelism,
             operators=self.stream.definition()["operators"],
             handles=[h for a in received.values() for ack in a for h in ack.handles],
-            objects=[o for a in received.values() for ack in a for o in ack.objects],
+            objects=list({o.name: o for a in received.values() for ack in a for o in ack.objects}.values()),
             digests={name: _whole_digests(a, self.stream.max_parallelism) for name, a in received.items()},
             forms=forms,
             d={name: decision.d for name, decision in self._decisions.items()},

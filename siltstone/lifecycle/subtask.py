@@ -10,7 +10,6 @@ import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
@@ -18,18 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.base import write_base
-from siltstone.changelog.block import Block, encode_block
-from siltstone.changelog.segment import SegmentBuilder
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.lifecycle.clock import Clock
+from siltstone.lifecycle.persist import Part, write_part
 from siltstone.lifecycle.restore import opaque_digests
-from siltstone.lifecycle.task import CheckpointOrder, StepTask
+from siltstone.lifecycle.task import StepTask
 from siltstone.lifecycle.working_state import working_state
-from siltstone.model import Form, Handle, StoredObject
 from siltstone.operator import Operator, Rows, State
-from siltstone.state.backend import StateTable, SubtaskState
-from siltstone.store.paths import CheckpointPath
+from siltstone.state.backend import SubtaskState
 
 ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
@@ -98,23 +93,25 @@ def _run(
             yield from output
         with clock.phase("process"), _users_code(task.operator):
             bound.flush()
-        written = _Written()
+        part = Part()
         if task.checkpoint is not None:
-            written = _checkpoint(task, task.checkpoint, subtask, attempt, state, clock)
+            part = write_part(task, task.checkpoint, subtask, attempt, state, clock)
         with clock.phase("commit"):
             state.commit()
         acknowledgement = Acknowledgement(
             operator=task.operator.name,
             subtask=subtask,
             key_groups=state.groups,
-            handles=written.handles,
-            objects=written.objects,
+            handles=part.handles,
+            objects=part.objects,
+            inline=part.inline,
+            uploads={} if part.uploads is None else part.uploads.to_json(),
             digests=_digests(state),
             rows_in=rows_in,
             event_time_max=event_time,
             seconds=clock.seconds,
             state_rows=sum(table.rows for table in state.tables.values()),
-            tracked_bytes=written.tracked_bytes,
+            tracked_bytes=part.tracked_bytes,
         )
         yield _acknowledge(acknowledgement, schema)
     finally:
@@ -161,60 +158,6 @@ def _output(operator: Operator, output: pa.Table | None, schema: pa.Schema) -> l
 def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.RecordBatch:
     nulls = [pa.nulls(1, f.type) for f in list(schema)[1:]]
     return pa.record_batch([pa.array([acknowledgement.to_bytes()], pa.binary()), *nulls], schema=schema)
-
-
-@dataclass
-class _Written:
-    handles: list[Handle] = field(default_factory=list)
-    objects: list[StoredObject] = field(default_factory=list)
-    tracked_bytes: int = 0
-    """of deltas that were too large and gave way to bases"""
-
-
-def _checkpoint(
-    task: StepTask, order: CheckpointOrder, subtask: int, attempt: str, state: SubtaskState, clock: Clock
-) -> _Written:
-    """Persist this subtask's part of a checkpoint and start a new interval of changes."""
-    written = _Written()
-    store = task.warehouse.store
-    names = CheckpointPath(task.stream, task.epoch, order.checkpoint)
-    operator = task.operator.name
-    builder = SegmentBuilder(operator, order.checkpoint, state.groups)
-    # Every checkpoint's index has the same tables in the same order: the ordinal is the patent's field iv.
-    tables = sorted(state.tables.items())
-    blocks: list[Block] = []
-    if order.form is Form.DELTA:
-        with clock.phase("delta"):
-            blocks = [encode_block(*table.changes()) for _, table in tables]
-            size = sum(len(block.data) for block in blocks)
-        if order.delta_limit_bytes is not None and size > order.delta_limit_bytes:
-            written.tracked_bytes, blocks = size, []
-    if blocks:
-        for ordinal, ((name, table), block) in enumerate(zip(tables, blocks, strict=True)):
-            builder.add_delta(name, block, order.previous, ordinal, digest=_sum(table))
-    else:
-        with clock.phase("base"):
-            for name, table in tables:
-                with store.create(names.base(operator, name, subtask, attempt)) as writer:
-                    rows = write_base(writer, table.schema, table.scan(state.groups))
-                assert writer.stored is not None
-                written.objects.append(writer.stored)
-                builder.add_base(name, writer.stored, rows, digest=_sum(table))
-    for _, table in tables:
-        table.mark()
-    for variable, values in sorted(state.opaque.items()):
-        builder.add_opaque(variable, values)
-    with clock.phase("persist"):
-        segment = builder.build()
-        stored = store.put(names.segment(f"{operator}-{subtask}-{attempt}"), segment.pack())
-    written.objects.append(stored)
-    written.handles += segment.handles(segment.places(stored.name))
-    return written
-
-
-def _sum(table: StateTable) -> int:
-    """The digests of all key groups as one; those of other subtasks are 0."""
-    return int(table.digests.sum(dtype=np.uint64))
 
 
 def _digests(state: SubtaskState) -> dict[str, np.ndarray]:

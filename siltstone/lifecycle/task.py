@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from siltstone.changelog.upload_options import UploadOptions
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.operator import Operator
 from siltstone.store.open import Warehouse
@@ -59,6 +60,7 @@ class StepTask:
     tracking: bool
     restore: RestorePoint
     checkpoint: CheckpointOrder | None
+    upload: UploadOptions
     oldest_epoch: int = 0
     event_time: str | None = None
 

@@ -147,6 +147,7 @@ def open_region(
         checkpoint_steps=settings.checkpoint_steps,
         checkpoint_s=settings.checkpoint_s,
         options=options,
+        upload=settings.upload,
     )
     policy = named(settings.policy, settings.policy_options)
     who = f"{socket.gethostname()}:{os.getpid()}"

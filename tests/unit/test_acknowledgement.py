@@ -24,6 +24,8 @@ def _full() -> Acknowledgement:
         ],
         objects=[StoredObject(name, 2**40, "cd" * 16), StoredObject("x", 5, "")],
         digests={t: rng.integers(0, 2**64 - 1, 64, np.uint64, endpoint=True) for t in TABLES},
+        inline=[b"", bytes(range(256))],
+        uploads={"requests": 3, "seconds": [1.5, None]},
         rows_in=12,
         event_time_max=datetime(2013, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=1))),
         seconds={"open": 0.25, "process": 1e-7},
@@ -41,7 +43,7 @@ def test_round_trip() -> None:
     full = _full()
     read = Acknowledgement.from_bytes(full.to_bytes())
     assert _plain(read) == _plain(full)
-    assert read.stored_bytes == 2**40 + 5
+    assert read.stored_bytes == 6 * 2**40
     assert all(d.dtype == np.uint64 for d in read.digests.values())
     assert read.event_time_max == datetime(2013, 1, 2, 2, 4, 5, 678901, tzinfo=UTC)
     assert all(type(h.kind) is Kind and type(h.form) is Form for h in read.handles)

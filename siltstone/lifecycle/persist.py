@@ -1,0 +1,191 @@
+"""Makes a subtask's part of a checkpoint durable: its changes through the changelog, or its tables whole.
+
+The executor's half writes them; what is too small to be worth an object of its own it hands to the driver with the
+acknowledgement. The driver's half stores such segments of all subtasks and operators of the checkpoint together.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.base import write_base
+from siltstone.changelog.block import encode_block
+from siltstone.changelog.changes import Change, OpaqueChange, WholeTable
+from siltstone.changelog.segment import Segment
+from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.changelog.uploader import Placed, Sharers, Uploader, uploader_of
+from siltstone.changelog.writer import ChangelogWriter
+from siltstone.lifecycle.clock import Clock
+from siltstone.lifecycle.task import CheckpointOrder, StepTask
+from siltstone.model import Form, Handle, StoredObject
+from siltstone.state.backend import StateTable, SubtaskState
+from siltstone.store.open import Warehouse
+from siltstone.store.paths import CheckpointPath
+
+
+@dataclass(frozen=True)
+class Part:
+    """One subtask's part of a checkpoint.
+
+    Attributes:
+        inline: packed segments that the driver is to store.
+        tracked_bytes: of deltas that were too large and gave way to bases, else 0.
+    """
+
+    handles: Sequence[Handle] = ()
+    objects: Sequence[StoredObject] = ()
+    inline: Sequence[bytes] = ()
+    uploads: UploadStatistics | None = None
+    tracked_bytes: int = 0
+
+
+class _Inlining:
+    """An uploader that keeps small segments, for the driver to store."""
+
+    def __init__(self, uploader: Uploader, limit_bytes: int) -> None:
+        self.options = uploader.options
+        self.opened, self.done, self.discard = uploader.opened, uploader.done, uploader.discard
+        self.inline: list[bytes] = []
+        self._uploader = uploader
+        self._limit_bytes = limit_bytes
+
+    def submit(self, path: CheckpointPath, segment: Segment, *, writer: str | None = None) -> "Future[Placed]":
+        """As `Uploader.submit`; a small segment has no place yet."""
+        packed = segment.pack() if len(segment.non) + len(segment.incr) < self._limit_bytes else b""
+        if not packed or len(packed) > self._limit_bytes:
+            return self._uploader.submit(path, segment, writer=writer)
+        self.inline.append(packed)
+        future: Future[Placed] = Future()
+        future.set_result(Placed((), (), ((), Sharers(1))))
+        return future
+
+
+def write_part(
+    task: StepTask, order: CheckpointOrder, subtask: int, attempt: str, state: SubtaskState, clock: Clock
+) -> Part:
+    """Persist this subtask's part of a checkpoint and start a new interval of changes.
+
+    Raises:
+        Unreachable: the store does not take it; nothing of it is referred to.
+    """
+    uploader = uploader_of(task.warehouse.store_url, task.upload)
+    tracked_bytes = 0
+    if order.form is Form.DELTA:
+        part, tracked_bytes = _deltas(task, order, state, clock, uploader)
+        if part is not None:
+            return part
+    part = _bases(task, order, subtask, attempt, state, clock, uploader)
+    return replace(part, tracked_bytes=tracked_bytes)
+
+
+def _deltas(
+    task: StepTask, order: CheckpointOrder, state: SubtaskState, clock: Clock, uploader: Uploader
+) -> tuple[Part | None, int]:
+    """Every table's changes; no part, but how large they are, if that is beyond the limit (promise 7)."""
+    inlining = _Inlining(uploader, task.upload.inline_bytes)
+    size_bytes = 0
+    with _writer(task, order, state, inlining) as writer:
+        # Every checkpoint's index has the same tables in the same order: the ordinal is the patent's field iv.
+        for ordinal, (name, table) in enumerate(sorted(state.tables.items())):
+            with clock.phase("delta"):
+                block = encode_block(*table.changes(), compression=task.upload.compression)
+            size_bytes += len(block.data)
+            if order.delta_limit_bytes is None or size_bytes <= order.delta_limit_bytes:
+                change = Change(name, block, order.previous, ordinal, _sum(table))
+                with clock.phase("persist"):
+                    writer.append(state.groups, change)
+        if order.delta_limit_bytes is not None and size_bytes > order.delta_limit_bytes:
+            return None, size_bytes
+        return _persisted(writer, inlining, state, clock, uploader), 0
+
+
+def _bases(
+    task: StepTask,
+    order: CheckpointOrder,
+    subtask: int,
+    attempt: str,
+    state: SubtaskState,
+    clock: Clock,
+    uploader: Uploader,
+) -> Part:
+    """Every table whole, an object each."""
+    inlining = _Inlining(uploader, task.upload.inline_bytes)
+    store, operator = task.warehouse.store, task.operator.name
+    names = CheckpointPath(task.stream, task.epoch, order.checkpoint)
+    objects = []
+    with _writer(task, order, state, inlining) as writer:
+        for name, table in sorted(state.tables.items()):
+            with clock.phase("base"), store.create(names.base(operator, name, subtask, attempt)) as out:
+                rows = write_base(out, table.schema, table.scan(state.groups))
+            assert out.stored is not None
+            objects.append(out.stored)
+            writer.append(state.groups, WholeTable(name, out.stored, rows, _sum(table)))
+        part = _persisted(writer, inlining, state, clock, uploader)
+    return replace(part, objects=[*objects, *part.objects])
+
+
+def _writer(task: StepTask, order: CheckpointOrder, state: SubtaskState, uploads: _Inlining) -> ChangelogWriter:
+    path = CheckpointPath(task.stream, task.epoch, order.checkpoint)
+    return ChangelogWriter(uploads, task.operator.name, state.groups, path)
+
+
+def _persisted(
+    writer: ChangelogWriter, inlining: _Inlining, state: SubtaskState, clock: Clock, uploader: Uploader
+) -> Part:
+    """The opaque variables too, and then wait until all of it is durable."""
+    with clock.phase("persist"):
+        for variable, values in sorted(state.opaque.items()):
+            writer.append(state.groups, OpaqueChange(variable, values))
+        handle = writer.persist(0).result()
+    for table in state.tables.values():
+        table.mark()
+    return Part(handle.handles, handle.objects, inlining.inline, uploader.metrics.take())
+
+
+def _sum(table: StateTable) -> int:
+    """The digests of all key groups as one; those of other subtasks are 0."""
+    return int(table.digests.sum(dtype=np.uint64))
+
+
+def place_inline(
+    warehouse: Warehouse,
+    options: UploadOptions,
+    path: CheckpointPath,
+    received: Mapping[str, Sequence[Acknowledgement]],
+) -> dict[str, list[Acknowledgement]]:
+    """Store the segments that acknowledgements brought along, together, and say where each of them lies.
+
+    Raises:
+        Unreachable: the store does not take them.
+        CorruptObject: a segment did not travel well.
+    """
+    if not any(a.inline for of_operator in received.values() for a in of_operator):
+        return {operator: list(of_operator) for operator, of_operator in received.items()}
+    uploader = uploader_of(warehouse.store_url, options)
+    submit = partial(uploader.submit, path)
+    futures = {
+        operator: [[submit(Segment.unpack(packed)) for packed in a.inline] for a in of_operator]
+        for operator, of_operator in received.items()
+    }
+    uploader.flush()
+    return {
+        operator: [
+            _placed(a, [future.result() for future in waiting])
+            for a, waiting in zip(said, futures[operator], strict=True)
+        ]
+        for operator, said in received.items()
+    }
+
+
+def _placed(acknowledgement: Acknowledgement, placed: Sequence[Placed]) -> Acknowledgement:
+    return replace(
+        acknowledgement,
+        inline=(),
+        handles=[*acknowledgement.handles, *(handle for part in placed for handle in part.handles)],
+        objects=[*acknowledgement.objects, *(stored for part in placed for stored in part.objects)],
+    )
