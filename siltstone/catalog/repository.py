@@ -37,6 +37,10 @@ _ID_END = 2**63
 """ids from here on are no integers of a database"""
 
 
+def _is(id: int) -> ColumnElement[bool]:
+    return t.checkpoint.c.id == (id if 0 < id < _ID_END else 0)
+
+
 class Catalog:
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
 
@@ -197,15 +201,14 @@ class Catalog:
         Raises:
             UnknownCheckpoint: says which there are.
         """
-        with self._reading() as connection:
-            found = rows.checkpoint(connection, stream, id if 0 < id < _ID_END else 0)
-            if found is None:
-                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
-            return rows.to_checkpoint(found)
+        return self._newest(stream, f"no checkpoint {id}", _is(id), marked=True)
 
-    def checkpoints(self, stream: str, limit: int | None = None) -> list[CheckpointRecord]:
-        """All checkpoints, or the newest `limit`; oldest first."""
-        query = rows.checkpoints_of(stream).order_by(t.checkpoint.c.id.desc()).limit(limit)
+    def checkpoints(self, stream: str, limit: int | None = None, *, marked: bool = False) -> list[CheckpointRecord]:
+        """All checkpoints, or the newest `limit`; oldest first.
+
+        With `marked`, deleted ones that are kept for those that build on them are among them.
+        """
+        query = rows.checkpoints_of(stream, marked=marked).limit(limit)
         with self._reading() as connection:
             rows.get_stream(connection, stream)
             return [rows.to_checkpoint(row) for row in connection.execute(query)][::-1]
@@ -219,7 +222,8 @@ class Catalog:
         if at == "latest":
             return self.latest(stream).id
         if at.isascii() and at.isdigit():
-            return self._visible(stream, int(at) if len(at) < 20 else _ID_END)
+            id = int(at) if len(at) < 20 else _ID_END
+            return self._newest(stream, f"no checkpoint {id}", _is(id)).id
         try:
             time = parse_time(at)
         except UsageError:
@@ -238,13 +242,9 @@ class Catalog:
         missing = f"no checkpoint of events up to {time.isoformat()}"
         return self._newest(stream, missing, t.checkpoint.c.event_time_max <= time).id
 
-    def _visible(self, stream: str, id: int) -> int:
-        at = t.checkpoint.c.id == (id if 0 < id < _ID_END else 0)
-        return self._newest(stream, f"no checkpoint {id}", at).id
-
-    def _newest(self, stream: str, missing: str, *where: ColumnElement[bool]) -> CheckpointRecord:
+    def _newest(self, stream: str, missing: str, *where: ColumnElement[bool], marked: bool = False) -> CheckpointRecord:
         with self._reading() as connection:
-            found = rows.newest(connection, stream, *where)
+            found = rows.newest(connection, stream, *where, marked=marked)
             if found is None:
                 raise rows.unknown_checkpoint(connection, stream, missing)
             return rows.to_checkpoint(found)
@@ -257,9 +257,9 @@ class Catalog:
         Raises:
             UnknownCheckpoint
         """
-        visible = self._visible(stream, id)
+        checkpoint = self._newest(stream, f"no checkpoint {id}", _is(id))
         with self._reading() as connection:
-            return rows.chain(connection, stream, visible)
+            return rows.chain(connection, stream, checkpoint.id)
 
     def record_proof(
         self,
@@ -286,8 +286,8 @@ class Catalog:
         if restore_s is not None:
             values |= {"restore_s": restore_s, "restore_bytes": restore_bytes}
         with self._writing(f"the proof of checkpoint {id} of stream {stream}") as connection:
-            at = (t.checkpoint.c.stream == stream) & (t.checkpoint.c.id == (id if 0 < id < _ID_END else 0))
-            if connection.execute(update(t.checkpoint).where(at).values(values)).rowcount == 0:
+            at = update(t.checkpoint).where(t.checkpoint.c.stream == stream, _is(id))
+            if connection.execute(at.values(values)).rowcount == 0:
                 raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
 
     # What checkpoints refer to

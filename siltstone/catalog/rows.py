@@ -69,21 +69,16 @@ def unknown_checkpoint(connection: Connection, stream: str, missing: str) -> Unk
     return UnknownCheckpoint(f"{missing} of stream {stream}: {there}")
 
 
-def checkpoints_of(stream: str) -> Select[Any]:
-    """All checkpoints of one stream but those that are deleted."""
-    return select(t.checkpoint).where(t.checkpoint.c.stream == stream, t.checkpoint.c.deleted_at.is_(None))
+def checkpoints_of(stream: str, *, marked: bool = False) -> Select[Any]:
+    """All checkpoints of one stream, newest first; those that are marked as deleted only if asked for."""
+    c = t.checkpoint.c
+    found = select(t.checkpoint).where(c.stream == stream).order_by(c.id.desc())
+    return found if marked else found.where(c.deleted_at.is_(None))
 
 
-def newest(connection: Connection, stream: str, *where: ColumnElement[bool]) -> Row[Any] | None:
-    """The checkpoint of the highest id that fits and is not deleted."""
-    query = checkpoints_of(stream).where(*where).order_by(t.checkpoint.c.id.desc()).limit(1)
-    return connection.execute(query).first()
-
-
-def checkpoint(connection: Connection, stream: str, id: int) -> Row[Any] | None:
-    """One checkpoint, deleted or not; None where there is no row of it."""
-    at = (t.checkpoint.c.stream == stream) & (t.checkpoint.c.id == id)
-    return connection.execute(select(t.checkpoint).where(at)).first()
+def newest(connection: Connection, stream: str, *where: ColumnElement[bool], marked: bool = False) -> Row[Any] | None:
+    """The checkpoint of the highest id that fits."""
+    return connection.execute(checkpoints_of(stream, marked=marked).where(*where).limit(1)).first()
 
 
 def to_checkpoint(row: Row[Any]) -> CheckpointRecord:

@@ -170,13 +170,15 @@ class ReportData:
 
 
 def report_data(catalog: Catalog, stream: str) -> ReportData:
-    """Gather a report of all retained checkpoints of `stream`.
+    """Gather a report of all checkpoints of `stream` but those that are deleted.
+
+    A deleted one that others build on is a part of their chains, and is counted there.
 
     Raises:
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet.
     """
-    records = catalog.checkpoints(stream)
+    records = catalog.checkpoints(stream, marked=True)
     if not records:
         raise UnknownCheckpoint(f"stream {stream} has no checkpoint to report on yet: run it first")
     points: list[CheckpointPoint] = []
@@ -187,7 +189,8 @@ def report_data(catalog: Catalog, stream: str) -> ReportData:
         parts = {name: _part(record, name, parts.get(name)) for name in record.forms}
         started = {name: at if part.form is Form.BASE else started.get(name, at) for name, part in parts.items()}
         others.append(max(0, record.bytes - sum(part.bytes for part in parts.values())))
-        points.append(_point(record, parts, others[-1], sum(others[min(started.values(), default=at) :])))
+        if record.deleted_at is None:
+            points.append(_point(record, parts, others[-1], sum(others[min(started.values(), default=at) :])))
     return ReportData(stream, tuple(points))
 
 

@@ -534,6 +534,7 @@ def test_a_marked_checkpoint_is_seen_by_those_that_build_on_it_only(flights: Cat
     flights.mark_deleted("flights", 1, [3, 4])
     assert [c.id for c in flights.checkpoints("flights")] == [1, 2, 5, 6]
     assert [c.id for c in flights.checkpoints("flights", limit=3)] == [2, 5, 6]
+    assert [c.id for c in flights.checkpoints("flights", limit=3, marked=True)] == [4, 5, 6]
     assert (flights.latest("flights").id, flights.last_id("flights")) == (6, 6)
     assert flights.snapshots("flights") == []
     for call in (

@@ -22,6 +22,7 @@ from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.model import Form
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
 from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.report.data import report_data
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from siltstone.stream import Stream
@@ -191,6 +192,38 @@ def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(
     assert left == {"INCR", "INDEX", "arrow"}
     assert sorted(store.list("apart/")) == sorted((o.name, o.bytes) for o in catalog.objects("apart"))
     assert delete_checkpoints(place, "apart", [1]) == DeletionResult((), (1, 2), 0, 0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_what_is_left_proves_without_the_opaque_variables_of_those_that_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(FilesystemStore, "ranged", False)
+    with Place.writable(str(tmp_path / "apart")) as place:
+        run = RegionRun(place, stream("old"), POLICY, parallelism=2)
+        for n in range(1, 8):
+            run.step(rows(n))
+        first = firsts(place)
+        assert first == {1: 1, 2: 1, 3: 1, 4: 1, 5: 5, 6: 5, 7: 5}
+        visible = set(first)
+        for id in random.Random(seed).sample(range(1, 7), 6):
+            visible.remove(id)
+            waits = delete_checkpoints(place, NAME, [id]).marked
+            assert set(waits) == needed(first, visible) - visible
+            left = {o.checkpoint for o in place.catalog.objects(NAME) if o.name.endswith(".NON")}
+            assert left == visible
+            check_whole(place, visible)
+        completed = RegionRun(place, stream("old"), POLICY, parallelism=3).step(rows(8))
+        assert completed
+        check_whole(place, [7, 8])
+
+
+def test_a_report_counts_what_waits_in_the_chains_of_others(place: Place) -> None:
+    before = {point.id: point for point in report_data(place.catalog, NAME).checkpoints}
+    delete_checkpoints(place, NAME, IDS)
+    after = report_data(place.catalog, NAME).checkpoints
+    assert [point.id for point in after] == [6, 7, 10, 11, 12]
+    assert all(point == before[point.id] for point in after)
 
 
 # What cannot be deleted
