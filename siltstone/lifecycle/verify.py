@@ -149,9 +149,9 @@ def prove(store: Store, task: ProofTask) -> ChainProof:
     target = MemoryState.empty(schemas_of(last, chain.operator), chain.key_groups, last.max_parallelism)
     failures: list[Failure] = []
     reader = BlockReader(store, objects_of(manifests))
-    needed = [[h for h in step.handles if _needed(h, step.proves)] for step in chain.steps]
-    blocks = reader.blocks(Wanted(handle) for handles in needed for handle in handles)
-    for position, (step, handles) in enumerate(zip(chain.steps, needed, strict=True)):
+    tables = [[h for h in step.handles if h.kind is Kind.INCREMENTAL] for step in chain.steps]
+    blocks = reader.blocks(Wanted(handle) for handles in tables for handle in handles)
+    for position, (step, handles) in enumerate(zip(chain.steps, tables, strict=True)):
         for handle in handles:
             try:
                 _apply(target, handle, next(blocks))
@@ -162,19 +162,23 @@ def prove(store: Store, task: ProofTask) -> ChainProof:
                 return ChainProof(failures, restore_s, restore_bytes)
             read += handle.length
         if step.proves:
+            opaque = [h for h in step.handles if h.kind is Kind.OPAQUE]
             try:
+                _set_opaque(target, opaque, reader)
                 check_digests(target, chain.operator, manifests[step.checkpoint])
                 restore_s[step.checkpoint] = time.perf_counter() - start
-                restore_bytes[step.checkpoint] = read
+                restore_bytes[step.checkpoint] = read + sum(h.length for h in opaque)
             except StateError as error:
-                failures.append(Failure(step.checkpoint, str(error)))
+                broken = next((h.object for h in opaque if h.object in str(error)), None)
+                failures.append(Failure(step.checkpoint, str(error), broken))
     return ChainProof(failures, restore_s, restore_bytes)
 
 
-def _needed(handle: Handle, proves: bool) -> bool:
-    """Opaque variables are whole in each checkpoint: those of one that only leads to others are not looked at, and
-    may be gone."""
-    return proves or handle.kind is not Kind.OPAQUE
+def _set_opaque(target: MemoryState, handles: Sequence[Handle], reader: BlockReader) -> None:
+    """Opaque variables are whole in each checkpoint: those of others are not looked at, and may be gone."""
+    target.opaque.clear()
+    for handle, block in zip(handles, reader.blocks(map(Wanted, handles)), strict=True):
+        apply_handle(target, handle, [handle.key_groups], block)
 
 
 def check_indexes(store: Store, checks: Sequence[IndexCheck]) -> list[Failure]:
@@ -222,7 +226,7 @@ def check_objects(store: Store, objects: Sequence[tuple[StoredObject, Sequence[i
 
 
 def _apply(target: MemoryState, handle: Handle, block: Block) -> None:
-    if handle.kind is Kind.INCREMENTAL and handle.form is Form.BASE:
+    if handle.form is Form.BASE:
         _clear(target, handle)
     apply_handle(target, handle, [handle.key_groups], block)
 

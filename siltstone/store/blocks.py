@@ -3,9 +3,9 @@
     BlockReader      the blocks that handles point at, in the order in which they are used
     RangedFile       a large object as a file, of which only what is read is fetched
 
-An object of which most is wanted is read whole and verified as such; of others only the wanted ranges are fetched,
-each verified by its handle's checksum (promise 6). The buffered restore of US 9471438: data come in chunks, each is
-fetched once and dropped when the read offset has passed it.
+Only the wanted ranges of an object are fetched, each verified by its handle's checksum (promise 6): damage to what is
+not wanted harms nobody. The buffered restore of US 9471438: data come in chunks, each is fetched once and dropped when
+the read offset has passed it.
 """
 
 import io
@@ -27,8 +27,6 @@ AHEAD_BYTES = 64 << 20
 """how much is fetched before it is used, at most, unless one block holds more"""
 FETCHES = 4
 """how many fetches are under way at once"""
-WHOLE_SHARE = 0.8
-"""an object of which so much is wanted is read whole"""
 GAP_BYTES = 64 << 10
 """ranges of an object that lie no further apart are fetched as one"""
 CHUNK_BYTES = 1 << 20
@@ -97,9 +95,8 @@ class BlockReader:
                 raise CorruptObject(f"{name}: {wanted.handle.variable} should lie beyond its end")
         if run[0].in_parts:
             return [pa.PythonFile(RangedFile(self._store, wanted.handle), mode="r") for wanted in run]
-        if sum(w.handle.length for w in run) >= WHOLE_SHARE * stored.bytes:
-            whole = self._store.read(stored)
-            return [whole.slice(w.handle.offset, w.handle.length) for w in run]
+        if len(run) == 1 and run[0].handle.length == stored.bytes:
+            return [self._store.read(stored)]
         return self._fetch_ranges([w.handle for w in run])
 
     def _fetch_ranges(self, handles: Sequence[Handle]) -> list[pa.Buffer]:
