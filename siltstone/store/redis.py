@@ -1,6 +1,6 @@
 """Objects in Redis: one hash an entry.
 
-    redis://[[user]:password@]host[:port][/database]?prefix=siltstone&chunk_bytes=4194304      rediss:// for TLS
+    redis://[[user]:password@]host[:port][/database]?prefix=siltstone&chunk_bytes=1048576      rediss:// for TLS
 
     <prefix>:<entry>       hash: key -> value or header, and the chunks (`key_value`)
     <prefix>:.writing      hash: write id -> when it began and the object it is to be, for chunked writes at work
@@ -40,6 +40,7 @@ from siltstone.store.key_value import (
     WRITE_ID_OFFSET,
     Get,
     chunk_stem,
+    join_name,
     split_name,
 )
 from siltstone.store.retry import Retrying
@@ -55,7 +56,7 @@ class RedisOptions(StoreOptions):
 
     prefix: str = Field("siltstone", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="what all keys begin with")
     chunk_bytes: int = Field(
-        4 << 20, ge=SMALLEST_LIMIT_BYTES, le=LARGEST_VALUE_BYTES, description="bytes of the largest value stored whole"
+        1 << 20, ge=SMALLEST_LIMIT_BYTES, le=LARGEST_VALUE_BYTES, description="bytes of the largest value stored whole"
     )
 
 
@@ -119,6 +120,7 @@ end
 
 _pools: dict[tuple[int, str], redis.ConnectionPool] = {}
 _waits: dict[tuple[int, str], bool] = {}
+_warned: set[tuple[int, str]] = set()
 
 
 @contextmanager
@@ -223,11 +225,12 @@ class RedisKeyValue:
         return sizes.items()
 
     @contextmanager
-    def reading(self, entry: str) -> Iterator[Get]:
+    def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
         """As `KeyValue.reading`: an HMGET a call."""
+        what = f"read object {join_name(entry, key)}" if key else f"read entry {entry}"
 
         def get(keys: list[bytes]) -> list[bytes | None]:
-            with reaching(f"read entry {entry}", self.label):
+            with reaching(what, self.label):
                 values: Any = self.client.hmget(self.key_of(entry), keys)
             return values
 
@@ -235,15 +238,15 @@ class RedisKeyValue:
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """As `KeyValue.add`: one HSETNX."""
-        with reaching(f"write {key.decode()} of entry {entry}", self.label):
+        with reaching(f"write object {join_name(entry, key)}", self.label):
             return bool(self._run("HSETNX", self.key_of(entry), key, value, durably=True))
 
     def stage(self, entry: str, key: bytes, write_id: bytes) -> "_StagedInRedis | None":
         """As `KeyValue.stage`."""
-        name = f"{entry}/{key.decode()}".lstrip("/")
+        name = join_name(entry, key)
         token = write_id.hex()
         began = f"{datetime.now(UTC).isoformat()} {name}"
-        with reaching(f"write {name}", self.label):
+        with reaching(f"write object {name}", self.label):
             if not self.run_script(_BEGIN, entry, key, token, began):
                 return None
         return _StagedInRedis(self, entry, key, token)
@@ -331,7 +334,13 @@ class RedisKeyValue:
             raise UsageError(f"{self.label} takes no value of chunk_bytes: set it to {min(map(int, longest))} or less")
         saves: Any = self._asked(lambda: self.client.config_get("save"))
         if saves == {"save": ""} and not about.get("aof_enabled", 1):
-            _log.warning("%s keeps nothing on disk: a restart loses all state; set appendonly yes", self.label)
+            self._warn("%s keeps nothing on disk: a restart loses all state; set appendonly yes")
+
+    def _warn(self, text: str) -> None:
+        """Log a warning, once a process."""
+        if (place := (os.getpid(), self.url)) not in _warned:
+            _warned.add(place)
+            _log.warning(text, self.label)
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         """The answer; None where a managed server does not allow to ask."""
@@ -366,7 +375,7 @@ class _StagedInRedis:
 
     def __init__(self, driver: RedisKeyValue, entry: str, key: bytes, token: str) -> None:
         self._driver, self._entry, self._key, self._token = driver, entry, key, token
-        self._what = f"write {key.decode()} of entry {entry}"
+        self._what = f"write object {join_name(entry, key)}"
 
     def put(self, key: bytes, value: memoryview) -> None:
         """As `Staged.put`."""

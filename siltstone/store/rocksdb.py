@@ -1,6 +1,6 @@
 """Objects in embedded RocksDB (the LevelDB of US 9471438): one database an entry, opened for each call.
 
-    rocksdb:///absolute/path?chunk_bytes=4194304&lock_wait_s=60
+    rocksdb:///absolute/path?chunk_bytes=1048576&lock_wait_s=60
 
     PATH/<entry>/.db/         the database of an entry: key -> value or header, and the chunks (`key_value`);
                               \\1 key -> the size of its value, since RocksDB tells no size without reading
@@ -19,31 +19,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
-from rocksdict import (
-    AccessType,
-    DBCompressionType,
-    IngestExternalFileOptions,
-    Options,
-    Rdict,
-    SstFileWriter,
-    WriteBatch,
-    WriteOptions,
-)
+from rocksdict import IngestExternalFileOptions, Rdict, SstFileWriter, WriteBatch
 
-from siltstone.errors import CorruptObject, SiltstoneError, Unreachable, UsageError
+from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.store.base import Unfinished
 from siltstone.store.chunked import ChunkedStore
 from siltstone.store.filesystem import FilesystemStore, make_durable
-from siltstone.store.filesystem import reaching as reaching_files
-from siltstone.store.key_value import CHUNK, SMALLEST_LIMIT_BYTES, Get, Header, chunk_key
+from siltstone.store.key_value import CHUNK, SMALLEST_LIMIT_BYTES, Get, Header, Keys, Values, chunk_key, join_name
 from siltstone.store.paths import TEMPORARY, check_object_name
 from siltstone.store.retry import Retrying, RetryPolicy
+from siltstone.store.rocksdb_database import DATABASE, Databases, database_options, reaching, synced
 from siltstone.store.url import options_of, shown, split
 
-DATABASE = ".db"
 _SIZE = b"\1"
 _NAME = "name"
 _CHUNKS, _HEAD = "chunks.sst", "head.sst"
@@ -55,7 +46,7 @@ class RocksDBOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     chunk_bytes: int = Field(
-        4 << 20, ge=SMALLEST_LIMIT_BYTES, le=1 << 30, description="bytes of the largest value stored whole"
+        1 << 20, ge=SMALLEST_LIMIT_BYTES, le=1 << 30, description="bytes of the largest value stored whole"
     )
     lock_wait_s: float = Field(60.0, ge=0, description="seconds to wait for other processes in the same entry")
 
@@ -80,64 +71,14 @@ def open_rocksdb(url: str) -> Retrying:
     return Retrying(ChunkedStore(driver, options.policy), options.policy)
 
 
-@contextmanager
-def reaching(what: str) -> Iterator[None]:
-    """Turn what RocksDB or the system says into this project's errors: `what` could not be done, and what to check."""
-    try:
-        yield
-    except OSError:
-        with reaching_files(what):
-            raise
-    except Exception as error:
-        # rocksdict raises plain exceptions with RocksDB's own words; any other type is a mistake in here.
-        if isinstance(error, SiltstoneError) or type(error) is not Exception:
-            raise
-        raise _named(str(error).split("\n", 1)[0], what) from error
-
-
-def _named(said: str, what: str) -> SiltstoneError:
-    lower = said.lower()
-    if "/lock:" in lower or "lock hold by" in lower:
-        return Unreachable(f"cannot {what}: another process has the database open; wait for it", transient=True)
-    if "corruption" in lower or "checksum mismatch" in lower:
-        return CorruptObject(f"cannot {what}: its RocksDB was altered or cut: {said}")
-    hints = {
-        "no space left": "free some space",
-        "quota exceeded": "free some space, or raise the quota",
-        "file too large": "raise the limit on file size",
-        "read-only file system": "mount the file system for writing, or name another path",
-        "permission denied": "check the owner and permissions",
-        "too many open files": "raise the limit on open files",
-    }
-    hint = next((hint for words, hint in hints.items() if words in lower), "check that the disk is there and healthy")
-    return Unreachable(f"cannot {what}: {said}; {hint}")
-
-
-def database_options() -> Options:
-    """How every database here is made and opened."""
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_compression_type(DBCompressionType.none())  # what is stored is compressed already
-    options.set_enable_blob_files(True)  # a compaction moves keys, not values
-    options.set_min_blob_size(4096)
-    options.set_enable_blob_gc(True)
-    options.set_write_buffer_size(4 << 20)
-    options.set_paranoid_checks(True)
-    options.set_keep_log_file_num(1)
-    options.set_skip_stats_update_on_db_open(True)
-    options.set_stats_dump_period_sec(0)
-    options.set_stats_persist_period_sec(0)
-    return options
-
-
 class RocksDBKeyValue:
     """`KeyValue` over the databases under `root`; plain values only, so it can be sent to other processes."""
 
     def __init__(self, url: str, root: Path, value_limit_bytes: int) -> None:
-        self.url, self.label = url, shown(url)
+        self.url, self.label = url, f"rocksdb://{root}"
         self.root = root
         self.value_limit_bytes = value_limit_bytes
-        self._files = FilesystemStore(root)
+        self.databases = Databases(root, self.label)
 
     def entries(self, prefix: str) -> Iterable[str]:
         """As `KeyValue.entries`: a walk over directories, those left out whose entries cannot match."""
@@ -155,7 +96,7 @@ class RocksDBKeyValue:
 
     def sizes(self, entry: str) -> Iterable[tuple[bytes, int]]:
         """As `KeyValue.sizes`, without reading a value."""
-        with self._read(entry) as database, reaching(f"list {self._what(entry)}"):
+        with self.databases.reading(entry) as database, reaching(f"list {self.databases.what(entry)}"):
             if database is None:
                 return
             for key, size in database.items(from_key=_SIZE):
@@ -164,28 +105,31 @@ class RocksDBKeyValue:
                 yield key[1:], int.from_bytes(size, "big")
 
     @contextmanager
-    def reading(self, entry: str) -> Iterator[Get]:
+    def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
         """As `KeyValue.reading`: the database stays open, for reading only, as long as the block lasts."""
-        with self._read(entry) as database:
+        what = self.databases.what(entry, key)
+        with self.databases.reading(entry, key) as database:
             if database is None and not self.root.is_dir():
-                raise Unreachable(f"cannot read {self._what(entry)}: its store is not there; mount or restore it")
+                raise Unreachable(f"cannot read {what}: its store is not there; mount or restore it")
 
-            def get(keys: list[bytes]) -> list[bytes | None]:
-                with reaching(f"read {self._what(entry)}"):
-                    values = database.get(keys) if database is not None else [None] * len(keys)
-                return values  # type: ignore[return-value]
+            def get(keys: Keys) -> Values:
+                values: Values = [None] * len(keys)
+                if database is not None:
+                    with reaching(f"read {what}"):
+                        values = database.get(keys)
+                return values
 
             yield get
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """As `KeyValue.add`: one synced batch."""
-        with self._write(entry) as database, reaching(f"write {self._what(entry)}"):
+        with self.databases.writing(entry, key) as database:
             if database.get(key) is not None:
                 return False
             batch = WriteBatch(raw_mode=True)
             batch.put(key, bytes(value))
             batch.put(_SIZE + key, len(value).to_bytes(8, "big"))
-            database.write(batch, _synced())
+            database.write(batch, synced())
         return True
 
     def stage(self, entry: str, key: bytes, write_id: bytes) -> "_StagedInFiles":
@@ -196,10 +140,10 @@ class RocksDBKeyValue:
         """As `KeyValue.delete`: one synced batch; the database of an entry left empty is moved away, then removed."""
         folder = self.root / entry
         gone = self.root / TEMPORARY / uuid.uuid4().hex
-        with reaching(f"delete from {self._what(entry)}"):
+        with reaching(f"delete from {self.databases.what(entry)}"):
             if not (folder / DATABASE).is_dir():
                 return
-            with self._locked(folder, fcntl.LOCK_EX) as there:
+            with self.databases.locked(folder, fcntl.LOCK_EX) as there:
                 if not there or not (folder / DATABASE / "CURRENT").exists():
                     return
                 if self._delete(folder / DATABASE, keys):
@@ -207,7 +151,7 @@ class RocksDBKeyValue:
                     (folder / DATABASE).rename(gone)  # at once: a database half removed is a broken one
                     make_durable(folder)
             shutil.rmtree(gone, ignore_errors=True)
-            self._remove_empty(folder)
+            self.databases.remove_empty(folder)
 
     def unfinished(self) -> Iterable[Unfinished]:
         """As `KeyValue.unfinished`; of unknown name are databases half removed."""
@@ -227,11 +171,11 @@ class RocksDBKeyValue:
 
     def check(self, *, writable: bool) -> None:
         """As `Store.check`: a directory that is not there yet is made by the first write."""
-        self._files.check(writable=writable)
+        FilesystemStore(self.root).check(writable=writable)
 
     def ingest(self, entry: str, key: bytes, files: list[Path]) -> bool:
         """Take finished table files into an entry's database, durable on return; False if `key` is taken."""
-        with self._write(entry) as database, reaching(f"write {self._what(entry)}"):
+        with self.databases.writing(entry, key) as database:
             if database.get(key) is not None:
                 return False
             how = IngestExternalFileOptions()
@@ -239,15 +183,12 @@ class RocksDBKeyValue:
             database.ingest_external_file([str(path) for path in files], how)
         return True
 
-    def _what(self, entry: str) -> str:
-        return f"entry {entry!r} of {self.label}"
-
     def _delete(self, path: Path, keys: list[bytes]) -> bool:
         """Remove keys and their chunks from the database at `path`; whether it is empty now."""
-        database = Rdict(str(path), database_options())
+        database: Any = Rdict(str(path), database_options())
         try:
             batch = WriteBatch(raw_mode=True)
-            for key, value in zip(keys, database.get(keys), strict=True):  # type: ignore[arg-type]
+            for key, value in zip(keys, database.get(keys), strict=True):
                 if value is None:
                     continue
                 with suppress(CorruptObject):  # chunks of a header that cannot be read go with the database
@@ -258,93 +199,12 @@ class RocksDBKeyValue:
                 batch.delete(key)
                 batch.delete(_SIZE + key)
             if len(batch):
-                database.write(batch, _synced())
+                database.write(batch, synced())
             left = database.iter()
             left.seek(_SIZE)
             return not left.valid()
         finally:
             database.close()
-
-    @contextmanager
-    def _read(self, entry: str) -> Iterator[Rdict | None]:
-        """An entry's database for reading, None where there is none; it is not written meanwhile."""
-        folder = self.root / entry
-        path = folder / DATABASE
-        with reaching(f"read {self._what(entry)}"), self._locked(folder, fcntl.LOCK_SH) as there:
-            if not there or not (path / "CURRENT").exists():  # to open one that is not there would make its directory
-                yield None
-                return
-            database = Rdict(str(path), database_options(), access_type=AccessType.read_only(False))
-            try:
-                yield database
-            finally:
-                database.close()
-
-    @contextmanager
-    def _write(self, entry: str) -> Iterator[Rdict]:
-        """An entry's database for writing, made where there is none, by nobody else meanwhile."""
-        folder = self.root / entry
-        with reaching(f"write {self._what(entry)}"):
-            while True:
-                with suppress(FileNotFoundError):  # a delete removed a directory left empty meanwhile: make it again
-                    self._make_directory(folder)
-                with self._locked(folder, fcntl.LOCK_EX) as there:
-                    if not there:
-                        continue
-                    database = Rdict(str(folder / DATABASE), database_options())
-                    try:
-                        yield database
-                    finally:
-                        database.close()
-                    for path in (folder, *folder.parents):  # another process may have made one and not synced it yet
-                        make_durable(path)
-                        if path == self.root:
-                            return
-
-    @contextmanager
-    def _locked(self, folder: Path, mode: int) -> Iterator[bool]:
-        """Hold a directory's lock; False if there is no such directory.
-
-        Raises:
-            Unreachable: another one holds it; transient.
-        """
-        while True:
-            try:
-                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                yield False
-                return
-            try:
-                try:
-                    fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise Unreachable(f"{folder} in {self.label} is locked by a writer; wait", transient=True) from None
-                if _is_at(descriptor, folder):
-                    try:
-                        yield True
-                    finally:
-                        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child of a fork may hold the descriptor open
-                    return
-            finally:
-                os.close(descriptor)
-
-    def _make_directory(self, folder: Path) -> None:
-        missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in missing:
-            if path == self.root or path in self.root.parents:
-                make_durable(path.parent)
-
-    def _remove_empty(self, folder: Path) -> None:
-        """Remove `folder` and what is above it as far as they are empty and nobody is about to use them."""
-        while folder != self.root:
-            try:
-                with self._locked(folder, fcntl.LOCK_EX) as there:
-                    if there:
-                        folder.rmdir()
-            except (OSError, Unreachable):
-                return
-            folder = folder.parent
 
 
 class _StagedInFiles:
@@ -354,8 +214,8 @@ class _StagedInFiles:
     def __init__(self, driver: RocksDBKeyValue, entry: str, key: bytes, write_id: bytes) -> None:
         self._driver, self._entry, self._key = driver, entry, key
         self._folder = driver.root / TEMPORARY / write_id.hex()
-        self._name = f"{entry}/{key.decode()}".lstrip("/")
-        self._what = f"write {self._name} in {driver.label}"
+        self._name = join_name(entry, key)
+        self._what = f"write {driver.databases.what(entry, key)}"
         with reaching(self._what):
             self._folder.mkdir(parents=True)
             (self._folder / _NAME).write_text(self._name)
@@ -401,17 +261,3 @@ class _StagedInFiles:
             if error.transient or self._folder.is_dir():
                 raise
             raise Unreachable(f"cannot {self._what}: the write was discarded; start it again") from error
-
-
-def _is_at(descriptor: int, folder: Path) -> bool:
-    """Whether an open directory is still the one at `folder`."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), folder.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _synced() -> WriteOptions:
-    options = WriteOptions()
-    options.sync = True
-    return options

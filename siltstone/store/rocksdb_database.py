@@ -1,0 +1,181 @@
+"""RocksDB databases in directories, opened by one process after another: locks, durability, and what errors mean."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rocksdict import AccessType, DBCompressionType, Options, Rdict, WriteOptions
+
+from siltstone.errors import CorruptObject, SiltstoneError, Unreachable
+from siltstone.store.filesystem import make_durable
+from siltstone.store.filesystem import reaching as reaching_files
+from siltstone.store.key_value import join_name
+
+DATABASE = ".db"
+
+
+@contextmanager
+def reaching(what: str) -> Iterator[None]:
+    """Turn what RocksDB or the system says into this project's errors: `what` could not be done, and what to check."""
+    try:
+        yield
+    except OSError:
+        with reaching_files(what):
+            raise
+    except Exception as error:
+        # rocksdict raises plain exceptions with RocksDB's own words; any other type is a mistake in here.
+        if isinstance(error, SiltstoneError) or type(error) is not Exception:
+            raise
+        raise _named(str(error).split("\n", 1)[0], what) from error
+
+
+def _named(said: str, what: str) -> SiltstoneError:
+    lower = said.lower()
+    if "/lock:" in lower or "lock hold by" in lower:
+        return Unreachable(f"cannot {what}: another process has the database open; wait for it", transient=True)
+    if "corruption" in lower or "checksum mismatch" in lower:
+        return CorruptObject(f"cannot {what}: its RocksDB was altered or cut: {said}")
+    hints = {
+        "no space left": "free some space",
+        "quota exceeded": "free some space, or raise the quota",
+        "file too large": "raise the limit on file size",
+        "read-only file system": "mount the file system for writing, or name another path",
+        "permission denied": "check the owner and permissions",
+        "too many open files": "raise the limit on open files",
+    }
+    hint = next((hint for words, hint in hints.items() if words in lower), "check that the disk is there and healthy")
+    return Unreachable(f"cannot {what}: {said}; {hint}")
+
+
+def database_options() -> Options:
+    """How every database here is made and opened."""
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_compression_type(DBCompressionType.none())  # what is stored is compressed already
+    options.set_enable_blob_files(True)  # a compaction moves keys, not values
+    options.set_min_blob_size(4096)
+    options.set_enable_blob_gc(True)
+    options.set_write_buffer_size(4 << 20)
+    options.set_paranoid_checks(True)
+    options.set_keep_log_file_num(1)
+    options.set_skip_stats_update_on_db_open(True)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    return options
+
+
+def synced() -> WriteOptions:
+    """Writes that are on disk on return."""
+    options = WriteOptions()
+    options.sync = True
+    return options
+
+
+class Databases:
+    """One database an entry, in `<root>/<entry>/.db`; a lock on the entry's directory keeps its users apart.
+
+    RocksDB itself lets one process in for writing and gives those who only read no lock: they could miss what is moved
+    from its log to a table meanwhile. So they share the lock of the directory here.
+    """
+
+    def __init__(self, root: Path, label: str) -> None:
+        self.root = root
+        self.label = label
+
+    def what(self, entry: str, key: bytes = b"") -> str:
+        """A key or an entry as messages call it."""
+        if key:
+            return f"object {join_name(entry, key)} in {self.label}"
+        return f"entry {entry!r} of {self.label}"
+
+    @contextmanager
+    def reading(self, entry: str, key: bytes = b"") -> Iterator[Any]:
+        """An entry's database for reading, None where there is none; it is not written meanwhile."""
+        folder = self.root / entry
+        path = folder / DATABASE
+        with reaching(f"read {self.what(entry, key)}"), self.locked(folder, fcntl.LOCK_SH) as there:
+            if not there or not (path / "CURRENT").exists():  # to open one that is not there would make its directory
+                yield None
+                return
+            database = Rdict(str(path), database_options(), access_type=AccessType.read_only(False))
+            try:
+                yield database
+            finally:
+                database.close()
+
+    @contextmanager
+    def writing(self, entry: str, key: bytes = b"") -> Iterator[Any]:
+        """An entry's database for writing, made where there is none, by nobody else meanwhile."""
+        folder = self.root / entry
+        with reaching(f"write {self.what(entry, key)}"):
+            while True:
+                with suppress(FileNotFoundError):  # a delete removed a directory left empty meanwhile: make it again
+                    self._make_directory(folder)
+                with self.locked(folder, fcntl.LOCK_EX) as there:
+                    if not there:
+                        continue
+                    database = Rdict(str(folder / DATABASE), database_options())
+                    try:
+                        yield database
+                    finally:
+                        database.close()
+                    for path in (folder, *folder.parents):  # another process may have made one and not synced it yet
+                        make_durable(path)
+                        if path == self.root:
+                            return
+
+    @contextmanager
+    def locked(self, folder: Path, mode: int) -> Iterator[bool]:
+        """Hold a directory's lock; False if there is no such directory.
+
+        Raises:
+            Unreachable: another one holds it; transient.
+        """
+        while True:
+            try:
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                yield False
+                return
+            try:
+                try:
+                    fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise Unreachable(f"{folder} in {self.label} is locked by a writer; wait", transient=True) from None
+                if _is_at(descriptor, folder):
+                    try:
+                        yield True
+                    finally:
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child of a fork may hold the descriptor open
+                    return
+            finally:
+                os.close(descriptor)
+
+    def _make_directory(self, folder: Path) -> None:
+        missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            if path == self.root or path in self.root.parents:
+                make_durable(path.parent)
+
+    def remove_empty(self, folder: Path) -> None:
+        """Remove `folder` and what is above it as far as they are empty and nobody is about to use them."""
+        while folder != self.root:
+            try:
+                with self.locked(folder, fcntl.LOCK_EX) as there:
+                    if there:
+                        folder.rmdir()
+            except (OSError, Unreachable):
+                return
+            folder = folder.parent
+
+
+def _is_at(descriptor: int, folder: Path) -> bool:
+    """Whether an open directory is still the one at `folder`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except FileNotFoundError:
+        return False
