@@ -6,6 +6,7 @@ The name of an object is `<entry>/<key>`, split at its last slash; a name withou
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from itertools import groupby
 
 import pyarrow as pa
@@ -31,6 +32,8 @@ from siltstone.store.paths import check_prefix
 from siltstone.store.retry import RetryPolicy
 
 _FETCH_BYTES = 8 << 20
+_SEND_BYTES = 1 << 20
+_SEND_CHUNKS = 1000  # a script of Redis takes some thousand arguments
 _ONCE = RetryPolicy(kind="none")
 
 Data = bytes | bytearray | memoryview | pa.Buffer
@@ -62,15 +65,15 @@ class ChunkWriter:
         self._hash.update(view)
         self._bytes += size
         # A chunk is sent only when more follows: a value that just fits is no chunk, and no last chunk is empty.
-        while len(self._held) + len(view) > self._limit:
-            room = self._limit - len(self._held)
+        if len(self._held) + len(view) > self._limit:
             if self._held:
-                self._held += view[:room]
-                self._stage(self._held)
+                room = self._limit - len(self._held)
+                self._stage(memoryview(self._held + view[:room]))
                 self._held = bytearray()
-            else:
-                self._stage(view[:room])
-            view = view[room:]
+                view = view[room:]
+            whole = (len(view) - 1) // self._limit * self._limit
+            self._stage(view[:whole])
+            view = view[whole:]
         self._held += view
         return size
 
@@ -83,8 +86,8 @@ class ChunkWriter:
         if self._staged is None and not like_header(self._held):
             added = self._surely(lambda: self._driver.add(self._entry, self._key, memoryview(self._held)), self._held)
         else:
-            last = self._stage(self._held)
-            header = Header(self._limit, last, len(self._held), self._write_id).encode()
+            self._stage(memoryview(self._held))
+            header = Header(self._limit, self._chunks - 1, len(self._held), self._write_id).encode()
             staged = self._staged
             assert staged is not None
             added = self._surely(lambda: staged.commit(header), header)
@@ -99,18 +102,24 @@ class ChunkWriter:
             with suppress(SiltstoneError):
                 self._staged.discard()
 
-    def _stage(self, chunk: bytearray | memoryview) -> int:
-        """Store the next chunk; its number."""
+    def _stage(self, data: memoryview) -> None:
+        """Store the next chunks, about a mebibyte a time; all are full but the very last."""
         if self._staged is None:
             self._staged = self._policy.call(lambda: self._driver.stage(self._entry, self._key, self._write_id))
             if self._staged is None:
                 raise self._taken()
-        staged, number = self._staged, self._chunks
-        if number >> 32:
+        staged = self._staged
+        chunks = [data[start : start + self._limit] for start in range(0, len(data), self._limit)]
+        if (self._chunks + len(chunks)) >> 32:
             raise Unreachable(f"cannot write {self._label}: it has more than 2^32 chunks; raise chunk_bytes")
-        self._policy.call(lambda: staged.put(chunk_key(self._key, self._write_id, number), memoryview(chunk)))
-        self._chunks += 1
-        return number
+        step = min(max(1, _SEND_BYTES // self._limit), _SEND_CHUNKS)
+        for start in range(0, len(chunks), step):
+            some = [
+                (chunk_key(self._key, self._write_id, number), chunk)
+                for number, chunk in enumerate(chunks[start : start + step], self._chunks)
+            ]
+            self._policy.call(partial(staged.put, some))
+            self._chunks += len(some)
 
     def _surely(self, store: Callable[[], bool], value: bytes | bytearray) -> bool:
         """`store()`, tried again; a key taken after an attempt whose answer was lost may be our own."""

@@ -36,14 +36,18 @@ CHUNK = b"\0"
 
 Keys = list[bytes]
 Values = list[bytes | None]
+Chunks = list[tuple[bytes, memoryview]]
 Get = Callable[[Keys], Values]
 
 
 class Staged(Protocol):
     """One chunked write on its way: seen by nobody before `commit`."""
 
-    def put(self, key: bytes, value: memoryview) -> None:
-        """Store a chunk; the same one again is no error. Unreachable if the write was discarded meanwhile."""
+    def put(self, chunks: Chunks) -> None:
+        """Store the next (key, chunk) pairs, a few at a time; Unreachable if the write was discarded meanwhile.
+
+        The same ones again, after an answer that was lost, are no error.
+        """
         ...
 
     def commit(self, header: bytes) -> bool:

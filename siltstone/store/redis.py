@@ -17,16 +17,12 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
-from urllib.parse import unquote
 
 import redis
-from pydantic import Field
 from redis import exceptions as refusals
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from siltstone.errors import Unreachable, UsageError
 from siltstone.store.base import Unfinished
@@ -35,29 +31,19 @@ from siltstone.store.key_value import (
     CHUNK,
     HEADER_BYTES,
     MAGIC,
-    SMALLEST_LIMIT_BYTES,
     WRITE_ID_BYTES,
     WRITE_ID_OFFSET,
+    Chunks,
     Get,
     chunk_stem,
     join_name,
     split_name,
 )
+from siltstone.store.redis_client import RedisOptions, Server, client, reaching
 from siltstone.store.retry import Retrying
-from siltstone.store.url import StoreOptions, options_of, shown, split
+from siltstone.store.url import options_of, shown
 
-LARGEST_VALUE_BYTES = 512 << 20
-"""of Redis itself"""
 _log = logging.getLogger(__name__)
-
-
-class RedisOptions(StoreOptions):
-    """Options of a `redis://` URL."""
-
-    prefix: str = Field("siltstone", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="what all keys begin with")
-    chunk_bytes: int = Field(
-        1 << 20, ge=SMALLEST_LIMIT_BYTES, le=LARGEST_VALUE_BYTES, description="bytes of the largest value stored whole"
-    )
 
 
 def open_redis(url: str) -> Retrying:
@@ -92,7 +78,7 @@ return 1
 """)
 _STAGE = _Script("""
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return 0 end
-redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+redis.call('HSET', KEYS[1], unpack(ARGV, 2))
 return 1
 """)
 _COMMIT = _Script("""
@@ -118,70 +104,15 @@ for _, key in ipairs(ARGV) do
 end
 """)
 
-_pools: dict[tuple[int, str], redis.ConnectionPool] = {}
 _waits: dict[tuple[int, str], bool] = {}
 _warned: set[tuple[int, str]] = set()
-
-
-@contextmanager
-def reaching(what: str, label: str) -> Iterator[None]:
-    """Turn what Redis or the network says into Unreachable: `what` could not be done in `label`, and what to check."""
-    try:
-        yield
-    except refusals.RedisError as error:
-        raise _unreachable(error, what, label) from error
-    except OSError as error:
-        raise Unreachable(f"cannot {what} in {label}: {error}; check host, port and TLS", transient=True) from error
-
-
-def _unreachable(error: refusals.RedisError, what: str, label: str) -> Unreachable:
-    said = str(error).split("\n", 1)[0]
-    refused = (refusals.AuthenticationError, refusals.AuthorizationError, refusals.NoPermissionError)
-    if isinstance(error, refused) or said.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
-        return Unreachable(f"cannot {what}: {label} refuses the credentials; check user, password and their rights")
-    if isinstance(error, refusals.OutOfMemoryError) or said.startswith("OOM"):
-        return Unreachable(f"cannot {what}: {label} is full: raise its maxmemory, or delete old checkpoints")
-    if isinstance(error, refusals.ReadOnlyError):
-        return Unreachable(f"cannot {what}: {label} is a read-only replica; name the primary")
-    if "bulk length" in said:
-        return Unreachable(f"cannot {what}: a value is over the limit of {label}; lower chunk_bytes")
-    if said.startswith("MISCONF"):
-        return Unreachable(f"cannot {what}: {label} cannot save to its own disk; check that it has room")
-    if isinstance(error, refusals.TimeoutError):
-        return Unreachable(f"cannot {what}: {label} does not answer in time; check host and port", transient=True)
-    if isinstance(error, refusals.ConnectionError) and not isinstance(error, refusals.BusyLoadingError):
-        return Unreachable(f"cannot {what}: {label} cannot be reached ({said}); check host and port", transient=True)
-    passing = isinstance(error, (refusals.BusyLoadingError, refusals.TryAgainError, refusals.ClusterDownError))
-    passing = passing or said.startswith(("BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"))
-    return Unreachable(f"cannot {what}: {label} says: {said}", transient=passing)
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    """Where a URL points: host, port, database, credentials."""
-
-    host: str
-    port: int
-    database: int
-    user: str | None
-    password: str | None
-    tls: bool
-
-    @classmethod
-    def of(cls, url: str) -> "_Server":
-        parts = split(url)
-        number = parts.path.strip("/") or "0"
-        if not parts.hostname or not number.isdecimal() or parts.fragment:
-            raise UsageError(f"{shown(url)} is no Redis URL: write redis://[user:password@]host:port/database-number")
-        user, password = (unquote(part) if part else None for part in (parts.username, parts.password))
-        return cls(parts.hostname, parts.port or 6379, int(number), user, password, parts.scheme == "rediss")
 
 
 class RedisKeyValue:
     """`KeyValue` over one Redis database; plain values only, so it can be sent to other processes."""
 
     def __init__(self, url: str, options: RedisOptions) -> None:
-        _Server.of(url)  # a URL that makes no sense is refused here
+        Server.of(url)  # a URL that makes no sense is refused here
         self.url, self.label = url, shown(url)
         self.value_limit_bytes = options.chunk_bytes
         self._options = options
@@ -191,10 +122,7 @@ class RedisKeyValue:
     @property
     def client(self) -> redis.Redis:
         """A client over this process's connection pool."""
-        place = (os.getpid(), self.url)
-        if place not in _pools:
-            _pools[place] = self._pool()
-        return redis.Redis(connection_pool=_pools[place])
+        return client(self.url, self._options)
 
     def key_of(self, entry: str) -> str:
         """The Redis key of an entry's hash."""
@@ -353,22 +281,6 @@ class RedisKeyValue:
                 raise
             return None
 
-    def _pool(self) -> redis.ConnectionPool:
-        server = _Server.of(self.url)
-        return redis.ConnectionPool(
-            connection_class=redis.SSLConnection if server.tls else redis.Connection,
-            host=server.host,
-            port=server.port,
-            db=server.database,
-            username=server.user,
-            password=server.password,
-            socket_connect_timeout=self._options.connect_timeout_s,
-            socket_timeout=self._options.timeout_s,
-            socket_read_size=1 << 18,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),  # `store.retry` alone tries again
-        )
-
 
 class _StagedInRedis:
     """`Staged`: chunks in the entry's hash, under keys that only this write has."""
@@ -377,10 +289,10 @@ class _StagedInRedis:
         self._driver, self._entry, self._key, self._token = driver, entry, key, token
         self._what = f"write object {join_name(entry, key)}"
 
-    def put(self, key: bytes, value: memoryview) -> None:
-        """As `Staged.put`."""
+    def put(self, chunks: Chunks) -> None:
+        """As `Staged.put`: one script for all."""
         with reaching(self._what, self._driver.label):
-            if not self._driver.run_script(_STAGE, self._entry, self._token, key, value):
+            if not self._driver.run_script(_STAGE, self._entry, self._token, *chain.from_iterable(chunks)):
                 raise self._discarded()
 
     def commit(self, header: bytes) -> bool:

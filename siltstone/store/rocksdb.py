@@ -29,7 +29,17 @@ from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.store.base import Unfinished
 from siltstone.store.chunked import ChunkedStore
 from siltstone.store.filesystem import FilesystemStore, make_durable
-from siltstone.store.key_value import CHUNK, SMALLEST_LIMIT_BYTES, Get, Header, Keys, Values, chunk_key, join_name
+from siltstone.store.key_value import (
+    CHUNK,
+    SMALLEST_LIMIT_BYTES,
+    Chunks,
+    Get,
+    Header,
+    Keys,
+    Values,
+    chunk_key,
+    join_name,
+)
 from siltstone.store.paths import TEMPORARY, check_object_name
 from siltstone.store.retry import Retrying, RetryPolicy
 from siltstone.store.rocksdb_database import DATABASE, Databases, database_options, reaching, synced
@@ -53,7 +63,7 @@ class RocksDBOptions(BaseModel):
     @property
     def policy(self) -> RetryPolicy:
         """Many short waits: a lock is held for milliseconds, or as long as a large value is read."""
-        return RetryPolicy(attempts=1_000_000, wait_s=0.002, wait_max_s=0.05, total_s=self.lock_wait_s)
+        return RetryPolicy(attempts=1_000_000, wait_s=0.001, wait_max_s=0.01, total_s=self.lock_wait_s)
 
 
 def open_rocksdb(url: str) -> Retrying:
@@ -221,11 +231,12 @@ class _StagedInFiles:
             (self._folder / _NAME).write_text(self._name)
             self._chunks: SstFileWriter | None = self._table(_CHUNKS)
 
-    def put(self, key: bytes, value: memoryview) -> None:
+    def put(self, chunks: Chunks) -> None:
         """As `Staged.put`."""
         assert self._chunks is not None
         with self._reaching():
-            self._chunks[key] = bytes(value)
+            for key, value in chunks:
+                self._chunks[key] = bytes(value)
 
     def commit(self, header: bytes) -> bool:
         """As `Staged.commit`; the files are finished once, however often it is tried to take them in."""

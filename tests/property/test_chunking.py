@@ -42,8 +42,9 @@ class MemoryStage:
     def __init__(self, driver: Memory, entry: str, key: bytes) -> None:
         self.driver, self.entry, self.key = driver, entry, key
 
-    def put(self, key: bytes, value: memoryview) -> None:
-        self.driver.add(self.entry, key, value)
+    def put(self, chunks: list[tuple[bytes, memoryview]]) -> None:
+        for key, value in chunks:
+            assert self.driver.add(self.entry, key, value)
 
     def commit(self, header: bytes) -> bool:
         return self.driver.add(self.entry, self.key, memoryview(header))
