@@ -9,6 +9,7 @@ from pathlib import Path
 
 from siltstone.store.base import Store
 from siltstone.store.open import open_store
+from tests import store_cases_kv, store_cases_s3
 
 
 @dataclass(frozen=True)
@@ -33,4 +34,5 @@ def filesystem(tmp_path: Path) -> Case:
     return Case(root.as_uri(), alter)
 
 
-FACTORIES: dict[str, Callable[[Path], Case]] = {"filesystem": filesystem}
+FACTORIES: dict[str, Callable[[Path], Case]] = {"filesystem": filesystem} | store_cases_s3.factories()
+FACTORIES |= store_cases_kv.factories()

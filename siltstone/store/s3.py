@@ -178,10 +178,14 @@ class S3Store:
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """(name, bytes) of every object whose name starts with `prefix`, in name order, a page at a time."""
-        for page in self._pages("list_objects_v2", check_prefix(prefix), ["ContinuationToken"]):
+        at, more = {}, True
+        while more:
+            page = self._page("list_objects_v2", prefix, **at)
             for found in page.get("Contents", ()):
                 if (name := self._name(found["Key"])) is not None:
                     yield name, found["Size"]
+            more = page.get("IsTruncated", False)
+            at = {"ContinuationToken": page.get("NextContinuationToken")}
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, a thousand a request; a name that is not there is no error."""
@@ -199,9 +203,18 @@ class S3Store:
                     )
 
     def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
-        """Multipart uploads that were begun and neither completed nor aborted."""
-        for page in self._pages("list_multipart_uploads", check_prefix(prefix), ["KeyMarker", "UploadIdMarker"]):
-            for found in page.get("Uploads", ()):
+        """Multipart uploads that were begun and neither completed nor aborted.
+
+        Of one name, at most a page, a thousand: when those are discarded, the next are listed.
+        """
+        at, more = {}, True
+        while more:
+            page = self._page("list_multipart_uploads", prefix, **at)
+            uploads, more = page.get("Uploads", []), page.get("IsTruncated", False)
+            if more:  # a page begins after a name, not amid its uploads: not every server takes an UploadIdMarker
+                uploads = [found for found in uploads if found["Key"] != uploads[-1]["Key"]] or uploads
+                at = {"KeyMarker": uploads[-1]["Key"]}
+            for found in uploads:
                 if (name := self._name(found["Key"])) is not None:
                     yield Unfinished(f"{name} {found['UploadId']}", name, found["Initiated"].astimezone(UTC))
 
@@ -228,19 +241,12 @@ class S3Store:
             )
             self._link().ask("write", self.label, "abort_multipart_upload", **place, UploadId=begun["UploadId"])
 
-    def _pages(self, operation: str, prefix: str, markers: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """The pages of a listing, each tried again by itself; `Next` + marker of one begins the next."""
-        connection, at = self._link(), {}
-        while True:
-            page = connection.again(
-                lambda at=at: connection.ask(
-                    "list", self.label, operation, Bucket=self.bucket, Prefix=self._key(prefix), **at
-                )
-            )
-            yield page
-            if not page.get("IsTruncated"):
-                return
-            at = {marker: page[f"Next{marker}"] for marker in markers}
+    def _page(self, operation: str, prefix: str, **at: Any) -> dict[str, Any]:
+        """One page of a listing, tried again by itself."""
+        connection, under = self._link(), self._key(check_prefix(prefix))
+        return connection.again(
+            lambda: connection.ask("list", self.label, operation, Bucket=self.bucket, Prefix=under, **at)
+        )
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name

@@ -1,7 +1,6 @@
 """Objects of many parts in S3: written piece by piece, the parts sent in parallel, whole or absent."""
 
 import uuid
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from siltstone.store.s3_client import MIB, Link
 CHECKSUM = "xxh3-128"
 """name of our checksum in an object's metadata"""
 _WRITE = "siltstone-write"
-_IN_FLIGHT = 4
+_IN_FLIGHT = 4  # parts that a writer keeps in memory until they are sent
 PARTS = 10_000
 """S3's own limit"""
 
@@ -55,7 +54,7 @@ def part_bytes(wanted: int, part: int) -> int:
 
 
 class Multipart:
-    """One multipart upload under way. `add` sends a part in the background, few at a time; `complete` ends it.
+    """One multipart upload under way. `add` sends a part in the background, `complete` ends it.
 
     Each request is tried again by the options' policy.
     """
@@ -66,24 +65,30 @@ class Multipart:
         self._object = {"Bucket": bucket, "Key": key}
         self._mark = uuid.uuid4().hex
         self._sent: list[Future[str]] = []
-        self._running: deque[Future[str]] = deque()
+        self._done = 0
         metadata = {**metadata, _WRITE: self._mark}
         begun = self._ask("create_multipart_upload", Metadata=metadata, **link.options.stored_with, **self._object)
         self._upload = {**self._object, "UploadId": begun["UploadId"]}
 
     def add(self, data: memoryview) -> None:
-        """Send the next part; waits while too many are on their way. `data` must not change before the end.
+        """Send the next part; `data` must not change before the end.
+
+        Raises:
+            Unreachable: S3 takes no more parts.
+        """
+        if len(self._sent) == PARTS:
+            raise Unreachable(f"cannot write {self._what}: it has more than {PARTS} parts; raise the option part_bytes")
+        self._sent.append(self._link.pool.submit(self._send, len(self._sent) + 1, data))
+
+    def wait(self, count: int) -> None:
+        """Return when at most the last `count` parts are on their way.
 
         Raises:
             Unreachable: an earlier part failed.
         """
-        if len(self._sent) == PARTS:
-            raise Unreachable(f"cannot write {self._what}: it has more than {PARTS} parts; raise the option part_bytes")
-        while len(self._running) >= _IN_FLIGHT:
-            self._running.popleft().result()
-        future = self._link.pool.submit(self._send, len(self._sent) + 1, data)
-        self._sent.append(future)
-        self._running.append(future)
+        while len(self._sent) - self._done > count:
+            self._sent[self._done].result()
+            self._done += 1
 
     def complete(self) -> None:
         """Make the object appear, of all parts sent.
@@ -195,6 +200,7 @@ class S3Writer:
     def _hand_over(self) -> None:
         if self.upload is None:
             self.upload = Multipart(*self._place, metadata={})
+        self.upload.wait(_IN_FLIGHT - 1)
         self.upload.add(memoryview(self.rest))
         self.rest = bytearray()
         self._parts += 1
