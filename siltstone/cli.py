@@ -46,7 +46,9 @@ err = Console(stderr=True)
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
 WarehouseUrl = Annotated[
     str | None,
-    typer.Option("--warehouse", metavar="URL", help="Where objects lie: a path or file:// URL. [./warehouse]"),
+    typer.Option(
+        "--warehouse", metavar="URL", help="Where objects lie: a path, s3://, redis:// or rocksdb:// URL. [./warehouse]"
+    ),
 ]
 CatalogUrl = Annotated[
     str | None, typer.Option("--catalog", metavar="URL", help="SQLAlchemy URL. [SQLite inside the warehouse]")
@@ -138,6 +140,10 @@ def run(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A source option of the stream.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on waiting for more input until interrupted.")] = False,
+    openmetrics: Annotated[
+        Path | None,
+        typer.Option("--openmetrics", metavar="FILE", help="Keep this run's upload metrics there as OpenMetrics text."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Process what is available, from the newest completed checkpoint on."""
@@ -152,7 +158,7 @@ def run(
         checkpoint_steps=checkpoint_steps,
         checkpoint_s=checkpoint_s,
     )
-    request = operations.RunRequest(batches, follow, _pairs(options))
+    request = operations.RunRequest(batches, follow, _pairs(options), openmetrics)
     with _progress(f"running {stream}") as tell:
         result = operations.run(settings, _stream(settings, stream), request, lambda c: tell(_checkpoint_line(c)))
     _print(

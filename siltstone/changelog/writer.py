@@ -31,10 +31,11 @@ class Uploads(Protocol):
 
     options: UploadOptions
     opened: Callable[[str], None]
+    persisted: Callable[[str, CheckpointPath], None]
     done: Callable[[str], None]
     discard: Callable[[Placed], None]
 
-    def submit(self, path: CheckpointPath, segment: Segment, *, writer: str | None = None) -> "Future[Placed]":
+    def submit(self, path: CheckpointPath, segment: Segment) -> "Future[Placed]":
         """Store a segment."""
         ...
 
@@ -100,6 +101,7 @@ class ChangelogWriter:
         self._uploads: list[_Upload] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._awaited = True
         uploader.opened(self.log_id)
 
     def __enter__(self) -> Self:
@@ -124,13 +126,16 @@ class ChangelogWriter:
                 f"a change of {change.variable} for key groups {key_groups.start} to {key_groups.end} cannot be logged "
                 f"by {self._operator}'s writer of {self._key_groups.start} to {self._key_groups.end}"
             )
+        if not self._awaited:
+            self._awaited = True
+            self._uploader.opened(self.log_id)
         if change.variable in self._active.changes:
             self._finish_changeset()
         self._active.changes[change.variable] = change
         self._not_sent_bytes += change.size_bytes
         if self._not_sent_bytes > self._uploader.options.preemptive_persist_bytes:
             self._finish_changeset()
-            self._send([changeset for changeset in self._finished.values() if changeset.upload is None], asked=False)
+            self._send([changeset for changeset in self._finished.values() if changeset.upload is None], last=False)
 
     def last_appended_sqn(self) -> int:
         """The sequence number of the newest change, 0 before the first; later changes have higher ones."""
@@ -156,7 +161,9 @@ class ChangelogWriter:
         wanted = [changeset for sqn, changeset in self._finished.items() if sqn > after]
         missing = [changeset for changeset in wanted if changeset.upload is None or changeset.upload.failed]
         if missing:
-            self._send(missing, asked=True)
+            self._send(missing, last=True)
+        self._uploader.done(self.log_id)
+        self._awaited = False
         uploads = list(dict.fromkeys(changeset.upload for changeset in wanted if changeset.upload is not None))
         return self._combined(after, to, uploads)
 
@@ -200,10 +207,10 @@ class ChangelogWriter:
             self._finished[self._active.sqn] = self._active
             self._active = _Changeset(self._active.sqn + 1)
 
-    def _send(self, changesets: Sequence[_Changeset], *, asked: bool) -> None:
-        """Upload changesets as one segment; if nobody `asked`, more of this checkpoint is to come."""
+    def _send(self, changesets: Sequence[_Changeset], *, last: bool) -> None:
+        """Upload changesets as one segment, the `last` for now or not."""
         segment, opaque_sqns = self._segment(changesets)
-        future = self._uploader.submit(self.path, segment, writer=self.log_id if asked else None)
+        future = self._uploader.submit(self.path, segment, writer=self.log_id if last else None)
         upload = _Upload(future, opaque_sqns, changesets[-1].sqn)
         self._uploads.append(upload)
         for changeset in changesets:

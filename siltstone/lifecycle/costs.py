@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.model import Form, Kind
 from siltstone.operator import SOURCE
 from siltstone.policy.protocol import CheckpointCost, RestoreBound
@@ -60,7 +62,15 @@ def cost_of(received: Sequence[Acknowledgement]) -> CheckpointCost:
     )
 
 
-def statistics_of(gathered: Gathered, stream: Stream, bounds: Mapping[str, RestoreBound]) -> dict[str, Any]:
+def uploads_of(gathered: Gathered) -> UploadStatistics:
+    """What storing a checkpoint took, all subtasks together."""
+    parts = [UploadStatistics.from_json(a.uploads) for received in gathered.last.values() for a in received]
+    return reduce(UploadStatistics.merge, parts, UploadStatistics())
+
+
+def statistics_of(
+    gathered: Gathered, stream: Stream, bounds: Mapping[str, RestoreBound], uploads: UploadStatistics
+) -> dict[str, Any]:
     """What the catalog keeps of a checkpoint for reports; per operator also bytes, bounds and seconds by phase."""
     sources = [op.name for op in stream.operators if op.reads == SOURCE]
     operators = {
@@ -82,4 +92,5 @@ def statistics_of(gathered: Gathered, stream: Stream, bounds: Mapping[str, Resto
         "rows_in": max((gathered.rows_in[name] for name in sources), default=0),
         "state_rows": sum(o["state_rows"] for o in operators.values()),
         "operators": operators,
+        "uploads": uploads.to_json(),
     }

@@ -49,16 +49,17 @@ class _Inlining:
 
     def __init__(self, uploader: Uploader, limit_bytes: int) -> None:
         self.options = uploader.options
-        self.opened, self.done, self.discard = uploader.opened, uploader.done, uploader.discard
+        self.opened, self.persisted, self.done = uploader.opened, uploader.persisted, uploader.done
+        self.discard = uploader.discard
         self.inline: list[bytes] = []
         self._uploader = uploader
         self._limit_bytes = limit_bytes
 
-    def submit(self, path: CheckpointPath, segment: Segment, *, writer: str | None = None) -> "Future[Placed]":
+    def submit(self, path: CheckpointPath, segment: Segment) -> "Future[Placed]":
         """As `Uploader.submit`; a small segment has no place yet."""
         packed = segment.pack() if len(segment.non) + len(segment.incr) < self._limit_bytes else b""
         if not packed or len(packed) > self._limit_bytes:
-            return self._uploader.submit(path, segment, writer=writer)
+            return self._uploader.submit(path, segment)
         self.inline.append(packed)
         future: Future[Placed] = Future()
         future.set_result(Placed((), (), ((), Sharers(1))))
@@ -157,15 +158,15 @@ def place_inline(
     options: UploadOptions,
     path: CheckpointPath,
     received: Mapping[str, Sequence[Acknowledgement]],
-) -> dict[str, list[Acknowledgement]]:
-    """Store the segments that acknowledgements brought along, together, and say where each of them lies.
+) -> tuple[dict[str, list[Acknowledgement]], UploadStatistics]:
+    """Store the segments that acknowledgements brought along, together; say where each of them lies and what it took.
 
     Raises:
         Unreachable: the store does not take them.
         CorruptObject: a segment did not travel well.
     """
     if not any(a.inline for of_operator in received.values() for a in of_operator):
-        return {operator: list(of_operator) for operator, of_operator in received.items()}
+        return {operator: list(of_operator) for operator, of_operator in received.items()}, UploadStatistics()
     uploader = uploader_of(warehouse.store_url, options)
     submit = partial(uploader.submit, path)
     futures = {
@@ -173,13 +174,14 @@ def place_inline(
         for operator, of_operator in received.items()
     }
     uploader.flush()
-    return {
+    answered = {
         operator: [
             _placed(a, [future.result() for future in waiting])
             for a, waiting in zip(said, futures[operator], strict=True)
         ]
         for operator, said in received.items()
     }
+    return answered, uploader.metrics.take()
 
 
 def _placed(acknowledgement: Acknowledgement, placed: Sequence[Placed]) -> Acknowledgement:

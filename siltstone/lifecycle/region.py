@@ -21,8 +21,9 @@ from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.lifecycle.costs import Gathered, cost_of, statistics_of, written_form
+from siltstone.lifecycle.costs import Gathered, cost_of, statistics_of, uploads_of, written_form
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of
 from siltstone.lifecycle.persist import place_inline
 from siltstone.lifecycle.restore import read_manifest
@@ -70,6 +71,7 @@ class Completed:
     seconds: float
     event_time_max: datetime | None
     reasons: Mapping[str, str]
+    uploads: UploadStatistics
 
 
 class Region:
@@ -247,8 +249,9 @@ class Region:
         """
         start = time.perf_counter()
         path = CheckpointPath(self.stream.name, self.epoch, self.checkpoint)
-        self._gathered.last = place_inline(self.warehouse, self.options.upload, path, self._gathered.last)
-        manifest = self._manifest()
+        self._gathered.last, uploads = place_inline(self.warehouse, self.options.upload, path, self._gathered.last)
+        uploads = uploads.merge(uploads_of(self._gathered))
+        manifest = self._manifest(uploads)
         stored = self._store.put(path.manifest(), encode_manifest(manifest))
         commit = commit_of(manifest, stored, steps)
         self.catalog.commit(self.stream.name, self.epoch, commit)
@@ -263,6 +266,7 @@ class Region:
             seconds=time.perf_counter() - start,
             event_time_max=commit.event_time_max,
             reasons={name: decision.reason for name, decision in self._decisions.items()},
+            uploads=uploads,
         )
         self._advance(manifest, stored)
         return completed
@@ -271,7 +275,7 @@ class Region:
         """Note in the catalog how the run ended."""
         self.catalog.end_epoch(self.stream.name, self.epoch, outcome)
 
-    def _manifest(self) -> Manifest:
+    def _manifest(self, uploads: UploadStatistics) -> Manifest:
         received = self._gathered.last
         forms = {name: written_form(a) for name, a in received.items()}
         policies = {name: self._learned(name) for name in received}
@@ -291,7 +295,7 @@ class Region:
             policy={name: state.to_json() for name, state in policies.items()},
             event_time_max=self._gathered.event_time(self._event_time_max),
             statistics=statistics_of(
-                self._gathered, self.stream, {n: self.policy.restore_bound(s) for n, s in policies.items()}
+                self._gathered, self.stream, {n: self.policy.restore_bound(s) for n, s in policies.items()}, uploads
             ),
         )
 

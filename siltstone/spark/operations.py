@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import SnapshotRecord, parse_time
+from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
 from siltstone.errors import Fenced, ProofFailed, StateError, Unreachable, UsageError
 from siltstone.lifecycle.definition import check_recorded, check_run
 from siltstone.lifecycle.export import discard, publish, restore_unit, staging, unit_tasks, whole_digest
@@ -24,12 +25,13 @@ from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.runner import StreamRunner, open_source, run_stream
 from siltstone.spark.session import needs_spark, spark_session
+from siltstone.store.filesystem import reaching
 from siltstone.stream import Stream
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What one run did. `digest` is that of the newest checkpoint, hex."""
+    """What one run did. `digest` is that of the newest checkpoint, hex; `uploads` is `UploadStatistics.summary`."""
 
     stream: str
     checkpoints: list[int]
@@ -37,15 +39,20 @@ class RunResult:
     rows: int
     bytes: int
     seconds: float
+    uploads: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """How much to run: `batches` micro-batches at most, or, with `follow`, on and on; `options` go to the source."""
+    """How much to run: `batches` micro-batches at most, or, with `follow`, on and on; `options` go to the source.
+
+    `openmetrics` is a file that holds the run's upload metrics so far, as OpenMetrics text, after each checkpoint.
+    """
 
     batches: int | None = None
     follow: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
+    openmetrics: Path | None = None
 
 
 @needs_spark
@@ -62,9 +69,14 @@ def run(
     """
     start = time.perf_counter()
     done: list[Completed] = []
+    uploads = UploadStatistics()
 
     def completed(checkpoint: Completed) -> None:
+        nonlocal uploads
         done.append(checkpoint)
+        uploads = uploads.merge(checkpoint.uploads)
+        if request.openmetrics is not None:
+            write_metrics(request.openmetrics, openmetrics(uploads, {"stream": stream.name}))
         on_checkpoint(checkpoint)
 
     named(settings.policy, settings.policy_options)
@@ -84,7 +96,20 @@ def run(
         rows=sum(c.rows_in for c in done),
         bytes=sum(c.bytes for c in done),
         seconds=round(time.perf_counter() - start, 3),
+        uploads=uploads.summary(),
     )
+
+
+def write_metrics(path: Path, text: str) -> None:
+    """Replace a file at once, so that a collector never reads half of it.
+
+    Raises:
+        Unreachable: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    with reaching(f"write {path}"):
+        partial.write_text(text)
+        partial.replace(path)
 
 
 @contextmanager
