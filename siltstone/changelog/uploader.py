@@ -73,19 +73,17 @@ class _Batch:
         self.deadline = deadline
         self.requests: list[_Request] = []
         self.size_bytes = 0
-        self.anonymous = False
 
-    def add(self, request: _Request, writer: str | None) -> None:
+    def add(self, request: _Request) -> None:
         self.requests.append(request)
         self.size_bytes += request.size_bytes
-        self.anonymous |= writer is None
 
 
 class Uploader:
     """Stores segments, batched, on `upload_threads` threads of its own; safe for many threads.
 
-    Writers that say when they open and close are not waited for needlessly: a batch goes off once every open writer
-    has persisted for its checkpoint. `log` begins the names of its objects and must be unique to it.
+    A batch goes off as soon as the last writer that has said `opened` says `done`, so a lone writer never waits. `log`
+    begins the names of its objects and must be unique to it.
     """
 
     def __init__(
@@ -105,7 +103,7 @@ class Uploader:
         self._clock = clock
         lock = threading.RLock()
         self._lock, self._work, self._room = lock, threading.Condition(lock), threading.Condition(lock)
-        self._writers: dict[str, CheckpointPath | None] = {}
+        self._awaited: set[str] = set()
         self._waiting: dict[CheckpointPath, _Batch] = {}
         self._ready: deque[_Batch] = deque()
         self._threads: list[threading.Thread] = []
@@ -121,22 +119,22 @@ class Uploader:
         self.close()
 
     def opened(self, writer: str) -> None:
-        """A writer begins: batches wait for what it has to store."""
+        """A writer will have something to store: what is stored meanwhile waits for it."""
         with self._lock:
-            self._writers[writer] = None
+            self._awaited.add(writer)
 
     def done(self, writer: str) -> None:
-        """A writer has nothing more to store; one that is not open is no error."""
+        """A writer has submitted all it has for now; one that is not awaited is no error."""
         with self._lock:
-            self._writers.pop(writer, None)
-            self._work.notify()
+            self._awaited.discard(writer)
+            if not self._awaited:
+                self.flush()
 
-    def submit(self, path: CheckpointPath, segment: Segment, *, writer: str | None = None) -> "Future[Placed]":
+    def submit(self, path: CheckpointPath, segment: Segment) -> "Future[Placed]":
         """Store a segment under a checkpoint's name; waits while `in_flight_bytes` are waiting or under way.
 
         The future ends with where it lies, or fails as `Store.put` does; then nothing of its batch is stored. A
-        segment larger than the limit goes alone. `writer` is whom `opened` named, if that is all it has to store for
-        the checkpoint; while others are open, or if no writers ever are, the delay is waited.
+        segment larger than the limit goes alone.
 
         Raises:
             UsageError: the uploader is closed.
@@ -152,9 +150,7 @@ class Uploader:
             batch = self._waiting.get(path)
             if batch is None:
                 batch = self._waiting[path] = _Batch(path, self._clock() + self.options.persist_delay_s)
-            batch.add(request, writer)
-            if writer in self._writers:
-                self._writers[writer] = path
+            batch.add(request)
             if batch.size_bytes >= self.options.size_threshold_bytes:
                 self._ready.append(self._waiting.pop(path))
             queued = sum(len(b.requests) for b in (*self._waiting.values(), *self._ready))
@@ -227,11 +223,7 @@ class Uploader:
                 self._work.wait(None if soonest is None else max(0.0, soonest - self._clock()))
 
     def _ripe(self, batch: _Batch) -> bool:
-        if self._closed or self._blocked or self._clock() >= batch.deadline:
-            return True
-        if not self._writers:
-            return not batch.anonymous
-        return all(path == batch.path for path in self._writers.values())
+        return self._closed or self._blocked > 0 or self._clock() >= batch.deadline
 
     def _send(self, batch: _Batch) -> None:
         """Store a batch and answer its requests, and only these."""

@@ -31,7 +31,6 @@ class Uploads(Protocol):
 
     options: UploadOptions
     opened: Callable[[str], None]
-    persisted: Callable[[str, CheckpointPath], None]
     done: Callable[[str], None]
     discard: Callable[[Placed], None]
 
@@ -135,7 +134,7 @@ class ChangelogWriter:
         self._not_sent_bytes += change.size_bytes
         if self._not_sent_bytes > self._uploader.options.preemptive_persist_bytes:
             self._finish_changeset()
-            self._send([changeset for changeset in self._finished.values() if changeset.upload is None], last=False)
+            self._send([changeset for changeset in self._finished.values() if changeset.upload is None])
 
     def last_appended_sqn(self) -> int:
         """The sequence number of the newest change, 0 before the first; later changes have higher ones."""
@@ -161,7 +160,7 @@ class ChangelogWriter:
         wanted = [changeset for sqn, changeset in self._finished.items() if sqn > after]
         missing = [changeset for changeset in wanted if changeset.upload is None or changeset.upload.failed]
         if missing:
-            self._send(missing, last=True)
+            self._send(missing)
         self._uploader.done(self.log_id)
         self._awaited = False
         uploads = list(dict.fromkeys(changeset.upload for changeset in wanted if changeset.upload is not None))
@@ -207,10 +206,10 @@ class ChangelogWriter:
             self._finished[self._active.sqn] = self._active
             self._active = _Changeset(self._active.sqn + 1)
 
-    def _send(self, changesets: Sequence[_Changeset], *, last: bool) -> None:
-        """Upload changesets as one segment, the `last` for now or not."""
+    def _send(self, changesets: Sequence[_Changeset]) -> None:
+        """Upload changesets as one segment."""
         segment, opaque_sqns = self._segment(changesets)
-        future = self._uploader.submit(self.path, segment, writer=self.log_id if last else None)
+        future = self._uploader.submit(self.path, segment)
         upload = _Upload(future, opaque_sqns, changesets[-1].sqn)
         self._uploads.append(upload)
         for changeset in changesets:

@@ -49,8 +49,7 @@ class _Inlining:
 
     def __init__(self, uploader: Uploader, limit_bytes: int) -> None:
         self.options = uploader.options
-        self.opened, self.persisted, self.done = uploader.opened, uploader.persisted, uploader.done
-        self.discard = uploader.discard
+        self.opened, self.done, self.discard = uploader.opened, uploader.done, uploader.discard
         self.inline: list[bytes] = []
         self._uploader = uploader
         self._limit_bytes = limit_bytes
