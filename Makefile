@@ -10,6 +10,10 @@ EXTRAS_ui := demo,dagster,java
 EXTRAS_dev := demo,dagster,postgres,java,dev
 READY := .venv/.installed-
 
+# The S3 server of the tests; only where Go is. Without it they have another one, from a wheel.
+GATEWAY := github.com/versity/versitygw/cmd/versitygw@v1.8.0
+WITH_GATEWAY = VERSITYGW="$$(ls $(CURDIR)/$(BIN)/versitygw 2>/dev/null)" && export VERSITYGW &&
+
 # Spark needs Java 17 or newer: found, or fetched into .jdk, or the command to install it is printed.
 WITH_JAVA = JAVA_HOME="$$($(BIN)/python scripts/ensure_java.py)" && export JAVA_HOME &&
 
@@ -19,8 +23,8 @@ help: ## list the targets
 demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proof at the end
 	@$(WITH_JAVA) $(BIN)/siltstone demo
 
-test: $(READY)dev ## every test
-	@$(WITH_JAVA) $(BIN)/python -m pytest
+test: $(READY)dev $(READY)gateway ## every test
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m pytest
 
 lint: $(READY)dev ## ruff, pyright and the import contracts
 	$(BIN)/ruff check
@@ -49,6 +53,11 @@ clean: ## remove the environment, the fetched JDK and everything tools left behi
 $(READY)%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into .venv (some minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS_$*)]'
+	@touch $@
+
+$(READY)gateway: | $(BIN)/python
+	@if command -v go >/dev/null; then echo "Building versitygw into .venv (a minute the first time)"; \
+		GOBIN="$(CURDIR)/$(BIN)" go install $(GATEWAY); fi
 	@touch $@
 
 $(BIN)/python:
