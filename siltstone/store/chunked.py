@@ -31,7 +31,7 @@ from siltstone.store.key_value import (
 from siltstone.store.paths import check_prefix
 from siltstone.store.retry import RetryPolicy
 
-_FETCH_BYTES = 8 << 20
+_FETCH_BYTES = 1 << 20  # what fits a cache is copied and hashed at once faster than more in one round trip
 _SEND_BYTES = 1 << 20
 _SEND_CHUNKS = 1000  # a script of Redis takes some thousand arguments
 _ONCE = RetryPolicy(kind="none")

@@ -70,7 +70,7 @@ def _pool(server: Server, options: RedisOptions) -> redis.ConnectionPool:
         password=server.password,
         socket_connect_timeout=options.connect_timeout_s,
         socket_timeout=options.timeout_s,
-        socket_read_size=1 << 18,
+        socket_read_size=1 << 16,
         protocol=2,
         retry=Retry(NoBackoff(), 0),  # `store.retry` alone tries again
     )

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socketserver
 import subprocess
 import sys
 import textwrap
@@ -322,3 +323,44 @@ def test_scripts_forgotten_by_the_server_are_sent_again() -> None:
     assert store.put("s/1/b", DATA).checksum == stored.checksum
     store.delete(["s/1/a", "s/1/b"])
     assert list(store.list("")) == []
+
+
+def _answers(lines: dict[bytes, bytes], seen: list[list[bytes]]) -> socketserver.ThreadingTCPServer:
+    """A server that speaks Redis's protocol and answers by a command's name, OK where it is not in `lines`."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while head := self.rfile.readline():
+                words = []
+                for _ in range(int(head[1:])):
+                    size = int(self.rfile.readline()[1:])
+                    words.append(self.rfile.read(size + 2)[:size])
+                seen.append(words)
+                self.wfile.write(lines.get(words[0], b"+OK\r\n"))
+
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+@pytest.mark.parametrize("synced", [1, 0])
+def test_a_write_waits_for_the_disk_where_the_server_can_say_so(synced: int) -> None:
+    """The servers of these tests are older than WAITAOF (Redis 7.2): this one only speaks like a new one."""
+    about = b"redis_version:7.2.4\r\naof_enabled:1\r\n"
+    seen: list[list[bytes]] = []
+    lines = {
+        b"INFO": b"$%d\r\n%s\r\n" % (len(about), about),
+        b"HSETNX": b":1\r\n",
+        b"WAITAOF": b"*2\r\n:%d\r\n:0\r\n" % synced,
+    }
+    with _answers(lines, seen) as server:
+        store = open_store(f"redis://127.0.0.1:{server.server_address[1]}/0?retry=none&timeout_s=10")
+        if synced:
+            assert store.put("s/1/a", b"x").bytes == 1
+        else:
+            with pytest.raises(Unreachable, match="did not bring a write to its disk") as caught:
+                store.put("s/1/a", b"x")
+            assert caught.value.transient
+        server.shutdown()
+    assert seen[-2:] == [[b"HSETNX", b"siltstone:s/1", b"a", b"x"], [b"WAITAOF", b"1", b"0", b"8000"]]
