@@ -3,19 +3,22 @@
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable, UsageError
 from siltstone.model import StoredObject
-from siltstone.store import s3, s3_client
+from siltstone.store import s3, s3_client, s3_multipart
 from siltstone.store.open import open_store
 from siltstone.store.retry import Retrying
 from siltstone.store.s3 import S3Store
+from siltstone.store.s3_multipart import PARTS as PARTS_MOST
+from siltstone.store.s3_multipart import part_bytes
 from tests import servers, store_cases_s3
 from tests.servers import S3Server
 
@@ -175,6 +178,56 @@ def test_a_failed_large_write_leaves_no_parts(place: Place) -> None:
         raise KeyError
     assert place.uploads() == []
     assert list(store.list("")) == []
+
+
+def test_a_writer_waits_for_its_parts_instead_of_keeping_them(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = os.urandom(40 * MIB)
+    begun, go_on = [], Event()
+    ask = s3_client.Link.ask
+
+    def held(link: s3_client.Link, verb: str, what: str, operation: str, **parameters: Any) -> dict[str, Any]:
+        if operation == "upload_part":
+            begun.append(parameters["PartNumber"])
+            go_on.wait(10)
+        return ask(link, verb, what, operation, **parameters)
+
+    monkeypatch.setattr(s3_client.Link, "ask", held)
+    store = place.open("", PARTS)
+
+    def write() -> StoredObject | None:
+        with store.create("a") as writer:
+            writer.write(data)
+            begun.append(0)
+        return writer.stored
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            while len(begun) < 4 and not writing.done():
+                time.sleep(0.005)
+            time.sleep(0.1)
+            assert sorted(begun) == [1, 2, 3, 4]
+        finally:
+            go_on.set()
+        stored = writing.result()
+    assert stored is not None and store.read(stored).to_pybytes() == data
+
+
+def test_a_large_object_has_no_more_parts_than_s3_takes(
+    place: Place, requests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sum(part_bytes(8 * MIB, part) for part in range(PARTS_MOST)) > 400_000 * MIB
+    monkeypatch.setattr(s3, "PARTS", 2)
+    monkeypatch.setattr(s3_multipart, "PARTS", 2)
+    store = place.open("", PARTS)
+    stored = store.put("a", os.urandom(16 * MIB))
+    assert requests.count("upload_part") == 2
+    assert store.read(stored).size == 16 * MIB
+    refused = pytest.raises(Unreachable, match=r"b in .* more than 2 parts; raise the option part_bytes")
+    with refused, store.create("b") as writer:
+        writer.write(os.urandom(16 * MIB))
+    assert place.uploads() == []
+    assert [name for name, _ in store.list("")] == ["a"]
 
 
 def test_parts_left_over_are_listed_by_prefix_and_discarded(place: Place) -> None:
