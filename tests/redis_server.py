@@ -2,6 +2,7 @@
 
 import atexit
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -48,9 +49,9 @@ class RedisServer:
                 time.sleep(0.01)
         raise AssertionError(f"redis-server did not start on port {self.port}")
 
-    def stop(self) -> None:
+    def stop(self, kill: bool = False) -> None:
         if self._process is not None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
             self._process.wait()
             self._process = None
 

@@ -180,8 +180,11 @@ class RocksDBKeyValue:
             shutil.rmtree(self.root / TEMPORARY / check_object_name(unfinished.token))
 
     def check(self, *, writable: bool) -> None:
-        """As `Store.check`: a directory that is not there yet is made by the first write."""
-        FilesystemStore(self.root).check(writable=writable)
+        """As `Store.check`: a directory that is not there yet is made by the first write.
+
+        To read it must be writable too: rocksdict leaves a note in a database's directory each time it opens one.
+        """
+        FilesystemStore(self.root).check(writable=True)
 
     def ingest(self, entry: str, key: bytes, files: list[Path]) -> bool:
         """Take finished table files into an entry's database, durable on return; False if `key` is taken."""

@@ -22,7 +22,9 @@ def reaching(what: str) -> Iterator[None]:
     """Turn what RocksDB or the system says into this project's errors: `what` could not be done, and what to check."""
     try:
         yield
-    except OSError:
+    except OSError as error:
+        if error.errno is None:  # of rocksdict, in words only
+            raise _named(str(error), what) from error
         with reaching_files(what):
             raise
     except Exception as error:

@@ -6,6 +6,7 @@ import signal
 import socketserver
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -202,6 +203,42 @@ def test_a_rocksdb_that_is_gone_is_unreachable_and_a_broken_one_corrupt(tmp_path
         store.check(writable=True)
 
 
+CLOSED = """
+    import os, sys
+    from siltstone.errors import Unreachable
+    from siltstone.store.open import open_store
+    store = open_store(sys.argv[1])
+    stored = store.put("s/1/a", b"x")
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    else:
+        for folder, _, _ in os.walk(sys.argv[2], topdown=False):
+            os.chmod(folder, 0o555)
+    for call in (
+        lambda: store.put("s/1/b", b"x"),
+        lambda: store.put("s/2/a", b"x"),
+        lambda: store.put("s/2/b", bytes(2_000_000)),
+        lambda: store.delete(["s/1/a"]),
+        lambda: store.read(stored),
+    ):
+        try:
+            call()
+        except Unreachable as error:
+            print(error)
+"""
+
+
+def test_no_permission_is_unreachable() -> None:
+    with tempfile.TemporaryDirectory() as home:  # one that other users can look into
+        os.chmod(home, 0o755)
+        command = [sys.executable, "-c", textwrap.dedent(CLOSED), f"rocksdb://{home}/objects", f"{home}/objects"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for folder, _, _ in os.walk(home):
+            os.chmod(folder, 0o755)
+    assert said.count("\n") == 5, said
+    assert all("check" in line and "permissions" in line for line in said.splitlines()), said
+
+
 FULL = """
     import resource, sys
     from siltstone.errors import Unreachable
@@ -252,13 +289,15 @@ def test_a_server_that_stops_and_comes_back(guarded: RedisServer) -> None:
     back.start()
     assert store.read(stored).to_pybytes() == DATA
     back.join()
-    guarded.stop()
+    latest = store.put("s/1/latest", DATA)
+    guarded.stop(kill=True)
     back = threading.Thread(target=lambda: (time.sleep(0.1), guarded.start()))
     back.start()
     with store.create("s/1/b") as writer:
         writer.write(os.urandom(3 << 20))
     back.join()
     assert dict(store.list("s/1/"))["s/1/b"] == 3 << 20
+    assert store.read(latest).to_pybytes() == DATA
 
 
 def test_settings_that_lose_state_are_refused_or_warned_of(caplog: pytest.LogCaptureFixture) -> None:
