@@ -2,6 +2,7 @@
 
 import shutil
 import uuid
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from tests.store_cases import Case
 
 
+@cache
 def raw_client(server: servers.S3Server) -> Any:
     """A plain boto3 client, to reach behind the store."""
     return boto3.client("s3", endpoint_url=server.endpoint, region_name="us-east-1")

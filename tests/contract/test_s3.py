@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -460,38 +460,48 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("status", "code", "passing", "says"), ANSWERS, ids=[answer[1] for answer in ANSWERS])
-def test_what_a_server_refuses_is_said_and_tried_again_only_if_it_may_pass(
-    status: int, code: str, passing: bool, says: str
-) -> None:
-    asked = []
+class Refusal(BaseHTTPRequestHandler):
+    """Answers a request for `/bucket/<status>/<code>/...` with just that, and counts the attempts."""
 
-    class Refusal(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[str | None]] = []
 
-        def do_PUT(self) -> None:
-            asked.append(self.headers["If-None-Match"])
-            self.rfile.read(int(self.headers["Content-Length"]))
-            body = f"<Error><Code>{code}</Code><Message>hunter2</Message></Error>".encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def do_PUT(self) -> None:
+        _, _, status, code, *_ = self.path.split("/")
+        self.asked.append(self.headers["If-None-Match"])
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = f"<Error><Code>{code}</Code><Message>hunter2</Message></Error>".encode()
+        self.send_response(int(status))
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
+    def log_message(self, *_: object) -> None:
+        pass
 
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[str]:
+    """The endpoint of a server that refuses everything."""
     servers.use_test_credentials()
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusal) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        endpoint = f"http://127.0.0.1:{server.server_port}"
-        store = open_store(f"s3://bucket/p?endpoint={endpoint}&attempts=3&wait_s=0.001&connect_timeout_s=1&timeout_s=2")
-        with pytest.raises(Unreachable, match=f"^cannot write object a in s3://bucket/p: {endpoint}.*{says}") as caught:
-            store.put("a", b"1")
+        yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.mark.parametrize(("status", "code", "passing", "says"), ANSWERS, ids=[answer[1] for answer in ANSWERS])
+def test_what_a_server_refuses_is_said_and_tried_again_only_if_it_may_pass(
+    refusing: str, status: int, code: str, passing: bool, says: str
+) -> None:
+    Refusal.asked.clear()
+    place = f"s3://bucket/{status}/{code}"
+    store = open_store(f"{place}?endpoint={refusing}&attempts=3&wait_s=0.001&connect_timeout_s=1&timeout_s=5")
+    with pytest.raises(Unreachable, match=f"^cannot write object a in {place}: {refusing}.*{says}") as caught:
+        store.put("a", b"1")
     assert caught.value.transient == passing
     assert "hunter2" not in str(caught.value)
-    assert asked == ["*"] * (3 if passing else 1)
+    assert Refusal.asked == ["*"] * (3 if passing else 1)
 
 
 def test_missing_credentials_are_asked_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
