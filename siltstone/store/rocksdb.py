@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
-from rocksdict import IngestExternalFileOptions, Rdict, SstFileWriter, WriteBatch
+from rocksdict import AccessType, IngestExternalFileOptions, Rdict, SstFileWriter, WriteBatch
 
 from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.store.base import Unfinished
@@ -147,7 +147,7 @@ class RocksDBKeyValue:
         return _StagedInFiles(self, entry, key, write_id)
 
     def delete(self, entry: str, keys: list[bytes]) -> None:
-        """As `KeyValue.delete`: one synced batch; the database of an entry left empty is moved away, then removed."""
+        """As `KeyValue.delete`: one synced batch, or the database of an entry left empty moved away, then removed."""
         folder = self.root / entry
         gone = self.root / TEMPORARY / uuid.uuid4().hex
         with reaching(f"delete from {self.databases.what(entry)}"):
@@ -197,8 +197,15 @@ class RocksDBKeyValue:
         return True
 
     def _delete(self, path: Path, keys: list[bytes]) -> bool:
-        """Remove keys and their chunks from the database at `path`; whether it is empty now."""
-        database: Any = Rdict(str(path), database_options())
+        """Remove keys and their chunks from the database at `path`; True, and nothing done, if none other is there."""
+        doomed = set(keys)
+        database: Any = Rdict(str(path), database_options(), access_type=AccessType.read_only(False))
+        try:
+            if all(key.removeprefix(_SIZE) in doomed for key in database.keys(from_key=_SIZE)):
+                return True
+        finally:
+            database.close()
+        database = Rdict(str(path), database_options())
         try:
             batch = WriteBatch(raw_mode=True)
             for key, value in zip(keys, database.get(keys), strict=True):
@@ -213,9 +220,7 @@ class RocksDBKeyValue:
                 batch.delete(_SIZE + key)
             if len(batch):
                 database.write(batch, synced())
-            left = database.iter()
-            left.seek(_SIZE)
-            return not left.valid()
+            return False
         finally:
             database.close()
 
