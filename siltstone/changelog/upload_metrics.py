@@ -10,14 +10,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.exposition import generate_latest
-from prometheus_client.registry import CollectorRegistry
+from typing import TYPE_CHECKING, Any, Self
 
 from siltstone.errors import StateError
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 _LOG_GAMMA = math.log(1.01 / 0.99)
 """two neighbouring buckets' ratio: their middle is within 1 % of all they hold (the DDSketch of Masson et al., 2019)"""
@@ -255,8 +253,10 @@ class _Collector:
         self._statistics = statistics
         self._labels = labels
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> "Iterator[Metric]":
         """One family for each number."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
         names, values = list(self._labels), list(self._labels.values())
         for name, (metric, text, unit) in _COUNTERS.items():
             counter = CounterMetricFamily(metric, text, labels=names, unit=unit)
@@ -276,6 +276,10 @@ class _Collector:
 
 def openmetrics(statistics: UploadStatistics, labels: Mapping[str, str]) -> str:
     """The statistics as OpenMetrics text, every sample with `labels`; ends in `# EOF`."""
+    # Imported here, since every worker counts and only the driver shows.
+    from prometheus_client.openmetrics.exposition import generate_latest
+    from prometheus_client.registry import CollectorRegistry
+
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(statistics, labels))  # pyright: ignore[reportArgumentType]
     return generate_latest(registry).decode()

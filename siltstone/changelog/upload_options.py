@@ -36,5 +36,5 @@ class UploadOptions(BaseModel):
     )
     hedge_budget: float = Field(default=0.05, ge=0, le=1, description="at most so many hedges a request")
     hedge_min_samples: int = Field(
-        default=100, ge=1, description="requests of about the same size to have seen before any is sent again"
+        default=50, ge=1, description="requests of about the same size to have seen before any is sent again"
     )
