@@ -243,6 +243,9 @@ def restore(
         str | None, typer.Option("--as-of", metavar="EVENT_TIME", help="The last checkpoint not later in event time.")
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", help="Write the state here as Parquet. [only prove it]")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="OPERATOR[.VARIABLE]", help="Read and restore nothing else.")
+    ] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     parallelism: Annotated[int | None, typer.Option(help="Tasks an operator. [cores]")] = None,
@@ -255,7 +258,7 @@ def restore(
         raise UsageError("--at and --as-of exclude each other: leave one out")
     settings = _settings(warehouse, catalog, parallelism=parallelism)
     with _progress(f"restoring {stream}"):
-        result = operations.restore(settings, stream, at=at, as_of=as_of, to=to)
+        result = operations.restore(settings, stream, at=at, as_of=as_of, to=to, only=only or ())
     where = f" to {result.path}" if result.path else ""
     line = f"{stream}: checkpoint {result.checkpoint} restored{where}: {result.rows:,} rows from "
     line += f"{_size(result.bytes)} in {result.seconds:.2f} s, proven, digest {result.digest}"

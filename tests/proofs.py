@@ -16,7 +16,8 @@ def failures(place: Place, stream: str, wanted: Sequence[int] | None = None) -> 
     needed = sorted({c for chain in chains.values() for c in chain})
     plan = plan_proof(store, {c: catalog.checkpoint(stream, c).manifest for c in needed}, chains)
     walked = [failure for task in plan.tasks for failure in prove(store, task).failures]
-    return [*plan.failures, *walked, *check_indexes(store, plan.indexes)]
+    checked = [failure for checks in plan.indexes for failure in check_indexes(store, checks)]
+    return [*plan.failures, *walked, *checked]
 
 
 def restored_digest(place: Place, stream: str, checkpoint: int, parallelism: int = 1) -> str:

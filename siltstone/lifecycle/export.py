@@ -8,7 +8,7 @@ Everything is written to a directory beside PATH first and renamed at the end, s
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,12 +40,16 @@ OPAQUE_SCHEMA = pa.schema([("key_group", pa.uint16()), ("value", pa.binary())])
 
 @dataclass(frozen=True)
 class UnitTask:
-    """One unit of a restore: what to read, and where its rows go (None: only proven)."""
+    """One unit of a restore: what to read, and where its rows go (None: only proven).
+
+    `whole`: all of the operator's variables are restored; else the unit says which, and no index is looked at.
+    """
 
     unit: RestoreUnit
     manifests: Mapping[int, Manifest]
     checkpoint: int
     path: Path | None
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,24 +63,60 @@ class UnitResult:
 
 
 def unit_tasks(
-    manifests: Mapping[int, Manifest], checkpoint: int, parallelism: int, path: Path | None
+    manifests: Mapping[int, Manifest],
+    checkpoint: int,
+    parallelism: int,
+    path: Path | None,
+    only: Collection[tuple[str, str]] | None = None,
 ) -> tuple[list[UnitTask], int]:
     """A task a unit of the restore of `checkpoint`, and how many bytes they read in all.
 
     There are at least `parallelism` units an operator, and more where one would hold more than UNIT_BYTES.
 
+    Args:
+        only: (operator, table or opaque variable) of what is to be restored, and so read; None for everything.
+
     Raises:
         StateError: the chain has a gap.
     """
     manifest = manifests[checkpoint]
-    handles = {c: m.handles for c, m in manifests.items()}
+    handles = {
+        c: [h for h in m.handles if only is None or (h.operator, h.variable) in only] for c, m in manifests.items()
+    }
     plan = plan_restore(handles, checkpoint, manifest.max_parallelism, parallelism)
     units = min(manifest.max_parallelism, max(parallelism, plan.bytes // UNIT_BYTES))
     if units != parallelism:
         plan = plan_restore(handles, checkpoint, manifest.max_parallelism, units)
     own = {name: {c: m.of_operator(name) for c, m in manifests.items()} for name in {u.operator for u in plan.units}}
-    tasks = [UnitTask(unit, own[unit.operator], checkpoint, path) for unit in plan.units]
+    tasks = [UnitTask(unit, own[unit.operator], checkpoint, path, only is None) for unit in plan.units]
     return tasks, plan.bytes
+
+
+def chosen(manifest: Manifest, names: Sequence[str]) -> list[tuple[str, str]]:
+    """(operator, table or opaque variable) of everything that `names`, each `OPERATOR` or `OPERATOR.VARIABLE`, name.
+
+    Raises:
+        UsageError: there is none of that name, with those listed that there are.
+    """
+    every = [(operator, name) for operator, digests in manifest.digests.items() for name in digests]
+    found: list[tuple[str, str]] = []
+    for name in names:
+        # A list or window is two tables, such as `recent` and `recent.bounds`.
+        mine = [pair for pair in every if f"{'.'.join(pair)}.".startswith(f"{name}.")]
+        if not mine:
+            known = ", ".join(".".join(pair) for pair in every)
+            raise UsageError(f"checkpoint {manifest.checkpoint} of {manifest.stream} has no {name!r}: it has {known}")
+        found += mine
+    return list(dict.fromkeys(found))
+
+
+def recorded_digest(manifest: Manifest, only: Collection[tuple[str, str]]) -> str:
+    """The digest of some tables and opaque variables of a checkpoint, as they were recorded."""
+    parts = {
+        operator: {name: digest for name, digest in digests.items() if (operator, name) in only}
+        for operator, digests in manifest.digests.items()
+    }
+    return checkpoint_digest({operator: digests for operator, digests in parts.items() if digests})
 
 
 def whole_digest(results: Sequence[UnitResult], max_parallelism: int) -> str:
@@ -98,10 +138,12 @@ def rebuild(store: Store, task: UnitTask) -> MemoryState:
     """
     unit, manifest = task.unit, task.manifests[task.checkpoint]
     schemas = schemas_of(manifest, unit.operator)
+    if not task.whole:
+        schemas = {name: schema for name, schema in schemas.items() if name in unit.tables}
     target = MemoryState.empty(schemas, unit.key_groups, manifest.max_parallelism)
-    reads = unit_reads(unit, task.manifests, task.checkpoint)
+    reads = unit_reads(unit, task.manifests, task.checkpoint) if task.whole else unit.reads
     apply_reads(target, reads, BlockReader(store, objects_of(task.manifests)))
-    check_digests(target, unit.operator, manifest)
+    check_digests(target, unit.operator, manifest, None if task.whole else {*unit.tables, *unit.opaque})
     return target
 
 

@@ -5,7 +5,7 @@ a restore is a map over them, at whatever parallelism. Blocks are fetched ahead 
 (`store.blocks`, promise 6), and the digest of what was rebuilt is compared with the recorded one (promise 1).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -147,14 +147,16 @@ def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest], checkpoint:
     return sorted(unit.reads + indexes, key=lambda r: (r.checkpoint, r.handle.object, r.handle.offset))
 
 
-def check_digests(target: KeyedState, operator: str, manifest: Manifest) -> None:
-    """Compare what was rebuilt with what was recorded, key group by key group (promise 1).
+def check_digests(target: KeyedState, operator: str, manifest: Manifest, only: Collection[str] | None = None) -> None:
+    """Compare what was rebuilt with what was recorded, key group by key group (promise 1); `only` these variables.
 
     Raises:
         ProofFailed: they differ; the message names checkpoint, variable and key groups.
     """
     part = slice(target.groups.start, target.groups.end)
     for name, recorded in manifest.digests[operator].items():
+        if only is not None and name not in only:
+            continue
         if name in target.tables:
             found = target.tables[name].digests[part]
         else:

@@ -13,6 +13,7 @@ from functools import cache
 from itertools import islice, takewhile
 
 from siltstone.catalog.manifest import Manifest
+from siltstone.changelog.chain import follow
 from siltstone.changelog.index import IndexEntry
 from siltstone.changelog.segment import read_index
 from siltstone.errors import CorruptObject, StateError
@@ -68,7 +69,7 @@ class ProofPlan:
     """Tasks that need nothing of each other, and what has failed already."""
 
     tasks: list[ProofTask]
-    indexes: list[IndexCheck]
+    indexes: list[list[IndexCheck]]
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -107,15 +108,16 @@ def plan_proof(store: Store, stored: Mapping[int, StoredObject], chains: Mapping
     return ProofPlan(tasks, _indexes(manifests, sorted(provable)), failures)
 
 
-def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list[IndexCheck]:
-    """The index of every segment that some of the `provable` depend on; no chain reads them."""
-    found = []
+def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list[list[IndexCheck]]:
+    """The index of every segment that some of the `provable` depend on, which no chain reads; a list for each operator
+    and key-group range, checkpoints ascending."""
+    found: dict[tuple[str, KeyGroupRange], list[IndexCheck]] = {}
     for checkpoint, manifest in manifests.items():
         objects = {stored.name: stored for stored in manifest.objects}
         by_writer: dict[tuple[str, KeyGroupRange], list[Handle]] = {}
         for handle in manifest.handles:
             by_writer.setdefault((handle.operator, handle.key_groups), []).append(handle)
-        for (operator, _), handles in by_writer.items():
+        for (operator, groups), handles in by_writer.items():
             # Chains only ever begin later: those that reach back to this checkpoint follow each other.
             later = islice(provable, bisect_left(provable, checkpoint), None)
             reaching = list(takewhile(lambda c: manifests[c].first.get(operator, c) <= checkpoint, later))  # noqa: B023
@@ -123,8 +125,9 @@ def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list
                 indexes = [h for h in handles if h.kind is Kind.INDEX]
                 data = [h for h in handles if h.kind is not Kind.INDEX]
                 named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
-                found.append(IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(reaching)))
-    return found
+                check = IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(reaching))
+                found.setdefault((operator, groups), []).append(check)
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -182,29 +185,44 @@ def _set_opaque(target: MemoryState, handles: Sequence[Handle], reader: BlockRea
 
 
 def check_indexes(store: Store, checks: Sequence[IndexCheck]) -> list[Failure]:
-    """Compare what subtasks' indexes say with what the manifests say, entry by entry."""
-    return [failure for check in checks for failure in _check_index(store, check)]
+    """Do the indexes of one operator's key groups say what the manifests say, and does each entry lead to the one
+    before?"""
+    failures: list[Failure] = []
+    indexes: dict[int, list[IndexEntry]] = {}
+    for check in checks:
+        try:
+            blocks = BlockReader(store, check.objects).blocks(map(Wanted, check.indexes))
+            said = [e for h, block in zip(check.indexes, blocks, strict=True) for e in read_index(block, h.object)]
+        except CorruptObject as error:
+            failures += [Failure(c, str(error), check.indexes[0].object) for c in check.dependents]
+            continue
+        indexes[check.checkpoint] = said
+        if differing := _differing(check, said):
+            what = f"the index of checkpoint {check.checkpoint} does not say what its manifest says of {differing}"
+            failures += [Failure(c, what) for c in check.dependents]
+    return failures or _broken_links(checks, indexes)
 
 
-def _check_index(store: Store, check: IndexCheck) -> list[Failure]:
-    try:
-        blocks = BlockReader(store, check.objects).blocks(Wanted(handle) for handle in check.indexes)
-        said = [
-            entry
-            for handle, block in zip(check.indexes, blocks, strict=True)
-            for entry in read_index(block, handle.object)
-        ]
-    except CorruptObject as error:
-        return [Failure(c, str(error), check.indexes[0].object) for c in check.dependents]
+def _broken_links(checks: Sequence[IndexCheck], indexes: Mapping[int, Sequence[IndexEntry]]) -> list[Failure]:
+    """Follow every chain back once, from its newest link; a chain may begin before the parallelism was changed."""
+    failures: list[Failure] = []
+    seen: set[tuple[int, str]] = set()
+    for check in reversed(checks):
+        for variable in [e.variable for e in indexes[check.checkpoint] if (check.checkpoint, e.variable) not in seen]:
+            try:
+                links = follow(indexes.get, check.checkpoint, variable)
+                seen |= {(link.checkpoint, variable) for link in links}
+            except CorruptObject as error:
+                failures += [Failure(c, str(error)) for c in check.dependents]
+    return failures
+
+
+def _differing(check: IndexCheck, said: Sequence[IndexEntry]) -> str:
+    """The tables of which index and manifest say different things, or of which one says nothing."""
     named = {(h.variable, h.sqn): h for h in check.data if h.kind is Kind.INCREMENTAL}
-    differing = sorted(
-        {e.variable for e in said if not _agree(e, named.get((e.variable, e.sqn)))}
-        | {variable for variable, _ in named.keys() - {(e.variable, e.sqn) for e in said}}
-    )
-    if not differing:
-        return []
-    what = f"the index of checkpoint {check.checkpoint} does not say what its manifest says of {', '.join(differing)}"
-    return [Failure(c, what, check.indexes[0].object if check.indexes else None) for c in check.dependents]
+    unsaid = named.keys() - {(e.variable, e.sqn) for e in said}
+    wrong = {e.variable for e in said if not _agree(e, named.get((e.variable, e.sqn)))}
+    return ", ".join(sorted(wrong | {variable for variable, _ in unsaid}))
 
 
 def _agree(entry: IndexEntry, handle: Handle | None) -> bool:

@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,16 @@ from siltstone.catalog.records import SnapshotRecord, parse_time
 from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
 from siltstone.errors import Fenced, ProofFailed, StateError, Unreachable, UsageError
 from siltstone.lifecycle.definition import check_recorded, check_run
-from siltstone.lifecycle.export import discard, publish, restore_unit, staging, unit_tasks, whole_digest
+from siltstone.lifecycle.export import (
+    chosen,
+    discard,
+    publish,
+    recorded_digest,
+    restore_unit,
+    staging,
+    unit_tasks,
+    whole_digest,
+)
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
 from siltstone.lifecycle.restore import chain_manifests, read_manifest, read_manifests
 from siltstone.lifecycle.snapshot import compare, compare_tasks, snapshot_tasks, take_snapshot
@@ -195,7 +204,13 @@ class RestoreResult:
 
 @needs_spark
 def restore(
-    settings: Settings, stream: str, *, at: str = "latest", as_of: str | None = None, to: Path | None = None
+    settings: Settings,
+    stream: str,
+    *,
+    at: str = "latest",
+    as_of: str | None = None,
+    to: Path | None = None,
+    only: Sequence[str] = (),
 ) -> RestoreResult:
     """Rebuild a checkpoint's state from the store, prove it, and write it as Parquet where `to` says.
 
@@ -203,9 +218,12 @@ def restore(
         at: checkpoint id, commit time, or "latest".
         as_of: event time instead: the last checkpoint whose highest event time is not later.
         to: a directory that does not exist yet; None only proves.
+        only: operators, or variables as `OPERATOR.VARIABLE`, to restore, and so to read, nothing else; the digest is
+            then theirs.
 
     Raises:
         UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
+        UsageError: `only` names what is not there.
         CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
     """
     with Place.existing(settings.warehouse, settings.catalog) as place:
@@ -218,12 +236,15 @@ def restore(
             start = time.perf_counter()
             manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint))
             parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
-            tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged)
+            manifest = manifests[checkpoint]
+            wanted = chosen(manifest, only) if only else None
+            tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged, wanted)
             results = spark_map(spark, lambda task: restore_unit(store, task), tasks)
-            digest = whole_digest(results, manifests[checkpoint].max_parallelism)
-            if digest != record.digest:
+            digest = whole_digest(results, manifest.max_parallelism)
+            recorded = record.digest if wanted is None else recorded_digest(manifest, wanted)
+            if digest != recorded:
                 raise ProofFailed(
-                    f"checkpoint {checkpoint} of {stream}: digest {digest} is not the recorded {record.digest}"
+                    f"checkpoint {checkpoint} of {stream}: digest {digest} is not the recorded {recorded}"
                 )
             seconds = time.perf_counter() - start
             if staged is not None and to is not None:
@@ -274,9 +295,7 @@ def verify(
         plan = plan_proof(store, stored, chains)
         proofs = spark_map(spark, lambda task: prove(store, task), plan.tasks)
         failures = [*plan.failures, *(f for proof in proofs for f in proof.failures)]
-        cores = min(spark.sparkContext.defaultParallelism, len(plan.indexes))
-        shares = [plan.indexes[i::cores] for i in range(cores)]
-        checked = spark_map(spark, lambda share: check_indexes(store, share), shares)
+        checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
         failures += [failure for found in checked for failure in found]
         taken = [(stored, [c]) for c, s in snapshots.items() if c in chains for stored in s.objects]
         failures += check_objects(store, taken)

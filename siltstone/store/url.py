@@ -45,7 +45,7 @@ def shown(url: str) -> str:
     host = parts.netloc.rpartition("@")[2]
     user = parts.username
     credentials = f"{user or ''}:{HIDDEN}@" if parts.password else f"{user}@" if user else ""
-    return urlunsplit((parts.scheme, credentials + host, parts.path, "", ""))
+    return f"{parts.scheme}://{credentials}{host}{parts.path}"
 
 
 def split(url: str) -> SplitResult:

@@ -1,0 +1,70 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from siltstone.changelog.chain import follow
+from siltstone.changelog.index import IndexEntry, decode_index, encode_index
+from siltstone.errors import CorruptObject
+from siltstone.model import Form
+
+
+def _index(bases: set[str], variables: list[str], checkpoint: int, before: list[IndexEntry]) -> list[IndexEntry]:
+    """One checkpoint: what is in `bases` is a base, the rest builds on the entry before, wherever that stands."""
+    entries, end = [], 0
+    for variable in variables:
+        base = variable in bases
+        previous = 0 if base else next(i for i, e in enumerate(before) if e.variable == variable)
+        entries.append(
+            IndexEntry(
+                variable=variable,
+                form=Form.BASE if base else Form.DELTA,
+                offset=0 if base else end,
+                previous_checkpoint=0 if base else checkpoint - 1,
+                previous_entry=previous,
+                length=10 + checkpoint,
+                rows=1,
+                checksum="ab" * 16,
+                digest=checkpoint,
+                source=f"base/{variable}/{checkpoint}" if base else "",
+            )
+        )
+        end += 0 if base else 10 + checkpoint
+    return decode_index(encode_index(checkpoint, entries))[1]
+
+
+@given(st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.permutations("abc")), min_size=1, max_size=12))
+def test_a_variable_is_followed_to_its_own_base_whatever_the_others_do(
+    checkpoints: list[tuple[set[str], list[str]]],
+) -> None:
+    indexes: dict[int, list[IndexEntry]] = {}
+    based: dict[str, int] = {}
+    for checkpoint, (chosen, order) in enumerate(checkpoints, 1):
+        bases = set("abc") if checkpoint == 1 else chosen
+        indexes[checkpoint] = _index(bases, order, checkpoint, indexes.get(checkpoint - 1, []))
+        based |= dict.fromkeys(bases, checkpoint)
+        for variable in "abc":
+            asked: list[int] = []
+            links = follow(lambda c: asked.append(c) or indexes[c], checkpoint, variable)  # noqa: B023
+            assert [link.checkpoint for link in links] == list(range(based[variable], checkpoint + 1))
+            assert {link.entry.variable for link in links} == {variable}
+            assert links[0].entry.form is Form.BASE and all(link.entry.form is Form.DELTA for link in links[1:])
+            assert sorted(asked) == list(range(based[variable], checkpoint + 1))
+
+
+def test_a_link_that_leads_elsewhere_is_noticed() -> None:
+    first = _index({"a", "b"}, ["a", "b"], 1, [])
+    second = _index(set(), ["a", "b"], 2, first)
+    for place in (1, 7):
+        wrong = [replace(second[0], previous_entry=place), second[1]]
+        with pytest.raises(CorruptObject, match=r"checkpoint 2 says that a builds on entry . of checkpoint 1"):
+            follow({1: first, 2: wrong}.get, 2, "a")
+    with pytest.raises(CorruptObject, match="checkpoint 2 has no variable c"):
+        follow({1: first, 2: second}.get, 2, "c")
+
+
+def test_a_chain_is_cut_where_other_subtasks_wrote() -> None:
+    first = _index({"a"}, ["a"], 1, [])
+    second = _index(set(), ["a"], 2, first)
+    assert [link.checkpoint for link in follow({2: second}.get, 2, "a")] == [2]
