@@ -130,9 +130,9 @@ class Hedger:
     """Stores objects, hedged; safe for many threads.
 
     The request runs on a thread of the hedger's own, so that `put` can return though it still hangs; it is tried again
-    by the store's `RetryPolicy`. Its hedge is one attempt. The slower twin cannot be stopped: it keeps its bytes and its
-    thread until it ends, and its answer is swallowed and counted. While no thread is free, since so many hang, requests
-    run on their caller's thread and are not hedged.
+    by the store's `RetryPolicy`. Its hedge is one attempt. The slower twin cannot be stopped: it keeps its bytes and
+    its thread until it ends, and its answer is swallowed and counted. While no thread is free, since so many hang,
+    requests run on their caller's thread and are not hedged.
     """
 
     def __init__(
