@@ -8,6 +8,7 @@ import pyarrow as pa
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.upload_options import UploadOptions
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
 from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, run_subtask
 from siltstone.lifecycle.task import StepTask
@@ -21,9 +22,17 @@ class RegionRun:
     """One run of a stream: take it over, then `step` for each micro-batch."""
 
     def __init__(
-        self, place: Place, stream: Stream, policy: Policy, parallelism: int = 1, checkpoint_steps: int = 1
+        self,
+        place: Place,
+        stream: Stream,
+        policy: Policy,
+        parallelism: int = 1,
+        checkpoint_steps: int = 1,
+        upload: UploadOptions | None = None,
     ) -> None:
-        options = RegionOptions(parallelism=parallelism, checkpoint_steps=checkpoint_steps)
+        options = RegionOptions(
+            parallelism=parallelism, checkpoint_steps=checkpoint_steps, upload=upload or UploadOptions()
+        )
         self.region = Region.open(stream, place.warehouse, place.catalog, policy, options, "a test")
         self.outputs: dict[str, pa.Table] = {}
         """operator -> what it returned in the newest step; and the step's rows"""

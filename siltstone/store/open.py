@@ -174,6 +174,8 @@ class Warehouse:
 def _state_directory(store_url: str) -> Path:
     """This machine's directory of a warehouse elsewhere. The name tells people whose it is, and holds no secret."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", shown(store_url)).strip("-")[:60]
-    distinct = f"{shown(store_url)}?{split(store_url).query}"
+    parts = split(store_url)
+    place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", place).strip("-")[:60]
+    distinct = f"{place}?{parts.query}"
     return state.absolute() / "siltstone" / f"{readable}-{xxhash.xxh3_64_hexdigest(distinct.encode())}"

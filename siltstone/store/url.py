@@ -5,7 +5,7 @@ opens the same store in every process. What may be secret, a password, is never 
 """
 
 from typing import Literal, TypeVar
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote_plus, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -85,15 +85,16 @@ def options_of(url: str, model: type[Options]) -> Options:
 
 
 def take_option(url: str, name: str) -> tuple[str, str | None]:
-    """The URL without one of its options, and that option's value, None where it is not given.
+    """The URL without one of its options, all else as it was, and that option's value, None where it is not given.
 
     Raises:
         UsageError: it is given twice, or the URL is none.
     """
-    parts = split(url)
-    pairs = parse_qsl(parts.query, keep_blank_values=True)
-    values = [value for key, value in pairs if key == name]
+    split(url)
+    place, _, query = url.partition("?")
+    pairs = query.split("&") if query else []
+    values = [unquote_plus(pair.partition("=")[2]) for pair in pairs if pair.partition("=")[0] == name]
     if len(values) > 1:
         raise UsageError(f"{shown(url)}: option {name} is given twice")
-    rest = urlencode([(key, value) for key, value in pairs if key != name])
-    return urlunsplit(parts._replace(query=rest)), values[0] if values else None
+    rest = "&".join(pair for pair in pairs if pair.partition("=")[0] != name)
+    return f"{place}?{rest}" if rest else place, values[0] if values else None

@@ -147,3 +147,64 @@ def test_unwritable(tmp_path: Path) -> None:
         os.seteuid(was)
     assert tmp_path.parent.parent.stat().st_mode == mode
     assert list((tmp_path / "open" / "w").iterdir()) == []
+
+
+REMOTE = [
+    "s3://bucket/some/prefix?endpoint=http://127.0.0.1:9&region=x",
+    "redis://someone:hush-hush@127.0.0.1:1/3?prefix=a",
+    "redis://:hush-hush@127.0.0.1:1/3?prefix=b",
+]
+
+
+@pytest.mark.parametrize("url", REMOTE)
+def test_a_warehouse_elsewhere_keeps_what_is_of_this_machine_in_the_state_directory(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    warehouse = Warehouse.at(url)
+    assert warehouse.remote and warehouse == Warehouse.at(warehouse.url)
+    assert warehouse.local.root.parent == tmp_path / "state" / "siltstone"
+    assert warehouse.store.url == url
+    assert warehouse.catalog_url == f"sqlite:///{warehouse.local.root}/catalog.db"
+    for shown in (warehouse.label, warehouse.store.label, str(warehouse.local.root), warehouse.catalog_url):
+        assert "hush" not in shown and "endpoint" not in shown
+    assert not (tmp_path / "state").exists()
+
+
+def test_warehouses_elsewhere_share_no_local_directory_but_users_of_one_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert len({Warehouse.at(url).local.root for url in REMOTE}) == 3
+    roots = {Warehouse.at(f"redis://{user}h/0").local.root for user in ("", ":x@", ":y@")}
+    assert len(roots) == 1
+    assert roots.pop().is_relative_to(Path.home() / ".local" / "state" / "siltstone")
+
+
+def test_the_local_directory_of_a_warehouse_elsewhere_can_be_named(tmp_path: Path) -> None:
+    warehouse = Warehouse.at(f"s3://bucket/p?local={tmp_path}/here&region=x")
+    assert warehouse.local.root == tmp_path / "here"
+    assert warehouse.store.url == "s3://bucket/p?region=x"
+    with pytest.raises(UsageError, match="local is given twice"):
+        Warehouse.at("s3://bucket/p?local=a&local=b")
+
+
+def test_a_rocksdb_warehouse_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in (f"rocksdb://{tmp_path}/w?chunk_bytes=4096", "rocksdb://w?chunk_bytes=4096"):
+        warehouse = Warehouse.at(url)
+        assert (warehouse.local.root, warehouse.remote) == (tmp_path / "w", False)
+        assert warehouse.store.url == f"rocksdb://{tmp_path}/w/objects?chunk_bytes=4096"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://bucket?nonsense=1", "no option 'nonsense': use .*endpoint"),
+        ("redis://h/0?attempts=none", "option attempts"),
+        ("rocksdb://w?chunk_bytes=0", "option chunk_bytes"),
+        ("gopher://h", "scheme 'gopher' is unknown: use a path, file://"),
+        ("s3://", "bucket"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_before_anything_is_reached(url: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Warehouse.at(url)

@@ -10,12 +10,15 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.place import Place
+from siltstone.catalog.records import ObjectKind
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject, StateError, UsageError
 from siltstone.lifecycle.costs import cost_of
-from siltstone.lifecycle.export import unit_tasks
+from siltstone.lifecycle.export import chosen, recorded_digest, restore_unit, unit_tasks, whole_digest
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
 from siltstone.lifecycle.snapshot import compare, compare_tasks, snapshot_tasks, take_snapshot
+from siltstone.lifecycle.verify import check_indexes, plan_proof
 from siltstone.lifecycle.working_state import locked
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
@@ -170,3 +173,68 @@ def test_a_run_that_cannot_resume_is_noted_as_failed(place: Place) -> None:
     with pytest.raises(CorruptObject, match=r"manifest\.arrow"):
         RegionRun(place, stream("old"), POLICY, parallelism=2)
     assert place.catalog.runs("sums")[-1].outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    ("upload", "segments"),
+    [
+        (UploadOptions(), 1),
+        (UploadOptions(inline_bytes=0), 6),
+        (UploadOptions(inline_bytes=0, preemptive_persist_bytes=1, size_threshold_bytes=1), 12),
+    ],
+    ids=["together", "apart", "preemptive"],
+)
+def test_however_segments_travel_the_state_is_the_same(place: Place, upload: UploadOptions, segments: int) -> None:
+    """Two operators of three subtasks; preemptively, a subtask's opaque variable follows its table."""
+    operators = [Counted(name="one"), Counted(name="other")]
+    together = Stream("sums", source=lambda spark, options: spark.sql(""), operators=operators, max_parallelism=8)
+    run = RegionRun(place, together, POLICY, parallelism=3, upload=upload)
+    done = [run.step(rows(n)) for n in (1, 2, 3)]
+    written = [[o for o in place.catalog.objects("sums", [c.id]) if o.kind is ObjectKind.SEGMENT] for c in done if c]
+    assert [len(objects) for objects in written[1:]] == [segments] * 2
+    with Place.writable(str(place.warehouse.local.root.parent / "other")) as plain:
+        expected = [RegionRun(plain, together, POLICY, parallelism=1)]
+        digests = [expected[0].step(rows(n)) for n in (1, 2, 3)]
+    assert [c.digest for c in done if c] == [c.digest for c in digests if c]
+    assert not failures(place, "sums")
+    assert done[-1] is not None and done[-1].uploads.objects == segments
+    assert restored_digest(place, "sums", 3, parallelism=2) == done[-1].digest
+    again = RegionRun(place, together, POLICY, parallelism=2, upload=upload)
+    shutil.rmtree(place.warehouse.local.work("sums", 1))
+    assert again.step(rows(4)) is not None and not failures(place, "sums")
+
+
+def test_one_variable_is_restored_from_its_own_blocks(place: Place) -> None:
+    run = RegionRun(place, stream("one", "other"), POLICY, parallelism=2)
+    for n in (1, 2, 3):
+        completed = run.step(rows(n))
+    assert completed is not None
+    manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, "sums", 3))
+    wanted = chosen(manifests[3], ["one.totals"])
+    tasks, size = unit_tasks(manifests, 3, 2, None, wanted)
+    results = [restore_unit(place.warehouse.store, task) for task in tasks]
+    assert whole_digest(results, 8) == recorded_digest(manifests[3], wanted) != completed.digest
+    assert {r.operator for r in results} == {"one"} and sum(r.rows for r in results) == 100
+    assert size == sum(
+        h.length for m in manifests.values() for h in m.handles if h.variable == "totals" and h.operator == "one"
+    )
+    with pytest.raises(UsageError, match=r"no 'one\.tot': it has one\.totals, other\.totals"):
+        chosen(manifests[3], ["one.tot"])
+
+
+def test_an_index_that_says_something_else_than_the_manifest_fails_the_proof(place: Place) -> None:
+    run = RegionRun(place, stream("sums"), POLICY)
+    for n in (1, 2):
+        run.step(rows(n))
+    store = place.warehouse.store
+    chains = {2: [1, 2]}
+    stored = {c: place.catalog.checkpoint("sums", c).manifest for c in (1, 2)}
+    [checks] = plan_proof(store, stored, chains).indexes
+    assert not check_indexes(store, checks)
+    altered = [checks[0], replace(checks[1], data=tuple(replace(h, rows=h.rows + 1) for h in checks[1].data))]
+    assert [(f.checkpoint, f.reason) for f in check_indexes(store, altered)] == [
+        (2, "the index of checkpoint 2 does not say what its manifest says of totals")
+    ]
+    # The right index of the wrong checkpoint: what it builds on is not there.
+    [failure] = check_indexes(store, [replace(checks[0], indexes=(), data=()), checks[1]])
+    assert "builds on entry 0 of checkpoint 1" in failure.reason
