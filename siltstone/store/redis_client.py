@@ -107,4 +107,5 @@ def unreachable(error: refusals.RedisError, what: str, label: str) -> Unreachabl
         return Unreachable(f"cannot {what}: {label} cannot be reached ({said}); check host and port", transient=True)
     passing = isinstance(error, (refusals.BusyLoadingError, refusals.TryAgainError, refusals.ClusterDownError))
     passing = passing or said.startswith(("BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"))
-    return Unreachable(f"cannot {what}: {label} says: {said}", transient=passing)
+    hint = "it may pass: try again" if passing else "check the server"
+    return Unreachable(f"cannot {what}: {label} says: {said}; {hint}", transient=passing)

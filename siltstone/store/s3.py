@@ -73,7 +73,7 @@ class S3Store:
                 "put_object",
                 Bucket=self.bucket,
                 Key=key,
-                Body=Body(view) if len(view) > MIB else bytes(view),  # for a file, boto3 first asks whether to send it
+                Body=Body(view) if len(view) > MIB else bytes(view),  # bytes go with the head of the request
                 IfNoneMatch="*",
                 Metadata={CHECKSUM: checksum},
                 **self.options.stored_with,

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -207,6 +208,16 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def _send_small_at_once(params: dict[str, Any], **_: Any) -> None:
+    """A small body goes with its head.
+
+    boto3 asks before, for each, whether to send it: a round trip, and where the server is silent a second's wait on
+    top of `timeout_s`.
+    """
+    if isinstance(params.get("body"), BytesIO):  # what it makes of bytes
+        params["headers"].pop("Expect", None)
+
+
 def _client(options: S3Options) -> Any:
     session = boto3.Session(profile_name=options.profile, region_name=options.region)
 
@@ -222,7 +233,9 @@ def _client(options: S3Options) -> Any:
             response_checksum_validation="when_required",
             s3={"addressing_style": addressing},
         )
-        return session.client("s3", endpoint_url=options.endpoint, config=config)
+        client = session.client("s3", endpoint_url=options.endpoint, config=config)
+        client.meta.events.register_last("before-call.s3", _send_small_at_once)
+        return client
 
     if options.path_style is not None:
         return make("path" if options.path_style else "virtual")
