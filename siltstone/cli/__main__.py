@@ -1,0 +1,5 @@
+"""`python -m siltstone.cli`."""
+
+from siltstone.cli import main
+
+main()

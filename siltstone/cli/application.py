@@ -1,0 +1,96 @@
+"""The command line itself: the application, and how every error becomes one line and an exit code."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from siltstone.cli.output import err, out
+from siltstone.errors import SiltstoneError
+
+app = typer.Typer(
+    name="siltstone",
+    help="Durable, provable state for PySpark streams.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+DEBUG = "SILTSTONE_DEBUG"
+INTERRUPTED = 130
+WIDTH_IN_A_PIPE = 10_000
+"""wider than any line: nothing may be cut or folded there"""
+NOT_UNDERSTOOD = typer.BadParameter.__mro__[1]
+"""what every mistake on the command line is: click's UsageError, which typer does not export"""
+
+
+def _command_line() -> object:
+    """The exit code that the command asked for, or None."""
+    return app(prog_name="siltstone", standalone_mode=False)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        out.print(f"siltstone {metadata.version('siltstone')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Durable, provable state for PySpark streams."""
+
+
+def main(command: Callable[[], object] = _command_line) -> NoReturn:
+    """Entry point: run the command, turn errors into one line and an exit code."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    for noisy in ("py4j", "pyspark"):
+        # What stops a stream reaches the user once, as our own error.
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    # Py4J tells of interrupted calls on the root logger itself; others' loggers are heard as before.
+    logging.getLogger().addFilter(_unheard)
+    if not out.is_terminal:
+        out.width = WIDTH_IN_A_PIPE
+    sys.path.insert(0, os.getcwd())
+    try:
+        code = command()
+    except SiltstoneError as error:
+        _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", INTERRUPTED)
+    except Exception as error:
+        if isinstance(error, NOT_UNDERSTOOD):
+            _not_understood(error)
+        if os.environ.get(DEBUG):
+            raise
+        first = (str(error).strip() or "no message").splitlines()[0]
+        _fail(f"{type(error).__name__}: {first} (set {DEBUG}=1 for the traceback)", 1)
+    if code == INTERRUPTED:  # typer has seen it before us
+        _fail("interrupted", INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unheard(_: logging.LogRecord) -> bool:
+    return False
+
+
+def _not_understood(error: Any) -> NoReturn:
+    """A command, argument or option that is not there or not right; no command at all shows what there is."""
+    message = error.format_message()
+    if not sys.argv[1:]:
+        err.print(message, markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    command = error.ctx.command_path if error.ctx else app.info.name
+    _fail(f"{' '.join(message.split()).rstrip('.')} (see {command} --help)", 2)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    err.print(f"siltstone: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)

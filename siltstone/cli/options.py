@@ -1,0 +1,52 @@
+"""Arguments and options that several commands take, and what they mean."""
+
+from typing import Annotated, Any
+
+import typer
+
+from siltstone.catalog.place import Place
+from siltstone.errors import UsageError
+from siltstone.settings import Settings, load_settings
+
+LATEST = "latest"
+
+StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
+WarehouseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--warehouse", metavar="URL", help="Where objects lie: a path, s3://, redis:// or rocksdb:// URL. [./warehouse]"
+    ),
+]
+CatalogUrl = Annotated[
+    str | None, typer.Option("--catalog", metavar="URL", help="SQLAlchemy URL. [SQLite inside the warehouse]")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+At = Annotated[str, typer.Option("--at", metavar="ID|TIMESTAMP|latest", help="Which checkpoint.")]
+
+
+def settings_of(warehouse: str | None, catalog: str | None, **further: object) -> Settings:
+    """The settings, of which the command line named some; None means not named."""
+    return load_settings(warehouse=warehouse, catalog=catalog, **further)
+
+
+def existing(settings: Settings) -> Place:
+    """The warehouse and catalog that the settings name, to be read."""
+    return Place.existing(settings.warehouse, settings.catalog)
+
+
+def stream_of(settings: Settings, name: str) -> Any:
+    """The stream definition of that name."""
+    from siltstone.stream import find_stream
+
+    return find_stream(name, settings.streams)
+
+
+def pairs(options: list[str] | None) -> dict[str, str]:
+    """What `--set NAME=VALUE` named."""
+    found = {}
+    for option in options or []:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise UsageError(f"--set {option}: write it as NAME=VALUE")
+        found[name] = value
+    return found

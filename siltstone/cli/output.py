@@ -1,0 +1,48 @@
+"""What people see: results on standard output, progress and errors on standard error; one JSON object with --json."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich import filesize
+from rich.console import Console
+
+out = Console()
+err = Console(stderr=True)
+
+
+def print_result(result: dict[str, Any], as_json: bool, line: str) -> None:
+    """The result as JSON, or the line for people."""
+    if as_json:
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner and lines above it on a terminal, nothing in a pipe."""
+    if not err.is_terminal:
+        yield lambda line: None
+        return
+    with err.status(what):
+        yield lambda line: err.print(line, markup=False, highlight=False)
+
+
+def checkpoint_line(c: Any) -> str:
+    """A checkpoint that has just completed."""
+    forms = ", ".join(f"{name} {form.value} (D={c.d[name]})" for name, form in c.forms.items())
+    return f"checkpoint {c.id}: {forms}, {size(c.bytes)}, {c.rows_in:,} rows"
+
+
+def joined(values: dict[str, Any]) -> str:
+    """One value if all operators have the same, else each."""
+    distinct = {str(v) for v in values.values()}
+    return distinct.pop() if len(distinct) == 1 else " ".join(f"{name}={v}" for name, v in values.items())
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    return filesize.decimal(count)

@@ -1,0 +1,99 @@
+"""Commands on recorded state: rebuild it, prove it, copy it, delete it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from siltstone.cli.application import app
+from siltstone.cli.options import LATEST, AsJson, At, CatalogUrl, StreamName, WarehouseUrl, existing, settings_of
+from siltstone.cli.output import print_result, progress, size
+from siltstone.errors import UsageError
+
+
+@app.command()
+def restore(
+    stream: StreamName,
+    at: At = LATEST,
+    as_of: Annotated[
+        str | None, typer.Option("--as-of", metavar="EVENT_TIME", help="The last checkpoint not later in event time.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Write the state here as Parquet. [only prove it]")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="OPERATOR[.VARIABLE]", help="Read and restore nothing else.")
+    ] = None,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    parallelism: Annotated[int | None, typer.Option(help="Tasks an operator. [cores]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild a checkpoint's state from the store, prove it, and write it as Parquet."""
+    from siltstone.spark import operations
+
+    if as_of and at != LATEST:
+        raise UsageError("--at and --as-of exclude each other: leave one out")
+    settings = settings_of(warehouse, catalog, parallelism=parallelism)
+    with progress(f"restoring {stream}"):
+        result = operations.restore(settings, stream, at=at, as_of=as_of, to=to, only=only or ())
+    where = f" to {result.path}" if result.path else ""
+    line = f"{stream}: checkpoint {result.checkpoint} restored{where}: {result.rows:,} rows from "
+    line += f"{size(result.bytes)} in {result.seconds:.2f} s, proven, digest {result.digest}"
+    print_result(asdict(result), as_json, line)
+
+
+@app.command()
+def verify(
+    stream: StreamName,
+    at: At = LATEST,
+    every: Annotated[bool, typer.Option("--all", help="Prove every retained checkpoint.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also compare row by row with full snapshots.")] = False,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prove that checkpoints restore to exactly the state the stream had. Exit code 1 if one does not."""
+    from siltstone.spark import operations
+
+    if every and at != LATEST:
+        raise UsageError("--at and --all exclude each other: leave one out")
+    with progress(f"verifying {stream}"):
+        result = operations.verify(settings_of(warehouse, catalog), stream, at=at, every=every, deep=deep)
+    line = f"{stream}: {len(result.proven)} checkpoints proven, {len(result.failed)} not, {result.seconds:.2f} s"
+    for failure in result.failed:
+        line += f"\n  checkpoint {failure.checkpoint}: {failure.reason}"
+    print_result(asdict(result), as_json, line)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def snapshot(
+    stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
+) -> None:
+    """Write the live state of the newest checkpoint in full, to compare restores with (verify --deep)."""
+    from siltstone.spark import operations
+
+    with progress(f"taking a snapshot of {stream}"):
+        result = operations.snapshot(settings_of(warehouse, catalog), stream)
+    line = f"{stream}: snapshot of checkpoint {result.checkpoint}, {result.rows:,} rows, {size(result.bytes)}"
+    print_result(asdict(result), as_json, line)
+
+
+@app.command()
+def delete(
+    stream: StreamName,
+    checkpoints: Annotated[list[int], typer.Argument(metavar="ID...", help="Checkpoints, not the newest.")],
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete checkpoints. One that others build on is only marked, and goes with the last of them."""
+    from siltstone.lifecycle.deletion import delete_checkpoints
+
+    with existing(settings_of(warehouse, catalog)) as place:
+        result = delete_checkpoints(place, stream, checkpoints)
+    line = f"{stream}: {len(result.deleted)} checkpoints deleted, {result.objects} objects, {size(result.bytes)}"
+    if result.marked:
+        line += f"; {', '.join(map(str, result.marked))} will go with the last checkpoint that builds on them"
+    print_result(asdict(result), as_json, line)

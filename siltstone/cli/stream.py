@@ -1,0 +1,146 @@
+"""Commands that run a stream and show what it has recorded."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from siltstone.cli.application import app
+from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, existing, pairs, settings_of, stream_of
+from siltstone.cli.output import checkpoint_line, joined, out, print_result, progress, size
+from siltstone.model import check_name
+
+
+@app.command()
+def run(
+    stream: StreamName,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="Stop after N micro-batches.")] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Subtasks an operator. [cores]")] = None,
+    backend: Annotated[str | None, typer.Option(help="Working state: heap. [heap]")] = None,
+    checkpoint_steps: Annotated[int | None, typer.Option(help="Micro-batches a checkpoint. [1]")] = None,
+    checkpoint_s: Annotated[float | None, typer.Option(help="Seconds between checkpoints, instead.")] = None,
+    policy: Annotated[str | None, typer.Option(help="When to take a base: marginal-cost or adjust-d.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A source option of the stream.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on waiting for more input until interrupted.")] = False,
+    openmetrics: Annotated[
+        Path | None,
+        typer.Option("--openmetrics", metavar="FILE", help="Keep this run's upload metrics there as OpenMetrics text."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Process what is available, from the newest completed checkpoint on."""
+    from siltstone.spark import operations
+
+    settings = settings_of(
+        warehouse,
+        catalog,
+        parallelism=parallelism,
+        backend=backend,
+        policy=policy,
+        checkpoint_steps=checkpoint_steps,
+        checkpoint_s=checkpoint_s,
+    )
+    request = operations.RunRequest(batches, follow, pairs(options), openmetrics)
+    with progress(f"running {stream}") as tell:
+        result = operations.run(settings, stream_of(settings, stream), request, lambda c: tell(checkpoint_line(c)))
+    print_result(
+        asdict(result),
+        as_json,
+        f"{stream}: {len(result.checkpoints)} checkpoints, {result.rows:,} rows, "
+        f"{size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}",
+    )
+
+
+@app.command()
+def checkpoints(
+    stream: StreamName,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the newest N.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the completed checkpoints of a stream."""
+    from siltstone.lifecycle import inspect
+
+    settings = settings_of(warehouse, catalog)
+    with existing(settings) as place:
+        found = inspect.list_checkpoints(place.catalog, stream, limit)
+    if as_json:
+        print_result({"stream": stream, "checkpoints": found}, True, "")
+        return
+    table = Table("id", "forms", "bytes", "D", "rows", "event time", "proven", "committed", box=None)
+    for c in found:
+        proven = {True: "yes", False: "FAILED", None: "-"}[c["proven"]]
+        table.add_row(
+            str(c["id"]),
+            joined(c["forms"]),
+            size(c["bytes"]),
+            joined(c["D"]),
+            f"{c['rows']:,}",
+            c["event_time_max"] or "-",
+            proven,
+            c["committed_at"],
+        )
+    out.print(table)
+
+
+@app.command()
+def show(
+    stream: StreamName,
+    checkpoint: Annotated[str, typer.Argument(metavar="ID", help="Checkpoint id, timestamp or latest.")],
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one checkpoint's manifest: handles, objects, digests, chain."""
+    from siltstone.lifecycle import inspect
+
+    with existing(settings_of(warehouse, catalog)) as place:
+        found = inspect.show_checkpoint(place.catalog, place.warehouse.store, stream, checkpoint)
+    if as_json:
+        print_result(found, True, "")
+        return
+    out.print(f"checkpoint {found['checkpoint']} of {stream}, epoch {found['epoch']}, chain {found['chain']}")
+    out.print(f"digest {found['digest']}, committed {found['committed_at']}, event time {found['event_time_max']}")
+    table = Table("operator", "table", "form", "key groups", "rows", "bytes", "builds on", "object", box=None)
+    for h in found["handles"]:
+        table.add_row(
+            h["operator"],
+            h["variable"],
+            h["form"],
+            h["key_groups"],
+            f"{h['rows']:,}",
+            size(h["bytes"]),
+            str(h["previous"] or "-"),
+            h["object"],
+        )
+    out.print(table)
+
+
+@app.command()
+def report(
+    stream: StreamName,
+    picture: Annotated[Path | None, typer.Option("--out", help="A .png, .svg or .pdf file. [STREAM-chain.png]")] = None,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw the chain: bytes by form, what a restore reads, D, the bound beside measured restores."""
+    from siltstone.report import check_picture_path, draw_report, report_data, summary_table
+
+    path = picture or Path(f"{check_name('stream', stream)}-chain.png")
+    check_picture_path(path)
+    with existing(settings_of(warehouse, catalog)) as place:
+        data = report_data(place.catalog, stream)
+    draw_report(data, path)
+    if as_json:
+        print_result({**data.to_dict(), "picture": str(path)}, True, "")
+        return
+    out.print(summary_table(data))
+    out.print(f"picture: {path}", markup=False, highlight=False, soft_wrap=True)

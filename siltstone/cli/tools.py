@@ -1,0 +1,35 @@
+"""Commands that start something bigger: the demo, the web server."""
+
+from typing import Annotated
+
+import typer
+
+from siltstone.cli.application import app
+from siltstone.cli.options import CatalogUrl, WarehouseUrl, settings_of
+from siltstone.cli.output import out
+
+
+@app.command()
+def demo(
+    warehouse: WarehouseUrl = None,
+    seed: Annotated[int | None, typer.Option(help="When to kill the stream; chosen at random if not given.")] = None,
+) -> None:
+    """The main job on real flights: run it, kill it in the middle, resume it, prove every checkpoint."""
+    from siltstone.demo import run_demo
+
+    run_demo(settings_of(warehouse, None), out, seed)
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 3000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other than loopback, anyone there may run things.")
+    ] = "127.0.0.1",
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+) -> None:
+    """Open the Dagster web server on the streams of this repository."""
+    from siltstone.ui import serve
+
+    serve(settings_of(warehouse, catalog), host, port)
