@@ -32,8 +32,7 @@ from siltstone.store.paths import check_prefix
 from siltstone.store.retry import RetryPolicy
 
 _FETCH_BYTES = 1 << 20  # what fits a cache is copied and hashed at once faster than more in one round trip
-_SEND_BYTES = 1 << 20
-_SEND_CHUNKS = 1000  # a script of Redis takes some thousand arguments
+_SEND_BYTES = 8 << 20
 _ONCE = RetryPolicy(kind="none")
 
 Data = bytes | bytearray | memoryview | pa.Buffer
@@ -103,7 +102,7 @@ class ChunkWriter:
                 self._staged.discard()
 
     def _stage(self, data: memoryview) -> None:
-        """Store the next chunks, about a mebibyte a time; all are full but the very last."""
+        """Store the next chunks, some mebibytes a time; all are full but the very last."""
         if self._staged is None:
             self._staged = self._policy.call(lambda: self._driver.stage(self._entry, self._key, self._write_id))
             if self._staged is None:
@@ -112,7 +111,7 @@ class ChunkWriter:
         chunks = [data[start : start + self._limit] for start in range(0, len(data), self._limit)]
         if (self._chunks + len(chunks)) >> 32:
             raise Unreachable(f"cannot write {self._label}: it has more than 2^32 chunks; raise chunk_bytes")
-        step = min(max(1, _SEND_BYTES // self._limit), _SEND_CHUNKS)
+        step = max(1, _SEND_BYTES // self._limit)
         for start in range(0, len(chunks), step):
             some = [
                 (chunk_key(self._key, self._write_id, number), chunk)

@@ -5,8 +5,8 @@
     <prefix>:<entry>       hash: key -> value or header, and the chunks (`key_value`)
     <prefix>:.writing      hash: write id -> when it began and the object it is to be, for chunked writes at work
 
-One command or script changes an object from absent to whole. Chunks are taken only while their write is in
-`.writing`, so what a killed writer leaves is always found there. Scripts are one round trip, as commands are.
+One command or script changes an object from absent to whole. Chunks stay only while their write is in `.writing`: the
+transaction that stores them takes them back if it is not, so what a killed writer leaves is always found there.
 
 How durable a write is on return is the server's setting (`appendfsync`), but for Redis 7.2 and later with its
 append-only file on: there it is waited for until the file is on disk (WAITAOF).
@@ -44,6 +44,8 @@ from siltstone.store.retry import Retrying
 from siltstone.store.url import options_of, shown
 
 _log = logging.getLogger(__name__)
+_TRANSACTION_BYTES = 1 << 20
+_TRANSACTION_CHUNKS = 1000  # a script takes some thousand arguments
 
 
 def open_redis(url: str) -> Retrying:
@@ -76,10 +78,11 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then return 0 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 return 1
 """)
-_STAGE = _Script("""
-if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return 0 end
-redis.call('HSET', KEYS[1], unpack(ARGV, 2))
-return 1
+# After an HSET of chunks, in one transaction with it.
+_TAKE_BACK = _Script("""
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 1 end
+redis.call('HDEL', KEYS[1], unpack(ARGV, 2))
+return 0
 """)
 _COMMIT = _Script("""
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return -1 end
@@ -222,6 +225,27 @@ class RedisKeyValue:
         except refusals.NoScriptError:
             return self._run("EVAL", script.text, *rest, durably=durably)
 
+    def put_chunks(self, entry: str, token: str, chunks: Chunks) -> bool:
+        """Store chunks, in transactions that are sent without waiting in between; False if one was taken back.
+
+        A chunk goes by HSET, since a script would copy it twice more.
+        """
+        place = (2, self.key_of(entry), self._writing)
+        step = min(max(1, _TRANSACTION_BYTES // self.value_limit_bytes), _TRANSACTION_CHUNKS)
+        pipe = self.client.pipeline(transaction=False)
+        for start in range(0, len(chunks), step):
+            some = chunks[start : start + step]
+            pipe.execute_command("MULTI")
+            pipe.execute_command("HSET", self.key_of(entry), *chain.from_iterable(some))
+            pipe.execute_command("EVAL", _TAKE_BACK.text, *place, token, *(key for key, _ in some))
+            pipe.execute_command("EXEC")
+        answers = pipe.execute(raise_on_error=False)  # whose messages would hold the command
+        ends = answers[3::4]
+        said = chain(answers, chain.from_iterable(end for end in ends if isinstance(end, list)))
+        for error in (answer for answer in said if isinstance(answer, Exception)):
+            raise error
+        return all(kept for _, kept in ends)
+
     def _run(self, *command: Any, durably: bool) -> Any:
         """A command's answer, on the server's disk first if `durably` and it can say so."""
         if not (durably and self._waits_for_disk()):
@@ -290,9 +314,9 @@ class _StagedInRedis:
         self._what = f"write object {join_name(entry, key)}"
 
     def put(self, chunks: Chunks) -> None:
-        """As `Staged.put`: one script for all."""
+        """As `Staged.put`."""
         with reaching(self._what, self._driver.label):
-            if not self._driver.run_script(_STAGE, self._entry, self._token, *chain.from_iterable(chunks)):
+            if not self._driver.put_chunks(self._entry, self._token, chunks):
                 raise self._discarded()
 
     def commit(self, header: bytes) -> bool:
