@@ -156,6 +156,22 @@ class RetainedCheckpoint:
     id: int
     first: int
     deleted: bool
+    committed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointRecord:
+    """A name that keeps one checkpoint from deletion until `expires_at`; for good, where that is None."""
+
+    stream: str
+    name: str
+    checkpoint: int
+    created_at: datetime
+    expires_at: datetime | None
+
+    def expired(self, now: datetime) -> bool:
+        """Whether it keeps its checkpoint no longer."""
+        return self.expires_at is not None and self.expires_at <= now
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Writes that belong to a run are guarded by its writer epoch (`fencing`). A check
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ from siltstone.catalog.records import (
     ObjectRecord,
     RetainedCheckpoint,
     RunRecord,
+    SavepointRecord,
     SnapshotRecord,
     StepRecord,
     StreamRecord,
@@ -33,6 +34,8 @@ from siltstone.errors import SchemaConflict, UnknownCheckpoint, UsageError
 from siltstone.model import MAX_MAX_PARALLELISM, StoredObject, check_name
 from siltstone.store.paths import check_object_name
 
+LATEST = "latest"
+"""what the newest checkpoint of a stream is called"""
 _ID_END = 2**63
 """ids from here on are no integers of a database"""
 
@@ -60,6 +63,10 @@ class Catalog:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.close()
+
+    def now(self) -> datetime:
+        """The time it goes by, UTC."""
+        return as_utc(self._now())
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -214,12 +221,12 @@ class Catalog:
             return [rows.to_checkpoint(row) for row in connection.execute(query)][::-1]
 
     def resolve(self, stream: str, at: str) -> int:
-        """The id that `at` means: `latest`, an id, or a time (ISO 8601, UTC): the last commit by then.
+        """The id that `at` means: `latest`, an id, a savepoint, or a time (ISO 8601, UTC): the last commit by then.
 
         Raises:
             UnknownCheckpoint: none answers to it; says which there are.
         """
-        if at == "latest":
+        if at == LATEST:
             return self.latest(stream).id
         if at.isascii() and at.isdigit():
             id = int(at) if len(at) < 20 else _ID_END
@@ -227,8 +234,12 @@ class Catalog:
         try:
             time = parse_time(at)
         except UsageError:
-            self.stream(stream)
-            raise UnknownCheckpoint(f"{at!r} is no checkpoint: use latest, an id, or an ISO time (UTC)") from None
+            named = {savepoint.name: savepoint.checkpoint for savepoint in self.savepoints(stream)}
+            if at in named:
+                return self._newest(stream, f"no checkpoint {named[at]}", _is(named[at])).id
+            names = f" ({', '.join(named)})" if named else ""
+            use = f"use latest, an id, a savepoint{names}, or an ISO time (UTC)"
+            raise UnknownCheckpoint(f"{at!r} is no checkpoint: {use}") from None
         missing = f"no checkpoint as old as {time.isoformat()}"
         return self._newest(stream, missing, t.checkpoint.c.committed_at <= time).id
 
@@ -341,6 +352,50 @@ class Catalog:
             rows.get_stream(connection, stream)
             return rows.snapshots(connection, stream)
 
+    # Savepoints
+
+    def add_savepoint(
+        self, stream: str, epoch: int, name: str, checkpoint: int, expires_in: timedelta | None = None
+    ) -> SavepointRecord:
+        """Give a checkpoint a name, which keeps it from deletion; guarded by the writer epoch as a snapshot is.
+
+        With `expires_in`, only for so long: then the name stays until the checkpoint is deleted, and keeps nothing.
+
+        Raises:
+            UsageError: not a savepoint's name, one that is taken, or a time to expire that is out of range.
+            UnknownCheckpoint: there is none of that id, or it is marked as deleted.
+            Fenced
+        """
+        if check_name("savepoint", name) == LATEST:
+            raise UsageError(f"a savepoint cannot be named {LATEST}, which means the newest checkpoint: choose another")
+        created = self.now()
+        try:
+            expires = None if expires_in is None else created + expires_in
+        except OverflowError:
+            raise UsageError(f"savepoint {name} cannot expire in {expires_in}: use less, or none at all") from None
+        savepoint = SavepointRecord(stream, name, checkpoint, created, expires)
+        with self._writing(f"savepoint {name} of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            rows.insert_savepoint(connection, savepoint)
+        return savepoint
+
+    def drop_savepoint(self, stream: str, epoch: int, name: str) -> None:
+        """Forget a savepoint, guarded by the writer epoch; its checkpoint stays until it is deleted.
+
+        Raises:
+            UsageError: there is none of that name; says which there are.
+            Fenced
+        """
+        with self._writing(f"savepoint {name} of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            rows.delete_savepoint(connection, stream, name)
+
+    def savepoints(self, stream: str) -> list[SavepointRecord]:
+        """All savepoints of a stream, by name; expired ones too, until their checkpoint is deleted."""
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            return rows.savepoints(connection, stream)
+
     # Deletion
 
     def retained(self, stream: str) -> list[RetainedCheckpoint]:
@@ -356,7 +411,8 @@ class Catalog:
 
         Raises:
             UnknownCheckpoint: the stream never had one of that id; nothing is marked.
-            UsageError: the newest is among them, which the stream resumes from; nothing is marked.
+            UsageError: the newest is among them, which the stream resumes from, or one that a savepoint keeps;
+                nothing is marked.
             Fenced
         """
         with self._writing(f"the deletion of checkpoints of stream {stream}") as connection:

@@ -1,6 +1,7 @@
 """Queries of the catalog, and its rows as records. Each runs in its caller's transaction."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from siltstone.catalog.records import (
     ObjectKind,
     ObjectRecord,
     RetainedCheckpoint,
+    SavepointRecord,
     SnapshotRecord,
     StepRecord,
     StreamRecord,
@@ -195,18 +197,55 @@ def retained(connection: Connection, stream: str) -> list[RetainedCheckpoint]:
     c, d = t.checkpoint.c, t.dependency.c
     first = func.coalesce(func.min(d.first), c.id)
     joined = t.checkpoint.outerjoin(t.dependency, (d.stream == c.stream) & (d.checkpoint == c.id))
-    query = select(c.id, first, c.deleted_at.is_not(None)).select_from(joined).where(c.stream == stream)
-    found = connection.execute(query.group_by(c.id, c.deleted_at).order_by(c.id))
-    return [RetainedCheckpoint(id, first, bool(deleted)) for id, first, deleted in found]
+    query = select(c.id, first, c.deleted_at, c.committed_at).select_from(joined).where(c.stream == stream)
+    found = connection.execute(query.group_by(c.id, c.deleted_at, c.committed_at).order_by(c.id))
+    return [RetainedCheckpoint(id, first, deleted is not None, committed) for id, first, deleted, committed in found]
+
+
+def savepoints(connection: Connection, stream: str) -> list[SavepointRecord]:
+    """All savepoints of a stream, by name; expired ones too."""
+    query = select(t.savepoint).where(t.savepoint.c.stream == stream).order_by(t.savepoint.c.name)
+    return [SavepointRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def insert_savepoint(connection: Connection, savepoint: SavepointRecord) -> None:
+    """A savepoint of a checkpoint that is not marked as deleted.
+
+    Raises:
+        UnknownCheckpoint, UsageError: as `Catalog.add_savepoint`.
+    """
+    stream, name = savepoint.stream, savepoint.name
+    if newest(connection, stream, t.checkpoint.c.id == savepoint.checkpoint) is None:
+        raise unknown_checkpoint(connection, stream, f"no checkpoint {savepoint.checkpoint}")
+    for taken in savepoints(connection, stream):
+        if taken.name == name:
+            raise UsageError(
+                f"stream {stream} has a savepoint {name} already, of checkpoint {taken.checkpoint}: "
+                "drop it first (--drop), or choose another name"
+            )
+    connection.execute(insert(t.savepoint), asdict(savepoint))
+
+
+def delete_savepoint(connection: Connection, stream: str, name: str) -> None:
+    """Remove a savepoint; its checkpoint stays.
+
+    Raises:
+        UsageError: there is none of that name; says which there are.
+    """
+    s = t.savepoint.c
+    if connection.execute(delete(t.savepoint).where(s.stream == stream, s.name == name)).rowcount == 0:
+        names = ", ".join(savepoint.name for savepoint in savepoints(connection, stream))
+        raise UsageError(f"no savepoint {name!r} of stream {stream}: it has {names or 'none'}")
 
 
 def mark_deleted(connection: Connection, stream: str, ids: Iterable[int], now: datetime) -> None:
-    """Mark checkpoints that are neither the newest nor unknown; what only they themselves need is forgotten.
+    """Mark checkpoints that are not the newest, unknown or kept by a savepoint; what only they need is forgotten.
 
     Raises:
         UnknownCheckpoint, UsageError: as `Catalog.mark_deleted`.
     """
     last = newest(connection, stream)
+    pins = {s.checkpoint: s.name for s in savepoints(connection, stream) if not s.expired(as_utc(now))}
     for id in sorted(set(ids)):
         if last is None or not 1 <= id <= last.id:
             raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
@@ -215,12 +254,18 @@ def mark_deleted(connection: Connection, stream: str, ids: Iterable[int], now: d
                 f"checkpoint {id} of stream {stream} is its newest, which the next run resumes from: "
                 "delete others, or run the stream on first"
             )
+        if id in pins:
+            raise UsageError(
+                f"checkpoint {id} of stream {stream} is kept by its savepoint {pins[id]}: "
+                "delete others, or drop the savepoint first (siltstone savepoint --drop)"
+            )
     for part in parts(ids):
-        c, d, s = t.checkpoint.c, t.dependency.c, t.snapshot.c
+        c, d, s, expired = t.checkpoint.c, t.dependency.c, t.snapshot.c, t.savepoint.c
         at = (c.stream == stream) & c.id.in_(part) & c.deleted_at.is_(None)
         connection.execute(update(t.checkpoint).where(at).values(deleted_at=now))
         connection.execute(delete(t.dependency).where(d.stream == stream, d.checkpoint.in_(part)))
         connection.execute(delete(t.snapshot).where(s.stream == stream, s.checkpoint.in_(part)))
+        connection.execute(delete(t.savepoint).where(expired.stream == stream, expired.checkpoint.in_(part)))
 
 
 def forget(connection: Connection, stream: str, ids: Iterable[int], objects: Iterable[str]) -> None:

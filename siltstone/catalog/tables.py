@@ -4,6 +4,7 @@
            1--n checkpoint 1--n object       what it wrote
                            1--n dependency   from which checkpoint on its restore reads, per operator
                            1--1 snapshot
+                           1--n savepoint    names that keep it
            1--n step                         the input log
 
 A deleted checkpoint that others build on is marked (`deleted_at`): nobody sees it, it depends on nothing any more, and
@@ -168,4 +169,13 @@ snapshot = Table(
     Column("rows", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("taken_at", UtcTime, nullable=False),
+)
+
+savepoint = Table(
+    "savepoint",
+    METADATA,
+    *_of_checkpoint("checkpoint"),
+    Column("name", String(64), primary_key=True),
+    Column("created_at", UtcTime, nullable=False),
+    Column("expires_at", UtcTime),
 )

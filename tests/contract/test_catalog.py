@@ -371,7 +371,7 @@ def test_resolve_takes_latest_an_id_or_a_time(flights: Catalog, clock: Clock) ->
 )
 def test_resolve_says_what_exists(flights: Catalog, at: str) -> None:
     add(flights, 3)
-    with pytest.raises(UnknownCheckpoint, match=r"1 to 3|use latest, an id, or an ISO time"):
+    with pytest.raises(UnknownCheckpoint, match=r"1 to 3|use latest, an id, a savepoint, or an ISO time"):
         flights.resolve("flights", at)
 
 

@@ -96,3 +96,10 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger, nullable=False),
         _time("taken_at"),
     )
+    op.create_table(
+        "savepoint",
+        *_of_checkpoint("checkpoint"),
+        sa.Column("name", sa.String(64), primary_key=True),
+        _time("created_at"),
+        _time("expires_at", nullable=True),
+    )
