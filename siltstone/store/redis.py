@@ -15,6 +15,7 @@ append-only file on: there it is waited for until the file is on disk (WAITAOF).
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -39,7 +40,7 @@ from siltstone.store.key_value import (
     join_name,
     split_name,
 )
-from siltstone.store.redis_client import RedisOptions, Server, client, reaching
+from siltstone.store.redis_client import RedisOptions, Server, client, reaching, unreachable
 from siltstone.store.retry import Retrying
 from siltstone.store.url import options_of, shown
 
@@ -264,12 +265,9 @@ class RedisKeyValue:
     def _waits_for_disk(self) -> bool:
         place = (os.getpid(), self.url)
         if place not in _waits:
-            try:
-                about: Any = self.client.info("server") | self.client.info("persistence")  # type: ignore[operator]
-                version = tuple(int(part) for part in str(about["redis_version"]).split(".")[:2])
-                _waits[place] = version >= (7, 2) and bool(about["aof_enabled"])
-            except (refusals.ResponseError, KeyError, ValueError):  # not allowed or not said: its settings decide
-                _waits[place] = False
+            about: Any = self._asked(lambda: self.client.info("server") | self.client.info("persistence")) or {}  # type: ignore[operator]
+            version = [int(part) for part in re.findall(r"\d+", str(about.get("redis_version", "")))[:2]]
+            _waits[place] = version >= [7, 2] and bool(about.get("aof_enabled"))  # not said: its settings decide
         return _waits[place]
 
     def _check_settings(self) -> None:
@@ -301,7 +299,7 @@ class RedisKeyValue:
         except refusals.AuthenticationError:
             raise
         except refusals.ResponseError as error:
-            if isinstance(error, (refusals.BusyLoadingError, refusals.TryAgainError, refusals.ClusterDownError)):
+            if unreachable(error, "ask", self.label).transient:  # it may well answer a little later
                 raise
             return None
 
