@@ -5,6 +5,7 @@ pipeline of them. Each may meet a `Fault`: the next ones, each nth, or by chance
 """
 
 import random
+import re
 import select
 import socket
 import struct
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Self
 
 CHUNK = 1 << 16
+_COMMAND = re.compile(rb"(?:\A|(?<=\r\n))\*\d+\r\n")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Fault:
             the client's connection is cut.
         hangs: the request is swallowed and never answered; the client has to lose patience.
         deaf: as `hangs`, but the request is carried out: it is the answer that never comes.
-        reply: said instead of an answer, the request is swallowed; then the connection is closed.
+        reply: said instead of an answer; the request is swallowed. Each of several commands of Redis gets it.
         piece_bytes, pause_s: the answer comes in such pieces, with a pause before each.
     """
 
@@ -71,7 +73,7 @@ class _Rule:
 
     def meets(self, head: bytes) -> bool:
         """Whether this request meets it."""
-        if self.times == 0 or self.holding not in head:
+        if self.times == 0 or not re.search(self.holding, head):
             return False
         self.seen += 1
         if self.seen % self.every:
@@ -109,7 +111,8 @@ class Proxy:
     # --- what shall happen -----------------------------------------------------------------------------------------
 
     def next(self, fault: Fault, times: int | None = 1, *, holding: bytes = b"", every: int = 1) -> None:
-        """The next `times` requests (None: all) whose first bytes hold `holding` meet the fault; or each `every`th."""
+        """The next `times` requests (None: all) in whose first bytes `holding` is found, a regular expression, meet
+        the fault; or each `every`th of them."""
         with self._lock:
             self._rules.append(_Rule(fault, holding, times, every))
 
@@ -154,11 +157,6 @@ class Proxy:
         """End, for good."""
         self.down()
         self._listener.close()
-
-    def count(self, holding: bytes) -> int:
-        """How many requests held this in their first bytes."""
-        with self._lock:
-            return sum(holding in head for head in self.heads)
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -221,6 +219,7 @@ class _Exchange:
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy, self._client, self._server = proxy, client, server
+        self._ends = [client, server]
         self._fault = PASS
         self._asking = False
         self._asked = self._answered = 0
@@ -228,8 +227,11 @@ class _Exchange:
     def run(self) -> None:
         """Until one of both ends, or a fault does it."""
         while True:
-            for end in select.select([self._client, self._server], [], [])[0]:
+            for end in select.select(self._ends, [], [])[0]:
                 data = end.recv(CHUNK)
+                if not data and end is self._server and self._fault.deaf:
+                    self._ends = [self._client]  # which is to find out by itself
+                    continue
                 if not data or not (self._ask(data) if end is self._client else self._answer(data)):
                     return
 
@@ -241,6 +243,10 @@ class _Exchange:
             time.sleep(self._fault.delay_s)
         fault = self._fault
         if fault.hangs:
+            return True
+        if fault.reply is not None and not fault.reply.startswith(b"HTTP"):
+            self._asking = False
+            self._client.sendall(fault.reply * len(_COMMAND.findall(data)))
             return True
         if fault.reply is not None:
             self._client.sendall(fault.reply)
