@@ -6,9 +6,9 @@ in the same transaction as the write itself: an epoch begun meanwhile waits for 
 
 from datetime import datetime
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
-from siltstone.catalog.tables import run, stream
+from siltstone.catalog.tables import checkpoint, run, stream
 from siltstone.errors import Fenced, UnknownStream
 
 
@@ -19,6 +19,18 @@ def unknown(connection: Connection, name: str) -> UnknownStream:
     return UnknownStream(f"no stream {name!r} in this catalog: {there}")
 
 
+def lock(connection: Connection, name: str) -> int:
+    """Lock the stream for the rest of the transaction, whoever writes to it; its newest writer epoch.
+
+    Raises:
+        UnknownStream: there is no such stream.
+    """
+    newest = connection.scalar(select(stream.c.epoch).where(stream.c.name == name).with_for_update())
+    if newest is None:
+        raise unknown(connection, name)
+    return newest
+
+
 def hold(connection: Connection, name: str, epoch: int) -> None:
     """Lock the stream for the rest of the transaction, as its newest writer.
 
@@ -26,9 +38,7 @@ def hold(connection: Connection, name: str, epoch: int) -> None:
         Fenced: `epoch` is not the newest.
         UnknownStream: there is no such stream.
     """
-    newest = connection.scalar(select(stream.c.epoch).where(stream.c.name == name).with_for_update())
-    if newest is None:
-        raise unknown(connection, name)
+    newest = lock(connection, name)
     if epoch < newest:
         raise Fenced(
             f"writer epoch {epoch} of stream {name} was fenced by epoch {newest}: "
@@ -49,7 +59,9 @@ def take_over(connection: Connection, name: str, who: str, now: datetime) -> int
     if epoch is None:
         raise unknown(connection, name)
     end(connection, name, None, f"superseded by epoch {epoch}", now)
-    connection.execute(insert(run).values(stream=name, epoch=epoch, who=who, started_at=now))
+    newest = connection.scalar(select(func.max(checkpoint.c.id)).where(checkpoint.c.stream == name)) or 0
+    values = {"stream": name, "epoch": epoch, "first_checkpoint": newest + 1, "who": who, "started_at": now}
+    connection.execute(insert(run).values(values))
     return epoch
 
 

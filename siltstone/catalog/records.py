@@ -10,6 +10,9 @@ from siltstone.errors import UsageError
 from siltstone.model import Form, StoredObject
 from siltstone.store.paths import check_object_name
 
+LATEST = "latest"
+"""what the newest checkpoint of a stream is called"""
+
 
 class ObjectKind(StrEnum):
     """What a stored object holds."""
@@ -33,10 +36,14 @@ class StreamRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One writer epoch of a stream; `outcome` says how it ended, None while it has not."""
+    """One writer epoch of a stream, whose first checkpoint, if it completed any, is `first_checkpoint`.
+
+    `outcome` says how it ended, None while it has not.
+    """
 
     stream: str
     epoch: int
+    first_checkpoint: int
     who: str
     started_at: datetime
     ended_at: datetime | None

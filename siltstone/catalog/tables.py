@@ -1,6 +1,8 @@
 """The catalog's tables. It grows with objects, not with subtasks times variables (patent US 9471438).
 
     stream 1--n run            one row a writer epoch
+           1--n lease          who reads, or writes what nothing refers to yet
+           1--n deletion       what was deleted from the store, of checkpoints and of orphans
            1--n checkpoint 1--n object       what it wrote
                            1--n dependency   from which checkpoint on its restore reads, per operator
                            1--1 snapshot
@@ -99,6 +101,7 @@ run = Table(
     METADATA,
     Column("stream", ForeignKey("stream.name"), primary_key=True),
     Column("epoch", BigInteger, primary_key=True),
+    Column("first_checkpoint", BigInteger, nullable=False),
     Column("who", Text, nullable=False),
     Column("started_at", UtcTime, nullable=False),
     Column("ended_at", UtcTime),
@@ -178,4 +181,30 @@ savepoint = Table(
     Column("name", String(64), primary_key=True),
     Column("created_at", UtcTime, nullable=False),
     Column("expires_at", UtcTime),
+)
+
+lease = Table(
+    "lease",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("stream", ForeignKey("stream.name"), nullable=False),
+    Column("first", BigInteger, nullable=False),
+    Column("last", BigInteger, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("taken_at", UtcTime, nullable=False),
+    Column("expires_at", UtcTime, nullable=False),
+    Index("lease_by_stream", "stream"),
+)
+
+deletion = Table(
+    "deletion",
+    METADATA,
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+    Column("modified_at", UtcTime),
+    Column("reason", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("deleted_at", UtcTime, nullable=False),
+    Index("deletion_by_time", "stream", "deleted_at"),
 )

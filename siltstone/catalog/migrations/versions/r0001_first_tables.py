@@ -35,6 +35,7 @@ def upgrade() -> None:
         "run",
         sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
         sa.Column("epoch", sa.BigInteger, primary_key=True),
+        sa.Column("first_checkpoint", sa.BigInteger, nullable=False),
         sa.Column("who", sa.Text, nullable=False),
         _time("started_at"),
         _time("ended_at", nullable=True),
@@ -102,4 +103,26 @@ def upgrade() -> None:
         sa.Column("name", sa.String(64), primary_key=True),
         _time("created_at"),
         _time("expires_at", nullable=True),
+    )
+    op.create_table(
+        "lease",
+        sa.Column("id", sa.String(32), primary_key=True),
+        sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), nullable=False),
+        sa.Column("first", sa.BigInteger, nullable=False),
+        sa.Column("last", sa.BigInteger, nullable=False),
+        sa.Column("who", sa.Text, nullable=False),
+        _time("taken_at"),
+        _time("expires_at"),
+        sa.Index("lease_by_stream", "stream"),
+    )
+    op.create_table(
+        "deletion",
+        sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("bytes", sa.BigInteger, nullable=False),
+        _time("modified_at", nullable=True),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("who", sa.Text, nullable=False),
+        _time("deleted_at"),
+        sa.Index("deletion_by_time", "stream", "deleted_at"),
     )
