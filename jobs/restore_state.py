@@ -42,7 +42,7 @@ def main() -> None:
     """The job's command line."""
     parser = job_parser(__doc__)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--at", default="latest", metavar="ID|TIMESTAMP|latest", help="which checkpoint")
+    which.add_argument("--at", default="latest", metavar="ID|TIMESTAMP|SAVEPOINT|latest", help="which checkpoint")
     which.add_argument("--as-of", metavar="EVENT_TIME", help="the last checkpoint not later in event time")
     run_job(parser, lambda settings, given: restore_state(settings, given.stream, at=given.at, as_of=given.as_of))
 

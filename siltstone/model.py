@@ -9,6 +9,8 @@ from siltstone.errors import UsageError
 
 DEFAULT_MAX_PARALLELISM = 128
 MAX_MAX_PARALLELISM = 32768
+LATEST = "latest"
+"""what the newest checkpoint of a stream is called"""
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 

@@ -10,9 +10,6 @@ from siltstone.errors import UsageError
 from siltstone.model import Form, StoredObject
 from siltstone.store.paths import check_object_name
 
-LATEST = "latest"
-"""what the newest checkpoint of a stream is called"""
-
 
 class ObjectKind(StrEnum):
     """What a stored object holds."""

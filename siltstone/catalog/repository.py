@@ -1,41 +1,37 @@
 """The catalog as a repository of streams and checkpoints; every method is one transaction.
 
+    streams      streams and their runs
+    retaining    savepoints and deletion
+    here         checkpoints and what they refer to
+
 Writes that belong to a run are guarded by its writer epoch (`fencing`). A checkpoint exists from the end of
 `Catalog.commit` on: before it nothing is visible, after it everything is. Safe for use by many threads.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, insert, select, update
-from sqlalchemy import exc as sa
+from sqlalchemy import ColumnElement, insert, select, update
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
-from siltstone.catalog.engine import WRITE, reaching, shown
 from siltstone.catalog.records import (
     CheckpointCommit,
     CheckpointRecord,
     ObjectKind,
     ObjectRecord,
-    RetainedCheckpoint,
-    RunRecord,
-    SavepointRecord,
     SnapshotRecord,
     StepRecord,
-    StreamRecord,
     as_utc,
     parse_time,
 )
-from siltstone.errors import SchemaConflict, UnknownCheckpoint, UsageError
-from siltstone.model import MAX_MAX_PARALLELISM, StoredObject, check_name
+from siltstone.catalog.retaining import Retaining
+from siltstone.catalog.streams import Streams
+from siltstone.errors import UnknownCheckpoint, UsageError
+from siltstone.model import LATEST, StoredObject
 from siltstone.store.paths import check_object_name
 
-LATEST = "latest"
-"""what the newest checkpoint of a stream is called"""
 _ID_END = 2**63
 """ids from here on are no integers of a database"""
 
@@ -44,128 +40,8 @@ def _is(id: int) -> ColumnElement[bool]:
     return t.checkpoint.c.id == (id if 0 < id < _ID_END else 0)
 
 
-class Catalog:
+class Catalog(Streams, Retaining):
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
-
-    def __init__(self, engine: Engine, now: Callable[[], datetime]) -> None:
-        self._engine = engine
-        self._writer = engine.execution_options(**{WRITE: True})
-        self._now = now
-        self.url = shown(engine.url)
-        """where the catalog is, without its password"""
-
-    def close(self) -> None:
-        """Close all connections; idempotent."""
-        self._engine.dispose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self.close()
-
-    def now(self) -> datetime:
-        """The time it goes by, UTC."""
-        return as_utc(self._now())
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with reaching(self._engine.url), self._engine.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self, what: str) -> Iterator[Connection]:
-        with reaching(self._engine.url, what), self._writer.begin() as connection:
-            yield connection
-
-    # Streams and their runs
-
-    def register(self, stream: str, max_parallelism: int, definition: Mapping[str, Any]) -> StreamRecord:
-        """The stream of that name, created with this definition (JSON) where it is new.
-
-        Raises:
-            SchemaConflict: it is recorded with another `max_parallelism`.
-            UsageError: not a stream's name, or a `max_parallelism` out of range.
-        """
-        check_name("stream", stream)
-        if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
-            raise UsageError(f"max_parallelism {max_parallelism} is out of range: use 1 to {MAX_MAX_PARALLELISM}")
-        values = {
-            "name": stream,
-            "max_parallelism": max_parallelism,
-            "definition": dict(definition),
-            "epoch": 0,
-            "created_at": self._now(),
-        }
-        with self._writing(f"stream {stream}") as connection:
-            found = rows.find_stream(connection, stream)
-            if found is None:
-                try:
-                    with connection.begin_nested():
-                        connection.execute(insert(t.stream), values)
-                except sa.IntegrityError:  # another process was first
-                    pass
-                found = rows.get_stream(connection, stream)
-        if found.max_parallelism != max_parallelism:
-            raise SchemaConflict(
-                f"stream {stream} has max_parallelism {found.max_parallelism}, now {max_parallelism}: "
-                f"it is fixed at creation; keep {found.max_parallelism} or give the stream a new name"
-            )
-        return found
-
-    def update_definition(self, stream: str, epoch: int, definition: Mapping[str, Any]) -> None:
-        """Replace a stream's recorded definition (JSON), as its newest writer.
-
-        Raises:
-            Fenced
-        """
-        with self._writing(f"the definition of stream {stream}") as connection:
-            fencing.hold(connection, stream, epoch)
-            changed = update(t.stream).where(t.stream.c.name == stream).values(definition=dict(definition))
-            connection.execute(changed)
-
-    def stream(self, name: str) -> StreamRecord:
-        """One stream.
-
-        Raises:
-            UnknownStream: lists the streams there are.
-        """
-        check_name("stream", name)
-        with self._reading() as connection:
-            return rows.get_stream(connection, name)
-
-    def streams(self) -> list[StreamRecord]:
-        """All streams, by name."""
-        with self._reading() as connection:
-            found = connection.execute(select(t.stream).order_by(t.stream.c.name))
-            return [StreamRecord(**row) for row in found.mappings()]
-
-    def new_epoch(self, stream: str, who: str) -> int:
-        """Take the stream over: begin its next writer epoch, which fences older ones."""
-        with self._writing(f"a run of stream {stream}") as connection:
-            return fencing.take_over(connection, stream, who, self._now())
-
-    def end_epoch(self, stream: str, epoch: int, outcome: str) -> None:
-        """Note how a run ended; one that has ended already (superseded, say) stays as it is."""
-        with self._writing(f"the end of a run of stream {stream}") as connection:
-            rows.get_stream(connection, stream)
-            fencing.end(connection, stream, epoch, outcome, self._now())
-
-    def check_epoch(self, stream: str, epoch: int) -> None:
-        """Make sure that `epoch` is the newest writer of the stream.
-
-        Raises:
-            Fenced
-        """
-        with self._reading() as connection:
-            fencing.hold(connection, stream, epoch)
-
-    def runs(self, stream: str) -> list[RunRecord]:
-        """All writer epochs of a stream, oldest first."""
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            found = connection.execute(select(t.run).where(t.run.c.stream == stream).order_by(t.run.c.epoch))
-            return [RunRecord(**row) for row in found.mappings()]
 
     # Checkpoints
 
@@ -351,83 +227,3 @@ class Catalog:
         with self._reading() as connection:
             rows.get_stream(connection, stream)
             return rows.snapshots(connection, stream)
-
-    # Savepoints
-
-    def add_savepoint(
-        self, stream: str, epoch: int, name: str, checkpoint: int, expires_in: timedelta | None = None
-    ) -> SavepointRecord:
-        """Give a checkpoint a name, which keeps it from deletion; guarded by the writer epoch as a snapshot is.
-
-        With `expires_in`, only for so long: then the name stays until the checkpoint is deleted, and keeps nothing.
-
-        Raises:
-            UsageError: not a savepoint's name, one that is taken, or a time to expire that is out of range.
-            UnknownCheckpoint: there is none of that id, or it is marked as deleted.
-            Fenced
-        """
-        if check_name("savepoint", name) == LATEST:
-            raise UsageError(f"a savepoint cannot be named {LATEST}, which means the newest checkpoint: choose another")
-        created = self.now()
-        try:
-            expires = None if expires_in is None else created + expires_in
-        except OverflowError:
-            raise UsageError(f"savepoint {name} cannot expire in {expires_in}: use less, or none at all") from None
-        savepoint = SavepointRecord(stream, name, checkpoint, created, expires)
-        with self._writing(f"savepoint {name} of stream {stream}") as connection:
-            fencing.hold(connection, stream, epoch)
-            rows.insert_savepoint(connection, savepoint)
-        return savepoint
-
-    def drop_savepoint(self, stream: str, epoch: int, name: str) -> None:
-        """Forget a savepoint, guarded by the writer epoch; its checkpoint stays until it is deleted.
-
-        Raises:
-            UsageError: there is none of that name; says which there are.
-            Fenced
-        """
-        with self._writing(f"savepoint {name} of stream {stream}") as connection:
-            fencing.hold(connection, stream, epoch)
-            rows.delete_savepoint(connection, stream, name)
-
-    def savepoints(self, stream: str) -> list[SavepointRecord]:
-        """All savepoints of a stream, by name; expired ones too, until their checkpoint is deleted."""
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            return rows.savepoints(connection, stream)
-
-    # Deletion
-
-    def retained(self, stream: str) -> list[RetainedCheckpoint]:
-        """Every checkpoint the catalog still has, marked ones too, ascending."""
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            return rows.retained(connection, stream)
-
-    def mark_deleted(self, stream: str, epoch: int, ids: Iterable[int]) -> None:
-        """Mark checkpoints as deleted, guarded by the writer epoch: from here on nobody sees them or their snapshots.
-
-        Their rows and objects stay until `forget`. One that is marked or gone already stays as it is.
-
-        Raises:
-            UnknownCheckpoint: the stream never had one of that id; nothing is marked.
-            UsageError: the newest is among them, which the stream resumes from, or one that a savepoint keeps;
-                nothing is marked.
-            Fenced
-        """
-        with self._writing(f"the deletion of checkpoints of stream {stream}") as connection:
-            fencing.hold(connection, stream, epoch)
-            rows.mark_deleted(connection, stream, ids, self._now())
-
-    def forget(self, stream: str, epoch: int, ids: Iterable[int], objects: Iterable[str]) -> None:
-        """Remove the rows of deleted objects and then of deleted checkpoints, guarded by the writer epoch.
-
-        To be called when the objects are gone from the store. Nothing of a checkpoint that is not marked is removed.
-
-        Raises:
-            UsageError: a checkpoint has objects left, or another one's chain begins with it; nothing is removed.
-            Fenced
-        """
-        with self._writing(f"the deletion of checkpoints of stream {stream}") as connection:
-            fencing.hold(connection, stream, epoch)
-            rows.forget(connection, stream, ids, objects)

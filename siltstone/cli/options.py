@@ -8,8 +8,6 @@ from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
 from siltstone.settings import Settings, load_settings
 
-LATEST = "latest"
-
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
 WarehouseUrl = Annotated[
     str | None,
@@ -21,7 +19,7 @@ CatalogUrl = Annotated[
     str | None, typer.Option("--catalog", metavar="URL", help="SQLAlchemy URL. [SQLite inside the warehouse]")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-At = Annotated[str, typer.Option("--at", metavar="ID|TIMESTAMP|latest", help="Which checkpoint.")]
+At = Annotated[str, typer.Option("--at", metavar="ID|TIMESTAMP|SAVEPOINT|latest", help="Which checkpoint.")]
 
 
 def settings_of(warehouse: str | None, catalog: str | None, **further: object) -> Settings:

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import LATEST, AsJson, At, CatalogUrl, StreamName, WarehouseUrl, existing, settings_of
+from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, existing, settings_of
 from siltstone.cli.output import print_result, progress, size
 from siltstone.errors import UsageError
+from siltstone.model import LATEST
 
 
 @app.command()

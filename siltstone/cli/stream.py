@@ -93,7 +93,7 @@ def checkpoints(
 @app.command()
 def show(
     stream: StreamName,
-    checkpoint: Annotated[str, typer.Argument(metavar="ID", help="Checkpoint id, timestamp or latest.")],
+    checkpoint: Annotated[str, typer.Argument(metavar="ID", help="Checkpoint id, timestamp, savepoint or latest.")],
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,

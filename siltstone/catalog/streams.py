@@ -1,0 +1,105 @@
+"""The part of the catalog that knows streams, their definitions, and the runs that wrote to them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import exc as sa
+from sqlalchemy import insert, select, update
+
+from siltstone.catalog import fencing, rows
+from siltstone.catalog import tables as t
+from siltstone.catalog.records import RunRecord, StreamRecord
+from siltstone.catalog.transactions import Transactions
+from siltstone.errors import SchemaConflict, UsageError
+from siltstone.model import MAX_MAX_PARALLELISM, check_name
+
+
+class Streams(Transactions):
+    """Streams and their runs."""
+
+    def register(self, stream: str, max_parallelism: int, definition: Mapping[str, Any]) -> StreamRecord:
+        """The stream of that name, created with this definition (JSON) where it is new.
+
+        Raises:
+            SchemaConflict: it is recorded with another `max_parallelism`.
+            UsageError: not a stream's name, or a `max_parallelism` out of range.
+        """
+        check_name("stream", stream)
+        if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
+            raise UsageError(f"max_parallelism {max_parallelism} is out of range: use 1 to {MAX_MAX_PARALLELISM}")
+        values = {
+            "name": stream,
+            "max_parallelism": max_parallelism,
+            "definition": dict(definition),
+            "epoch": 0,
+            "created_at": self._now(),
+        }
+        with self._writing(f"stream {stream}") as connection:
+            found = rows.find_stream(connection, stream)
+            if found is None:
+                try:
+                    with connection.begin_nested():
+                        connection.execute(insert(t.stream), values)
+                except sa.IntegrityError:  # another process was first
+                    pass
+                found = rows.get_stream(connection, stream)
+        if found.max_parallelism != max_parallelism:
+            raise SchemaConflict(
+                f"stream {stream} has max_parallelism {found.max_parallelism}, now {max_parallelism}: "
+                f"it is fixed at creation; keep {found.max_parallelism} or give the stream a new name"
+            )
+        return found
+
+    def update_definition(self, stream: str, epoch: int, definition: Mapping[str, Any]) -> None:
+        """Replace a stream's recorded definition (JSON), as its newest writer.
+
+        Raises:
+            Fenced
+        """
+        with self._writing(f"the definition of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            changed = update(t.stream).where(t.stream.c.name == stream).values(definition=dict(definition))
+            connection.execute(changed)
+
+    def stream(self, name: str) -> StreamRecord:
+        """One stream.
+
+        Raises:
+            UnknownStream: lists the streams there are.
+        """
+        check_name("stream", name)
+        with self._reading() as connection:
+            return rows.get_stream(connection, name)
+
+    def streams(self) -> list[StreamRecord]:
+        """All streams, by name."""
+        with self._reading() as connection:
+            found = connection.execute(select(t.stream).order_by(t.stream.c.name))
+            return [StreamRecord(**row) for row in found.mappings()]
+
+    def new_epoch(self, stream: str, who: str) -> int:
+        """Take the stream over: begin its next writer epoch, which fences older ones."""
+        with self._writing(f"a run of stream {stream}") as connection:
+            return fencing.take_over(connection, stream, who, self._now())
+
+    def end_epoch(self, stream: str, epoch: int, outcome: str) -> None:
+        """Note how a run ended; one that has ended already (superseded, say) stays as it is."""
+        with self._writing(f"the end of a run of stream {stream}") as connection:
+            rows.get_stream(connection, stream)
+            fencing.end(connection, stream, epoch, outcome, self._now())
+
+    def check_epoch(self, stream: str, epoch: int) -> None:
+        """Make sure that `epoch` is the newest writer of the stream.
+
+        Raises:
+            Fenced
+        """
+        with self._reading() as connection:
+            fencing.hold(connection, stream, epoch)
+
+    def runs(self, stream: str) -> list[RunRecord]:
+        """All writer epochs of a stream, oldest first."""
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            found = connection.execute(select(t.run).where(t.run.c.stream == stream).order_by(t.run.c.epoch))
+            return [RunRecord(**row) for row in found.mappings()]
