@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Self
 
 CHUNK = 1 << 16
-_COMMAND = re.compile(rb"(?:\A|(?<=\r\n))\*\d+\r\n")
 
 
 @dataclass(frozen=True)
@@ -223,6 +222,7 @@ class _Exchange:
         self._fault = PASS
         self._asking = False
         self._asked = self._answered = 0
+        self._held = b""
 
     def run(self) -> None:
         """Until one of both ends, or a fault does it."""
@@ -245,8 +245,11 @@ class _Exchange:
         if fault.hangs:
             return True
         if fault.reply is not None and not fault.reply.startswith(b"HTTP"):
-            self._asking = False
-            self._client.sendall(fault.reply * len(_COMMAND.findall(data)))
+            self._held += data
+            commands = _commands(self._held)
+            if commands:
+                self._client.sendall(fault.reply * commands)
+                self._asking, self._held = False, b""
             return True
         if fault.reply is not None:
             self._client.sendall(fault.reply)
@@ -278,6 +281,22 @@ class _Exchange:
             self._client.sendall(data[start : start + (fault.piece_bytes or CHUNK)])
         self._answered += len(data)
         return fault.answer_bytes is None or self._answered < fault.answer_bytes
+
+
+def _commands(data: bytes) -> int:
+    """How many commands of Redis these are; 0 while the last is not complete."""
+    at = count = 0
+    try:
+        while at < len(data):
+            end = data.index(b"\r\n", at)
+            parts, at = int(data[at + 1 : end]), end + 2
+            for _ in range(parts):
+                end = data.index(b"\r\n", at)
+                at = end + 2 + int(data[at + 1 : end]) + 2
+            count += 1
+    except ValueError:
+        return 0
+    return count if at == len(data) else 0
 
 
 def _wake(end: socket.socket) -> None:
