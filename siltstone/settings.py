@@ -43,9 +43,13 @@ class Settings(BaseSettings):
 
     streams: list[str] = Field(default=[], description="modules that define streams")
     warehouse: str = Field(
-        default="./warehouse", description="where objects lie: a path, file://, s3://, redis:// or rocksdb:// URL"
+        default="./warehouse",
+        repr=False,  # it may hold a password, as the catalog's URL may
+        description="where objects lie: a path, file://, s3://, redis:// or rocksdb:// URL",
     )
-    catalog: str | None = Field(default=None, description="SQLAlchemy URL; default SQLite inside a local warehouse")
+    catalog: str | None = Field(
+        default=None, repr=False, description="SQLAlchemy URL; default SQLite inside a local warehouse"
+    )
     master: str = Field(default="local[*]", description="Spark master URL")
     spark: dict[str, str] = Field(default={}, description="further Spark settings")
     parallelism: int | None = Field(default=None, ge=1, description="subtasks an operator; default Spark's own")

@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote, unquote
@@ -19,6 +19,8 @@ ROCKSDB = "rocksdb"
 REMOTE = ("s3", "redis", "rediss")
 """schemes of stores that are elsewhere"""
 SCHEMES = "a path, file://PATH, s3://BUCKET/PREFIX, redis://HOST:PORT/DB, rocksdb://PATH"
+
+_SCHEME = re.compile(f"(file|{ROCKSDB}|{'|'.join(REMOTE)}):")
 
 
 def open_store(url: str) -> Store:
@@ -60,6 +62,8 @@ def local_path(url: str) -> Path:
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise UsageError(f"{shown(url)!r} is not a file URL: write file:///absolute/path")
         text = unquote(parts.path)
+    elif "://" not in url and _SCHEME.match(url):
+        raise UsageError(f"a {url.partition(':')[0]} URL has two slashes after its colon: use {SCHEMES}")
     elif "://" in url:
         raise UsageError(f"{shown(url)!r} is no file:// URL: use {SCHEMES}")
     if not text or "\0" in text:
@@ -75,9 +79,9 @@ class Warehouse:
     local warehouse; for one elsewhere what belongs to this machine only, such as working state.
     """
 
-    url: str
+    url: str = field(repr=False)
     label: str
-    store_url: str
+    store_url: str = field(repr=False)
     local: LocalLayout
     remote: bool = False
 
@@ -150,6 +154,8 @@ class Warehouse:
             Unreachable: it, or the directory it should be made in, cannot be written, or it does not answer.
         """
         root = self.local.root
+        if self.remote:
+            self.store.check(writable=True)  # first: what cannot be used needs no directory here
         with reaching(f"write the warehouse {root}"):
             self._check_no_file()
             if not (self.remote or root.parent.is_dir()):
@@ -160,7 +166,8 @@ class Warehouse:
                     raise Unreachable(
                         f"cannot write the warehouse: {path} is read-only; check its permissions and mount"
                     )
-        self.store.check(writable=True)
+        if not self.remote:
+            self.store.check(writable=True)
 
     def _check_no_file(self) -> None:
         """UsageError where the path, or one above it, is a file."""

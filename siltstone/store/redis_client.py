@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 import redis
@@ -38,7 +38,7 @@ class Server:
     port: int
     database: int
     user: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     tls: bool
 
     @classmethod

@@ -42,6 +42,8 @@ def shown(url: str) -> str:
         UsageError: it is no URL.
     """
     parts = split(url)
+    if parts.netloc and "@" in parts.path + parts.query + parts.fragment:
+        return f"{parts.scheme}://{HIDDEN}"  # a password with a slash or the like in it ends up there
     host = parts.netloc.rpartition("@")[2]
     user = parts.username
     credentials = f"{user or ''}:{HIDDEN}@" if parts.password else f"{user}@" if user else ""
@@ -57,8 +59,11 @@ def split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError as error:
-        raise UsageError(f"the {url.partition('://')[0]}:// URL cannot be read: {error}") from None
+    except ValueError:
+        raise UsageError(
+            f"the {url.partition('://')[0]}:// URL cannot be read: check host and port, and write what is special in a "
+            "user's name or password with %, such as %2F for a slash"
+        ) from None
     return parts
 
 
