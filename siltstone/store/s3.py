@@ -8,6 +8,8 @@ The URL's query is `S3Options`; credentials come from boto3's own chain and are 
 """
 
 import re
+import zlib
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import closing, contextmanager, suppress
@@ -63,10 +65,10 @@ class S3Store:
         return f"S3Store({self.label!r})"
 
     def put(self, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
-        """Store a new object; in parts, each tried again by itself, where it is larger than two."""
+        """Store a new object; in parts, each tried again by itself, where it is larger than `put_bytes`."""
         key, what, view = self._key(check_object_name(name)), self._what(name), memoryview(data).cast("B")
         checksum = xxhash.xxh3_128_hexdigest(view)
-        if len(view) <= 2 * self.options.part_bytes:
+        if len(view) <= self.options.put_most_bytes:
             self._link().ask(
                 "write",
                 what,
@@ -75,6 +77,8 @@ class S3Store:
                 Key=key,
                 Body=Body(view) if len(view) > MIB else bytes(view),  # bytes go with the head of the request
                 IfNoneMatch="*",
+                # Checked by the server, which without it would compute one of its own, and a slower one.
+                ChecksumCRC32=b64encode(zlib.crc32(view).to_bytes(4, "big")).decode(),
                 Metadata={CHECKSUM: checksum},
                 **self.options.stored_with,
             )

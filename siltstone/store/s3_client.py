@@ -58,6 +58,9 @@ class S3Options(StoreOptions):
     kms_key: str | None = Field(None, description="id of the key for sse=aws:kms")
     storage_class: str | None = Field(None, description="storage class of what is written")
     part_bytes: int = Field(8 * MIB, ge=5 * MIB, le=1024 * MIB, description="bytes of a part of a large object")
+    put_bytes: int | None = Field(
+        None, ge=0, le=5120 * MIB, description="largest object put in one request: two parts, with an endpoint 100 MiB"
+    )
     path_style: bool | None = Field(None, description="bucket in the path, not the host; so with an endpoint")
 
     @field_validator("endpoint")
@@ -67,6 +70,16 @@ class S3Options(StoreOptions):
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in parts.netloc:
             raise ValueError("write http://HOST:PORT or https://HOST:PORT, without credentials")
         return endpoint
+
+    @property
+    def put_most_bytes(self) -> int:
+        """The largest object that is put in one request.
+
+        Many parts at a time are what makes AWS fast, and what costs a server of one's own more than it can gain.
+        """
+        if self.put_bytes is not None:
+            return self.put_bytes
+        return 2 * self.part_bytes if self.endpoint is None else 100 * MIB
 
     @property
     def stored_with(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from tests import servers, store_cases_s3
 from tests.servers import S3Server
 
 MIB = 1 << 20
-PARTS = "part_bytes=5242880"
+PARTS = "part_bytes=5242880&put_bytes=10485760"
 SERVERS = {"s3-moto": servers.moto, "s3-versitygw": servers.versitygw}
 
 
