@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind, ObjectRecord
-from siltstone.policy.deletion import plan_deletion
+from siltstone.catalog.repository import Catalog
+from siltstone.policy.deletion import DeletionPlan, plan_deletion
 from siltstone.store.paths import is_opaque
 
 
@@ -32,36 +33,46 @@ class DeletionResult:
     bytes: int
 
 
-def delete_checkpoints(place: Place, stream: str, ids: Collection[int]) -> DeletionResult:
+def delete_checkpoints(place: Place, stream: str, ids: Collection[int], *, epoch: int | None = None) -> DeletionResult:
     """Delete checkpoints of a stream, and complete what earlier deletions left. Those gone already are no error.
 
     A run of the stream may be at work: it needs only what its newest checkpoint builds on, and that stays. Whoever
-    restores one of `ids` meanwhile finds objects missing.
+    restores one of `ids` meanwhile finds objects missing. Whoever chose `ids` by what it had read before passes the
+    writer epoch of then.
 
     Raises:
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: the stream never had one of these; nothing is deleted.
-        UsageError: the newest is among them, which the stream resumes from; nothing is deleted.
+        UsageError: the newest is among them, which the stream resumes from, or one that a savepoint keeps; nothing is
+            deleted.
         Fenced: a run has taken the stream over meanwhile; what is marked stays so, delete again.
         Unreachable: the store or the catalog failed; likewise.
     """
     catalog = place.catalog
-    epoch = catalog.stream(stream).epoch
+    epoch = catalog.stream(stream).epoch if epoch is None else epoch
     catalog.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
     catalog.mark_deleted(stream, epoch, ids)
-    retained = catalog.retained(stream)
-    plan = plan_deletion(
-        {checkpoint.id: checkpoint.first for checkpoint in retained if not checkpoint.deleted},
-        {checkpoint.id for checkpoint in retained if checkpoint.deleted},
-    )
-    objects = catalog.objects(stream, plan.goes)
-    objects += [stored for stored in catalog.objects(stream, plan.waits) if _is_read_by_none_other(stored)]
+    plan, objects = foresee(catalog, stream)
     if plan.goes or objects:
         catalog.check_epoch(stream, epoch)
         names = [stored.name for stored in objects]
         place.warehouse.store.delete(names)
         catalog.forget(stream, epoch, plan.goes, names)
     return DeletionResult(plan.goes, plan.waits, len(objects), sum(stored.bytes for stored in objects))
+
+
+def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[DeletionPlan, list[ObjectRecord]]:
+    """What would go if `ids` were deleted beside those that are marked, and the objects that would go with it.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    retained = catalog.retained(stream)
+    marked = {checkpoint.id for checkpoint in retained if checkpoint.deleted or checkpoint.id in ids}
+    plan = plan_deletion({c.id: c.first for c in retained if c.id not in marked}, marked)
+    objects = catalog.objects(stream, plan.goes)
+    objects += [stored for stored in catalog.objects(stream, plan.waits) if _is_read_by_none_other(stored)]
+    return plan, objects
 
 
 def _is_read_by_none_other(stored: ObjectRecord) -> bool:
