@@ -16,6 +16,8 @@ from sqlalchemy import ColumnElement, insert, select, update
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
+from siltstone.catalog.audit import Audit
+from siltstone.catalog.leases import Leases
 from siltstone.catalog.records import (
     CheckpointCommit,
     CheckpointRecord,
@@ -40,7 +42,7 @@ def _is(id: int) -> ColumnElement[bool]:
     return t.checkpoint.c.id == (id if 0 < id < _ID_END else 0)
 
 
-class Catalog(Streams, Retaining):
+class Catalog(Streams, Retaining, Leases, Audit):
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
 
     # Checkpoints

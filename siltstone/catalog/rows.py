@@ -21,7 +21,7 @@ from siltstone.catalog.records import (
     StreamRecord,
     as_utc,
 )
-from siltstone.errors import UnknownCheckpoint, UsageError
+from siltstone.errors import StateError, UnknownCheckpoint, UsageError
 from siltstone.model import Form, StoredObject
 
 Value = TypeVar("Value", int, str)
@@ -149,7 +149,12 @@ def insert_objects(
     checkpoint: int,
     objects: Sequence[tuple[ObjectKind, StoredObject]],
 ) -> None:
-    """Objects that one checkpoint refers to."""
+    """Objects that one checkpoint refers to.
+
+    Raises:
+        StateError: one of them was deleted, or is about to be.
+    """
+    _refuse_deleted(connection, [stored.name for _, stored in objects])
     place = {"stream": stream, "checkpoint": checkpoint, "epoch": epoch}
     rows = [
         place | {"kind": kind.value, "name": stored.name, "bytes": stored.bytes, "checksum": stored.checksum}
@@ -157,6 +162,19 @@ def insert_objects(
     ]
     if rows:
         connection.execute(insert(t.object_), rows)
+
+
+def _refuse_deleted(connection: Connection, names: Iterable[str]) -> None:
+    """What a sweep has written down as deleted, nothing can refer to any more (`catalog.audit`)."""
+    d = t.deletion.c
+    for part in parts(names):
+        gone = (d.stream.in_(select(t.stream.c.name))) & d.name.in_(part)
+        found = connection.execute(select(d.name, d.who, d.deleted_at).where(gone).order_by(d.name).limit(1)).first()
+        if found is not None:
+            raise StateError(
+                f"object {found.name} was deleted as an orphan by {found.who} at {found.deleted_at.isoformat()}: "
+                "it took longer than the sweep's age guard to be referred to; do again what wrote it"
+            )
 
 
 def chain(connection: Connection, stream: str, id: int) -> list[int]:

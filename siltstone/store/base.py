@@ -96,6 +96,13 @@ class Store(Protocol):
         """(name, bytes) of every object whose name starts with `prefix`, in name order."""
         ...
 
+    def modified_at(self, names: Iterable[str]) -> dict[str, datetime]:
+        """When each object was stored, by the store's own clock, in UTC; without those that are not there.
+
+        A store that keeps no times knows of none.
+        """
+        ...
+
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; a name that is not there is no error."""
         ...

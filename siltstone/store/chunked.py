@@ -6,6 +6,7 @@ The name of an object is `<entry>/<key>`, split at its last slash; a name withou
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from itertools import groupby
 
@@ -221,6 +222,12 @@ class ChunkedStore:
             waiting = [each for each in waiting if each[0] >= folder]
             waiting = sorted(waiting + [each for each in self._sizes(folder) if each[0].startswith(prefix)])
         yield from waiting
+
+    def modified_at(self, names: Iterable[str]) -> dict[str, datetime]:
+        """Nothing: key-value stores keep no times."""
+        for name in names:
+            split_name(name)
+        return {}
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, and entries left empty; a name that is not there is no error."""

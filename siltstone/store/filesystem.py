@@ -165,6 +165,14 @@ class FilesystemStore:
         with reaching(f"list {self.url}"):
             yield from self._walk("", check_prefix(prefix))
 
+    def modified_at(self, names: Iterable[str]) -> dict[str, datetime]:
+        """When each object was written: its file's time."""
+        found = {}
+        for name in names:
+            with reaching(f"list {self._label(check_object_name(name))}"), suppress(FileNotFoundError):
+                found[name] = datetime.fromtimestamp((self.root / name).stat().st_mtime, UTC)
+        return found
+
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, and directories left empty; a name that is not there is no error."""
         for name in names:

@@ -40,6 +40,10 @@ _BASE = ".base.parquet"
 _OPAQUE = ".NON"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_FILE = re.compile(
+    r"manifest\.arrow|[A-Za-z0-9_-]{1,64}\.(segment|NON|INCR|INDEX)"
+    r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*){1,2}\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(base|snapshot)\.parquet"
+)
 _PLACE = re.compile(r"([a-z][a-z0-9_-]*)/(\d{8})/(\d{12})/[^/]+")
 
 
@@ -112,6 +116,11 @@ class CheckpointPath:
         """The checkpoint that an object name belongs to; None for a name that is not built here."""
         found = _PLACE.fullmatch(name)
         return cls(found[1], int(found[2]), int(found[3])) if found else None
+
+
+def is_built_here(name: str) -> bool:
+    """Is it the name of an object that Siltstone writes?"""
+    return CheckpointPath.of(name) is not None and _FILE.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def is_base(name: str) -> bool:

@@ -10,6 +10,7 @@ there: if it is what was to be written, it was ours and the write has succeeded.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal, TypeVar
 
 import pyarrow as pa
@@ -136,6 +137,11 @@ class Retrying:
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """As `Store.list`; the store retries its pages, since a listing cannot begin again half way."""
         return self.once.list(prefix)
+
+    def modified_at(self, names: Iterable[str]) -> dict[str, datetime]:
+        """As `Store.modified_at`."""
+        names = list(names)
+        return self.policy.call(lambda: self.once.modified_at(names))
 
     def delete(self, names: Iterable[str]) -> None:
         """As `Store.delete`."""

@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import closing, contextmanager, suppress
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -190,6 +190,21 @@ class S3Store:
                     yield name, found["Size"]
             more = page.get("IsTruncated", False)
             at = {"ContinuationToken": page.get("NextContinuationToken")}
+
+    def modified_at(self, names: Iterable[str]) -> dict[str, datetime]:
+        """When each object was stored: a HEAD each, several at a time."""
+        connection = self._link()
+
+        def ask(name: str) -> datetime | None:
+            place = {"Bucket": self.bucket, "Key": self._key(name)}
+            with suppress(CorruptObject):  # missing
+                found = connection.again(lambda: connection.ask("read", self._what(name), "head_object", **place))
+                return found["LastModified"].astimezone(UTC)
+            return None
+
+        futures = {name: connection.pool.submit(ask, name) for name in map(check_object_name, names)}
+        wait(futures.values())
+        return {name: time for name, future in futures.items() if (time := future.result()) is not None}
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, a thousand a request; a name that is not there is no error."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -139,6 +140,17 @@ def test_list_of_a_store_never_written_is_empty(store: Store) -> None:
     assert _names(store) == []
 
 
+def test_the_time_of_an_object_is_when_it_was_stored_where_the_store_keeps_times(case: Case, store: Store) -> None:
+    before = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=1)  # file systems' clocks tick more slowly
+    store.put("s/1/a", b"x")
+    with store.create("s/1/b") as writer:
+        writer.write(b"y" * 100_000)
+    found = store.modified_at(["s/1/a", "s/1/b", "s/1/absent", "absent/too"])
+    assert set(found) == (set() if case.url.startswith(("redis", "rocksdb")) else {"s/1/a", "s/1/b"})
+    assert all(before <= time <= datetime.now(UTC) + timedelta(seconds=1) for time in found.values())
+    assert store.modified_at([]) == store.modified_at(["s/2/a"]) == {}
+
+
 def test_delete_is_idempotent_and_leaves_the_rest(store: Store) -> None:
     stored = [store.put(f"s/1/{i}", b"x") for i in range(3)] + [store.put("s/2/0", b"y")]
     store.delete(["s/1/0", "s/1/1", "s/1/2", "absent/too"])
@@ -214,6 +226,8 @@ def test_names_stay_inside(store: Store, name: str) -> None:
         store.read(replace(StoredObject("a", 1, "00"), name=name))
     with pytest.raises(UsageError):
         store.delete([name])
+    with pytest.raises(UsageError):
+        store.modified_at([name])
     assert _names(store) == []
 
 

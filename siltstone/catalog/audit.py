@@ -1,0 +1,162 @@
+"""The part of the catalog that says what was deleted from the store, and decides whether something may be.
+
+A row is written before the object is deleted, in one transaction that holds the stream. It stays, and is two things:
+the record of a deletion, and a sentence: nothing can refer to an object of that name any more (`rows.insert_objects`).
+So of a commit and a deletion of the same object, whichever comes first keeps the other from happening (promise 3).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, delete, func, insert, select
+
+from siltstone.catalog import fencing, rows
+from siltstone.catalog import tables as t
+from siltstone.catalog.leases import LeaseRecord, leases, remove_expired
+from siltstone.catalog.transactions import Transactions
+from siltstone.store.paths import stream_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """What is to be deleted: a name in the store, its bytes, why, and when it was written, if that is known."""
+
+    name: str
+    bytes: int
+    reason: str
+    modified_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionRecord:
+    """One deletion: as `Doomed`, by whom and when."""
+
+    stream: str
+    name: str
+    bytes: int
+    modified_at: datetime | None
+    reason: str
+    who: str
+    deleted_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the catalog says at one moment about a stream's objects.
+
+    Attributes:
+        epoch: the newest writer epoch; `ended` if its run has ended.
+        newest: the newest completed checkpoint, 0 before the first.
+        epochs: those of which there is a checkpoint, deleted ones that wait among them.
+        leases: those that live.
+        referenced: names that a checkpoint or snapshot of any stream refers to, among those asked for.
+        at: this moment, UTC.
+    """
+
+    stream: str
+    epoch: int
+    ended: bool
+    newest: int
+    epochs: frozenset[int]
+    leases: tuple[LeaseRecord, ...]
+    referenced: frozenset[str]
+    at: datetime
+
+
+class Audit(Transactions):
+    """Deletions from the store."""
+
+    def standing(self, stream: str, names: Iterable[str] | None = None) -> Standing:
+        """How things stand; references among `names`, or for None among all names of the stream."""
+        with self._reading() as connection:
+            return _standing(connection, stream, names, self.now())
+
+    def record_orphans(
+        self, stream: str, who: str, names: Sequence[str], decide: Callable[[Standing], Sequence[Doomed]]
+    ) -> list[Doomed]:
+        """Write down what is about to be deleted of objects that nothing refers to; only that may be deleted then.
+
+        Args:
+            names: those in question.
+            decide: which of them, as things stand now: no commit and no lease comes between it and the record.
+        """
+        with self._writing(f"the deletion of orphans of stream {stream}") as connection:
+            fencing.lock(connection, stream)
+            remove_expired(connection, stream, self.now())
+            doomed = list(decide(_standing(connection, stream, names, self.now())))
+            _record(connection, stream, who, doomed, self.now())
+            return doomed
+
+    def record_deletion(self, stream: str, epoch: int, who: str, doomed: Sequence[Doomed]) -> None:
+        """Write down what is about to be deleted of checkpoints marked as deleted, guarded by the writer epoch.
+
+        Raises:
+            Fenced
+        """
+        with self._writing(f"the deletion of checkpoints of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            _record(connection, stream, who, doomed, self.now())
+
+    def deletions(self, stream: str, limit: int | None = None) -> list[DeletionRecord]:
+        """What was deleted, or the newest `limit` of it; oldest first."""
+        d = t.deletion.c
+        query = select(t.deletion).where(d.stream == stream).order_by(d.deleted_at.desc(), d.name.desc()).limit(limit)
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            return [DeletionRecord(**row) for row in connection.execute(query).mappings()][::-1]
+
+    def forget_deletions(self, stream: str, older_than: timedelta) -> None:
+        """Remove records of deletions of long ago, so that there are never more than a bounded time brings."""
+        d = t.deletion.c
+        with self._writing(f"the deletions of stream {stream}") as connection:
+            rows.get_stream(connection, stream)
+            old = (d.stream == stream) & (d.deleted_at < self.now() - older_than)
+            connection.execute(delete(t.deletion).where(old))
+
+
+def _standing(connection: Connection, stream: str, names: Iterable[str] | None, now: datetime) -> Standing:
+    """The order matters where statements see what is committed between them: a lease ends after what its holder wrote
+    is referred to, and a checkpoint is the newest when all it refers to is; so references are read last."""
+    c, r = t.checkpoint.c, t.run.c
+    epoch = rows.get_stream(connection, stream).epoch
+    ended = connection.scalar(select(r.ended_at).where(r.stream == stream, r.epoch == epoch)) is not None
+    newest = connection.scalar(select(func.max(c.id)).where(c.stream == stream)) or 0
+    epochs = connection.scalars(select(c.epoch).where(c.stream == stream).distinct())
+    return Standing(
+        stream=stream,
+        epoch=epoch,
+        ended=ended,
+        newest=newest,
+        epochs=frozenset(epochs),
+        leases=tuple(leases(connection, stream, now)),
+        referenced=_referenced(connection, stream, names),
+        at=now,
+    )
+
+
+def _referenced(connection: Connection, stream: str, names: Iterable[str] | None) -> frozenset[str]:
+    """By any stream: a fork refers to objects of the stream it was made from."""
+    o = t.object_.c
+    if names is None:
+        return frozenset(
+            connection.scalars(select(o.name).where(o.name.startswith(stream_prefix(stream), autoescape=True)))
+        )
+    streams = o.stream.in_(select(t.stream.c.name))  # which lets the primary key find the names
+    return frozenset(
+        name
+        for part in rows.parts(names)
+        for name in connection.scalars(select(o.name).where(streams, o.name.in_(part)))
+    )
+
+
+def _record(connection: Connection, stream: str, who: str, doomed: Sequence[Doomed], now: datetime) -> None:
+    """A row each; what a deletion that did not end has written down already stays as it is."""
+    d = t.deletion.c
+    for part in rows.parts(each.name for each in doomed):
+        known = set(connection.scalars(select(d.name).where(d.stream == stream, d.name.in_(part))))
+        wanted = set(part) - known
+        new = {each.name: asdict(each) for each in doomed if each.name in wanted}
+        if new:
+            place = {"stream": stream, "who": who, "deleted_at": now}
+            connection.execute(insert(t.deletion), [each | place for each in new.values()])

@@ -1,0 +1,111 @@
+"""The part of the catalog that says who is at work on checkpoints right now: leases, each with a time-out.
+
+A lease covers checkpoints from `first` to `last`. While it lives, deletions let these checkpoints wait and sweeps leave
+everything named under them alone: for a reader, what it reads; for a writer beside the run, such as a snapshot, what it
+has written and nothing refers to yet. Whoever finds a lease expired removes it before acting, so that one that was
+not renewed in time cannot come back to life.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from siltstone.catalog import fencing, rows
+from siltstone.catalog import tables as t
+from siltstone.catalog.transactions import Transactions
+
+_ALL = (0, 2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """One lease on checkpoints `first` to `last` of a stream; `id` is its own, `who` tells people whose."""
+
+    id: str
+    stream: str
+    first: int
+    last: int
+    who: str
+    taken_at: datetime
+    expires_at: datetime
+
+    def covers(self, checkpoint: int) -> bool:
+        """Whether the checkpoint is among its own."""
+        return self.first <= checkpoint <= self.last
+
+
+class Leases(Transactions):
+    """Leases on checkpoints."""
+
+    def take_lease(
+        self, stream: str, checkpoints: Iterable[int] | None, *, id: str, who: str, lasts: timedelta
+    ) -> LeaseRecord:
+        """Lease some checkpoints and all that their restores read; the whole stream, for None.
+
+        From here on none of it is deleted while the lease lives: a deletion either marked one of them before, and
+        then there is no lease, or sees the lease.
+
+        Args:
+            id: at most 32 characters that no other lease has.
+
+        Raises:
+            UnknownCheckpoint: one of them is not there, or marked as deleted.
+        """
+        with self._writing(f"a lease on stream {stream}") as connection:
+            fencing.lock(connection, stream)
+            remove_expired(connection, stream, self.now())
+            first, last = _ALL if checkpoints is None else _span(connection, stream, checkpoints)
+            taken = self.now()
+            lease = LeaseRecord(id, stream, first, last, who, taken, taken + lasts)
+            connection.execute(insert(t.lease), asdict(lease))
+        return lease
+
+    def renew_lease(self, id: str, lasts: timedelta) -> bool:
+        """Let a lease live on from now; False if it expired and somebody has acted on that."""
+        with self._writing("a lease") as connection:
+            changed = update(t.lease).where(t.lease.c.id == id).values(expires_at=self.now() + lasts)
+            return connection.execute(changed).rowcount > 0
+
+    def release_lease(self, id: str) -> None:
+        """End a lease; one that is gone is no error."""
+        with self._writing("a lease") as connection:
+            connection.execute(delete(t.lease).where(t.lease.c.id == id))
+
+    def live_leases(self, stream: str) -> list[LeaseRecord]:
+        """The leases that live, oldest first; expired ones are removed."""
+        with self._writing(f"the leases of stream {stream}") as connection:
+            fencing.lock(connection, stream)
+            remove_expired(connection, stream, self.now())
+            return leases(connection, stream)
+
+
+def leases(connection: Connection, stream: str, now: datetime | None = None) -> list[LeaseRecord]:
+    """The leases of a stream, oldest first; with `now`, only those that have not expired."""
+    c = t.lease.c
+    query = select(t.lease).where(c.stream == stream).order_by(c.taken_at, c.id)
+    if now is not None:
+        query = query.where(c.expires_at > now)
+    return [LeaseRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def remove_expired(connection: Connection, stream: str, now: datetime) -> None:
+    """Remove leases that have expired."""
+    connection.execute(delete(t.lease).where(t.lease.c.stream == stream, t.lease.c.expires_at <= now))
+
+
+def _span(connection: Connection, stream: str, checkpoints: Iterable[int]) -> tuple[int, int]:
+    """(the first checkpoint that a restore of any of them reads, the last of them)."""
+    c, d = t.checkpoint.c, t.dependency.c
+    joined = t.checkpoint.outerjoin(t.dependency, (d.stream == c.stream) & (d.checkpoint == c.id))
+    first, last = _ALL[1], 0
+    for part in rows.parts(checkpoints):
+        visible = (c.stream == stream) & c.id.in_(part) & c.deleted_at.is_(None)
+        query = select(c.id, func.coalesce(func.min(d.first), c.id)).select_from(joined).where(visible)
+        found = {id: earliest for id, earliest in connection.execute(query.group_by(c.id))}
+        for id in part:
+            if id not in found:
+                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+        first, last = min([first, *found.values()]), max(last, part[-1])
+    return first, last
