@@ -9,6 +9,8 @@ The first of these that names an option wins. In `siltstone.toml` the names are 
     restore_budget_s = 60
     [upload]
     hedging = false
+    [retention]
+    keep_daily = 7
 """
 
 from pathlib import Path
@@ -26,6 +28,7 @@ from pydantic_settings import (
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import UsageError
 from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions
+from siltstone.policy.retention import RetentionOptions
 
 CONFIGURATION = Path("siltstone.toml")
 
@@ -61,6 +64,9 @@ class Settings(BaseSettings):
     policy: str = Field(default=DEFAULT_POLICY, description="decides when to take a base")
     policy_options: PolicyOptions = Field(default_factory=PolicyOptions, description="its options")
     upload: UploadOptions = Field(default_factory=UploadOptions, description="how changes travel to the store")
+    retention: RetentionOptions = Field(
+        default_factory=RetentionOptions, description="which checkpoints `truncate` keeps; without a rule all"
+    )
 
     @classmethod
     def settings_customise_sources(

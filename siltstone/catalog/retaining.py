@@ -32,6 +32,8 @@ class Retaining(Transactions):
             expires = None if expires_in is None else created + expires_in
         except OverflowError:
             raise UsageError(f"savepoint {name} cannot expire in {expires_in}: use less, or none at all") from None
+        if expires is not None and expires <= created:
+            raise UsageError(f"savepoint {name} would have expired already: use a longer time, or none at all")
         savepoint = SavepointRecord(stream, name, checkpoint, created, expires)
         with self._writing(f"savepoint {name} of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)

@@ -3,12 +3,12 @@
 With `--json` one JSON object goes to standard output and everything for people to standard error; without it
 results are tables and long work shows progress on a terminal and stays silent in a pipe.
 
-    application      the app, errors and exit codes
-    options, output  what several commands take and print
-    stream, state, tools      the commands
+    application                        the app, errors and exit codes
+    options, output                    what several commands take and print
+    stream, state, lifecycle, tools    the commands
 """
 
-from siltstone.cli import stream, state, tools  # noqa: F401, I001  # they add their commands, in this order
+from siltstone.cli import stream, state, lifecycle, tools  # noqa: F401, I001  # they add their commands, in this order
 from siltstone.cli.application import main
 
 __all__ = ["main"]

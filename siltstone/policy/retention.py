@@ -135,7 +135,7 @@ def _by_rules(
     if options.keep_within is not None:
         yield from ((id, "within") for id in newest_first if now - committed_at[id] <= options.keep_within)
     for rule, common in _BUCKETS.items():
-        left, seen = options.rules.get(f"keep_{rule}", 0), None
+        left, seen = getattr(options, f"keep_{rule}") or 0, None
         for id in newest_first:
             if not left:
                 break

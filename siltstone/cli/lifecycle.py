@@ -1,0 +1,129 @@
+"""Commands that decide what a stream keeps: retention, savepoints."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from siltstone.cli.application import app
+from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, existing, settings_of
+from siltstone.cli.output import out, print_result, size
+from siltstone.errors import UsageError
+from siltstone.model import LATEST
+
+
+@app.command()
+def truncate(
+    stream: StreamName,
+    keep_last: Annotated[int | None, typer.Option(min=0, metavar="N", help="Keep the newest N.")] = None,
+    keep_within: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Keep those of the last 90s, 15m, 12h, 7d or 4w.")
+    ] = None,
+    keep_hourly: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N hours.")
+    ] = None,
+    keep_daily: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N days (UTC).")
+    ] = None,
+    keep_weekly: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N weeks.")
+    ] = None,
+    keep_monthly: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N months.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what is kept and why, and what would go; change nothing.")
+    ] = False,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the checkpoints that retention does not keep, and what only they need.
+
+    What any rule keeps is kept, and the newest and savepoints always. Each option stands in for the one of that name
+    under [retention] in siltstone.toml; without any, nothing is deleted.
+    """
+    from siltstone.lifecycle import retention
+
+    rules = {
+        "keep_last": keep_last,
+        "keep_within": keep_within,
+        "keep_hourly": keep_hourly,
+        "keep_daily": keep_daily,
+        "keep_weekly": keep_weekly,
+        "keep_monthly": keep_monthly,
+    }
+    given = {name: value for name, value in rules.items() if value is not None}
+    settings = settings_of(warehouse, catalog, retention=given)
+    with existing(settings) as place:
+        done = retention.truncate(place, stream, settings.retention, dry_run=dry_run)
+    if dry_run and not as_json:
+        fates = {kept.checkpoint: f"kept: {', '.join(kept.reasons)}" for kept in done.kept}
+        fates |= dict.fromkeys(done.deleted, "goes now")
+        fates |= {w.checkpoint: f"waits for {w.needed_by}, which builds on it" for w in done.waiting}
+        table = Table("id", "what happens", box=None)
+        for id, fate in sorted(fates.items()):
+            table.add_row(str(id), fate)
+        out.print(table)
+    would = "would be " if dry_run else ""
+    line = f"{stream}: {len(done.kept)} checkpoints {would}kept, {len(done.deleted)} {would}deleted, "
+    line += f"{len(done.waiting)} wait for others, {done.objects} objects, {size(done.bytes)}"
+    if not settings.retention.rules:
+        line += "; no rule is set: use --keep-last and the like, or [retention] in siltstone.toml"
+    print_result(asdict(done), as_json, line)
+
+
+@app.command()
+def savepoint(
+    stream: StreamName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the savepoint.")],
+    at: At = LATEST,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Keep it for 12h, 30d or 4w only. [until dropped]")
+    ] = None,
+    drop: Annotated[bool, typer.Option("--drop", help="Forget the savepoint instead; its checkpoint stays.")] = False,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a checkpoint a name, which keeps it from deletion."""
+    from siltstone.lifecycle import savepoint as savepoints
+    from siltstone.policy.retention import parse_duration
+
+    if drop and (at != LATEST or expires):
+        raise UsageError("--drop takes the name alone: leave --at and --expires out")
+    expires_in = None if expires is None else parse_duration(expires)
+    with existing(settings_of(warehouse, catalog)) as place:
+        if drop:
+            savepoints.drop_savepoint(place.catalog, stream, name)
+            dropped = {"stream": stream, "name": name, "dropped": True}
+            print_result(dropped, as_json, f"{stream}: savepoint {name} dropped")
+            return
+        made = savepoints.set_savepoint(place.catalog, stream, name, at=at, expires_in=expires_in)
+        described = savepoints.describe_savepoint(place.catalog, made)
+    until = f"until {described['expires_at']}" if made.expires_at else "until it is dropped"
+    print_result(
+        {"stream": stream, **described},
+        as_json,
+        f"{stream}: savepoint {name} keeps checkpoint {made.checkpoint} {until}",
+    )
+
+
+@app.command()
+def savepoints(
+    stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
+) -> None:
+    """List the savepoints of a stream, expired ones too."""
+    from siltstone.lifecycle.savepoint import list_savepoints
+
+    with existing(settings_of(warehouse, catalog)) as place:
+        found = list_savepoints(place.catalog, stream)
+    if as_json:
+        print_result({"stream": stream, "savepoints": found}, True, "")
+        return
+    table = Table("name", "checkpoint", "created", "expires", box=None)
+    for s in found:
+        expires = "never" if s["expires_at"] is None else s["expires_at"] + (" (expired)" if s["expired"] else "")
+        table.add_row(s["name"], str(s["checkpoint"]), s["created_at"], expires)
+    out.print(table)

@@ -1,0 +1,83 @@
+"""Truncates a stream: applies its retention, and deletes from the store what no checkpoint that is left needs.
+
+Retention decides (`policy.retention`) and deletion acts (`lifecycle.deletion`), so that a truncation may stop anywhere,
+run twice, or run beside another: what it decided to delete is marked in one transaction, and the next completes it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from siltstone.catalog.place import Place
+from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints, foresee
+from siltstone.policy.retention import RetentionOptions, plan_retention
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint that is kept, and every reason for that."""
+
+    checkpoint: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A deleted checkpoint whose objects stay, and the newest of those that are kept and build on it."""
+
+    checkpoint: int
+    needed_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What a truncation did, or would do (`dry_run`).
+
+    `deleted` checkpoints are gone, `waiting` ones are marked; among both are any that were marked before. `objects`
+    were deleted from the store, of `bytes` together.
+    """
+
+    stream: str
+    dry_run: bool
+    kept: tuple[Kept, ...]
+    deleted: tuple[int, ...]
+    waiting: tuple[Waiting, ...]
+    objects: int
+    bytes: int
+
+
+def truncate(place: Place, stream: str, options: RetentionOptions, *, dry_run: bool = False) -> Truncation:
+    """Delete the checkpoints that retention subsumes, and complete what earlier deletions left.
+
+    The time to go by is the catalog's. With `dry_run` nothing is changed.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+        UnknownCheckpoint: it has no checkpoint yet.
+        UsageError: the rules keep none, or a savepoint has been set meanwhile on one that is to go; nothing is deleted.
+        Fenced: a run has taken the stream over meanwhile; what is marked stays so, truncate again.
+        Unreachable: the store or the catalog failed; likewise.
+    """
+    catalog = place.catalog
+    epoch = catalog.stream(stream).epoch
+    catalog.latest(stream)  # or there is nothing to truncate
+    first, committed_at = {}, {}
+    for checkpoint in catalog.retained(stream):
+        if not checkpoint.deleted:
+            first[checkpoint.id], committed_at[checkpoint.id] = checkpoint.first, checkpoint.committed_at
+    plan = plan_retention(committed_at, catalog.savepoints(stream), options, catalog.now())
+    if dry_run:
+        goes, objects = foresee(catalog, stream, plan.subsumed)
+        done = DeletionResult(goes.goes, goes.waits, len(objects), sum(stored.bytes for stored in objects))
+    else:
+        done = delete_checkpoints(place, stream, plan.subsumed, epoch=epoch)
+    kept = tuple(Kept(id, reasons) for id, reasons in plan.kept.items())
+    waiting = _waiting(done.marked, {id: first[id] for id in plan.kept})
+    return Truncation(stream, dry_run, kept, done.deleted, waiting, done.objects, done.bytes)
+
+
+def _waiting(marked: Iterable[int], first: Mapping[int, int]) -> tuple[Waiting, ...]:
+    """What each waits for, given where the chains of those that are kept begin: none before that of an earlier one."""
+    kept = sorted(first)
+    begins = [first[id] for id in kept]
+    return tuple(Waiting(id, kept[bisect_right(begins, id) - 1]) for id in marked)
