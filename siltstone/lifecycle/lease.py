@@ -1,0 +1,89 @@
+"""Holds a lease on checkpoints while a block reads them, so that nobody deletes what it reads (promise 3)."""
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import Unreachable
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOptions:
+    """How long a lease lives that is not renewed, and how often it is renewed, in seconds."""
+
+    lasts_s: float = 120.0
+    renewed_every_s: float = 30.0
+
+
+def this_process() -> str:
+    """What tells people which process it is: `host:pid`."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+@contextmanager
+def reading(
+    catalog: Catalog,
+    stream: str,
+    checkpoints: Iterable[int] | None,
+    *,
+    what: str = "reads",
+    options: LeaseOptions | None = None,
+) -> Iterator[None]:
+    """Lease checkpoints and all that their restores read (the whole stream, for None) until the block ends.
+
+    A thread renews the lease. If this process dies, it expires and is forgotten.
+
+    A lease is a courtesy, not a lock: a reader without one finds objects missing, and says so, but reads nothing wrong.
+    So where the catalog cannot be written, such as by somebody who may only read it, the block runs all the same, after
+    a warning; and so it does when a lease could not be renewed in time.
+
+    Args:
+        what: what the block does, for people.
+
+    Raises:
+        UnknownStream: there is no such stream.
+        UnknownCheckpoint: one of the checkpoints is not there, or was deleted meanwhile.
+    """
+    options = options or LeaseOptions()
+    lasts, id = timedelta(seconds=options.lasts_s), uuid.uuid4().hex
+    try:
+        catalog.take_lease(stream, checkpoints, id=id, who=f"{this_process()} {what}", lasts=lasts)
+    except Unreachable as error:
+        _LOG.warning("no lease on stream %s, a deletion may take away what is read: %s", stream, error)
+        yield
+        return
+    ended = threading.Event()
+    renewing = threading.Thread(
+        target=_renew,
+        args=(lambda: catalog.renew_lease(id, lasts), lambda: ended.wait(options.renewed_every_s), stream),
+        name=f"siltstone-lease-{stream}",
+        daemon=True,
+    )
+    renewing.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        renewing.join()
+        with suppress(Unreachable):  # then it expires
+            catalog.release_lease(id)
+
+
+def _renew(renew: Callable[[], bool], ended: Callable[[], bool], stream: str) -> None:
+    """Renew until the block ends, or the lease is lost."""
+    while not ended():
+        try:
+            if not renew():
+                _LOG.warning("the lease on stream %s expired: a deletion may take away what is read", stream)
+                return
+        except Unreachable as error:
+            _LOG.warning("a lease on stream %s was not renewed, and will be tried again: %s", stream, error)

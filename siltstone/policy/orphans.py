@@ -1,0 +1,128 @@
+"""Which stored objects can be deleted since nothing refers to them and nothing ever will: a pure decision.
+
+By name and catalog alone, at once:
+
+    FENCED     of a writer epoch that is not the newest, which can commit nothing any more (promise 5)
+    ENDED      of the newest epoch, whose run has ended
+    LATE       of a checkpoint up to the newest completed one: commits are of the next one only, so this checkpoint
+               refers for good to what it refers to now, and its other objects are of attempts that lost. It does not
+               matter which epoch completed it: a newer one has nothing to write for it
+
+By age as well, since a run may be writing them right now:
+
+    ABANDONED  of the newest epoch, for the checkpoint it is writing, and older than the age guard
+
+Whatever is FENCED, ENDED or LATE stays so, and nothing refers to it later: epochs and checkpoints only grow. The one
+exception is work beside a run, such as a snapshot of a checkpoint that completed: it covers its objects with a lease
+until they are referred to. Everything else is kept, and told of if it is strange.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import pairwise
+
+from siltstone.catalog.audit import Standing
+from siltstone.catalog.records import RunRecord
+from siltstone.store.base import Unfinished
+from siltstone.store.paths import CheckpointPath, epoch_prefix, is_built_here
+
+AGE_GUARD = timedelta(days=3)
+"""how old what a run may be writing must be to be taken for abandoned"""
+IN_FLIGHT = 1
+"""how many checkpoints after the newest completed one a run may have objects of"""
+
+
+class Reason(StrEnum):
+    """Why an object that nothing refers to is deleted, or kept."""
+
+    FENCED = "of a fenced run"
+    ENDED = "of a run that has ended"
+    LATE = "of an attempt that its checkpoint did without"
+    ABANDONED = "of the running checkpoint, beyond the age guard"
+    WRITING = "may be being written"
+    LEASED = "under a lease"
+    AHEAD = "ahead of the catalog"
+    STRANGE = "not named by Siltstone"
+    BEYOND_LIMIT = "beyond the limit of this run"
+
+    @property
+    def deletes(self) -> bool:
+        """Whether it is a reason to delete."""
+        return self in _DELETES
+
+
+_DELETES = frozenset({Reason.FENCED, Reason.ENDED, Reason.LATE, Reason.ABANDONED})
+
+
+def judge(name: str, standing: Standing, age_guard: timedelta, modified_at: datetime | None = None) -> Reason | None:
+    """Why an object found in the store is to be deleted or kept; None if it is referred to.
+
+    Args:
+        name: an object under the prefix of the standing's stream.
+        standing: with references to `name`, from after the object was found.
+        modified_at: when it was stored, None where that is not known. It matters where the answer without it is
+            WRITING.
+    """
+    if name in standing.referenced:
+        return None
+    if not is_built_here(name):
+        return Reason.STRANGE
+    return _judge_place(name, standing, age_guard, modified_at)
+
+
+def judge_unfinished(write: Unfinished, standing: Standing, age_guard: timedelta) -> Reason:
+    """Why an unfinished write is to be discarded or kept. By its age, but for those of runs that commit nothing more.
+
+    One whose object is not known may be of another stream.
+    """
+    if write.name is not None:
+        if not is_built_here(write.name):
+            return Reason.STRANGE
+        reason = _judge_place(write.name, standing, age_guard, write.began_at)
+        if reason is not Reason.LATE:
+            return reason
+    return Reason.ABANDONED if write.began_at < standing.at - age_guard else Reason.WRITING
+
+
+def _judge_place(name: str, standing: Standing, age_guard: timedelta, modified_at: datetime | None) -> Reason:
+    place = CheckpointPath.of(name)
+    assert place is not None
+    if place.epoch > standing.epoch or place.checkpoint > standing.newest + IN_FLIGHT:
+        return Reason.AHEAD
+    if any(lease.covers(place.checkpoint) for lease in standing.leases):
+        return Reason.LEASED
+    if place.epoch < standing.epoch:
+        return Reason.FENCED
+    if place.checkpoint <= standing.newest:
+        return Reason.LATE
+    if standing.ended:
+        return Reason.ENDED
+    if modified_at is not None and modified_at < standing.at - age_guard:
+        return Reason.ABANDONED
+    return Reason.WRITING
+
+
+def incomplete_prefixes(runs: Sequence[RunRecord], standing: Standing) -> list[str]:
+    """What the names of all objects begin with that are of checkpoints that never completed.
+
+    One for each run: the whole epoch, where no checkpoint of it is left, or else the checkpoint it had begun when the
+    next run took over.
+
+    Args:
+        runs: all of the stream, oldest first.
+    """
+    return [
+        CheckpointPath(standing.stream, epoch, checkpoint).prefix
+        if epoch in standing.epochs
+        else epoch_prefix(standing.stream, epoch)
+        for epoch, checkpoint in _begun(runs, standing.newest)
+    ]
+
+
+def _begun(runs: Sequence[RunRecord], newest: int) -> Iterable[tuple[int, int]]:
+    """(epoch, the checkpoint it began and did not complete) of each run."""
+    for run, later in pairwise(runs):
+        yield run.epoch, later.first_checkpoint
+    for run in runs[-1:]:
+        yield run.epoch, newest + 1
