@@ -19,7 +19,7 @@ query of the same DataFrame: with `DataSourceReader.pushFilters`, those would si
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -53,7 +53,7 @@ class StateSource:
     """
 
     warehouse: Warehouse
-    catalog: str | None
+    catalog: str | None = field(repr=False)
     stream: str
     checkpoint: int
     shape: TableShape
@@ -174,11 +174,11 @@ class StateDataSource(DataSource):
             UsageError: it names or types a column otherwise than the table does.
         """
         source = self._found()
-        own = {field.name: field.dataType for field in source.schema}
-        for field in schema:
-            if own.get(field.name) != field.dataType:
+        own = {column.name: column.dataType for column in source.schema}
+        for column in schema:
+            if own.get(column.name) != column.dataType:
                 known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in own.items())
-                asked = f"{field.name} {field.dataType.simpleString()}"
+                asked = f"{column.name} {column.dataType.simpleString()}"
                 raise UsageError(f"{source.shape.name} has no {asked}: it has {known}")
         return StateReader(source, schema)
 
