@@ -232,9 +232,9 @@ def insert_savepoint(connection: Connection, savepoint: SavepointRecord) -> None
     Raises:
         UnknownCheckpoint, UsageError: as `Catalog.add_savepoint`.
     """
-    stream, name = savepoint.stream, savepoint.name
-    if newest(connection, stream, t.checkpoint.c.id == savepoint.checkpoint) is None:
-        raise unknown_checkpoint(connection, stream, f"no checkpoint {savepoint.checkpoint}")
+    stream, name, id = savepoint.stream, savepoint.name, savepoint.checkpoint
+    if id not in {checkpoint.id for checkpoint in retained(connection, stream) if not checkpoint.deleted}:
+        raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
     for taken in savepoints(connection, stream):
         if taken.name == name:
             raise UsageError(
