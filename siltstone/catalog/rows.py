@@ -169,11 +169,14 @@ def _refuse_deleted(connection: Connection, names: Iterable[str]) -> None:
     d = t.deletion.c
     for part in parts(names):
         gone = (d.stream.in_(select(t.stream.c.name))) & d.name.in_(part)
-        found = connection.execute(select(d.name, d.who, d.deleted_at).where(gone).order_by(d.name).limit(1)).first()
+        found = connection.execute(
+            select(d.name, d.reason, d.who, d.deleted_at).where(gone).order_by(d.name).limit(1)
+        ).first()
         if found is not None:
+            when = found.deleted_at.isoformat(timespec="seconds")
             raise StateError(
-                f"object {found.name} was deleted as an orphan by {found.who} at {found.deleted_at.isoformat()}: "
-                "it took longer than the sweep's age guard to be referred to; do again what wrote it"
+                f"object {found.name} ({found.reason}) was deleted by {found.who} at {when}, before anything referred "
+                "to it: do again what wrote it"
             )
 
 

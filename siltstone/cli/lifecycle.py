@@ -1,4 +1,4 @@
-"""Commands that decide what a stream keeps: retention, savepoints."""
+"""Commands that decide what a stream keeps, and clean up: retention, savepoints, sweeping."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, existing, settings_of
-from siltstone.cli.output import out, print_result, size
+from siltstone.cli.output import out, print_result, progress, size
 from siltstone.errors import UsageError
 from siltstone.model import LATEST
 
@@ -127,3 +127,41 @@ def savepoints(
         expires = "never" if s["expires_at"] is None else s["expires_at"] + (" (expired)" if s["expired"] else "")
         table.add_row(s["name"], str(s["checkpoint"]), s["created_at"], expires)
     out.print(table)
+
+
+@app.command()
+def sweep(
+    stream: StreamName,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be deleted and why; change nothing.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Delete at most N objects.")] = None,
+    incomplete: Annotated[
+        bool, typer.Option("--incomplete", help="Look only where checkpoints did not complete, and list no others.")
+    ] = False,
+    age_guard: Annotated[
+        str, typer.Option(metavar="TIME", help="How old what a run may be writing must be: 12h, 3d or 1w.")
+    ] = "3d",
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete stored objects that nothing refers to: of runs that were killed, and of attempts that lost."""
+    from siltstone.lifecycle import sweep as sweeping
+    from siltstone.policy.retention import parse_duration
+
+    options = sweeping.SweepOptions(limit, dry_run, incomplete, parse_duration(age_guard))
+    with existing(settings_of(warehouse, catalog)) as place, progress(f"sweeping {stream}"):
+        done = sweeping.sweep(place, stream, options)
+    if done.reasons and not as_json:
+        table = Table("what is done", "why", "objects", "bytes", "such as", box=None)
+        verb = "would be deleted" if dry_run else "deleted"
+        for f in done.reasons:
+            fate = verb if f.deletes else "kept"
+            more = f" and {f.objects - len(f.names)} more" if f.objects > len(f.names) else ""
+            table.add_row(fate, f.reason, f"{f.objects:,}", size(f.bytes), "\n".join(f.names) + more)
+        out.print(table)
+    would = sum(f.objects for f in done.reasons if f.deletes)
+    did = f"{would:,} would be deleted" if dry_run else f"{done.deleted:,} deleted"
+    line = f"{stream}: {done.found:,} objects that nothing refers to, {did}, {size(done.bytes)}, {done.seconds:.2f} s"
+    print_result(asdict(done), as_json, line)

@@ -97,4 +97,6 @@ def delete(
     line = f"{stream}: {len(result.deleted)} checkpoints deleted, {result.objects} objects, {size(result.bytes)}"
     if result.marked:
         line += f"; {', '.join(map(str, result.marked))} will go with the last checkpoint that builds on them"
+    if result.leased:
+        line += f"; {', '.join(map(str, result.leased))} are being read, and will go with a later deletion"
     print_result(asdict(result), as_json, line)

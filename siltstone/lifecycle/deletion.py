@@ -1,22 +1,29 @@
 """Deletes checkpoints and what only they refer to, so that a crash at any point leaves a deletion to be completed.
 
-    1  one transaction marks them: from here on nobody sees them
-    2  the store deletes the objects of those that no other checkpoint builds on; of those that wait for others, what no
-       other ever reads: opaque variables, which every checkpoint holds whole, and snapshots
-    3  one transaction removes the rows of these objects and checkpoints
+    1  one transaction marks them: from here on nobody sees them, and nobody begins to read them
+    2  one transaction writes down what will be deleted (`catalog.audit`)
+    3  the store deletes the objects of those that no other checkpoint builds on; of those that wait for others, what no
+       other ever reads: opaque variables, which every checkpoint holds whole, and snapshots. What somebody reads under
+       a lease stays
+    4  one transaction removes the rows of these objects and checkpoints
 
 The catalog never refers to less than the store holds, and what is marked says what is left to do: the next deletion in
 the stream, of these checkpoints again or of others, completes it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from siltstone.catalog.audit import Doomed
+from siltstone.catalog.leases import LeaseRecord
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind, ObjectRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.lifecycle.lease import this_process
 from siltstone.policy.deletion import DeletionPlan, plan_deletion
 from siltstone.store.paths import is_opaque
+
+REASON = "of a deleted checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +31,27 @@ class DeletionResult:
     """What a deletion did.
 
     `deleted` checkpoints are gone, among them any that were marked before; `marked` are all that wait for others to be
-    deleted. `objects` were deleted from the store, of `bytes` together.
+    deleted, and `leased` for those who read them. `objects` were deleted from the store, of `bytes` together.
     """
 
     deleted: tuple[int, ...]
     marked: tuple[int, ...]
     objects: int
     bytes: int
+    leased: tuple[int, ...] = ()
 
 
-def delete_checkpoints(place: Place, stream: str, ids: Collection[int], *, epoch: int | None = None) -> DeletionResult:
+def delete_checkpoints(
+    place: Place, stream: str, ids: Collection[int], *, epoch: int | None = None, who: str | None = None
+) -> DeletionResult:
     """Delete checkpoints of a stream, and complete what earlier deletions left. Those gone already are no error.
 
     A run of the stream may be at work: it needs only what its newest checkpoint builds on, and that stays. Whoever
-    restores one of `ids` meanwhile finds objects missing. Whoever chose `ids` by what it had read before passes the
-    writer epoch of then.
+    restores one of `ids` under a lease is not disturbed: what it reads waits. Whoever chose `ids` by what it had read
+    before passes the writer epoch of then.
+
+    Args:
+        who: what the records of the deletions say did it; this process, for None.
 
     Raises:
         UnknownStream: no such stream has run here.
@@ -52,13 +65,15 @@ def delete_checkpoints(place: Place, stream: str, ids: Collection[int], *, epoch
     epoch = catalog.stream(stream).epoch if epoch is None else epoch
     catalog.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
     catalog.mark_deleted(stream, epoch, ids)
-    plan, objects = foresee(catalog, stream)
+    plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream))
     if plan.goes or objects:
-        catalog.check_epoch(stream, epoch)
+        doomed = [Doomed(stored.name, stored.bytes, REASON) for stored in objects]
+        catalog.record_deletion(stream, epoch, who or this_process(), doomed)
         names = [stored.name for stored in objects]
         place.warehouse.store.delete(names)
         catalog.forget(stream, epoch, plan.goes, names)
-    return DeletionResult(plan.goes, plan.waits, len(objects), sum(stored.bytes for stored in objects))
+    size_bytes = sum(stored.bytes for stored in objects)
+    return DeletionResult(plan.goes, plan.waits, len(objects), size_bytes, plan.leased)
 
 
 def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[DeletionPlan, list[ObjectRecord]]:
@@ -67,11 +82,21 @@ def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[D
     Raises:
         UnknownStream: no such stream has run here.
     """
+    return _plan(catalog, stream, ids, catalog.standing(stream, ()).leases)
+
+
+def _plan(
+    catalog: Catalog, stream: str, ids: Collection[int], leases: Sequence[LeaseRecord]
+) -> tuple[DeletionPlan, list[ObjectRecord]]:
+    def leased(checkpoint: int) -> bool:
+        return any(lease.covers(checkpoint) for lease in leases)
+
     retained = catalog.retained(stream)
     marked = {checkpoint.id for checkpoint in retained if checkpoint.deleted or checkpoint.id in ids}
-    plan = plan_deletion({c.id: c.first for c in retained if c.id not in marked}, marked)
+    plan = plan_deletion({c.id: c.first for c in retained if c.id not in marked}, marked, leased)
+    unread = [checkpoint for checkpoint in plan.waits if not leased(checkpoint)]
     objects = catalog.objects(stream, plan.goes)
-    objects += [stored for stored in catalog.objects(stream, plan.waits) if _is_read_by_none_other(stored)]
+    objects += [stored for stored in catalog.objects(stream, unread) if _is_read_by_none_other(stored)]
     return plan, objects
 
 

@@ -18,6 +18,7 @@ from datetime import datetime
 import numpy as np
 
 from siltstone.catalog.manifest import Manifest, encode_manifest
+from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -27,6 +28,7 @@ from siltstone.lifecycle.costs import Gathered, cost_of, statistics_of, uploads_
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of
 from siltstone.lifecycle.persist import place_inline
 from siltstone.lifecycle.restore import read_manifest
+from siltstone.lifecycle.sweep import sweep_ended
 from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask
 from siltstone.model import Form, StoredObject
 from siltstone.operator import Operator
@@ -272,8 +274,9 @@ class Region:
         return completed
 
     def close(self, outcome: str) -> None:
-        """Note in the catalog how the run ended."""
+        """Note in the catalog how the run ended, and delete what it left of a checkpoint that did not complete."""
         self.catalog.end_epoch(self.stream.name, self.epoch, outcome)
+        sweep_ended(Place(self.warehouse, self.catalog), self.stream.name, self.epoch)
 
     def _manifest(self, uploads: UploadStatistics) -> Manifest:
         received = self._gathered.last

@@ -14,7 +14,7 @@ next sweep finds these objects and deletes them.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain
@@ -23,7 +23,7 @@ from siltstone.catalog.audit import Doomed, Standing
 from siltstone.catalog.place import Place
 from siltstone.errors import Unreachable
 from siltstone.lifecycle.lease import this_process
-from siltstone.policy.orphans import AGE_GUARD, Reason, incomplete_prefixes, judge, judge_unfinished
+from siltstone.policy.orphans import AGE_GUARD, DELETES, Reason, incomplete_prefixes, judge, judge_unfinished
 from siltstone.store.base import Store, Unfinished
 from siltstone.store.paths import CheckpointPath, stream_prefix
 
@@ -116,20 +116,24 @@ def sweep(place: Place, stream: str, options: SweepOptions | None = None, who: s
 def sweep_ended(place: Place, stream: str, epoch: int) -> None:
     """Delete what a run left of the checkpoint it was writing when it ended: one short listing.
 
-    For the run itself, when its end is in the catalog. What it cannot do is left to the next sweep.
+    For the run itself, when its end is in the catalog; one that was fenced meanwhile deletes nothing (promise 5). What
+    it cannot do is left to the next sweep.
     """
     try:
         path = CheckpointPath(stream, epoch, place.catalog.last_id(stream) + 1)
-        work = _Work(place, stream, this_process(), SweepOptions())
+        work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), {Reason.ENDED})
         work.sweep_objects([path.prefix])
     except Unreachable as error:
         _LOG.warning("stream %s: what its last checkpoint left is not swept: %s", stream, error)
 
 
 class _Work:
-    """One sweep: what it found so far."""
+    """One sweep: what it found so far. It deletes for some `reasons` only, all that there are by default."""
 
-    def __init__(self, place: Place, stream: str, who: str, options: SweepOptions) -> None:
+    def __init__(
+        self, place: Place, stream: str, who: str, options: SweepOptions, reasons: Collection[Reason] = DELETES
+    ) -> None:
+        self._reasons = reasons
         self._catalog, self._store = place.catalog, place.warehouse.store
         self._stream, self._who, self._options = stream, who, options
         self._left = options.limit
@@ -157,7 +161,7 @@ class _Work:
         orphans = []
         for name, size in sizes.items():
             why = reason(name, standing)
-            if why is not None and why.deletes:
+            if why in self._reasons:
                 orphans.append(name)
             elif why is not None:
                 self._count(why, name, size)
@@ -197,7 +201,7 @@ class _Work:
             return [
                 Doomed(name, sizes[name], why.value, ages.get(name))
                 for name, why in judged.items()
-                if why is not None and why.deletes
+                if why is not None and why in self._reasons
             ]
 
         if self._options.dry_run:

@@ -6,19 +6,23 @@ which it was marked.
 """
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class DeletionPlan:
-    """Marked checkpoints, ascending: `goes` are needed by none, `waits` by one that is not marked."""
+    """Marked checkpoints, ascending: `goes` are needed by none, `waits` by one that is not marked, `leased` by somebody
+    who reads them right now."""
 
     goes: tuple[int, ...]
     waits: tuple[int, ...]
+    leased: tuple[int, ...] = ()
 
 
-def plan_deletion(first: Mapping[int, int], marked: Set[int]) -> DeletionPlan:
+def plan_deletion(
+    first: Mapping[int, int], marked: Set[int], leased: Callable[[int], bool] = lambda _: False
+) -> DeletionPlan:
     """Tell apart the marked checkpoints that can go.
 
     A marked checkpoint is never restored itself, so only the chains of the others count. Once a checkpoint can go it
@@ -28,14 +32,17 @@ def plan_deletion(first: Mapping[int, int], marked: Set[int]) -> DeletionPlan:
         first: each checkpoint that is not marked -> the first one that its restore reads, the earliest of any
             operator's; it reads every one from there to itself.
         marked: the checkpoints to delete, and those that waited for that already.
+        leased: whether somebody reads a checkpoint.
     """
-    goes, waits = [], []
+    goes, waits, read = [], [], []
     earliest = math.inf
     for checkpoint in sorted({*first, *marked}, reverse=True):
         if checkpoint not in marked:
             earliest = min(earliest, first[checkpoint])
-        elif checkpoint < earliest:
-            goes.append(checkpoint)
-        else:
+        elif checkpoint >= earliest:
             waits.append(checkpoint)
-    return DeletionPlan(tuple(reversed(goes)), tuple(reversed(waits)))
+        elif leased(checkpoint):
+            read.append(checkpoint)
+        else:
+            goes.append(checkpoint)
+    return DeletionPlan(tuple(reversed(goes)), tuple(reversed(waits)), tuple(reversed(read)))

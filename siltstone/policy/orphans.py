@@ -49,10 +49,11 @@ class Reason(StrEnum):
     @property
     def deletes(self) -> bool:
         """Whether it is a reason to delete."""
-        return self in _DELETES
+        return self in DELETES
 
 
-_DELETES = frozenset({Reason.FENCED, Reason.ENDED, Reason.LATE, Reason.ABANDONED})
+DELETES = frozenset({Reason.FENCED, Reason.ENDED, Reason.LATE, Reason.ABANDONED})
+"""the reasons to delete"""
 
 
 def judge(name: str, standing: Standing, age_guard: timedelta, modified_at: datetime | None = None) -> Reason | None:
@@ -82,7 +83,7 @@ def judge_unfinished(write: Unfinished, standing: Standing, age_guard: timedelta
         reason = _judge_place(write.name, standing, age_guard, write.began_at)
         if reason is not Reason.LATE:
             return reason
-    return Reason.ABANDONED if write.began_at < standing.at - age_guard else Reason.WRITING
+    return Reason.ABANDONED if standing.at - write.began_at > age_guard else Reason.WRITING
 
 
 def _judge_place(name: str, standing: Standing, age_guard: timedelta, modified_at: datetime | None) -> Reason:
@@ -98,7 +99,7 @@ def _judge_place(name: str, standing: Standing, age_guard: timedelta, modified_a
         return Reason.LATE
     if standing.ended:
         return Reason.ENDED
-    if modified_at is not None and modified_at < standing.at - age_guard:
+    if modified_at is not None and standing.at - modified_at > age_guard:
         return Reason.ABANDONED
     return Reason.WRITING
 

@@ -1,7 +1,6 @@
 """What a user can do to a stream, one function each: the command line, the jobs and the assets all call these."""
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from siltstone.lifecycle.export import (
     unit_tasks,
     whole_digest,
 )
+from siltstone.lifecycle.lease import reading, this_process
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
 from siltstone.lifecycle.restore import chain_manifests, read_manifest, read_manifests
 from siltstone.lifecycle.snapshot import compare, compare_tasks, snapshot_tasks, take_snapshot
@@ -184,8 +184,7 @@ def open_region(
         upload=settings.upload,
     )
     policy = named(settings.policy, settings.policy_options)
-    who = f"{socket.gethostname()}:{os.getpid()}"
-    return Region.open(stream, place.warehouse, place.catalog, policy, region_options, who)
+    return Region.open(stream, place.warehouse, place.catalog, policy, region_options, this_process())
 
 
 @dataclass(frozen=True)
@@ -232,23 +231,24 @@ def restore(
         record = catalog.checkpoint(stream, checkpoint)
         staged = None if to is None else staging(to)
         try:
-            spark = spark_session(settings.master, settings.spark)
-            start = time.perf_counter()
-            manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint))
-            parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
-            manifest = manifests[checkpoint]
-            wanted = chosen(manifest, only) if only else None
-            tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged, wanted)
-            results = spark_map(spark, lambda task: restore_unit(store, task), tasks)
-            digest = whole_digest(results, manifest.max_parallelism)
-            recorded = record.digest if wanted is None else recorded_digest(manifest, wanted)
-            if digest != recorded:
-                raise ProofFailed(
-                    f"checkpoint {checkpoint} of {stream}: digest {digest} is not the recorded {recorded}"
-                )
-            seconds = time.perf_counter() - start
-            if staged is not None and to is not None:
-                publish(staged, to.absolute())
+            with reading(catalog, stream, [checkpoint], what="restores"):
+                spark = spark_session(settings.master, settings.spark)
+                start = time.perf_counter()
+                manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint))
+                parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
+                manifest = manifests[checkpoint]
+                wanted = chosen(manifest, only) if only else None
+                tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged, wanted)
+                results = spark_map(spark, lambda task: restore_unit(store, task), tasks)
+                digest = whole_digest(results, manifest.max_parallelism)
+                recorded = record.digest if wanted is None else recorded_digest(manifest, wanted)
+                if digest != recorded:
+                    raise ProofFailed(
+                        f"checkpoint {checkpoint} of {stream}: digest {digest} is not the recorded {recorded}"
+                    )
+                seconds = time.perf_counter() - start
+                if staged is not None and to is not None:
+                    publish(staged, to.absolute())
         except BaseException:
             if staged is not None:
                 discard(staged)
@@ -288,19 +288,21 @@ def verify(
             raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
         spark = spark_session(settings.master, settings.spark)
         start = time.perf_counter()
-        chains = {c: catalog.chain(stream, c) for c in wanted}
-        stored = {
-            c: catalog.checkpoint(stream, c).manifest for c in sorted({c for chain in chains.values() for c in chain})
-        }
-        plan = plan_proof(store, stored, chains)
-        proofs = spark_map(spark, lambda task: prove(store, task), plan.tasks)
-        failures = [*plan.failures, *(f for proof in proofs for f in proof.failures)]
-        checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
-        failures += [failure for found in checked for failure in found]
-        taken = [(stored, [c]) for c, s in snapshots.items() if c in chains for stored in s.objects]
-        failures += check_objects(store, taken)
-        if deep:
-            failures += _deep(settings, spark, place, [s for c, s in snapshots.items() if c in wanted])
+        with reading(catalog, stream, wanted, what="verifies"):
+            chains = {c: catalog.chain(stream, c) for c in wanted}
+            stored = {
+                c: catalog.checkpoint(stream, c).manifest
+                for c in sorted({c for chain in chains.values() for c in chain})
+            }
+            plan = plan_proof(store, stored, chains)
+            proofs = spark_map(spark, lambda task: prove(store, task), plan.tasks)
+            failures = [*plan.failures, *(f for proof in proofs for f in proof.failures)]
+            checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
+            failures += [failure for found in checked for failure in found]
+            taken = [(stored, [c]) for c, s in snapshots.items() if c in chains for stored in s.objects]
+            failures += check_objects(store, taken)
+            if deep:
+                failures += _deep(settings, spark, place, [s for c, s in snapshots.items() if c in wanted])
         first = {f.checkpoint: f for f in reversed(failures) if f.checkpoint in chains}
         for checkpoint in wanted:
             failure = first.get(checkpoint)
@@ -356,11 +358,13 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
             raise UsageError(f"checkpoint {record.id} of {stream} has a snapshot already")
         spark = spark_session(settings.master, settings.spark)
         start = time.perf_counter()
-        manifest = read_manifest(warehouse.store, record.manifest)
-        tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
-        parts = spark_map(spark, take_snapshot, tasks)
-        objects = [stored for part in parts for stored in part.objects]
-        rows = sum(part.rows for part in parts)
-        catalog.add_snapshot(stream, epoch, record.id, objects, rows)
+        # The lease also covers what is written and not referred to yet.
+        with reading(catalog, stream, [record.id], what="takes a snapshot"):
+            manifest = read_manifest(warehouse.store, record.manifest)
+            tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
+            parts = spark_map(spark, take_snapshot, tasks)
+            objects = [stored for part in parts for stored in part.objects]
+            rows = sum(part.rows for part in parts)
+            catalog.add_snapshot(stream, epoch, record.id, objects, rows)
         seconds = round(time.perf_counter() - start, 3)
     return SnapshotResult(stream, record.id, rows, sum(o.bytes for o in objects), seconds)

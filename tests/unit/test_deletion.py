@@ -318,7 +318,7 @@ def test_stopped_in_the_store_it_is_completed_by_the_next(
     assert deletes >= 4
 
 
-@pytest.mark.parametrize("method", ["mark_deleted", "retained", "check_epoch", "forget"])
+@pytest.mark.parametrize("method", ["mark_deleted", "live_leases", "retained", "record_deletion", "forget"])
 def test_stopped_at_the_catalog_it_is_completed_by_the_next(
     place: Place, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -381,7 +381,7 @@ def test_killed_it_is_completed_by_the_next(place: Place, deletes: int) -> None:
 # Other writers
 
 
-@pytest.mark.parametrize("method", ["mark_deleted", "check_epoch"])
+@pytest.mark.parametrize("method", ["mark_deleted", "record_deletion"])
 def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     guarded = getattr(Catalog, method)
 
@@ -401,14 +401,14 @@ def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.Mon
 
 def test_two_deletions_at_once_do_what_both_were_asked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is whole between what the first decides and what it does."""
-    check, results = Catalog.check_epoch, []
+    check, results = Catalog.record_deletion, []
 
     def second(catalog: Catalog, *arguments: object) -> None:
-        monkeypatch.setattr(Catalog, "check_epoch", check)
+        monkeypatch.setattr(Catalog, "record_deletion", check)
         results.append(delete_checkpoints(place, NAME, [5, 6]))
-        catalog.check_epoch(*arguments)  # type: ignore[arg-type]
+        catalog.record_deletion(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Catalog, "check_epoch", second)
+    monkeypatch.setattr(Catalog, "record_deletion", second)
     first = delete_checkpoints(place, NAME, [1, 2, 3, 4, 7, 8])
     assert (first.deleted, first.marked) == ((1, 2), (3, 4, 7, 8))
     assert (results[0].deleted, results[0].marked) == ((1, 2, 3, 4, 5, 6), (7, 8))
