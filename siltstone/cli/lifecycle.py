@@ -61,14 +61,15 @@ def truncate(
     if dry_run and not as_json:
         fates = {kept.checkpoint: f"kept: {', '.join(kept.reasons)}" for kept in done.kept}
         fates |= dict.fromkeys(done.deleted, "goes now")
+        fates |= dict.fromkeys(done.leased, "waits for somebody who reads it")
         fates |= {w.checkpoint: f"waits for {w.needed_by}, which builds on it" for w in done.waiting}
         table = Table("id", "what happens", box=None)
         for id, fate in sorted(fates.items()):
             table.add_row(str(id), fate)
         out.print(table)
-    would = "would be " if dry_run else ""
+    would, wait = ("would be ", "would wait") if dry_run else ("", "wait")
     line = f"{stream}: {len(done.kept)} checkpoints {would}kept, {len(done.deleted)} {would}deleted, "
-    line += f"{len(done.waiting)} wait for others, {done.objects} objects, {size(done.bytes)}"
+    line += f"{len(done.waiting) + len(done.leased)} {wait} for others, {done.objects} objects, {size(done.bytes)}"
     if not settings.retention.rules:
         line += "; no rule is set: use --keep-last and the like, or [retention] in siltstone.toml"
     print_result(asdict(done), as_json, line)

@@ -33,8 +33,8 @@ class Waiting:
 class Truncation:
     """What a truncation did, or would do (`dry_run`).
 
-    `deleted` checkpoints are gone, `waiting` ones are marked; among both are any that were marked before. `objects`
-    were deleted from the store, of `bytes` together.
+    `deleted` checkpoints are gone; `waiting` ones are marked, and so are those that are `leased`, which somebody reads.
+    Among them all are any that were marked before. `objects` were deleted from the store, of `bytes` together.
     """
 
     stream: str
@@ -42,6 +42,7 @@ class Truncation:
     kept: tuple[Kept, ...]
     deleted: tuple[int, ...]
     waiting: tuple[Waiting, ...]
+    leased: tuple[int, ...]
     objects: int
     bytes: int
 
@@ -67,13 +68,14 @@ def truncate(place: Place, stream: str, options: RetentionOptions, *, dry_run: b
             first[checkpoint.id], committed_at[checkpoint.id] = checkpoint.first, checkpoint.committed_at
     plan = plan_retention(committed_at, catalog.savepoints(stream), options, catalog.now())
     if dry_run:
-        goes, objects = foresee(catalog, stream, plan.subsumed)
-        done = DeletionResult(goes.goes, goes.waits, len(objects), sum(stored.bytes for stored in objects))
+        ahead, objects = foresee(catalog, stream, plan.subsumed)
+        size_bytes = sum(stored.bytes for stored in objects)
+        done = DeletionResult(ahead.goes, ahead.waits, len(objects), size_bytes, ahead.leased)
     else:
         done = delete_checkpoints(place, stream, plan.subsumed, epoch=epoch)
     kept = tuple(Kept(id, reasons) for id, reasons in plan.kept.items())
     waiting = _waiting(done.marked, {id: first[id] for id in plan.kept})
-    return Truncation(stream, dry_run, kept, done.deleted, waiting, done.objects, done.bytes)
+    return Truncation(stream, dry_run, kept, done.deleted, waiting, done.leased, done.objects, done.bytes)
 
 
 def _waiting(marked: Iterable[int], first: Mapping[int, int]) -> tuple[Waiting, ...]:

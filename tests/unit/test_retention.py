@@ -1,0 +1,501 @@
+"""Truncation and savepoints: what is kept restores and proves; store and catalog agree wherever a truncation stops."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, UsageError
+from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.retention import Truncation, truncate
+from siltstone.lifecycle.savepoint import drop_savepoint, list_savepoints, set_savepoint
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.policy.retention import RetentionOptions, parse_duration
+from siltstone.settings import load_settings
+from siltstone.store.filesystem import FilesystemStore
+from siltstone.store.open import Warehouse
+from siltstone.stream import Stream
+from tests.proofs import failures, restored_digest
+from tests.region_run import RegionRun
+
+NAME = "sums"
+MONDAY = datetime(2013, 7, 1, tzinfo=UTC)
+CHECKPOINTS = 14
+POLICY = named("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
+LAST = RetentionOptions(keep_last=2)
+"""keeps 13 and 14"""
+DAILY = RetentionOptions(keep_daily=3)
+"""keeps 9, 12 and 14: those of Wednesday, Thursday, Friday"""
+
+
+class Sums(Operator):
+    """Adds up `n` by key."""
+
+    key = {"k": pa.int64()}  # noqa: RUF012
+    totals = ValueState(value={"n": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> None:
+        old = state.totals.get(rows.keys)["n"].fill_null(0).to_numpy()
+        new = np.bincount(rows.group, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
+        state.totals.put(rows.keys, {"n": old + new.astype(np.int64)})
+
+
+STREAM = Stream(NAME, source=lambda spark, _: spark.sql(""), operators=[Sums(name="by_key")], max_parallelism=4)
+
+
+def rows(n: int) -> pa.Table:
+    """All keys first, then a few, so that deltas are small."""
+    keys = np.arange(100) if n == 1 else (np.arange(10) + 7 * n) % 100
+    return pa.table({"k": keys, "n": np.full(len(keys), n)})
+
+
+class Clock:
+    """Time that stands still until moved."""
+
+    def __init__(self, time: datetime = MONDAY) -> None:
+        self.time = time
+
+    def __call__(self) -> datetime:
+        return self.time
+
+    def move(self, hours: float) -> None:
+        self.time += timedelta(hours=hours)
+
+
+def opened(root: Path, clock: Clock) -> Place:
+    warehouse = Warehouse.at(str(root))
+    warehouse.prepare()
+    return Place(warehouse, open_catalog(warehouse.catalog_url, now=clock))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warehouse with 14 checkpoints, one every eight hours from Monday midnight on; bases at 1, 5, 9 and 13."""
+    root, clock = tmp_path_factory.mktemp("retention") / "w", Clock()
+    with opened(root, clock) as place:
+        run = RegionRun(place, STREAM, POLICY)
+        for n in range(1, CHECKPOINTS + 1):
+            run.step(rows(n))
+            clock.move(8)
+        assert [r.first for r in place.catalog.retained(NAME)] == [1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9, 13, 13]
+    return root
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Friday, 16:00: eight hours after the newest checkpoint."""
+    return Clock(MONDAY + timedelta(hours=8 * CHECKPOINTS))
+
+
+@pytest.fixture
+def place(written: Path, tmp_path: Path, clock: Clock) -> Iterator[Place]:
+    shutil.copytree(written, tmp_path / "w")
+    with opened(tmp_path / "w", clock) as there:
+        yield there
+
+
+def visible(place: Place) -> list[int]:
+    return [c.id for c in place.catalog.checkpoints(NAME)]
+
+
+def stored(place: Place) -> tuple[object, ...]:
+    """All that whoever is refused must leave alone."""
+    catalog = place.catalog
+    return sorted(place.warehouse.store.list("")), catalog.retained(NAME), catalog.savepoints(NAME), catalog.runs(NAME)
+
+
+def check_whole(place: Place, wanted: Iterable[int]) -> None:
+    """Exactly these are to be seen, and prove; the store holds exactly what the catalog names."""
+    recorded = place.catalog.checkpoints(NAME)
+    assert [c.id for c in recorded] == sorted(wanted)
+    assert not failures(place, NAME)
+    for checkpoint in recorded:
+        assert restored_digest(place, NAME, checkpoint.id) == checkpoint.digest
+    named = [(o.name, o.bytes) for o in place.catalog.objects(NAME)]
+    assert sorted(place.warehouse.store.list("")) == sorted(named)
+
+
+# What is kept
+
+
+def test_what_is_kept_and_why_and_what_happens_to_the_rest(place: Place) -> None:
+    set_savepoint(place.catalog, NAME, "stable", at="2")
+    before = dict(place.warehouse.store.list(""))
+    done = truncate(place, NAME, DAILY)
+    assert {k.checkpoint: k.reasons for k in done.kept} == {
+        2: ("savepoint stable",),
+        9: ("daily 2013-07-03",),
+        12: ("daily 2013-07-04",),
+        14: ("newest", "daily 2013-07-05"),
+    }
+    assert done.deleted == (3, 4, 5, 6, 7, 8)
+    assert [(w.checkpoint, w.needed_by) for w in done.waiting] == [(1, 2), (10, 12), (11, 12), (13, 14)]
+    after = dict(place.warehouse.store.list(""))
+    assert (done.objects, done.bytes) == (len(before) - len(after), sum(before.values()) - sum(after.values()))
+    assert done.objects > 0
+    check_whole(place, [2, 9, 12, 14])
+
+
+RULES = [
+    {"keep_last": 1},
+    {"keep_last": 3, "keep_weekly": 1},
+    {"keep_hourly": 4},
+    {"keep_within": "25h", "keep_monthly": 2},
+    {"keep_last": 0, "min_count": 5},
+    {"keep_within": "1h", "min_age": "2d"},
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_a_dry_run_foretells_and_changes_nothing_and_the_second_time_nothing_goes(place: Place, rules: dict) -> None:
+    options = RetentionOptions(**rules)
+    before = stored(place)
+    foretold = truncate(place, NAME, options, dry_run=True)
+    assert stored(place) == before
+    done = truncate(place, NAME, options)
+    assert (foretold.dry_run, done.dry_run) == (True, False)
+    assert {**as_dict(foretold), "dry_run": False} == as_dict(done)
+    check_whole(place, [k.checkpoint for k in done.kept])
+    left = stored(place)
+    again = truncate(place, NAME, options)
+    assert (again.kept, again.deleted, again.waiting) == (done.kept, (), done.waiting)
+    assert (again.objects, again.bytes, stored(place)) == (0, 0, left)
+
+
+def as_dict(done: Truncation) -> dict[str, object]:
+    return {name: getattr(done, name) for name in Truncation.__slots__}
+
+
+@pytest.mark.parametrize("seed", [20130701, 9471438])
+def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(place: Place, clock: Clock, seed: int) -> None:
+    """A run goes on, savepoints come and go, and the stream is truncated by ever other rules."""
+    chance, catalog = random.Random(seed), place.catalog
+    run, n, names = RegionRun(place, STREAM, POLICY), CHECKPOINTS, 0
+    truncate(place, NAME, RetentionOptions(keep_last=8))
+    for _ in range(6):
+        for _ in range(chance.randint(1, 3)):
+            n += 1
+            assert run.step(rows(n))
+            clock.move(chance.choice([0, 1, 8, 30]))
+        for _ in range(chance.randint(0, 2)):
+            names += 1
+            lasts = chance.choice([None, timedelta(hours=20)])
+            set_savepoint(catalog, NAME, f"s{names}", at=str(chance.choice(visible(place))), expires_in=lasts)
+        there = [s.name for s in catalog.savepoints(NAME)]
+        if there and chance.random() < 0.3:
+            drop_savepoint(catalog, NAME, chance.choice(there))
+        pins = {s.checkpoint for s in catalog.savepoints(NAME) if not s.expired(clock())}
+        first = {r.id: r.first for r in catalog.retained(NAME) if not r.deleted}
+        rules: dict[str, Any] = {"keep_last": chance.randint(1, 3), "keep_daily": chance.randint(0, 3)}
+        done = truncate(place, NAME, RetentionOptions(**rules, min_count=chance.randint(0, 4)))
+        kept = [k.checkpoint for k in done.kept]
+        assert pins | {n} <= set(kept)
+        assert set(done.deleted) & set(kept) == set()
+        needs = {w.checkpoint: [id for id in kept if first[id] <= w.checkpoint < id] for w in done.waiting}
+        assert {w.checkpoint: w.needed_by for w in done.waiting} == {id: max(by) for id, by in needs.items()}
+        check_whole(place, kept)
+
+
+def test_without_a_rule_nothing_goes_but_what_was_deleted_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stored(place)
+    done = truncate(place, NAME, RetentionOptions(min_count=1))
+    assert {k.reasons for k in done.kept} == {("no rule is set",)}
+    assert (len(done.kept), done.deleted, done.waiting, done.objects, stored(place)) == (14, (), (), 0, before)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(FilesystemStore, "delete", stop)
+        delete_checkpoints(place, NAME, [1, 2, 3, 4])
+    assert truncate(place, NAME, RetentionOptions()).deleted == (1, 2, 3, 4)
+    check_whole(place, range(5, 15))
+
+
+def test_what_somebody_reads_waits_for_them(place: Place) -> None:
+    with reading(place.catalog, NAME, [7]):
+        foretold = truncate(place, NAME, LAST, dry_run=True)
+        done = truncate(place, NAME, LAST)
+        assert foretold.leased == done.leased == (5, 6, 7)
+        assert done.deleted == (1, 2, 3, 4, 8, 9, 10, 11, 12)
+        check_whole(place, [13, 14])
+    assert truncate(place, NAME, LAST).deleted == (5, 6, 7)
+    check_whole(place, [13, 14])
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "rules", [{"keep_last": 0}, {"keep_within": "1h"}, {"keep_daily": 0, "keep_hourly": 0}], ids=str
+)
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_rules_that_keep_none_are_refused(place: Place, rules: dict, dry_run: bool) -> None:
+    set_savepoint(place.catalog, NAME, "stable", at="3")
+    before = stored(place)
+    with pytest.raises(UsageError, match=r"keep none of 14 checkpoints \(keep_.*\): keep more"):
+        truncate(place, NAME, RetentionOptions(**rules), dry_run=dry_run)
+    assert stored(place) == before
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_there_is_nothing_to_truncate(place: Place, dry_run: bool) -> None:
+    place.catalog.register("idle", 4, {})
+    with pytest.raises(UnknownStream, match="it has idle, sums"):
+        truncate(place, "nosuch", LAST, dry_run=dry_run)
+    with pytest.raises(UnknownCheckpoint, match="stream idle: it has none yet"):
+        truncate(place, "idle", LAST, dry_run=dry_run)
+    for call in (lambda: set_savepoint(place.catalog, "idle", "a"), lambda: drop_savepoint(place.catalog, "idle", "a")):
+        with pytest.raises(UnknownCheckpoint, match="stream idle: it has none yet"):
+            call()
+    assert list_savepoints(place.catalog, "idle") == []
+
+
+# Savepoints
+
+
+def test_a_savepoint_outlives_every_rule_until_it_expires(place: Place, clock: Clock) -> None:
+    digest = place.catalog.checkpoint(NAME, 7).digest
+    made = set_savepoint(place.catalog, NAME, "release-1", at="7", expires_in=timedelta(days=1))
+    assert (made.checkpoint, made.expires_at) == (7, clock() + timedelta(days=1))
+    with pytest.raises(UsageError, match=r"checkpoint 7 of stream sums is kept by its savepoint release-1: .*drop"):
+        delete_checkpoints(place, NAME, [6, 7])
+    assert visible(place) == list(range(1, 15))
+    assert truncate(place, NAME, LAST).deleted == (1, 2, 3, 4, 8, 9, 10, 11, 12)
+    check_whole(place, [7, 13, 14])
+    assert restored_digest(place, NAME, place.catalog.resolve(NAME, "release-1")) == digest
+    assert [s["expired"] for s in list_savepoints(place.catalog, NAME)] == [False]
+    clock.move(24)
+    assert list_savepoints(place.catalog, NAME) == [
+        {
+            "name": "release-1",
+            "checkpoint": 7,
+            "created_at": "2013-07-05T16:00:00+00:00",
+            "expires_at": "2013-07-06T16:00:00+00:00",
+            "expired": True,
+        }
+    ]
+    assert truncate(place, NAME, LAST).deleted == (5, 6, 7)
+    assert list_savepoints(place.catalog, NAME) == []
+    check_whole(place, [13, 14])
+
+
+def test_a_dropped_savepoint_keeps_nothing(place: Place) -> None:
+    for name, at in (("first", "1"), ("second", "first"), ("third", "2013-07-01T17:00")):
+        set_savepoint(place.catalog, NAME, name, at=at)
+    assert [(s.name, s.checkpoint) for s in place.catalog.savepoints(NAME)] == [
+        ("first", 1),
+        ("second", 1),
+        ("third", 3),
+    ]
+    drop_savepoint(place.catalog, NAME, "first")
+    assert [k.checkpoint for k in truncate(place, NAME, LAST).kept] == [1, 3, 13, 14]
+    drop_savepoint(place.catalog, NAME, "second")
+    done = truncate(place, NAME, LAST)
+    assert ([k.checkpoint for k in done.kept], [w.checkpoint for w in done.waiting]) == ([3, 13, 14], [1, 2])
+    check_whole(place, [3, 13, 14])
+    with pytest.raises(UnknownCheckpoint, match="no checkpoint 2"):
+        set_savepoint(place.catalog, NAME, "fourth", at="2")
+
+
+def test_a_savepoint_set_meanwhile_is_not_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = Catalog.mark_deleted
+
+    def too_late(catalog: Catalog, *arguments: object) -> None:
+        set_savepoint(catalog, NAME, "stable", at="6")
+        mark(catalog, *arguments)  # type: ignore[arg-type]
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UsageError, match=r"checkpoint 6 .* is kept by its savepoint stable"),
+    ):
+        patch.setattr(Catalog, "mark_deleted", too_late)
+        truncate(place, NAME, LAST)
+    check_whole(place, range(1, 15))
+    truncate(place, NAME, LAST)
+    check_whole(place, [6, 13, 14])
+
+
+# A truncation that is stopped
+
+
+class Stop(Exception):
+    """Stands for the end of the process."""
+
+
+def stop(*_: object) -> None:
+    raise Stop
+
+
+CALLS = ("retained", "savepoints", "mark_deleted", "objects", "record_deletion", "forget")
+
+
+def stop_at(patch: pytest.MonkeyPatch, calls: int) -> None:
+    """Let so many calls of the catalog and deletions of single objects happen, and then the end."""
+    left = [calls]
+
+    def counted(call: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*arguments: object) -> object:
+            if left[0] == 0:
+                raise Stop
+            left[0] -= 1
+            return call(*arguments)
+
+        return wrapped
+
+    for name in CALLS:
+        patch.setattr(Catalog, name, counted(getattr(Catalog, name)))
+    delete = counted(FilesystemStore.delete)
+
+    def one_by_one(store: FilesystemStore, names: Iterable[str]) -> None:
+        for name in names:
+            delete(store, [name])
+
+    patch.setattr(FilesystemStore, "delete", one_by_one)
+
+
+def test_stopped_anywhere_it_is_completed_by_the_next(
+    written: Path, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, ended = 0, False
+    while not ended:
+        shutil.copytree(written, tmp_path / f"w{calls}")
+        with opened(tmp_path / f"w{calls}", clock) as place:
+            set_savepoint(place.catalog, NAME, "stable", at="2")
+            with monkeypatch.context() as patch:
+                stop_at(patch, calls)
+                try:
+                    truncate(place, NAME, DAILY)
+                    ended = True
+                except Stop:
+                    pass
+            names = {name for name, _ in place.warehouse.store.list("")}
+            assert names <= {o.name for o in place.catalog.objects(NAME)}
+            assert visible(place) in (list(range(1, 15)), [2, 9, 12, 14])
+            assert not failures(place, NAME)
+            done = truncate(place, NAME, DAILY)
+            assert [k.checkpoint for k in done.kept] == [2, 9, 12, 14]
+            check_whole(place, [2, 9, 12, 14])
+            assert truncate(place, NAME, DAILY).objects == 0
+        calls += 1
+    assert calls > len(CALLS) + 6
+
+
+# Other writers
+
+
+@pytest.mark.parametrize("method", ["retained", "savepoints", "mark_deleted", "record_deletion"])
+def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Also who was paused before it decided anything: what it decides is by what it had read."""
+    call = getattr(Catalog, method)
+
+    def too_late(catalog: Catalog, *arguments: object) -> object:
+        monkeypatch.setattr(Catalog, method, call)
+        catalog.new_epoch(NAME, "another run")
+        return call(catalog, *arguments)
+
+    before = sorted(place.warehouse.store.list(""))
+    monkeypatch.setattr(Catalog, method, too_late)
+    with pytest.raises(Fenced):
+        truncate(place, NAME, LAST)
+    assert sorted(place.warehouse.store.list("")) == before
+    check_whole(place, [13, 14] if method == "record_deletion" else range(1, 15))
+    truncate(place, NAME, LAST)
+    check_whole(place, [13, 14])
+
+
+@pytest.mark.parametrize("method", ["add_savepoint", "drop_savepoint"])
+def test_whoever_is_fenced_names_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    set_savepoint(place.catalog, NAME, "stable", at="2")
+    call, before = getattr(Catalog, method), place.catalog.savepoints(NAME)
+
+    def too_late(catalog: Catalog, *arguments: object) -> object:
+        catalog.new_epoch(NAME, "another run")
+        return call(catalog, *arguments)
+
+    change = {
+        "add_savepoint": lambda c: set_savepoint(c, NAME, "new"),
+        "drop_savepoint": lambda c: drop_savepoint(c, NAME, "stable"),
+    }
+    with monkeypatch.context() as patch, pytest.raises(Fenced):
+        patch.setattr(Catalog, method, too_late)
+        change[method](place.catalog)
+    assert place.catalog.savepoints(NAME) == before
+    change[method](place.catalog)
+    assert len(place.catalog.savepoints(NAME)) == (2 if method == "add_savepoint" else 0)
+
+
+def test_two_truncations_at_once_keep_what_both_keep(place: Place, clock: Clock) -> None:
+    start = Barrier(2)
+
+    def one(options: RetentionOptions) -> Truncation:
+        with opened(place.warehouse.local.root, clock) as own:
+            start.wait()
+            return truncate(own, NAME, options)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(one, [DAILY, RetentionOptions(keep_last=3)]))
+    assert all(14 in {k.checkpoint for k in result.kept} for result in results)
+    truncate(place, NAME, RetentionOptions())
+    # One that looks after the other has marked keeps the last three of what is left.
+    assert visible(place) in ([12, 14], [9, 12, 14])
+    check_whole(place, visible(place))
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("15m", 900), ("12h", 43_200), ("7d", 604_800), ("4w", 2_419_200), (" 0s ", 0), ("007m", 420)],
+)
+def test_a_length_of_time(text: str, seconds: int) -> None:
+    assert parse_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7", "d", "7x", "-7d", "+7d", "1.5h", "7 d", "7d12h", "7D", "٣d", "P7D", "9" * 30 + "w", 7, 7.5, None]
+)
+def test_what_is_no_length_of_time(text: object) -> None:
+    with pytest.raises(UsageError, match="is not a length of time: write it like 90s, 15m, 12h, 7d or 4w") as refused:
+        parse_duration(text)
+    assert "\n" not in str(refused.value)
+
+
+def test_rules_come_from_the_file_the_environment_and_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_settings(retention={}).retention.rules == {}
+    Path("siltstone.toml").write_text('[retention]\nkeep_daily = 7\nkeep_last = 10\nmin_age = "1h"\n')
+    monkeypatch.setenv("SILTSTONE_RETENTION__KEEP_WITHIN", "2d")
+    found = load_settings(retention={"keep_last": 3}).retention
+    assert found.rules == {"keep_last": 3, "keep_within": timedelta(days=2), "keep_daily": 7}
+    assert (found.min_age, found.min_count) == (timedelta(hours=1), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("keep_last = -1", "option retention.keep_last: .*greater than or equal to 0"),
+        ("keep_daily = 1.5", "option retention.keep_daily"),
+        ("keep_within = 7", "7 is not a length of time"),
+        ('min_age = "soon"', "'soon' is not a length of time"),
+        ("keep_yearly = 1", "option retention.keep_yearly"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("siltstone.toml").write_text(f"[retention]\n{text}\n")
+    with pytest.raises(UsageError, match=said) as refused:
+        load_settings()
+    assert "\n" not in str(refused.value)
