@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import io
 import json
 import os
 import resource
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,52 +20,17 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone import cli
 from siltstone.catalog.place import Place
 from siltstone.catalog.tables import REVISION_TABLE
+from tests.command_line import Ended, plain, siltstone
 from tests.spark_streams import COUNTS
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINTS = 4
 DIGEST = r"[0-9a-f]{32}"
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
-COMMANDS = ["run", "checkpoints", "show", "restore", "verify", "snapshot", "report", "demo", "ui"]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A command that has ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The one line on standard output; nothing else may be anywhere."""
-        assert (self.code, self.err) == (0, ""), self
-        [line] = self.out.splitlines()
-        return json.loads(line)
-
-    def failed(self, code: int, *said: str) -> None:
-        """One line on standard error that says all this, nothing on standard output."""
-        assert (self.code, self.out) == (code, ""), self
-        [line] = self.err.splitlines()
-        assert line.startswith("siltstone: ") and len(line) > len("siltstone: ") + 10
-        for words in said:
-            assert words in line, line
-
-
-def siltstone(*arguments: object, cwd: Path | None = None) -> Ended:
-    """Run a command in this process, so that all share one JVM."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(cwd or Path.cwd()):
-        patch.setattr(sys, "argv", ["siltstone", *map(str, arguments)])
-        patch.setattr(sys, "path", sys.path.copy())
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
-            cli.main()
-    code = end.value.code
-    return Ended(code if isinstance(code, int) else int(bool(code)), out.getvalue(), err.getvalue())
+COMMANDS = ["run", "checkpoints", "show", "report", "restore", "verify", "snapshot", "delete"]
+COMMANDS += ["truncate", "savepoint", "savepoints", "sweep", "demo", "ui"]
 
 
 def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
@@ -113,13 +76,6 @@ def new_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "siltstone.toml").write_text(CONFIGURATION)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def plain(ended: Ended) -> list[str]:
-    """Lines for people, in a pipe: nothing else is said, nothing is coloured or drawn over."""
-    assert (ended.code, ended.err) == (0, "")
-    assert not set("\x1b\r…") & set(ended.out)
-    return ended.out.splitlines()
 
 
 def test_checkpoints() -> None:
