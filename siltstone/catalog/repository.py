@@ -2,6 +2,8 @@
 
     streams      streams and their runs
     retaining    savepoints and deletion
+    leases       who is at work on checkpoints
+    audit        what was deleted from the store
     here         checkpoints and what they refer to
 
 Writes that belong to a run are guarded by its writer epoch (`fencing`). A checkpoint exists from the end of
@@ -33,13 +35,6 @@ from siltstone.catalog.streams import Streams
 from siltstone.errors import UnknownCheckpoint, UsageError
 from siltstone.model import LATEST, StoredObject
 from siltstone.store.paths import check_object_name
-
-_ID_END = 2**63
-"""ids from here on are no integers of a database"""
-
-
-def _is(id: int) -> ColumnElement[bool]:
-    return t.checkpoint.c.id == (id if 0 < id < _ID_END else 0)
 
 
 class Catalog(Streams, Retaining, Leases, Audit):
@@ -86,7 +81,7 @@ class Catalog(Streams, Retaining, Leases, Audit):
         Raises:
             UnknownCheckpoint: says which there are.
         """
-        return self._newest(stream, f"no checkpoint {id}", _is(id), marked=True)
+        return self._newest(stream, f"no checkpoint {id}", rows.is_(id), marked=True)
 
     def checkpoints(self, stream: str, limit: int | None = None, *, marked: bool = False) -> list[CheckpointRecord]:
         """All checkpoints, or the newest `limit`; oldest first.
@@ -107,14 +102,14 @@ class Catalog(Streams, Retaining, Leases, Audit):
         if at == LATEST:
             return self.latest(stream).id
         if at.isascii() and at.isdigit():
-            id = int(at) if len(at) < 20 else _ID_END
-            return self._newest(stream, f"no checkpoint {id}", _is(id)).id
+            id = int(at) if len(at) < 20 else rows.ID_END
+            return self._newest(stream, f"no checkpoint {id}", rows.is_(id)).id
         try:
             time = parse_time(at)
         except UsageError:
             named = {savepoint.name: savepoint.checkpoint for savepoint in self.savepoints(stream)}
             if at in named:
-                return self._newest(stream, f"no checkpoint {named[at]}", _is(named[at])).id
+                return self._newest(stream, f"no checkpoint {named[at]}", rows.is_(named[at])).id
             names = f" ({', '.join(named)})" if named else ""
             use = f"use latest, an id, a savepoint{names}, or an ISO time (UTC)"
             raise UnknownCheckpoint(f"{at!r} is no checkpoint: {use}") from None
@@ -146,7 +141,7 @@ class Catalog(Streams, Retaining, Leases, Audit):
         Raises:
             UnknownCheckpoint
         """
-        checkpoint = self._newest(stream, f"no checkpoint {id}", _is(id))
+        checkpoint = self._newest(stream, f"no checkpoint {id}", rows.is_(id))
         with self._reading() as connection:
             return rows.chain(connection, stream, checkpoint.id)
 
@@ -175,7 +170,7 @@ class Catalog(Streams, Retaining, Leases, Audit):
         if restore_s is not None:
             values |= {"restore_s": restore_s, "restore_bytes": restore_bytes}
         with self._writing(f"the proof of checkpoint {id} of stream {stream}") as connection:
-            at = update(t.checkpoint).where(t.checkpoint.c.stream == stream, _is(id))
+            at = update(t.checkpoint).where(t.checkpoint.c.stream == stream, rows.is_(id))
             if connection.execute(at.values(values)).rowcount == 0:
                 raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
 
@@ -187,7 +182,7 @@ class Catalog(Streams, Retaining, Leases, Audit):
             rows.get_stream(connection, stream)
             if checkpoints is None:
                 return rows.objects(connection, stream, None)
-            parts = rows.parts(id for id in checkpoints if 0 < id < _ID_END)
+            parts = rows.parts(id for id in checkpoints if 0 < id < rows.ID_END)
             return [found for part in parts for found in rows.objects(connection, stream, part)]
 
     def steps(self, stream: str, upto: int, after: int = 0) -> list[StepRecord]:
@@ -195,7 +190,7 @@ class Catalog(Streams, Retaining, Leases, Audit):
 
         Those of deleted checkpoints are among them.
         """
-        within = t.step.c.checkpoint.between(min(after, _ID_END - 2) + 1, min(upto, _ID_END - 1))
+        within = t.step.c.checkpoint.between(min(after, rows.ID_END - 2) + 1, min(upto, rows.ID_END - 1))
         with self._reading() as connection:
             rows.get_stream(connection, stream)
             query = select(t.step).where(t.step.c.stream == stream, within).order_by(t.step.c.step)

@@ -25,6 +25,8 @@ from siltstone.errors import StateError, UnknownCheckpoint, UsageError
 from siltstone.model import Form, StoredObject
 
 Value = TypeVar("Value", int, str)
+ID_END = 2**63
+"""ids from here on are no integers of a database"""
 _AT_ONCE = 500
 """how many values one statement names; databases bound its parameters"""
 
@@ -76,6 +78,11 @@ def checkpoints_of(stream: str, *, marked: bool = False) -> Select[Any]:
     c = t.checkpoint.c
     found = select(t.checkpoint).where(c.stream == stream).order_by(c.id.desc())
     return found if marked else found.where(c.deleted_at.is_(None))
+
+
+def is_(id: int) -> ColumnElement[bool]:
+    """The checkpoint of that id, whatever number it is."""
+    return t.checkpoint.c.id == (id if 0 < id < ID_END else 0)
 
 
 def newest(connection: Connection, stream: str, *where: ColumnElement[bool], marked: bool = False) -> Row[Any] | None:
@@ -236,7 +243,7 @@ def insert_savepoint(connection: Connection, savepoint: SavepointRecord) -> None
         UnknownCheckpoint, UsageError: as `Catalog.add_savepoint`.
     """
     stream, name, id = savepoint.stream, savepoint.name, savepoint.checkpoint
-    if id not in {checkpoint.id for checkpoint in retained(connection, stream) if not checkpoint.deleted}:
+    if newest(connection, stream, is_(id)) is None:
         raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
     for taken in savepoints(connection, stream):
         if taken.name == name:

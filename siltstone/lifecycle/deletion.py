@@ -91,8 +91,8 @@ def _plan(
     def leased(checkpoint: int) -> bool:
         return any(lease.covers(checkpoint) for lease in leases)
 
-    retained = catalog.retained(stream)
-    marked = {checkpoint.id for checkpoint in retained if checkpoint.deleted or checkpoint.id in ids}
+    retained, wanted = catalog.retained(stream), set(ids)
+    marked = {checkpoint.id for checkpoint in retained if checkpoint.deleted or checkpoint.id in wanted}
     plan = plan_deletion({c.id: c.first for c in retained if c.id not in marked}, marked, leased)
     unread = [checkpoint for checkpoint in plan.waits if not leased(checkpoint)]
     objects = catalog.objects(stream, plan.goes)
