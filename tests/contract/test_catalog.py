@@ -859,6 +859,23 @@ def test_of_two_threads_of_one_epoch_racing_for_one_id_one_wins(flights: Catalog
     assert flights.last_id("flights") == 5
 
 
+def test_of_a_savepoint_and_a_deletion_racing_one_wins(flights: Catalog, catalog_url: str) -> None:
+    add(flights, 9)
+    with open_catalog(catalog_url) as other:
+        for id in range(1, 9):
+
+            def work(n: int, id: int = id) -> str:
+                if n == id % 2:
+                    flights.add_savepoint("flights", 1, f"s{id}", id)
+                    return "kept"
+                other.mark_deleted("flights", 1, [id])
+                return "deleted"
+
+            [won] = [result for result in outcomes(2, work) if isinstance(result, str)]
+            there = id in {c.id for c in flights.checkpoints("flights")}
+            assert there == (won == "kept") == any(s.checkpoint == id for s in flights.savepoints("flights"))
+
+
 def test_after_a_take_over_the_older_run_commits_nothing_more(flights: Catalog, catalog_url: str) -> None:
     def old_run() -> int:
         """Commit until fenced; how many commits were acknowledged."""
