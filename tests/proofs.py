@@ -14,7 +14,9 @@ def failures(place: Place, stream: str, wanted: Sequence[int] | None = None) -> 
     catalog, store = place.catalog, place.warehouse.store
     chains = {c: catalog.chain(stream, c) for c in wanted or [c.id for c in catalog.checkpoints(stream)]}
     needed = sorted({c for chain in chains.values() for c in chain})
-    plan = plan_proof(store, {c: catalog.checkpoint(stream, c).manifest for c in needed}, chains)
+    stored = {c: catalog.checkpoint(stream, c).manifest for c in needed}
+    materialized = {m.id: m for c in chains for m in catalog.chain_materializations(stream, c)}
+    plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest])
     walked = [failure for task in plan.tasks for failure in prove(store, task).failures]
     checked = [failure for checks in plan.indexes for failure in check_indexes(store, checks)]
     return [*plan.failures, *walked, *checked]

@@ -68,6 +68,8 @@ class Manifest:
         policy: operator -> the policy's state, as JSON.
         event_time_max: the highest event time up to here, in UTC; None if there was none.
         statistics: rows, bytes and seconds for reports, as JSON.
+        materialization: the id of the materialization that this is the manifest of; then it holds one operator's
+            bases, which take the place of what that operator's handles of the checkpoint say. Empty for a checkpoint's.
     """
 
     stream: str
@@ -85,6 +87,7 @@ class Manifest:
     policy: Mapping[str, Any] = field(default_factory=dict)
     event_time_max: datetime | None = None
     statistics: Mapping[str, Any] = field(default_factory=dict)
+    materialization: str = ""
 
     @cached_property
     def digest(self) -> str:
@@ -101,6 +104,21 @@ class Manifest:
         own = {name: {k: v for k, v in getattr(self, name).items() if k == operator} for name in _BY_OPERATOR}
         return replace(self, handles=handles, objects=[o for o in self.objects if o.name in named], **own)
 
+    def with_bases(self, materialized: Self) -> Self:
+        """This checkpoint with the bases of a materialization in place of its own handles of that operator's tables.
+
+        Opaque variables stay: they are whole in every checkpoint and never materialized.
+        """
+        [operator] = materialized.operators
+        kept = [h for h in self.handles if h.operator != operator or h.kind is Kind.OPAQUE]
+        return replace(
+            self,
+            handles=[*kept, *materialized.handles],
+            objects=[*self.objects, *materialized.objects],
+            forms={**self.forms, operator: Form.BASE},
+            first={**self.first, operator: self.checkpoint},
+        )
+
 
 _BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy")
 _ABOUT = (
@@ -115,6 +133,7 @@ _ABOUT = (
     "first",
     "policy",
     "statistics",
+    "materialization",
 )
 
 

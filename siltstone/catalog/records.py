@@ -18,6 +18,8 @@ class ObjectKind(StrEnum):
     BASE = "base"
     MANIFEST = "manifest"
     SNAPSHOT = "snapshot"
+    MATERIALIZATION = "materialization"
+    """a base, or the manifest, of a materialization"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,34 @@ class SnapshotRecord:
     bytes: int
     taken_at: datetime
     objects: tuple[StoredObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MaterializationRecord:
+    """A materialization of one operator at one checkpoint: running, done (`manifest` is set) or failed (`error` is).
+
+    While it runs it is a lease: it holds until `expires_at`, and whoever runs it moves that on.
+    `rows` and `bytes` are of its bases; `seconds` is what it took.
+    """
+
+    stream: str
+    id: str
+    operator: str
+    checkpoint: int
+    who: str
+    began_at: datetime
+    expires_at: datetime
+    ended_at: datetime | None = None
+    error: str | None = None
+    manifest: StoredObject | None = None
+    rows: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+
+    @property
+    def outcome(self) -> str:
+        """`running`, `done` or `failed`."""
+        return "running" if self.ended_at is None else "done" if self.manifest else "failed"
 
 
 def as_utc(time: datetime) -> datetime:

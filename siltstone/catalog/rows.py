@@ -1,6 +1,6 @@
 """Queries of the catalog, and its rows as records. Each runs in its caller's transaction."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, TypeVar
@@ -111,8 +111,12 @@ def insert_checkpoint(
     commit: CheckpointCommit,
     before: Row[Any] | None,
     now: datetime,
+    first: Mapping[str, int],
 ) -> None:
-    """All rows of one checkpoint; `before` is the one it follows. No time goes back from one to the next."""
+    """All rows of one checkpoint, its chains beginning at `first`; `before` is the one it follows.
+
+    No time goes back from one to the next.
+    """
     event_times = [commit.event_time_max, before.event_time_max if before else None]
     connection.execute(
         insert(t.checkpoint),
@@ -138,8 +142,8 @@ def insert_checkpoint(
     objects += [(ObjectKind.BASE, stored) for stored in commit.bases]
     insert_objects(connection, stream, epoch, commit.id, objects)
     place = {"stream": stream, "checkpoint": commit.id}
-    if commit.first:
-        rows = [place | {"operator": operator, "first": first} for operator, first in sorted(commit.first.items())]
+    if first:
+        rows = [place | {"operator": operator, "first": begins} for operator, begins in sorted(first.items())]
         connection.execute(insert(t.dependency), rows)
     if commit.steps:
         rows = [

@@ -208,3 +208,24 @@ deletion = Table(
     Column("deleted_at", UtcTime, nullable=False),
     Index("deletion_by_time", "stream", "deleted_at"),
 )
+
+materialization = Table(
+    "materialization",
+    METADATA,
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("id", String(32), primary_key=True),
+    Column("operator", String(64), nullable=False),
+    Column("checkpoint", BigInteger, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("began_at", UtcTime, nullable=False),
+    Column("expires_at", UtcTime, nullable=False),
+    Column("ended_at", UtcTime),
+    Column("error", Text),
+    Column("manifest", Text),
+    Column("manifest_bytes", BigInteger),
+    Column("manifest_checksum", String(32)),
+    Column("rows", BigInteger),
+    Column("bytes", BigInteger),
+    Column("seconds", Float),
+    Index("materialization_by_operator", "stream", "operator"),
+)

@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import reduce
 from typing import Any
 
+from siltstone.catalog.records import CheckpointRecord
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.model import Form, Kind
@@ -59,6 +60,18 @@ def cost_of(received: Sequence[Acknowledgement]) -> CheckpointCost:
         seconds=max((sum(a.seconds.get(phase, 0.0) for phase in phases) for a in received), default=0.0),
         rows=sum(a.state_rows for a in received),
         tracked_bytes=gave_way + sum(h.length for h in handles if h.form is Form.DELTA) if gave_way else None,
+    )
+
+
+def recorded_cost(record: CheckpointRecord, operator: str) -> CheckpointCost:
+    """What one operator's part of a recorded checkpoint cost, about: opaque variables and the index count, too."""
+    said = record.statistics.get("operators", {}).get(operator, {})
+    seconds = said.get("seconds", {})
+    return CheckpointCost(
+        form=record.forms.get(operator, Form.DELTA),
+        bytes=int(said.get("bytes", 0)),
+        seconds=sum(seconds.get(phase, 0.0) for phase in ("delta", "base", "persist")),
+        rows=int(said.get("state_rows", 0)),
     )
 
 

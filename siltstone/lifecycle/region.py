@@ -24,7 +24,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.lifecycle.costs import Gathered, cost_of, statistics_of, uploads_of, written_form
+from siltstone.lifecycle.costs import Gathered, cost_of, recorded_cost, statistics_of, uploads_of, written_form
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of
 from siltstone.lifecycle.persist import place_inline
 from siltstone.lifecycle.restore import read_manifest
@@ -32,7 +32,8 @@ from siltstone.lifecycle.sweep import sweep_ended
 from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask
 from siltstone.model import Form, StoredObject
 from siltstone.operator import Operator
-from siltstone.policy.protocol import Decision, Policy, PolicyState, RestoreCost
+from siltstone.policy.chain import rebased
+from siltstone.policy.protocol import CheckpointCost, Decision, Policy, PolicyState, RestoreCost
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath, is_base
 from siltstone.stream import Stream
@@ -102,6 +103,8 @@ class Region:
         self._last_checkpoint_s = time.monotonic()
         self._first: dict[str, int] = {}
         self._manifests: dict[int, StoredObject] = {}
+        self._materialized: dict[str, StoredObject] = {}
+        """operator -> the manifest of the materialization that its chain begins with"""
         self._policies = {op.name: policy.start() for op in stream.operators}
         self._decisions: dict[str, Decision] = {}
         self._event_time_max: datetime | None = None
@@ -154,10 +157,11 @@ class Region:
             name = self.stream.name
             self._manifests = {c: self.catalog.checkpoint(name, c).manifest for c in self.catalog.chain(name, latest)}
             manifest = read_manifest(self._store, self._manifests[latest])
-            self._first = {op.name: manifest.first.get(op.name, latest + 1) for op in self.stream.operators}
             self._policies |= {
                 op: PolicyState.from_json(saved) for op, saved in manifest.policy.items() if op in self._policies
             }
+            self._first = {op.name: manifest.first.get(op.name, latest + 1) for op in self.stream.operators}
+            self._follow(latest, self.catalog.firsts(name, latest))
             self._event_time_max = manifest.event_time_max
             self.digest = manifest.digest
             self.completed_epoch = self.catalog.checkpoint(name, latest).epoch
@@ -173,6 +177,23 @@ class Region:
         self._decisions = {name: self.policy.decide(state) for name, state in self._policies.items()}
         for name in changed:
             self._decisions[name] = Decision(form=Form.BASE, tracking=False, d=0, reason="its tables changed")
+
+    def _follow(self, checkpoint: int, first: Mapping[str, int]) -> None:
+        """Let chains begin where the catalog says that those of the newest checkpoint do, if that is later: there a
+        materialization has been completed."""
+        name = self.stream.name
+        moved = {op: at for op, at in first.items() if op in self._first and at > self._first[op]}
+        if not moved and self.completed:
+            return
+        self._first |= moved
+        for m in self.catalog.chain_materializations(name, checkpoint):
+            if m.manifest is not None:
+                self._materialized[m.operator] = m.manifest
+            if m.operator in moved:
+                since = [self.catalog.checkpoint(name, c) for c in range(m.checkpoint + 1, checkpoint + 1)]
+                base = CheckpointCost(form=Form.BASE, bytes=m.bytes or 0, seconds=0.0, rows=m.rows)
+                deltas = [recorded_cost(record, m.operator) for record in since]
+                self._policies[m.operator] = rebased(self._policies[m.operator], base, deltas)
 
     def recorded_steps(self) -> list[StepRecord]:
         """The input log up to the newest completed checkpoint, oldest first."""
@@ -228,7 +249,9 @@ class Region:
     def _restore_point(self, operator: str) -> RestorePoint:
         if not self.completed:
             return RestorePoint()
-        manifests = (m for c, m in self._manifests.items() if c >= self._first[operator])
+        manifests = [m for c, m in self._manifests.items() if c >= self._first[operator]]
+        if operator in self._materialized:
+            manifests.append(self._materialized[operator])
         return RestorePoint(self.completed, self.completed_step, tuple(manifests))
 
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
@@ -256,7 +279,7 @@ class Region:
         manifest = self._manifest(uploads)
         stored = self._store.put(path.manifest(), encode_manifest(manifest))
         commit = commit_of(manifest, stored, steps)
-        self.catalog.commit(self.stream.name, self.epoch, commit)
+        first = self.catalog.commit(self.stream.name, self.epoch, commit)
         completed = Completed(
             id=commit.id,
             digest=commit.digest,
@@ -270,7 +293,7 @@ class Region:
             reasons={name: decision.reason for name, decision in self._decisions.items()},
             uploads=uploads,
         )
-        self._advance(manifest, stored)
+        self._advance(manifest, stored, first)
         return completed
 
     def close(self, outcome: str) -> None:
@@ -311,12 +334,14 @@ class Region:
             state = self.policy.observe_restore(state, cost)
         return self.policy.observe(state, cost_of(self._gathered.last[operator]))
 
-    def _advance(self, manifest: Manifest, stored: StoredObject) -> None:
-        """The checkpoint exists: the next interval begins."""
+    def _advance(self, manifest: Manifest, stored: StoredObject, first: Mapping[str, int]) -> None:
+        """The checkpoint exists, its chains beginning at `first`: the next interval begins."""
+        self._policies = {name: PolicyState.from_json(saved) for name, saved in manifest.policy.items()}
         self._first = dict(manifest.first)
+        self._materialized = {op: m for op, m in self._materialized.items() if manifest.forms[op] is Form.DELTA}
+        self._follow(manifest.checkpoint, first)
         oldest = min(self._first.values())
         self._manifests = {c: m for c, m in self._manifests.items() if c >= oldest} | {manifest.checkpoint: stored}
-        self._policies = {name: PolicyState.from_json(saved) for name, saved in manifest.policy.items()}
         self._event_time_max = manifest.event_time_max
         self.digest = manifest.digest
         self._gathered = Gathered()

@@ -6,7 +6,7 @@ a restore is a map over them, at whatever parallelism. Blocks are fetched ahead 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -84,15 +84,23 @@ def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRa
     if handle.variable not in target.tables:
         return 0
     schema = target.tables[handle.variable].schema
+    changes, key_groups = changes_of(handle, schema, groups, block)
+    if changes.num_rows:
+        apply_delta(target, handle.variable, changes, key_groups)
+    return changes.num_rows
+
+
+def changes_of(
+    handle: Handle, schema: TableSchema, groups: Sequence[KeyGroupRange], block: pa.Buffer
+) -> tuple[pa.Table, np.ndarray]:
+    """A delta's changes of some key groups (`schema.changes`) and their key groups (uint16), ascending."""
     changes, key_groups = decode_block(block, handle.object)
     wanted = np.zeros(len(key_groups), bool)
     for part in groups:
         wanted |= (key_groups >= part.start) & (key_groups < part.end)
     if not wanted.all():
         changes, key_groups = changes.filter(pa.array(wanted)), key_groups[wanted]
-    if changes.num_rows:
-        apply_delta(target, handle.variable, _widened(changes, schema.changes), key_groups)
-    return changes.num_rows
+    return _widened(changes, schema.changes), key_groups
 
 
 def _apply_base(target: KeyedState, handle: Handle, schema: TableSchema, groups: KeyGroupRange, block: Block) -> int:
@@ -188,8 +196,11 @@ def opaque_digests(values: Mapping[int, bytes], groups: KeyGroupRange) -> np.nda
 
 
 def chain_manifests(catalog: Catalog, stream: str, checkpoint: int) -> list[StoredObject]:
-    """The manifest objects of every checkpoint that a restore of `checkpoint` reads, oldest first."""
-    return [catalog.checkpoint(stream, c).manifest for c in catalog.chain(stream, checkpoint)]
+    """The manifest objects of every checkpoint that a restore of `checkpoint` reads, oldest first, and of the
+    materializations that its chains begin with."""
+    checkpoints = [catalog.checkpoint(stream, c).manifest for c in catalog.chain(stream, checkpoint)]
+    materialized = [m.manifest for m in catalog.chain_materializations(stream, checkpoint) if m.manifest]
+    return checkpoints + materialized
 
 
 def read_manifest(store: Store, stored: StoredObject) -> Manifest:
@@ -202,13 +213,25 @@ def read_manifest(store: Store, stored: StoredObject) -> Manifest:
 
 
 def read_manifests(store: Store, stored: Iterable[StoredObject]) -> dict[int, Manifest]:
-    """Checkpoint id -> manifest.
+    """Checkpoint id -> manifest; the bases of materializations among them in place of what they materialized.
 
     Raises:
         CorruptObject: one of them is missing, cut or altered.
     """
-    manifests = (read_manifest(store, s) for s in stored)
-    return {m.checkpoint: m for m in manifests}
+    return with_materializations([read_manifest(store, s) for s in stored])
+
+
+def with_materializations(read: Sequence[Manifest]) -> dict[int, Manifest]:
+    """Checkpoint id -> manifest, given those of checkpoints and of materializations that their chains begin with."""
+    manifests = {m.checkpoint: m for m in read if not m.materialization}
+    for materialized in sorted((m for m in read if m.materialization), key=lambda m: m.checkpoint):
+        [operator], at = materialized.operators, materialized.checkpoint
+        if at not in manifests:
+            continue
+        manifests[at] = manifests[at].with_bases(materialized)
+        for later in [c for c, m in manifests.items() if c > at and m.first.get(operator, c) < at]:
+            manifests[later] = replace(manifests[later], first={**manifests[later].first, operator: at})
+    return manifests
 
 
 def objects_of(manifests: Mapping[int, Manifest]) -> list[StoredObject]:

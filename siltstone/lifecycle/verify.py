@@ -23,14 +23,16 @@ from siltstone.lifecycle.restore import (
     apply_handle,
     check_digests,
     objects_of,
-    read_manifests,
+    read_manifest,
     schemas_of,
+    with_materializations,
 )
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.policy.restore_plan import VerifyChain, verify_plan
 from siltstone.state.protocol import key_batch
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader, Wanted
+from siltstone.store.paths import CheckpointPath
 
 
 @dataclass(frozen=True)
@@ -73,25 +75,36 @@ class ProofPlan:
     failures: list[Failure] = field(default_factory=list)
 
 
-def plan_proof(store: Store, stored: Mapping[int, StoredObject], chains: Mapping[int, Sequence[int]]) -> ProofPlan:
+def plan_proof(
+    store: Store,
+    stored: Mapping[int, StoredObject],
+    chains: Mapping[int, Sequence[int]],
+    materialized: Sequence[StoredObject] = (),
+) -> ProofPlan:
     """Plan the proof of some checkpoints.
 
     Args:
         stored: the manifest object of every checkpoint that is needed.
         chains: the checkpoints to prove -> those that each of them is restored from, itself included.
+        materialized: the manifests of the materializations that their chains begin with.
     """
-    manifests: dict[int, Manifest] = {}
-    broken: dict[int, CorruptObject] = {}
-    for checkpoint, manifest in stored.items():
+    read: list[Manifest] = []
+    broken: dict[int, tuple[str, CorruptObject]] = {}
+    names = {manifest.name: checkpoint for checkpoint, manifest in stored.items()}
+    for manifest in (*stored.values(), *materialized):
         try:
-            manifests |= read_manifests(store, [manifest])
+            read.append(read_manifest(store, manifest))
         except CorruptObject as error:
-            broken[checkpoint] = error
+            path = CheckpointPath.of(manifest.name)
+            at = names.get(manifest.name, path.checkpoint if path else 0)
+            broken[at] = manifest.name, error
+    manifests = with_materializations(read)
     failures, provable = [], []
     for checkpoint, chain in chains.items():
         bad = [c for c in chain if c in broken]
         if bad:
-            failures.append(Failure(checkpoint, str(broken[bad[0]]), stored[bad[0]].name))
+            name, error = broken[bad[0]]
+            failures.append(Failure(checkpoint, str(error), name))
         else:
             provable.append(checkpoint)
     needed = {c for checkpoint in provable for c in chains[checkpoint]}
@@ -121,8 +134,8 @@ def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list
             # Chains only ever begin later: those that reach back to this checkpoint follow each other.
             later = islice(provable, bisect_left(provable, checkpoint), None)
             reaching = list(takewhile(lambda c: manifests[c].first.get(operator, c) <= checkpoint, later))  # noqa: B023
-            if reaching:
-                indexes = [h for h in handles if h.kind is Kind.INDEX]
+            indexes = [h for h in handles if h.kind is Kind.INDEX]
+            if reaching and indexes:  # what a materialization wrote has none
                 data = [h for h in handles if h.kind is not Kind.INDEX]
                 named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
                 check = IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(reaching))

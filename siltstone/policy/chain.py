@@ -2,6 +2,7 @@
 7)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from siltstone.errors import StateError
@@ -65,6 +66,24 @@ def _see(state: PolicyState, size_bytes: float, seconds: float, options: PolicyO
 
 def _seconds_per_byte(state: PolicyState) -> float:
     return state.mean_s / state.mean_bytes if state.mean_bytes > 0 else 0.0
+
+
+def rebased(state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]) -> PolicyState:
+    """`state` after a materialization: the current chain is that base and the deltas that follow it.
+
+    A materialization takes other seconds than a checkpoint's base would, since it reads as well, and so the base's are
+    predicted from its bytes.
+    """
+    rate = state.base_s / state.base_bytes if state.base_bytes > 0 else 0.0
+    return replace(
+        state,
+        base_bytes=float(base.bytes),
+        base_s=base.bytes * rate,
+        base_rows=base.rows or 0,
+        deltas=len(deltas),
+        deltas_bytes=float(sum(delta.bytes for delta in deltas)),
+        deltas_s=float(sum(delta.seconds for delta in deltas)),
+    )
 
 
 def account_restore(state: PolicyState, cost: RestoreCost) -> PolicyState:

@@ -294,7 +294,8 @@ def verify(
                 c: catalog.checkpoint(stream, c).manifest
                 for c in sorted({c for chain in chains.values() for c in chain})
             }
-            plan = plan_proof(store, stored, chains)
+            materialized = {m.id: m for c in wanted for m in catalog.chain_materializations(stream, c)}
+            plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest])
             proofs = spark_map(spark, lambda task: prove(store, task), plan.tasks)
             failures = [*plan.failures, *(f for proof in proofs for f in proof.failures)]
             checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)

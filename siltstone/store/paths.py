@@ -10,6 +10,8 @@
     |           |- <log>.segment                                         segments that one uploader stored at once
     |           |- <log>.NON  <log>.INCR  <log>.INDEX                    the same in a store that keeps them apart
     |           |- <operator>.<variable>.<subtask:05d>.<attempt>.base.parquet      a base or materialization
+    |           |- <operator>.<variable>.<part:05d>.<id>.materialized.parquet     a materialization, and
+    |           |- <operator>.<id>.materialized.arrow                             its manifest
     |           '- <operator>.<variable>.<subtask:05d>.<attempt>.snapshot.parquet  a full snapshot, for proof
     |- catalog.db                               SQLite catalog (unless another one is named)
     |- work/<stream>/<epoch:08d>/               may vanish at any time
@@ -37,6 +39,8 @@ from siltstone.model import check_name
 TEMPORARY = ".tmp"
 _SNAPSHOT = ".snapshot.parquet"
 _BASE = ".base.parquet"
+_MATERIALIZED = ".materialized.parquet"
+_MATERIALIZATION = ".materialized.arrow"
 _OPAQUE = ".NON"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -104,8 +108,18 @@ class CheckpointPath:
         return f"{self.prefix}{log}.{section}"
 
     def base(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
-        """A base form of one variable, or a materialization of its chain."""
+        """A base form of one variable."""
         return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}{_BASE}"
+
+    def materialized(self, operator: str, variable: str, part: int, id: str) -> str:
+        """A base of one variable that the materialization `id` wrote."""
+        return f"{self.prefix}{_writer(operator, variable, part, id)}{_MATERIALIZED}"
+
+    def materialization(self, operator: str, id: str) -> str:
+        """The manifest of a materialization."""
+        if not _ATTEMPT.fullmatch(id):
+            raise UsageError(f"{id!r} cannot name a materialization: use letters, digits, _ and -")
+        return f"{self.prefix}{check_name('operator', operator)}.{id}{_MATERIALIZATION}"
 
     def snapshot(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
         """A full snapshot of one variable's live state."""
@@ -124,13 +138,21 @@ def is_built_here(name: str) -> bool:
 
 
 def is_base(name: str) -> bool:
-    """Is it the name of a base form or materialization?"""
+    """Is it the name of a base form?"""
     return name.endswith(_BASE)
 
 
 def is_opaque(name: str) -> bool:
     """Is it the name of segments' opaque variables, stored apart?"""
     return name.endswith(_OPAQUE)
+
+
+def materialization_of(name: str) -> str | None:
+    """The id of the materialization that wrote an object, None for any other object."""
+    for suffix in (_MATERIALIZED, _MATERIALIZATION):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix).rpartition(".")[2]
+    return None
 
 
 def snapshot_of(name: str) -> tuple[str, str]:

@@ -126,3 +126,22 @@ def upgrade() -> None:
         _time("deleted_at"),
         sa.Index("deletion_by_time", "stream", "deleted_at"),
     )
+    op.create_table(
+        "materialization",
+        sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
+        sa.Column("id", sa.String(32), primary_key=True),
+        sa.Column("operator", sa.String(64), nullable=False),
+        sa.Column("checkpoint", sa.BigInteger, nullable=False),
+        sa.Column("who", sa.Text, nullable=False),
+        _time("began_at"),
+        _time("expires_at"),
+        _time("ended_at", nullable=True),
+        sa.Column("error", sa.Text),
+        sa.Column("manifest", sa.Text),
+        sa.Column("manifest_bytes", sa.BigInteger),
+        sa.Column("manifest_checksum", sa.String(32)),
+        sa.Column("rows", sa.BigInteger),
+        sa.Column("bytes", sa.BigInteger),
+        sa.Column("seconds", sa.Float),
+        sa.Index("materialization_by_operator", "stream", "operator"),
+    )

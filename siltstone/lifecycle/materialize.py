@@ -1,0 +1,238 @@
+"""Materialization: a chain consolidated in the background into a new base, up to a checkpoint (FLIP-158).
+
+    plan_materialization    the units of one operator at one checkpoint: key-group ranges
+    materialize_unit        merge base and deltas of one unit, write the new bases, prove them
+    materialize             the whole of it for one operator, under a lease; `run` says how units are mapped
+
+It is independent of checkpoints and never blocks the stream: it reads what is immutable, writes objects of its own, and
+one catalog transaction, guarded by its lease, lets every chain through the checkpoint begin with the new bases. Killed
+anywhere before that, it leaves orphans under its own id and a lease that expires.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.catalog.manifest import Manifest, encode_manifest
+from siltstone.catalog.place import Place
+from siltstone.changelog.base import read_base, write_base
+from siltstone.errors import SiltstoneError
+from siltstone.lifecycle.merge import Changes
+from siltstone.lifecycle.restore import (
+    chain_manifests,
+    changes_of,
+    compare_digests,
+    objects_of,
+    read_manifests,
+    schemas_of,
+    wanted_block,
+)
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.policy.restore_plan import Read, RestoreUnit, TableReads, plan_restore
+from siltstone.state.digest import group_sums, row_digests
+from siltstone.state.schema import TableSchema
+from siltstone.store.base import Store
+from siltstone.store.blocks import BlockReader
+from siltstone.store.paths import CheckpointPath
+
+LEASE_S = 60.0
+"""how long a lease holds without being renewed"""
+UNIT_BYTES = 64 << 20
+"""stored bytes that one unit merges at most, where key groups allow"""
+
+
+@dataclass(frozen=True)
+class MaterializeTask:
+    """One unit: what to merge, and where the result goes."""
+
+    id: str
+    part: int
+    unit: RestoreUnit
+    manifests: Mapping[int, Manifest]
+    path: CheckpointPath
+
+
+@dataclass(frozen=True)
+class MaterializedPart:
+    """What one unit wrote."""
+
+    handles: list[Handle]
+    objects: list[StoredObject]
+    rows: int
+
+
+def plan_materialization(
+    manifests: Mapping[int, Manifest], operator: str, checkpoint: int, parallelism: int, id: str
+) -> list[MaterializeTask]:
+    """The units of one operator at `checkpoint`: at least `parallelism`, more where one would merge too much.
+
+    Raises:
+        StateError: the chain has a gap.
+    """
+    manifest = manifests[checkpoint]
+    handles = {
+        c: [h for h in m.handles if h.operator == operator and h.kind is Kind.INCREMENTAL] for c, m in manifests.items()
+    }
+    plan = plan_restore(handles, checkpoint, manifest.max_parallelism, parallelism)
+    units = min(manifest.max_parallelism, max(parallelism, plan.bytes // UNIT_BYTES))
+    if units != parallelism:
+        plan = plan_restore(handles, checkpoint, manifest.max_parallelism, units)
+    path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
+    own = {c: m.of_operator(operator) for c, m in manifests.items()}
+    filled = [unit for unit in plan.units if unit.key_groups]
+    return [MaterializeTask(id, part, unit, own, path) for part, unit in enumerate(filled)]
+
+
+def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
+    """Merge every table of one unit and write it as a base.
+
+    Raises:
+        CorruptObject, ProofFailed: the chain is damaged, or what was merged is not what was recorded.
+        Unreachable: the store does not take it.
+    """
+    unit, checkpoint = task.unit, task.path.checkpoint
+    manifest = task.manifests[checkpoint]
+    schemas = schemas_of(manifest, unit.operator)
+    reader = BlockReader(store, objects_of(task.manifests))
+    part = MaterializedPart([], [], 0)
+    rows = 0
+    for name, reads in unit.tables.items():
+        schema, found = schemas[name], np.zeros(manifest.max_parallelism, np.uint64)
+        batches = _digested(_merged(schema, reads, reader, unit.key_groups, manifest.max_parallelism), found)
+        with store.create(task.path.materialized(unit.operator, name, task.part, task.id)) as out:
+            count = write_base(out, schema, batches)
+            groups = np.arange(unit.key_groups.start, unit.key_groups.end)
+            where = f"the materialization of checkpoint {checkpoint} of {manifest.stream}: {unit.operator}.{name}"
+            recorded = manifest.digests[unit.operator][name]
+            # Before it is stored: what does not prove is not there.
+            compare_digests(where, found[groups], recorded[groups], groups)
+        assert out.stored is not None
+        part.objects.append(out.stored)
+        part.handles.append(_handle(unit, name, out.stored, count))
+        rows += count
+    return MaterializedPart(part.handles, part.objects, rows)
+
+
+def _handle(unit: RestoreUnit, name: str, stored: StoredObject, rows: int) -> Handle:
+    place = (stored.name, 0, stored.bytes, stored.checksum, unit.key_groups)
+    return Handle(unit.operator, name, Kind.INCREMENTAL, Form.BASE, *place, rows=rows, previous=0)
+
+
+def _merged(
+    schema: TableSchema, reads: TableReads, reader: BlockReader, groups: KeyGroupRange, max_parallelism: int
+) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    """The live rows of one table of one unit, key groups ascending."""
+    changes = Changes(schema, max_parallelism)
+    for read, block in zip(reads.deltas, reader.blocks(map(wanted_block, reads.deltas)), strict=True):
+        assert isinstance(block, pa.Buffer), "only bases are read in parts"
+        changes.add(*changes_of(read.handle, schema, read.key_groups, block))
+    yield from changes.merged(_base_rows(schema, reads.bases, reader), groups)
+
+
+def _base_rows(
+    schema: TableSchema, bases: Sequence[Read], reader: BlockReader
+) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    """The rows of bases, key groups ascending: a base may hold several ranges, with those of others in between."""
+    pieces = sorted((part, i) for i, read in enumerate(bases) for part in read.key_groups)
+    ordered = [Read(bases[i].checkpoint, bases[i].handle, (part,)) for part, i in pieces]
+    for read, block in zip(ordered, reader.blocks(map(wanted_block, ordered)), strict=True):
+        yield from read_base(block, schema, read.key_groups[0], name=read.handle.object)
+
+
+def _digested(
+    batches: Iterator[tuple[pa.Table, np.ndarray]], found: np.ndarray
+) -> Iterator[tuple[pa.Table, np.ndarray]]:
+    """The same batches; their digests are added to `found` (uint64[max_parallelism]) as they pass."""
+    for rows, owners in batches:
+        found += group_sums(row_digests(rows), owners, len(found))
+        yield rows, owners
+
+
+@dataclass(frozen=True)
+class Materialized:
+    """What a materialization made: `bytes` of bases with `rows` rows, up to `checkpoint`."""
+
+    operator: str
+    checkpoint: int
+    id: str
+    rows: int
+    bytes: int
+    seconds: float
+
+
+Run = Callable[[Callable[[MaterializeTask], MaterializedPart], Sequence[MaterializeTask]], list[MaterializedPart]]
+"""maps a function over tasks"""
+
+
+def materialize(
+    place: Place, stream: str, operator: str, checkpoint: int, *, id: str, who: str, parallelism: int, run: Run
+) -> Materialized:
+    """Consolidate one operator's chain at `checkpoint`.
+
+    Raises:
+        UsageError: another process is at it, or there is no such operator.
+        UnknownCheckpoint: there is no such checkpoint, or not any more.
+        CorruptObject, ProofFailed: the chain is damaged; nothing changed.
+        Fenced: the lease was lost meanwhile; nothing changed.
+    """
+    start = time.perf_counter()
+    catalog, store = place.catalog, place.warehouse.store
+    catalog.begin_materialization(stream, operator, checkpoint, id, who, LEASE_S)
+    try:
+        with _renewing(lambda: catalog.renew_materialization(stream, id, LEASE_S)):
+            manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint))
+            tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
+            parts = run(lambda task: materialize_unit(store, task), tasks)
+            manifest = _manifest(manifests[checkpoint], operator, id, parts)
+            stored = store.put(tasks[0].path.materialization(operator, id), encode_manifest(manifest))
+        rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
+        seconds = round(time.perf_counter() - start, 6)
+        catalog.complete_materialization(stream, id, stored, manifest.objects, rows=rows, bytes=size, seconds=seconds)
+    except BaseException as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        catalog.fail_materialization(stream, id, reason)
+        raise
+    return Materialized(operator, checkpoint, id, rows, size, seconds)
+
+
+def _manifest(checkpoint: Manifest, operator: str, id: str, parts: Sequence[MaterializedPart]) -> Manifest:
+    return Manifest(
+        stream=checkpoint.stream,
+        checkpoint=checkpoint.checkpoint,
+        epoch=checkpoint.epoch,
+        step=checkpoint.step,
+        max_parallelism=checkpoint.max_parallelism,
+        operators={operator: checkpoint.operators[operator]},
+        handles=[handle for part in parts for handle in part.handles],
+        objects=[stored for part in parts for stored in part.objects],
+        digests={operator: checkpoint.digests[operator]},
+        forms={operator: Form.BASE},
+        first={operator: checkpoint.checkpoint},
+        materialization=id,
+    )
+
+
+@contextmanager
+def _renewing(renew: Callable[[], None], every_s: float = LEASE_S / 3) -> Iterator[None]:
+    """Renew the lease while the block runs; that it was lost is told when the materialization is completed."""
+    stopped = threading.Event()
+
+    def work() -> None:
+        while not stopped.wait(every_s):
+            try:
+                renew()
+            except SiltstoneError:
+                return
+
+    thread = threading.Thread(target=work, name="siltstone-lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
