@@ -1,17 +1,23 @@
 """Materialization without Spark: chains begin later, state stays what it was, whoever dies."""
 
 import random
+import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
-from siltstone.errors import Fenced, UsageError
+from siltstone.errors import CorruptObject, Fenced, UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.materialize import Materialized, materialize
-from siltstone.model import Form
+from siltstone.lifecycle.restore import read_manifest
+from siltstone.model import Form, Kind
 from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.store.open import Warehouse
+from siltstone.store.paths import materialization_of
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
@@ -29,9 +35,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 def consolidate(place: Place, operator: str, checkpoint: int, id: str = "m1", parallelism: int = 3) -> Materialized:
     run = lambda function, tasks: [function(task) for task in tasks]  # noqa: E731
-    return materialize(
-        place, NAME, operator, checkpoint, id=id, who="a test", parallelism=parallelism, run=run
-    )
+    return materialize(place, NAME, operator, checkpoint, id=id, who="a test", parallelism=parallelism, run=run)
 
 
 def digests(place: Place) -> dict[int, str]:
@@ -75,3 +79,141 @@ def test_chains_begin_with_it_and_the_run_goes_on(place: Place) -> None:
     check(place)
     listed = {name for name, _ in place.warehouse.store.list("")}
     assert listed == {o.name for o in place.catalog.objects(NAME)}
+
+
+class Killed(BaseException):
+    """The process ends here, as far as the engine can tell."""
+
+
+def test_whoever_dies_in_it_changes_nothing(place: Place) -> None:
+    run = RegionRun(place, SMALL, LONG, parallelism=2)
+    for rows in purchases()[:4]:
+        run.step(rows)
+    operator = SMALL.operators[0].name
+
+    def dies(function, tasks):
+        function(tasks[0])
+        raise Killed
+
+    before = {o.name for o in place.catalog.objects(NAME)}
+    with pytest.raises(Killed):
+        materialize(place, NAME, operator, 4, id="m1", who="a test", parallelism=2, run=dies)
+    assert {o.name for o in place.catalog.objects(NAME)} == before
+    assert place.catalog.chain(NAME, 4) == [1, 2, 3, 4]
+    assert [(m.outcome, m.error) for m in place.catalog.materializations(NAME)] == [("failed", "Killed")]
+    left = {name for name, _ in place.warehouse.store.list("")} - before
+    assert left and {materialization_of(name) for name in left} == {"m1"}
+    check(place)
+    consolidate(place, operator, 4, "m2")
+    assert place.catalog.firsts(NAME, 4)[operator] == 4
+    check(place)
+
+
+def test_at_most_one_at_a_time_and_a_lease_that_expired_is_taken_over(tmp_path: Path) -> None:
+    clock = [datetime(2026, 1, 1, tzinfo=UTC)]
+    warehouse = Warehouse.at(str(tmp_path / "w"))
+    warehouse.prepare()
+    with Place(warehouse, open_catalog(warehouse.catalog_url, now=lambda: clock[0])) as place:
+        run = RegionRun(place, SMALL, LONG)
+        for rows in purchases()[:3]:
+            run.step(rows)
+        operator, other = (op.name for op in SMALL.operators[:2])
+        place.catalog.begin_materialization(NAME, operator, 3, "m1", "slow", 60)
+        with pytest.raises(UsageError, match=r"is being materialized at checkpoint 3 by slow"):
+            consolidate(place, operator, 3, "m2")
+        consolidate(place, other, 3, "m3")
+        clock[0] += timedelta(seconds=50)
+        place.catalog.renew_materialization(NAME, "m1", 60)
+        clock[0] += timedelta(seconds=50)
+        with pytest.raises(UsageError, match="being materialized"):
+            consolidate(place, operator, 3, "m4")
+        clock[0] += timedelta(seconds=11)
+        consolidate(place, operator, 2, "m5")
+        manifest = place.catalog.checkpoint(NAME, 3).manifest
+        with pytest.raises(Fenced, match=r"m1 of stream .* has lost its lease"):
+            place.catalog.complete_materialization(NAME, "m1", manifest, [], rows=0, bytes=0, seconds=0)
+        with pytest.raises(Fenced):
+            place.catalog.renew_materialization(NAME, "m1", 60)
+        assert place.catalog.firsts(NAME, 3) == {**place.catalog.firsts(NAME, 3), operator: 2, other: 3}
+        check(place)
+
+
+def test_the_stream_goes_on_meanwhile_with_deltas_and_with_a_base(place: Place) -> None:
+    short = named("adjust-d", PolicyOptions(d0=4, size_ratio_max=None))
+    run = RegionRun(place, SMALL, short, parallelism=2)
+    rows = iter(purchases())
+    for _ in range(3):
+        run.step(next(rows))
+    operator = SMALL.operators[0].name
+
+    def meanwhile(function, tasks):
+        parts = [function(task) for task in tasks]
+        for _ in range(4):  # one of these is a base
+            run.step(next(rows))
+        return parts
+
+    materialize(place, NAME, operator, 3, id="m1", who="a test", parallelism=2, run=meanwhile)
+    forms = {c.id: c.forms[operator] for c in place.catalog.checkpoints(NAME)}
+    based = max(id for id, form in forms.items() if form is Form.BASE)
+    assert based > 3
+    assert {id: place.catalog.firsts(NAME, id)[operator] for id in range(1, 8)} == {
+        id: 1 if id < 3 else 3 if id < based else based for id in range(1, 8)
+    }
+    check(place)
+    # What the run restores from while it goes on is never what a deletion may take.
+    delete_checkpoints(place, NAME, range(1, 7))
+    shutil.rmtree(place.warehouse.local.work(NAME, 1) / "state")
+    run.step(next(rows))
+    check(place)
+
+
+def test_a_damaged_chain_is_not_materialized(place: Place) -> None:
+    run = RegionRun(place, SMALL, LONG, parallelism=2)
+    for rows in purchases()[:3]:
+        run.step(rows)
+    operator = SMALL.operators[0].name
+    [handle, *_] = [
+        h
+        for h in read_manifest(place.warehouse.store, place.catalog.checkpoint(NAME, 2).manifest).handles
+        if h.operator == operator and h.kind is Kind.INCREMENTAL
+    ]
+    path = place.warehouse.local.objects / handle.object
+    data = bytearray(path.read_bytes())
+    data[handle.offset + handle.length // 2] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    with pytest.raises(CorruptObject, match=handle.object):
+        consolidate(place, operator, 3)
+    [record] = place.catalog.materializations(NAME)
+    assert record.outcome == "failed" and handle.object in str(record.error)
+    assert place.catalog.firsts(NAME, 3)[operator] == 1
+
+
+def test_what_is_not_there_is_not_materialized(place: Place) -> None:
+    with pytest.raises(UnknownStream):
+        consolidate(place, "x", 1)
+    run = RegionRun(place, SMALL, LONG)
+    for rows in purchases()[:3]:
+        run.step(rows)
+    with pytest.raises(UsageError, match="has no operator 'x': it has"):
+        consolidate(place, "x", 3)
+    with pytest.raises(UnknownCheckpoint):
+        consolidate(place, SMALL.operators[0].name, 9)
+    assert place.catalog.materializations(NAME) == []
+
+
+def test_a_boundary_that_was_deleted_meanwhile_is_given_up(place: Place) -> None:
+    always = named("adjust-d", PolicyOptions(d_max=1))
+    run = RegionRun(place, SMALL, always)
+    for rows in purchases()[:5]:
+        run.step(rows)
+    operator = SMALL.operators[0].name
+
+    def meanwhile(function, tasks):
+        parts = [function(task) for task in tasks]
+        delete_checkpoints(place, NAME, [1, 2])
+        return parts
+
+    with pytest.raises(UnknownCheckpoint, match="no checkpoint 2 any more"):
+        materialize(place, NAME, operator, 2, id="m1", who="a test", parallelism=2, run=meanwhile)
+    check(place)
