@@ -196,8 +196,8 @@ class SnapshotRecord:
 class MaterializationRecord:
     """A materialization of one operator at one checkpoint: running, done (`manifest` is set) or failed (`error` is).
 
-    While it runs it is a lease: it holds until `expires_at`, and whoever runs it moves that on.
-    `rows` and `bytes` are of its bases; `seconds` is what it took.
+    `id` is that of the lease under which it runs, and part of the names of its objects. `rows` and `bytes` are of its
+    bases; `seconds` is what it took.
     """
 
     stream: str
@@ -206,7 +206,6 @@ class MaterializationRecord:
     checkpoint: int
     who: str
     began_at: datetime
-    expires_at: datetime
     ended_at: datetime | None = None
     error: str | None = None
     manifest: StoredObject | None = None

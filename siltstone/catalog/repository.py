@@ -16,14 +16,14 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, insert, select, update
 
-from siltstone.catalog import fencing, materializations, rows
+from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.audit import Audit
 from siltstone.catalog.leases import Leases
+from siltstone.catalog.materializations import Materializations, followed
 from siltstone.catalog.records import (
     CheckpointCommit,
     CheckpointRecord,
-    MaterializationRecord,
     ObjectKind,
     ObjectRecord,
     SnapshotRecord,
@@ -38,7 +38,7 @@ from siltstone.model import LATEST, StoredObject
 from siltstone.store.paths import check_object_name
 
 
-class Catalog(Streams, Retaining, Leases, Audit):
+class Catalog(Streams, Retaining, Leases, Audit, Materializations):
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
 
     # Checkpoints
@@ -63,7 +63,7 @@ class Catalog(Streams, Retaining, Leases, Audit):
             last = newest.id if newest else 0
             if commit.id != last + 1:
                 raise UsageError(f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}")
-            first = materializations.followed(connection, stream, newest, commit.forms, commit.first)
+            first = followed(connection, stream, newest, commit.forms, commit.first)
             rows.insert_checkpoint(connection, stream, epoch, commit, newest, self._now(), first)
             return first
 
@@ -202,73 +202,6 @@ class Catalog(Streams, Retaining, Leases, Audit):
             rows.get_stream(connection, stream)
             query = select(t.step).where(t.step.c.stream == stream, within).order_by(t.step.c.step)
             return [rows.to_step(row) for row in connection.execute(query)]
-
-    def firsts(self, stream: str, id: int) -> dict[str, int]:
-        """Operator -> the checkpoint that its chain at checkpoint `id` begins with, as it is by now."""
-        with self._reading() as connection:
-            return materializations.firsts(connection, stream, id)
-
-    # Materializations
-
-    def begin_materialization(
-        self, stream: str, operator: str, checkpoint: int, id: str, who: str, ttl_s: float
-    ) -> None:
-        """Take the lease to materialize one operator at a checkpoint; at most one holds it at a time.
-
-        Raises:
-            UsageError: another process is at it, or there is no such operator.
-            UnknownCheckpoint
-        """
-        with self._writing(f"a materialization of stream {stream}") as connection:
-            materializations.begin(connection, stream, operator, checkpoint, id, who, self._now(), ttl_s)
-
-    def renew_materialization(self, stream: str, id: str, ttl_s: float) -> None:
-        """Keep the lease for `ttl_s` from now.
-
-        Raises:
-            Fenced: it was lost.
-        """
-        with self._writing(f"a materialization of stream {stream}") as connection:
-            materializations.renew(connection, stream, id, self._now(), ttl_s)
-
-    def complete_materialization(
-        self,
-        stream: str,
-        id: str,
-        manifest: StoredObject,
-        objects: Sequence[StoredObject],
-        *,
-        rows: int,
-        bytes: int,
-        seconds: float,
-    ) -> None:
-        """Let every chain through its checkpoint begin with the new bases, in one transaction guarded by the lease.
-
-        Raises:
-            Fenced: the lease was lost; nothing changed.
-            UnknownCheckpoint: its checkpoint is gone.
-        """
-        measured = {"rows": rows, "bytes": bytes, "seconds": seconds}
-        for stored in (manifest, *objects):
-            check_object_name(stored.name)
-        with self._writing(f"a materialization of stream {stream}") as connection:
-            materializations.complete(connection, stream, id, manifest, objects, measured, self._now())
-
-    def fail_materialization(self, stream: str, id: str, error: str) -> None:
-        """Give the lease back and note why nothing came of it."""
-        with self._writing(f"a materialization of stream {stream}") as connection:
-            materializations.fail(connection, stream, id, error, self._now())
-
-    def materializations(self, stream: str) -> list[MaterializationRecord]:
-        """All materializations of a stream, oldest first."""
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            return materializations.every(connection, stream)
-
-    def chain_materializations(self, stream: str, id: int) -> list[MaterializationRecord]:
-        """Those whose bases a restore of checkpoint `id` begins with, one an operator at most."""
-        with self._reading() as connection:
-            return materializations.of_chain(connection, stream, id)
 
     def add_snapshot(
         self, stream: str, epoch: int, checkpoint: int, objects: Sequence[StoredObject], snapshot_rows: int

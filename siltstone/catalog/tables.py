@@ -218,7 +218,6 @@ materialization = Table(
     Column("checkpoint", BigInteger, nullable=False),
     Column("who", Text, nullable=False),
     Column("began_at", UtcTime, nullable=False),
-    Column("expires_at", UtcTime, nullable=False),
     Column("ended_at", UtcTime),
     Column("error", Text),
     Column("manifest", Text),

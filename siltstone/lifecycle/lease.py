@@ -36,6 +36,7 @@ def reading(
     checkpoints: Iterable[int] | None,
     *,
     what: str = "reads",
+    id: str | None = None,
     options: LeaseOptions | None = None,
 ) -> Iterator[None]:
     """Lease checkpoints and all that their restores read (the whole stream, for None) until the block ends.
@@ -48,13 +49,14 @@ def reading(
 
     Args:
         what: what the block does, for people.
+        id: the lease's own, where others are to know it.
 
     Raises:
         UnknownStream: there is no such stream.
         UnknownCheckpoint: one of the checkpoints is not there, or was deleted meanwhile.
     """
     options = options or LeaseOptions()
-    lasts, id = timedelta(seconds=options.lasts_s), uuid.uuid4().hex
+    lasts, id = timedelta(seconds=options.lasts_s), id or uuid.uuid4().hex
     try:
         catalog.take_lease(stream, checkpoints, id=id, who=f"{this_process()} {what}", lasts=lasts)
     except Unreachable as error:

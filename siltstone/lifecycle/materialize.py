@@ -9,10 +9,9 @@ one catalog transaction, guarded by its lease, lets every chain through the chec
 anywhere before that, it leaves orphans under its own id and a lease that expires.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,8 @@ import pyarrow as pa
 from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.place import Place
 from siltstone.changelog.base import read_base, write_base
-from siltstone.errors import SiltstoneError
+from siltstone.errors import Unreachable
+from siltstone.lifecycle.lease import reading, this_process
 from siltstone.lifecycle.merge import Changes
 from siltstone.lifecycle.restore import (
     chain_manifests,
@@ -40,8 +40,6 @@ from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath
 
-LEASE_S = 60.0
-"""how long a lease holds without being renewed"""
 UNIT_BYTES = 64 << 20
 """stored bytes that one unit merges at most, where key groups allow"""
 
@@ -170,9 +168,12 @@ Run = Callable[[Callable[[MaterializeTask], MaterializedPart], Sequence[Material
 
 
 def materialize(
-    place: Place, stream: str, operator: str, checkpoint: int, *, id: str, who: str, parallelism: int, run: Run
+    place: Place, stream: str, operator: str, checkpoint: int, *, id: str, parallelism: int, run: Run
 ) -> Materialized:
     """Consolidate one operator's chain at `checkpoint`.
+
+    Args:
+        id: at most 32 letters and digits that no other materialization has.
 
     Raises:
         UsageError: another process is at it, or there is no such operator.
@@ -182,21 +183,24 @@ def materialize(
     """
     start = time.perf_counter()
     catalog, store = place.catalog, place.warehouse.store
-    catalog.begin_materialization(stream, operator, checkpoint, id, who, LEASE_S)
-    try:
-        with _renewing(lambda: catalog.renew_materialization(stream, id, LEASE_S)):
+    with reading(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
+        catalog.begin_materialization(stream, operator, checkpoint, id=id, who=this_process())
+        try:
             manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint))
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
             parts = run(lambda task: materialize_unit(store, task), tasks)
             manifest = _manifest(manifests[checkpoint], operator, id, parts)
             stored = store.put(tasks[0].path.materialization(operator, id), encode_manifest(manifest))
-        rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
-        seconds = round(time.perf_counter() - start, 6)
-        catalog.complete_materialization(stream, id, stored, manifest.objects, rows=rows, bytes=size, seconds=seconds)
-    except BaseException as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        catalog.fail_materialization(stream, id, reason)
-        raise
+            rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
+            seconds = round(time.perf_counter() - start, 6)
+            catalog.complete_materialization(
+                stream, id, stored, manifest.objects, rows_=rows, bytes_=size, seconds=seconds
+            )
+        except BaseException as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            with suppress(Unreachable):  # then its lease tells
+                catalog.fail_materialization(stream, id, reason)
+            raise
     return Materialized(operator, checkpoint, id, rows, size, seconds)
 
 
@@ -215,24 +219,3 @@ def _manifest(checkpoint: Manifest, operator: str, id: str, parts: Sequence[Mate
         first={operator: checkpoint.checkpoint},
         materialization=id,
     )
-
-
-@contextmanager
-def _renewing(renew: Callable[[], None], every_s: float = LEASE_S / 3) -> Iterator[None]:
-    """Renew the lease while the block runs; that it was lost is told when the materialization is completed."""
-    stopped = threading.Event()
-
-    def work() -> None:
-        while not stopped.wait(every_s):
-            try:
-                renew()
-            except SiltstoneError:
-                return
-
-    thread = threading.Thread(target=work, name="siltstone-lease", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        thread.join()

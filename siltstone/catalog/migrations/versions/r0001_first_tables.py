@@ -134,7 +134,6 @@ def upgrade() -> None:
         sa.Column("checkpoint", sa.BigInteger, nullable=False),
         sa.Column("who", sa.Text, nullable=False),
         _time("began_at"),
-        _time("expires_at"),
         _time("ended_at", nullable=True),
         sa.Column("error", sa.Text),
         sa.Column("manifest", sa.Text),
