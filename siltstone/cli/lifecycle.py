@@ -1,4 +1,4 @@
-"""Commands that decide what a stream keeps, and clean up: retention, savepoints, sweeping."""
+"""Commands that keep chains short and stores clean: materialization, retention, savepoints, sweeping."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -11,6 +11,29 @@ from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseU
 from siltstone.cli.output import out, print_result, progress, size
 from siltstone.errors import UsageError
 from siltstone.model import LATEST
+
+
+@app.command()
+def materialize(
+    stream: StreamName,
+    at: At = LATEST,
+    operator: Annotated[list[str] | None, typer.Option(help="Only this operator; may be given again. [all]")] = None,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    parallelism: Annotated[int | None, typer.Option(help="Tasks an operator. [cores]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Consolidate a checkpoint's chains into new bases, while the stream may run. Later checkpoints begin with them."""
+    from siltstone.spark import operations
+
+    settings = settings_of(warehouse, catalog, parallelism=parallelism)
+    with progress(f"materializing {stream}") as tell:
+        result = operations.materialize(settings, stream, at=at, operators=operator or (), on_operator=tell)
+    line = f"{stream}: checkpoint {result.checkpoint} materialized: {result.rows:,} rows, {size(result.bytes)}, "
+    line += f"{result.seconds:.2f} s"
+    if result.kept:
+        line += f"; {', '.join(result.kept)} began there anyway"
+    print_result(asdict(result), as_json, line)
 
 
 @app.command()
