@@ -46,7 +46,8 @@ _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILE = re.compile(
     r"manifest\.arrow|[A-Za-z0-9_-]{1,64}\.(segment|NON|INCR|INDEX)"
-    r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*){1,2}\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(base|snapshot)\.parquet"
+    r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*){1,2}\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(base|snapshot|materialized)\.parquet"
+    r"|[a-z][a-z0-9_-]*\.[A-Za-z0-9_-]{1,64}\.materialized\.arrow"
 )
 _PLACE = re.compile(r"([a-z][a-z0-9_-]*)/(\d{8})/(\d{12})/[^/]+")
 

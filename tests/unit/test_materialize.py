@@ -14,6 +14,7 @@ from siltstone.errors import CorruptObject, Fenced, UnknownCheckpoint, UnknownSt
 from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.materialize import Materialized, materialize
 from siltstone.lifecycle.restore import read_manifest
+from siltstone.lifecycle.sweep import sweep
 from siltstone.model import Form, Kind
 from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.store.open import Warehouse
@@ -203,18 +204,32 @@ def test_what_is_not_there_is_not_materialized(place: Place) -> None:
     assert place.catalog.materializations(NAME) == []
 
 
-def test_a_boundary_that_was_deleted_meanwhile_is_given_up(place: Place) -> None:
-    always = named("adjust-d", PolicyOptions(d_max=1))
-    run = RegionRun(place, SMALL, always)
+def test_what_it_reads_and_writes_is_kept_from_deletions_and_sweeps(place: Place) -> None:
+    run = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:5]:
         run.step(rows)
     operator = SMALL.operators[0].name
 
     def meanwhile(function, tasks):
-        parts = [function(task) for task in tasks]
-        delete_checkpoints(place, NAME, [1, 2])
-        return parts
+        parts = [function(tasks[0])]
+        result = delete_checkpoints(place, NAME, [1, 2, 3])
+        assert not result.deleted and sweep(place, NAME).deleted == 0
+        return parts + [function(task) for task in tasks[1:]]
 
-    with pytest.raises(UnknownCheckpoint, match="no checkpoint 2 any more"):
-        materialize(place, NAME, operator, 2, id="m1", parallelism=2, run=meanwhile)
+    materialize(place, NAME, operator, 3, id="m1", parallelism=2, run=meanwhile)
+    check(place)
+
+    def dies(function, tasks):
+        function(tasks[0])
+        raise Killed
+
+    with pytest.raises(Killed):
+        materialize(place, NAME, SMALL.operators[1].name, 4, id="m2", parallelism=2, run=dies)
+    swept = sweep(place, NAME)
+    assert swept.deleted > 0
+    check(place)
+    for name in (op.name for op in SMALL.operators):
+        consolidate(place, name, 4, f"m-{name}")
+    assert delete_checkpoints(place, NAME, []).deleted == (1, 2, 3)
+    assert {name for name, _ in place.warehouse.store.list("")} == {o.name for o in place.catalog.objects(NAME)}
     check(place)
