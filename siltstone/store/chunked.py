@@ -197,16 +197,21 @@ class ChunkedStore:
         return data
 
     def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
-        """Exactly `length` bytes at `offset`, not verified; only the chunks they lie in are fetched."""
+        """Exactly `length` bytes at `offset`, not verified; only they are fetched where the driver can do so."""
         entry, key = split_name(name)
         label = self._label(name)
         with self.driver.reading(entry, key) as get:
-            value, header = self._head(get, key, label)
-            size = len(value) if header is None else header.value_bytes
+            found, header = get.part(key, offset, offset + length), None
+            if found is None:
+                raise CorruptObject(f"{label} is missing")
+            size, part = found
+            if size == HEADER_BYTES:
+                header = self._head(get, key, label)[1]
+                size = size if header is None else header.value_bytes
             if offset + length > size:
                 raise CorruptObject(f"{label} has {size} bytes and should have {offset + length}")
             if header is None:
-                return pa.py_buffer(value).slice(offset, length)
+                return pa.py_buffer(part)
             return _gather(get, key, header, offset, length, label)[0]
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
@@ -289,16 +294,43 @@ def _gather(get: Get, key: bytes, header: Header, offset: int, length: int, labe
     step = max(1, _FETCH_BYTES // header.chunk_bytes)
     for start in range(first, last + 1, step):
         numbers = range(start, min(start + step, last + 1))
-        chunks = get([chunk_key(key, header.write_id, number) for number in numbers])
-        for number, chunk in zip(numbers, chunks, strict=True):
-            wanted = header.last_chunk_bytes if number == header.last_chunk else header.chunk_bytes
-            if chunk is None:
-                raise CorruptObject(f"{label} is cut: its chunk {number} of {header.last_chunk + 1} is missing")
-            if len(chunk) != wanted:
-                raise CorruptObject(f"{label} was altered: its chunk {number} has {len(chunk)} bytes, not {wanted}")
-            skip = max(0, offset - number * header.chunk_bytes)
-            piece = memoryview(chunk)[skip : skip + length - done]
+        for piece in _pieces(get, key, header, numbers, (offset, offset + length), label):
             view[done : done + len(piece)] = piece
             done += len(piece)
             checksum.update(piece)
     return data, checksum.hexdigest()
+
+
+def _pieces(
+    get: Get, key: bytes, header: Header, numbers: range, wanted: tuple[int, int], label: str
+) -> Iterator[bytes]:
+    """The bytes of chunks that lie within `wanted`, in order; chunks of which all are wanted in one call."""
+
+    def checked(number: int, size: int | None) -> None:
+        if size is None:
+            raise CorruptObject(f"{label} is cut: its chunk {number} of {header.last_chunk + 1} is missing")
+        if size != header.bytes_of(number):
+            text = f"its chunk {number} has {size} bytes, not {header.bytes_of(number)}"
+            raise CorruptObject(f"{label} was altered: {text}")
+
+    def cut(number: int) -> tuple[int, int] | None:
+        begin, size = number * header.chunk_bytes, header.bytes_of(number)
+        span = max(0, wanted[0] - begin), min(size, wanted[1] - begin)
+        return None if span == (0, size) else span
+
+    def part(number: int, span: tuple[int, int]) -> bytes:
+        size, found = get.part(chunk_key(key, header.write_id, number), *span) or (None, b"")
+        checked(number, size)
+        return found
+
+    ends = {number: span for number in {numbers[0], numbers[-1]} if (span := cut(number))}
+    whole = [number for number in numbers if number not in ends]
+    if numbers[0] in ends:
+        yield part(numbers[0], ends[numbers[0]])
+    if whole:
+        values = get([chunk_key(key, header.write_id, number) for number in whole])
+        for number, value in zip(whole, values, strict=True):
+            checked(number, None if value is None else len(value))
+        yield b"".join(value for value in values if value is not None) if len(values) > 1 else values[0] or b""
+    if len(numbers) > 1 and numbers[-1] in ends:
+        yield part(numbers[-1], ends[numbers[-1]])

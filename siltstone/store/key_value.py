@@ -14,7 +14,7 @@ header is stored with one. Readers go by the header: values written with other l
 """
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -37,7 +37,18 @@ CHUNK = b"\0"
 Keys = list[bytes]
 Values = list[bytes | None]
 Chunks = list[tuple[bytes, memoryview]]
-Get = Callable[[Keys], Values]
+
+
+class Get(Protocol):
+    """Reads values of one entry."""
+
+    def __call__(self, keys: Keys) -> Values:
+        """The values of keys, None where there is none."""
+        ...
+
+    def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
+        """How long the value of a key is, and those of its bytes in [start, stop); None where there is none."""
+        ...
 
 
 class Staged(Protocol):
@@ -76,7 +87,7 @@ class KeyValue(Protocol):
         ...
 
     def reading(self, entry: str, key: bytes = b"") -> AbstractContextManager[Get]:
-        """A function that gives the values of keys of `entry`, None where there is none; messages name `key`."""
+        """What reads values of `entry` as long as the block lasts; messages name `key`."""
         ...
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
@@ -117,6 +128,10 @@ class Header:
     def value_bytes(self) -> int:
         """Size of the whole value."""
         return self.chunk_bytes * self.last_chunk + self.last_chunk_bytes
+
+    def bytes_of(self, chunk: int) -> int:
+        """Size of one chunk."""
+        return self.last_chunk_bytes if chunk == self.last_chunk else self.chunk_bytes
 
     def encode(self) -> bytes:
         """As it is stored."""

@@ -36,6 +36,8 @@ from siltstone.store.key_value import (
     WRITE_ID_OFFSET,
     Chunks,
     Get,
+    Keys,
+    Values,
     chunk_stem,
     join_name,
     split_name,
@@ -90,6 +92,10 @@ if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return -1 end
 if redis.call('HSETNX', KEYS[1], ARGV[2], ARGV[3]) == 0 then return 0 end
 redis.call('HDEL', KEYS[2], ARGV[1])
 return 1
+""")
+_PART = _Script("""
+local value = redis.call('HGET', KEYS[1], ARGV[1])
+return value and {string.len(value), string.sub(value, ARGV[2] + 1, ARGV[3])}
 """)
 _DISCARD = _Script(f"""{_DROP}
 if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 then drop(ARGV[2]) end
@@ -158,15 +164,8 @@ class RedisKeyValue:
 
     @contextmanager
     def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
-        """As `KeyValue.reading`: an HMGET a call."""
-        what = f"read object {join_name(entry, key)}" if key else f"read entry {entry}"
-
-        def get(keys: list[bytes]) -> list[bytes | None]:
-            with reaching(what, self.label):
-                values: Any = self.client.hmget(self.key_of(entry), keys)
-            return values
-
-        yield get
+        """As `KeyValue.reading`."""
+        yield _Reading(self, entry, f"read object {join_name(entry, key)}" if key else f"read entry {entry}")
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """As `KeyValue.add`: one HSETNX."""
@@ -302,6 +301,30 @@ class RedisKeyValue:
             if unreachable(error, "ask", self.label).transient:  # it may well answer a little later
                 raise
             return None
+
+
+class _Reading:
+    """`Get` of one entry: an HMGET a call, or a script where only a part of a value is wanted."""
+
+    def __init__(self, driver: RedisKeyValue, entry: str, what: str) -> None:
+        self._driver, self._entry, self._what = driver, entry, what
+
+    def __call__(self, keys: Keys) -> Values:
+        with reaching(self._what, self._driver.label):
+            values: Any = self._driver.client.hmget(self._driver.key_of(self._entry), keys)
+        return values
+
+    def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
+        """As `Get.part`."""
+        try:
+            with reaching(self._what, self._driver.label):
+                found = self._driver.run_script(_PART, self._entry, key, start, stop)
+        except Unreachable as error:
+            if not isinstance(error.__cause__, refusals.NoPermissionError):
+                raise
+            [value] = self([key])  # who may only read may run no script
+            return None if value is None else (len(value), value[start:stop])
+        return tuple(found) if found else None
 
 
 class _StagedInRedis:

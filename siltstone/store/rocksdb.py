@@ -1,6 +1,6 @@
 """Objects in embedded RocksDB (the LevelDB of US 9471438): one database an entry, opened for each call.
 
-    rocksdb:///absolute/path?chunk_bytes=1048576&lock_wait_s=60
+    rocksdb:///absolute/path?chunk_bytes=4096&lock_wait_s=60
 
     PATH/<entry>/.db/         the database of an entry: key -> value or header, and the chunks (`key_value`);
                               \\1 key -> the size of its value, since RocksDB tells no size without reading
@@ -55,8 +55,9 @@ class RocksDBOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # RocksDB reads no part of a value: chunks as small as its blocks make reading part of an object cost the part.
     chunk_bytes: int = Field(
-        1 << 20, ge=SMALLEST_LIMIT_BYTES, le=1 << 30, description="bytes of the largest value stored whole"
+        4096, ge=SMALLEST_LIMIT_BYTES, le=1 << 30, description="bytes of the largest value stored whole"
     )
     lock_wait_s: float = Field(60.0, ge=0, description="seconds to wait for other processes in the same entry")
 
@@ -122,14 +123,7 @@ class RocksDBKeyValue:
             if database is None and not self.root.is_dir():
                 raise Unreachable(f"cannot read {what}: its store is not there; mount or restore it")
 
-            def get(keys: Keys) -> Values:
-                values: Values = [None] * len(keys)
-                if database is not None:
-                    with reaching(f"read {what}"):
-                        values = database.get(keys)
-                return values
-
-            yield get
+            yield _Reading(database, what)
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """As `KeyValue.add`: one synced batch."""
@@ -223,6 +217,24 @@ class RocksDBKeyValue:
             return False
         finally:
             database.close()
+
+
+class _Reading:
+    """`Get` of an open database, None where there is none; RocksDB reads no part of a value."""
+
+    def __init__(self, database: Any, what: str) -> None:
+        self._database, self._what = database, what
+
+    def __call__(self, keys: Keys) -> Values:
+        if self._database is None:
+            return [None] * len(keys)
+        with reaching(f"read {self._what}"):
+            return self._database.get(keys)
+
+    def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
+        """As `Get.part`."""
+        [value] = self([key])
+        return None if value is None else (len(value), value[start:stop])
 
 
 class _StagedInFiles:

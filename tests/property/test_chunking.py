@@ -1,6 +1,6 @@
 """Any value comes back from a key-value store whole and in part, whatever the limit on values (US 9471438)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -26,8 +26,8 @@ class Memory:
         self.data: dict[str, dict[bytes, bytes]] = {}
 
     @contextmanager
-    def reading(self, entry: str, key: bytes = b"") -> Iterator[Callable[[list[bytes]], list[bytes | None]]]:
-        yield lambda keys: [self.data.get(entry, {}).get(key) for key in keys]
+    def reading(self, entry: str, key: bytes = b"") -> Iterator["MemoryGet"]:
+        yield MemoryGet(self.data.get(entry, {}))
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         assert len(value) <= self.value_limit_bytes
@@ -36,6 +36,18 @@ class Memory:
 
     def stage(self, entry: str, key: bytes, write_id: bytes) -> "MemoryStage":
         return MemoryStage(self, entry, key)
+
+
+class MemoryGet:
+    def __init__(self, data: dict[bytes, bytes]) -> None:
+        self.data = data
+
+    def __call__(self, keys: list[bytes]) -> list[bytes | None]:
+        return [self.data.get(key) for key in keys]
+
+    def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
+        value = self.data.get(key)
+        return None if value is None else (len(value), value[start:stop])
 
 
 class MemoryStage:
