@@ -65,6 +65,7 @@ class CheckpointPoint:
 
     Attributes:
         other_bytes: what it wrote outside all operators: its manifest.
+        materialized_bytes: what materializations wrote at it; its chains begin with that.
         chain_other_bytes: the manifests that a restore reads, from the oldest base it needs on.
         restore_s: seconds of its newest measured restore; None where none was measured.
         restore_bytes: what that restore read.
@@ -79,6 +80,7 @@ class CheckpointPoint:
     proven: bool | None
     operators: Mapping[str, OperatorPart]
     other_bytes: int
+    materialized_bytes: int
     chain_other_bytes: int
     restore_s: float | None
     restore_bytes: int | None
@@ -113,6 +115,7 @@ class CheckpointPoint:
             "bytes": self.bytes,
             "rows": self.rows,
             "proven": self.proven,
+            "materialized_bytes": self.materialized_bytes,
             "chain_bytes": self.chain_bytes,
             "restore_bound_bytes": self.bound_bytes,
             "restore_bound_seconds": self.bound_s,
@@ -141,8 +144,8 @@ class ReportData:
 
     @property
     def stored_bytes(self) -> int:
-        """What all checkpoints keep in the store. Full snapshots, taken on request, are not counted."""
-        return sum(point.bytes for point in self.checkpoints)
+        """What checkpoints and materializations keep in the store. Full snapshots, taken on request, are not counted."""
+        return sum(point.bytes + point.materialized_bytes for point in self.checkpoints)
 
     @property
     def amplification(self) -> float | None:
@@ -185,27 +188,35 @@ def report_data(catalog: Catalog, stream: str) -> ReportData:
     parts: dict[str, OperatorPart] = {}
     started: dict[str, int] = {}
     others: list[int] = []
+    materialized = {(m.checkpoint, m.operator): m.bytes or 0 for m in catalog.materializations(stream) if m.manifest}
     for at, record in enumerate(records):
-        parts = {name: _part(record, name, parts.get(name)) for name in record.forms}
-        started = {name: at if part.form is Form.BASE else started.get(name, at) for name, part in parts.items()}
+        bases = {name: materialized[record.id, name] for name in record.forms if (record.id, name) in materialized}
+        parts = {name: _part(record, name, parts.get(name), bases.get(name)) for name in record.forms}
+        begins = {name for name, part in parts.items() if part.form is Form.BASE or name in bases}
+        started = {name: at if name in begins else started.get(name, at) for name in parts}
         others.append(max(0, record.bytes - sum(part.bytes for part in parts.values())))
         if record.deleted_at is None:
-            points.append(_point(record, parts, others[-1], sum(others[min(started.values(), default=at) :])))
+            other = sum(others[min(started.values(), default=at) :])
+            points.append(_point(record, parts, others[-1], sum(bases.values()), other))
     return ReportData(stream, tuple(points))
 
 
-def _part(record: CheckpointRecord, name: str, before: OperatorPart | None) -> OperatorPart:
-    """What a record says of one operator, given its part of the checkpoint before."""
+def _part(
+    record: CheckpointRecord, name: str, before: OperatorPart | None, materialized_bytes: int | None
+) -> OperatorPart:
+    """What a record says of one operator, given its part of the checkpoint before, and the size of the bases of a
+    materialization if its chain begins with them."""
     said: Mapping[str, Any] = record.statistics.get("operators", {}).get(name, {})
     form, size = record.forms[name], int(said.get("bytes", 0))
-    delta = form is Form.DELTA
+    delta = form is Form.DELTA and materialized_bytes is None
+    base_bytes = size if materialized_bytes is None else materialized_bytes
     return OperatorPart(
         form=form,
         bytes=size,
         d=record.d.get(name, 0),
         rows=int(said.get("state_rows", 0)),
         seconds=said.get("seconds", {}),
-        chain_base_bytes=(before.chain_base_bytes if before else 0) if delta else size,
+        chain_base_bytes=(before.chain_base_bytes if before else 0) if delta else base_bytes,
         chain_delta_bytes=(before.chain_delta_bytes if before else 0) + size if delta else 0,
         chain_deltas=(before.chain_deltas if before else 0) + 1 if delta else 0,
         bound_bytes=said.get("restore_bound_bytes"),
@@ -214,7 +225,7 @@ def _part(record: CheckpointRecord, name: str, before: OperatorPart | None) -> O
 
 
 def _point(
-    record: CheckpointRecord, parts: Mapping[str, OperatorPart], other: int, chain_other: int
+    record: CheckpointRecord, parts: Mapping[str, OperatorPart], other: int, materialized: int, chain_other: int
 ) -> CheckpointPoint:
     return CheckpointPoint(
         id=record.id,
@@ -226,6 +237,7 @@ def _point(
         proven=record.proven,
         operators=parts,
         other_bytes=other,
+        materialized_bytes=materialized,
         chain_other_bytes=chain_other,
         restore_s=record.restore_s,
         restore_bytes=record.restore_bytes,

@@ -18,10 +18,12 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy import insert
 
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.records import CheckpointCommit
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.tables import materialization
 from siltstone.errors import UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.model import Form, StoredObject
 from siltstone.report import ReportData, checkpoint_table, draw_report, report_data, summary_table
@@ -128,6 +130,31 @@ def test_a_restore_reads_the_newest_base_and_the_deltas_since(data: ReportData) 
     assert [p.chain_bytes for p in data.checkpoints] == [1507, 1654, 1921, 1864, 2231]
 
 
+def test_a_chain_begins_with_what_was_materialized(catalog: Catalog, data: ReportData) -> None:
+    with catalog._writing("a test") as connection:
+        connection.execute(
+            insert(materialization),
+            {
+                "stream": "flights",
+                "id": "m1",
+                "operator": "aircraft",
+                "checkpoint": 2,
+                "who": "a test",
+                "began_at": NOON,
+                "ended_at": NOON,
+                "manifest": "flights/00000001/000000000002/aircraft.m1.materialized.arrow",
+                "bytes": 5000,
+            },
+        )
+    seen = report_data(catalog, "flights")
+    parts = [p.operators["aircraft"] for p in seen.checkpoints[:3]]
+    assert [(p.chain_base_bytes, p.chain_deltas) for p in parts][1:] == [(5000, 0), (5000, 1)]
+    assert parts[2].chain_delta_bytes == parts[2].bytes
+    assert seen.checkpoints[1].materialized_bytes == 5000
+    assert seen.stored_bytes == data.stored_bytes + 5000
+    assert seen.checkpoints[0] == data.checkpoints[0]
+
+
 def test_amplification_compares_with_the_newest_base(data: ReportData) -> None:
     assert data.stored_bytes == sum(size for parts in CHAIN for _, size in parts.values()) + 5 * MANIFEST
     assert data.newest.chain_base_bytes == 1200 + 600
@@ -182,6 +209,7 @@ def test_json_has_the_names_of_the_command_line(data: ReportData) -> None:
         "bytes": 807,
         "rows": 60,
         "proven": True,
+        "materialized_bytes": 0,
         "chain_bytes": 1921,
         "restore_bound_bytes": 2902.0,
         "restore_bound_seconds": 2.902,
