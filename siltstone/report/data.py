@@ -144,7 +144,7 @@ class ReportData:
 
     @property
     def stored_bytes(self) -> int:
-        """What checkpoints and materializations keep in the store. Full snapshots, taken on request, are not counted."""
+        """What checkpoints and materializations keep in the store; full snapshots, made on request, are not counted."""
         return sum(point.bytes + point.materialized_bytes for point in self.checkpoints)
 
     @property
