@@ -1,93 +1,108 @@
-"""A durable step of Siltstone beside Spark's RocksDB state store and beside no state at all: `make bench`.
+"""Siltstone beside what it is measured against, part by part: `make bench`.
 
-    python -m benchmarks [--quick] [--directory DIR] [--json PATH] [--picture PATH]
+    python -m benchmarks [PART ...] [--quick] [--directory DIR] [--json PATH] [--picture PATH]
 
-Each system runs each workload in a fresh process, on two cores, over the same input files (`benchmarks.workload`,
-`benchmarks.systems`), one after the other. Numbers depend on the machine; ratios of one run are what counts.
+    step        a durable step beside Spark's RocksDB state store and beside no state (`benchmarks.step`)
+    stores      large values through each store beside its raw client (`benchmarks.stores`)
+    changelog   batching, checkpoints of many writers, restoring one variable, the index (`benchmarks.changelog`)
+    hedging     uploads with and without hedging on a slow store (`benchmarks.hedging`)
+
+All parts run, one after the other, where none is named. Numbers depend on the machine; ratios of one run are what
+counts. The stores are real servers, started by what the tests start them with.
 """
 
 import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from benchmarks.memory import watched
-from benchmarks.summary import Run, Summary, picture
-from benchmarks.systems import SYSTEMS
-from benchmarks.workload import Workload
+from benchmarks.goals import Goal, Report, goals_table
 
-FULL = [
-    Workload(300_000, 100_000, warm_up=3, measured=15),
-    Workload(3_000_000, 100_000, warm_up=3, measured=15),
-    Workload(10_000_000, 100_000, warm_up=3, measured=15),
-    Workload(10_000_000, 1_000_000, warm_up=3, measured=10),
-]
-QUICK = [
-    Workload(30_000, 10_000, warm_up=2, measured=8),
-    Workload(300_000, 10_000, warm_up=2, measured=8),
-]
+Part = Callable[[Path, argparse.Namespace], Report]
 
 
-def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run:
-    """One system under one workload, in a process of its own; all it wrote is gone afterwards.
+def step(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.step`."""
+    from benchmarks import step
 
-    Raises:
-        RuntimeError: it failed; the message ends with what it said.
-    """
-    load = os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(dir=scratch) as work:
-        result = Path(work) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.systems", system, str(inputs), work, str(result)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        with watched(process.pid) as peak:
-            said, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"{system} at {workload.name} failed:\n{said[-4000:]}")
-        found: dict[str, Any] = json.loads(result.read_text())
-    return Run(
-        system=system,
-        workload=workload,
-        steps=found["steps"],
-        resident_bytes=peak.resident,
-        anonymous_bytes=peak.anonymous,
-        live_heap_bytes=found["live_heap_bytes"],
-        load_average=load,
-    )
+    return step.run(scratch, options.picture, quick=options.quick)
+
+
+def stores(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.stores`."""
+    from benchmarks import stores
+
+    return stores.run(scratch, quick=options.quick)
+
+
+def changelog(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.changelog`."""
+    from benchmarks import changelog
+
+    return changelog.run(scratch, quick=options.quick)
+
+
+def hedging(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.hedging`, which prints its own table."""
+    from benchmarks import hedging
+
+    path = scratch / "hedging.json"
+    hedging.main(["--json", str(path), *(["--requests", "2000"] if options.quick else [])])
+    return hedging_report(json.loads(path.read_text()))
+
+
+def hedging_report(numbers: dict[str, dict[str, float]]) -> Report:
+    """What the runs `without` and `with` hedging are held to."""
+    change = {name: numbers["with"][name] / numbers["without"][name] - 1 for name in ("p99.9_s", "p50_s", "requests")}
+    goals = [
+        Goal("hedging: change of p99.9", change["p99.9_s"], at_most=-0.47),
+        Goal("hedging: change of p50", change["p50_s"], at_most=0.03),
+        Goal("hedging: change of requests", change["requests"], at_most=0.05),
+    ]
+    return Report([], goals, numbers)
+
+
+PARTS: dict[str, Part] = {"step": step, "stores": stores, "changelog": changelog, "hedging": hedging}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, draw; the exit code does not depend on what was measured."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Durable steps, side by side.")
-    parser.add_argument("--quick", action="store_true", help="small sizes, a minute or two")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Siltstone, side by side.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, a few minutes")
     parser.add_argument("--directory", type=Path, help="where to work: a disk, not memory (default: the system's)")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the numbers go")
-    parser.add_argument("--picture", type=Path, default=Path("bench.png"), help="where the PNG goes")
+    parser.add_argument("--picture", type=Path, default=Path("bench.png"), help="where the PNG of the step goes")
     options = parser.parse_args(arguments)
-    progress = Console(stderr=True)
-    runs: list[Run] = []
-    with tempfile.TemporaryDirectory(prefix="siltstone-bench-", dir=options.directory) as scratch:
-        for workload in QUICK if options.quick else FULL:
-            with tempfile.TemporaryDirectory(dir=scratch) as inputs:
-                workload.write(Path(inputs) / "input")
-                for system in SYSTEMS:
-                    progress.print(f"{system} at {workload.name} ...")
-                    runs.append(measure(system, workload, Path(inputs) / "input", Path(scratch)))
-    summary = Summary(runs)
-    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-    numbers = {"machine": machine, "quick": options.quick, **summary.to_json()}
-    options.json.write_text(json.dumps(numbers, indent=1))
-    picture(runs, options.picture)
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"there is no part {min(unknown)}: use {', '.join(PARTS)}")
     console = Console(width=None if sys.stdout.isatty() else 150)
-    for table in summary.tables():
-        console.print(table)
-    console.print(f"numbers: {options.json}, picture: {options.picture}")
+    reports: dict[str, Report] = {}
+    seconds: dict[str, float] = {}
+    for name in [name for name in PARTS if name in options.parts or not options.parts]:
+        Console(stderr=True).print(f"{name} ...")
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="siltstone-bench-", dir=options.directory) as scratch:
+            reports[name] = PARTS[name](Path(scratch), options)
+        seconds[name] = time.perf_counter() - began
+        for table in reports[name].tables:
+            console.print(table)
+    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    found = {
+        name: {"seconds": seconds[name], "goals": [vars(goal) for goal in report.goals], **report.numbers}
+        for name, report in reports.items()
+    }
+    options.json.write_text(json.dumps({"machine": machine, "quick": options.quick, "parts": found}, indent=1))
+    for name, report in reports.items():
+        console.print(goals_table(report.goals, f"{name}: goals ({seconds[name]:.0f} s)"))
+    console.print(f"numbers: {options.json}" + (f", picture: {options.picture}" if "step" in reports else ""))
     return 0
 
 

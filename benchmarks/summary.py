@@ -1,4 +1,4 @@
-"""What the step benchmark found: medians, ratios, goals; as tables, as JSON, as a picture."""
+"""What the step benchmark found: medians and goals; as tables, as JSON, as a picture."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.goals import Goal
 from benchmarks.workload import Workload
 
 MB = 1_000_000
@@ -78,15 +79,6 @@ class Run:
         return {name: median(values) for name, values in found.items()}
 
 
-@dataclass(frozen=True)
-class Goal:
-    """A ratio and the most it may be; None where no bound is set."""
-
-    what: str
-    ratio: float
-    at_most: float | None
-
-
 class Summary:
     """Everything that follows from the runs."""
 
@@ -94,7 +86,7 @@ class Summary:
         self.runs = runs
         self._by = {(run.system, run.workload.name): run for run in runs}
 
-    def ratios(self) -> Iterator[Goal]:
+    def goals(self) -> Iterator[Goal]:
         """Ratios to Spark and over the size of the state, each with its bound."""
         workloads = list(dict.fromkeys(run.workload for run in self.runs))
         for workload in workloads:
@@ -118,16 +110,6 @@ class Summary:
         yield self._steps()
         yield self._memory()
         yield self._phases()
-        goals = Table(title="ratios and goals")
-        for column in ("ratio", "measured", "at most", ""):
-            goals.add_column(column, justify="left" if column == "ratio" else "right")
-        for goal in self.ratios():
-            if goal.at_most is None:
-                goals.add_row(goal.what, f"{goal.ratio:.2f}", "-", "")
-            else:
-                kept = "kept" if goal.ratio <= goal.at_most else "missed"
-                goals.add_row(goal.what, f"{goal.ratio:.2f}", f"{goal.at_most:g}", kept)
-        yield goals
 
     def _steps(self) -> Table:
         table = Table(title="one durable step (triggerExecution)")
@@ -198,7 +180,7 @@ class Summary:
             plain = asdict(run) | {"phases_ms": run.phases_ms(), "load_s": run.load_s}
             plain |= {"delta_step_s": run.delta_s, "any_step_s": run.all_s, "mean_step_s": run.mean_s}
             runs.append(plain | {"delta_bytes": run.delta_bytes})
-        return {"goals": [asdict(goal) for goal in self.ratios()], "runs": runs}
+        return {"runs": runs}
 
 
 def picture(runs: Sequence[Run], path: Path) -> None:

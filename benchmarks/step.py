@@ -1,0 +1,74 @@
+"""A durable step of Siltstone beside Spark's RocksDB state store and beside no state at all.
+
+Each system runs each workload in a fresh process, on two cores, over the same input files (`benchmarks.workload`,
+`benchmarks.systems`), one after the other. Numbers depend on the machine; ratios of one run are what counts.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.goals import Report
+from benchmarks.memory import watched
+from benchmarks.summary import Run, Summary, picture
+from benchmarks.systems import SYSTEMS
+from benchmarks.workload import Workload
+
+FULL = [
+    Workload(300_000, 100_000, warm_up=3, measured=15),
+    Workload(3_000_000, 100_000, warm_up=3, measured=15),
+    Workload(10_000_000, 100_000, warm_up=3, measured=15),
+    Workload(10_000_000, 1_000_000, warm_up=3, measured=10),
+]
+QUICK = [
+    Workload(30_000, 10_000, warm_up=2, measured=8),
+    Workload(300_000, 10_000, warm_up=2, measured=8),
+]
+
+
+def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run:
+    """One system under one workload, in a process of its own; all it wrote is gone afterwards.
+
+    Raises:
+        RuntimeError: it failed; the message ends with what it said.
+    """
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(dir=scratch) as work:
+        result = Path(work) / "result.json"
+        command = [sys.executable, "-m", "benchmarks.systems", system, str(inputs), work, str(result)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with watched(process.pid) as peak:
+            said, _ = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"{system} at {workload.name} failed:\n{said[-4000:]}")
+        found: dict[str, Any] = json.loads(result.read_text())
+    return Run(
+        system=system,
+        workload=workload,
+        steps=found["steps"],
+        resident_bytes=peak.resident,
+        anonymous_bytes=peak.anonymous,
+        live_heap_bytes=found["live_heap_bytes"],
+        load_average=load,
+    )
+
+
+def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:
+    """Every system under every workload, and a picture."""
+    progress = Console(stderr=True)
+    runs: list[Run] = []
+    for workload in QUICK if quick else FULL:
+        with tempfile.TemporaryDirectory(dir=scratch) as inputs:
+            workload.write(Path(inputs) / "input")
+            for system in SYSTEMS:
+                progress.print(f"{system} at {workload.name} ...")
+                runs.append(measure(system, workload, Path(inputs) / "input", scratch))
+    summary = Summary(runs)
+    picture(runs, picture_to)
+    return Report(list(summary.tables()), list(summary.goals()), summary.to_json())
