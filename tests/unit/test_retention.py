@@ -19,6 +19,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.retention import Truncation, truncate
 from siltstone.lifecycle.savepoint import drop_savepoint, list_savepoints, set_savepoint
 from siltstone.operator import Operator, Rows, State, ValueState
@@ -230,6 +231,21 @@ def test_what_somebody_reads_waits_for_them(place: Place) -> None:
         check_whole(place, [13, 14])
     assert truncate(place, NAME, LAST).deleted == (5, 6, 7)
     check_whole(place, [13, 14])
+
+
+def test_after_a_materialization_nothing_before_it_waits(place: Place) -> None:
+    newest = RetentionOptions(keep_last=1)
+    set_savepoint(place.catalog, NAME, "stable", at="6")
+    assert [w.checkpoint for w in truncate(place, NAME, newest, dry_run=True).waiting] == [5, 13]
+    materialize(
+        place, NAME, "by_key", 14, id="m1", parallelism=2, run=lambda function, tasks: list(map(function, tasks))
+    )
+    done = truncate(place, NAME, newest)
+    assert done.deleted == (1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13)
+    assert [(w.checkpoint, w.needed_by) for w in done.waiting] == [(5, 6)]
+    check_whole(place, [6, 14])
+    assert RegionRun(place, STREAM, POLICY).step(rows(15))
+    check_whole(place, [6, 14, 15])
 
 
 # What is refused
