@@ -324,7 +324,7 @@ def test_a_commit_takes_a_fixed_number_of_statements(flights: Catalog) -> None:
     segments = [stored(2, f"{n}.segment") for n in range(200)]
     seen.clear()
     flights.commit("flights", 1, commit_of(2, segments=segments, first={"aircraft": 1}, steps=steps))
-    assert len(seen) <= 8, seen
+    assert len(seen) <= 9, seen
 
 
 # Which checkpoint
@@ -854,7 +854,7 @@ def test_of_two_epochs_racing_for_one_id_the_newer_wins(flights: Catalog, catalo
 def test_of_two_threads_of_one_epoch_racing_for_one_id_one_wins(flights: Catalog) -> None:
     for id in range(1, 6):
         results = outcomes(3, lambda n, id=id: flights.commit("flights", 1, commit_of(id, tag=f"t{n}")))
-        assert results.count(None) == 1
+        assert results.count({}) == 1
         assert sum(type(r) is UsageError for r in results) == 2
     assert flights.last_id("flights") == 5
 

@@ -100,8 +100,8 @@ def test_a_process_killed_at_any_statement_of_a_commit_leaves_nothing_of_it(cata
         if child.returncode == 0:
             break
         assert child.returncode == -signal.SIGKILL
-    # hold, newest, checkpoint, objects, dependency, step, commit; SQLite's BEGIN
-    assert die_at - 1 == int(said[-1]) == (8 if catalog_url.startswith("sqlite") else 7)
+    # hold, newest, its chains, checkpoint, deleted names, objects, dependency, step, commit; SQLite's BEGIN
+    assert die_at - 1 == int(said[-1]) == (10 if catalog_url.startswith("sqlite") else 9)
 
 
 def test_a_process_killed_at_random_leaves_what_it_was_told_and_at_most_one_more(catalog_url: str) -> None:
