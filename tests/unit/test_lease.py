@@ -1,0 +1,149 @@
+"""Leases: what is read is not deleted meanwhile, and whoever cannot have one reads all the same."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import UnknownCheckpoint, UnknownStream, Unreachable
+from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints
+from siltstone.lifecycle.export import restore_unit, unit_tasks, whole_digest
+from siltstone.lifecycle.lease import LeaseOptions, reading
+from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.store.open import Warehouse
+from tests.orphans import NAME, check_whole, filesystem, write
+
+
+class Clock:
+    """Time that stands still until moved."""
+
+    time = datetime(2013, 7, 4, 12, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def place(tmp_path: Path, clock: Clock) -> Iterator[Place]:
+    """Checkpoints 1 to 5, bases at 1 and 5."""
+    filesystem(tmp_path).catalog.close()
+    warehouse = Warehouse.at(str(tmp_path / "w"))
+    with Place(warehouse, open_catalog(warehouse.catalog_url, now=clock)) as opened:
+        write(opened)
+        assert {r.id: r.first for r in opened.catalog.retained(NAME)} == {1: 1, 2: 1, 3: 1, 4: 1, 5: 5}
+        yield opened
+
+
+def leases(place: Place) -> list[str]:
+    return [lease.who for lease in place.catalog.live_leases(NAME)]
+
+
+def test_a_restore_under_a_lease_ends_well_though_all_it_reads_is_deleted(place: Place) -> None:
+    catalog, store = place.catalog, place.warehouse.store
+    recorded = catalog.checkpoint(NAME, 3).digest
+    with reading(catalog, NAME, [3], what="restores"):
+        assert leases(place)[0].endswith(" restores")
+        manifests = read_manifests(store, chain_manifests(catalog, NAME, 3))
+        done = delete_checkpoints(place, NAME, [1, 2, 3, 4], who="a test")
+        assert (done.deleted, done.leased, done.marked) == ((4,), (1, 2, 3), ())
+        tasks, _ = unit_tasks(manifests, 3, 1, None)
+        assert whole_digest([restore_unit(store, task) for task in tasks], 4) == recorded
+        with pytest.raises(UnknownCheckpoint), reading(catalog, NAME, [3]):
+            raise AssertionError("what is marked cannot be leased")
+    assert leases(place) == []
+    assert delete_checkpoints(place, NAME, []).deleted == (1, 2, 3)
+    check_whole(place)
+    recorded = catalog.deletions(NAME)
+    assert {d.reason for d in recorded} == {"of a deleted checkpoint"}
+    assert {d.who for d in recorded if "/000000000004/" in d.name} == {"a test"}
+
+
+def test_what_waits_keeps_all_that_is_read_of_it(place: Place) -> None:
+    """Its opaque variables and snapshots too, which otherwise go at once."""
+    catalog, store = place.catalog, place.warehouse.store
+    name = "sums/00000001/000000000002/by_key.totals.00000.s1.snapshot.parquet"
+    catalog.add_snapshot(NAME, 2, 2, [store.put(name, b"rows")], 1)
+    with reading(catalog, NAME, [2]):
+        assert delete_checkpoints(place, NAME, [2]) == DeletionResult((), (2,), 0, 0)
+    assert delete_checkpoints(place, NAME, []) == DeletionResult((), (2,), 1, 4)
+
+
+def test_an_expired_lease_keeps_nothing(place: Place, clock: Clock) -> None:
+    place.catalog.take_lease(NAME, [4], id="a", who="a reader that was killed", lasts=timedelta(minutes=2))
+    assert delete_checkpoints(place, NAME, [1, 2, 3, 4]).leased == (1, 2, 3, 4)
+    clock.time += timedelta(minutes=2)
+    assert delete_checkpoints(place, NAME, []).deleted == (1, 2, 3, 4)
+    check_whole(place)
+
+
+def test_a_lease_is_renewed_while_its_block_runs(tmp_path: Path) -> None:
+    with filesystem(tmp_path) as place:
+        write(place)
+        options = LeaseOptions(lasts_s=0.8, renewed_every_s=0.1)
+        with reading(place.catalog, NAME, None, options=options):
+            time.sleep(1.2)
+            assert len(leases(place)) == 1
+        assert leases(place) == []
+        assert not [t for t in threading.enumerate() if t.name.startswith("siltstone-lease")]
+
+
+def test_a_lease_ends_with_an_error_too(place: Place) -> None:
+    with pytest.raises(KeyError), reading(place.catalog, NAME, [1]):
+        raise KeyError
+    assert leases(place) == []
+
+
+def test_who_may_only_read_the_catalog_reads_without_a_lease(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    def read_only(connection: object, _: object) -> None:
+        connection.execute("PRAGMA query_only = ON")  # type: ignore[attr-defined]
+
+    place.catalog.close()
+    event.listen(place.catalog._engine, "connect", read_only)
+    with reading(place.catalog, NAME, [3]):
+        manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, NAME, 3))
+    assert len(manifests) == 3
+    assert "no lease on stream sums, a deletion may take away what is read" in caplog.text
+    assert "readonly" in caplog.text
+
+
+def test_a_lease_that_is_lost_or_not_renewed_is_told_of(
+    place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    options, tried = LeaseOptions(renewed_every_s=0.02), threading.Event()
+    renew = Catalog.renew_lease
+
+    def away(*_: object) -> bool:
+        tried.set()
+        raise Unreachable("the catalog is away")
+
+    with caplog.at_level(logging.WARNING), reading(place.catalog, NAME, [3], options=options):
+        monkeypatch.setattr(Catalog, "renew_lease", away)
+        assert tried.wait(10)
+        clock.time += timedelta(minutes=3)
+        assert leases(place) == []
+        monkeypatch.setattr(Catalog, "renew_lease", renew)
+        end = time.monotonic() + 10
+        while "expired" not in caplog.text and time.monotonic() < end:
+            time.sleep(0.01)
+    assert "was not renewed, and will be tried again: the catalog is away" in caplog.text
+    assert "the lease on stream sums expired: a deletion may take away what is read" in caplog.text
+
+
+def test_what_is_not_there_is_not_read(place: Place) -> None:
+    with pytest.raises(UnknownStream), reading(place.catalog, "some", [1]):
+        raise AssertionError
+    with pytest.raises(UnknownCheckpoint, match="no checkpoint 6"), reading(place.catalog, NAME, [6]):
+        raise AssertionError

@@ -1,0 +1,370 @@
+"""Sweeps that are stopped, killed, overtaken or doubled, and streams at work meanwhile: nothing referenced is lost."""
+
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import Fenced, StateError
+from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.sweep import SweepOptions, sweep
+from siltstone.store.filesystem import FilesystemStore
+from siltstone.store.paths import CheckpointPath
+from tests.orphans import NAME, Injected, check_whole, filesystem, inject, new_run, referenced, rows, stored, write
+from tests.proofs import failures
+from tests.region_run import RegionRun
+
+ROOT = Path(__file__).parents[2]
+NO_GUARD = SweepOptions(age_guard=timedelta(0))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with filesystem(tmp_path) as opened:
+        yield opened
+
+
+class Stop(Exception):
+    """Stands for the end of the process."""
+
+
+def check_stopped(place: Place, injected: Injected) -> None:
+    """A sweep that did not end: all checkpoints prove, and what is gone is an orphan and was written down."""
+    assert not failures(place, NAME)
+    gone = injected.orphans - stored(place)
+    assert stored(place) == (referenced(place) | injected.orphans | injected.kept) - gone
+    assert gone <= {d.name for d in place.catalog.deletions(NAME)}
+
+
+def check_completed(place: Place, injected: Injected) -> None:
+    """After the sweep that completes it."""
+    sweep(place, NAME)
+    check_whole(place, *injected.kept)
+    recorded = [d.name for d in place.catalog.deletions(NAME)]
+    assert sorted(recorded) == sorted(injected.orphans)
+
+
+def one_by_one(patch: pytest.MonkeyPatch, before: Callable[[str], None]) -> None:
+    """Let the store delete objects one by one, and call `before` with the name of each."""
+    delete = FilesystemStore.delete
+
+    def deleting(self: FilesystemStore, names: Iterable[str]) -> None:
+        for name in names:
+            before(name)
+            delete(self, [name])
+
+    patch.setattr(FilesystemStore, "delete", deleting)
+
+
+# Stopped
+
+
+def test_stopped_after_any_delete_it_is_completed_by_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(place)
+    injected = inject(place)
+    for deletes in range(len(injected.orphans)):
+        left = itertools.count(deletes, -1)
+
+        def stop_after(name: str, left: Iterator[int] = left) -> None:
+            assert name in {d.name for d in place.catalog.deletions(NAME)}, "written down before it happens"
+            if next(left) == 0:
+                raise Stop
+
+        with monkeypatch.context() as patch, pytest.raises(Stop):
+            one_by_one(patch, stop_after)
+            sweep(place, NAME)
+        check_stopped(place, injected)
+        for name in injected.orphans - stored(place):  # for the next round
+            place.warehouse.store.put(name, name.encode())
+    check_completed(place, injected)
+
+
+@pytest.mark.parametrize("method", ["latest", "standing", "record_orphans", "forget_deletions"])
+def test_stopped_at_the_catalog_it_is_completed_by_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def stop(*_: object) -> None:
+        raise Stop
+
+    write(place)
+    injected = inject(place)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Catalog, method, stop)
+        sweep(place, NAME)
+    check_stopped(place, injected)
+    assert (injected.orphans <= stored(place)) == (method != "forget_deletions")
+    check_completed(place, injected)
+
+
+KILLED = """
+import os, signal, sys
+from siltstone.catalog.place import Place
+from siltstone.lifecycle.sweep import sweep
+from siltstone.store.filesystem import FilesystemStore
+
+root, deletes, stream = sys.argv[1:]
+delete, left = FilesystemStore.delete, int(deletes)
+
+def one_by_one(self, names):
+    global left
+    for name in names:
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        delete(self, [name])
+
+FilesystemStore.delete = one_by_one
+with Place.existing(root) as place:
+    sweep(place, stream)
+"""
+
+
+@pytest.mark.parametrize("deletes", [0, 4])
+def test_killed_it_is_completed_by_the_next(place: Place, deletes: int) -> None:
+    run = write(place)
+    injected = inject(place)
+    arguments = [str(place.warehouse.local.root), str(deletes), NAME]
+    ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert len(injected.orphans - stored(place)) == deletes
+    check_stopped(place, injected)
+    check_completed(place, injected)
+    assert run.step(rows(6))
+
+
+# Others at work
+
+
+class Moments:
+    """Calls `action` at one moment of a sweep: before or after one of its calls of the catalog or the store."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int, action: Callable[[], object]) -> None:
+        self.patch, self.left, self.action, self.reached = patch, at, action, ""
+        for kind, names in (
+            (Catalog, ("standing", "record_orphans", "forget_deletions")),
+            (FilesystemStore, ("unfinished", "list", "modified_at", "delete")),
+        ):
+            for name in names:
+                patch.setattr(kind, name, self._around(name, getattr(kind, name)))
+
+    def _around(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            self._moment(f"before {name}")
+            if name in {"list", "unfinished"}:
+                return self._through(name, method(*arguments))
+            if name == "delete":
+                store, names = arguments
+                for some in (names[:1], names[1:4], names[4:]):
+                    method(store, some)
+                    self._moment(f"after the deletion of {len(some)}")
+                return None
+            answer = method(*arguments)
+            self._moment(f"after {name}")
+            return answer
+
+        return called
+
+    def _through(self, name: str, found: Iterable[Any]) -> Iterator[Any]:
+        for number, each in enumerate(found):
+            if number == 9:
+                self._moment(f"amid {name}")
+            yield each
+        self._moment(f"after {name}")
+
+    def _moment(self, name: str) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.patch.undo()
+            self.reached = name
+            self.action()
+
+
+def _snapshot(place: Place) -> None:
+    """What `siltstone snapshot` does: objects named after the run that wrote the checkpoint."""
+    epoch, newest = place.catalog.stream(NAME).epoch, place.catalog.latest(NAME)
+    with reading(place.catalog, NAME, [newest.id]):
+        name = CheckpointPath(NAME, newest.epoch, newest.id).snapshot("by_key", "totals", 0, "s1")
+        written = place.warehouse.store.put(name, b"rows")
+        place.catalog.add_snapshot(NAME, epoch, newest.id, [written], 1)
+
+
+def _lose(place: Place) -> None:
+    for n, checkpoint in enumerate((4, 5, 6)):
+        place.warehouse.store.put(CheckpointPath(NAME, 2, checkpoint).segment(f"late{n}"), b"x")
+
+
+ACTIONS: dict[str, Callable[[Place, RegionRun], object]] = {
+    "the run completes two checkpoints": lambda place, run: (run.step(rows(6)), run.step(rows(7))),
+    "a new run takes over": lambda place, run: new_run(place).step(rows(6)),
+    "the run ends": lambda place, run: run.region.close("done"),
+    "checkpoints are deleted": lambda place, run: delete_checkpoints(place, NAME, [1, 2, 3]),
+    "attempts lose": lambda place, run: _lose(place),
+    "a snapshot is taken": lambda place, run: _snapshot(place),
+    "another sweep": lambda place, run: sweep(place, NAME, NO_GUARD),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Injected]:
+    root = tmp_path_factory.mktemp("sweeps")
+    with filesystem(root) as place:
+        write(place).region.check_fence()
+        return root / "w", inject(place)
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_whatever_happens_at_any_moment_of_a_sweep_no_referenced_object_is_lost(
+    written: tuple[Path, Injected], tmp_path: Path, name: str
+) -> None:
+    (source, injected), moments = written, []
+    # Every fourth moment, beginning with another for each action.
+    for at in itertools.count(list(ACTIONS).index(name) % 4, 4):
+        root = tmp_path / f"w{at}"
+        shutil.copytree(source, root)
+        with Place.writable(str(root)) as place, pytest.MonkeyPatch.context() as patch:
+            # Nobody is at work but this run, which goes on: epoch 2 of the copy is taken over by epoch 3.
+            run = new_run(place)
+            moment = Moments(patch, at, lambda place=place, run=run: ACTIONS[name](place, run))
+            sweep(place, NAME, NO_GUARD)
+            patch.undo()
+            assert not failures(place, NAME), moment.reached
+            assert referenced(place) <= stored(place), moment.reached
+            gone = {d.name for d in place.catalog.deletions(NAME) if d.reason != "of a deleted checkpoint"}
+            assert not gone & referenced(place)
+            new_run(place)
+            sweep(place, NAME, NO_GUARD)
+            others = {n for n in injected.kept if n in stored(place)}
+            check_whole(place, *others)
+            assert others >= {*injected.strange}
+        shutil.rmtree(root)
+        if not moment.reached:
+            break
+        moments.append(moment.reached)
+    assert len(moments) >= 3, moments
+
+
+@pytest.mark.parametrize("options", [SweepOptions(), SweepOptions(incomplete=True), NO_GUARD], ids=str)
+def test_a_sweep_at_any_moment_of_a_step(place: Place, monkeypatch: pytest.MonkeyPatch, options: SweepOptions) -> None:
+    """By the age guard what the step writes is kept. Without one it may go, and then the step completes nothing."""
+    write(place)
+    outcomes, n = [], 6
+    for at in itertools.count():
+        run, left = new_run(place), itertools.count(at, -1)
+
+        def sweeping(left: Iterator[int] = left) -> None:
+            if next(left) == 0:
+                sweep(place, NAME, options)
+
+        with monkeypatch.context() as patch:
+            for kind, method in ((FilesystemStore, "put"), (Catalog, "commit")):
+                patch.setattr(kind, method, _swept_around(getattr(kind, method), sweeping))
+            try:
+                completed = run.step(rows(n))
+                outcomes.append(True)
+                assert completed
+                n += 1
+            except StateError as error:
+                assert "was deleted by" in str(error)
+                outcomes.append(False)
+        assert not failures(place, NAME)
+        assert referenced(place) <= stored(place)
+        if next(left) > 0:
+            break
+    assert len(outcomes) > 4
+    assert all(outcomes) == (options is not NO_GUARD)
+
+
+def _swept_around(method: Callable[..., Any], sweeping: Callable[[], None]) -> Callable[..., Any]:
+    def called(*arguments: Any) -> Any:
+        sweeping()
+        answer = method(*arguments)
+        sweeping()
+        return answer
+
+    return called
+
+
+def test_a_run_fenced_while_its_checkpoint_is_swept_completes_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, commit = write(place), Catalog.commit
+
+    def too_late(catalog: Catalog, *arguments: Any) -> None:
+        new_run(place)
+        assert sweep(place, NAME).deleted >= 2
+        commit(catalog, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(Fenced):
+        patch.setattr(Catalog, "commit", too_late)
+        run.step(rows(6))
+    check_whole(place)
+    assert new_run(place).step(rows(6))
+
+
+@contextmanager
+def going_on(action: Callable[[], object]) -> Iterator[threading.Event]:
+    """Another thread does it again and again until the block ends; what it raises is raised here."""
+    done = threading.Event()
+
+    def again() -> None:
+        while not done.is_set():
+            action()
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(again)
+        try:
+            yield done
+        finally:
+            done.set()
+        future.result()
+
+
+def test_a_stream_runs_on_while_it_is_swept_and_thinned_out(place: Place) -> None:
+    run = write(place)
+    numbers = itertools.count(6)
+
+    def step() -> None:
+        n = next(numbers)
+        path = CheckpointPath(NAME, run.region.epoch, run.region.checkpoint)
+        place.warehouse.store.put(path.base("by_key", "totals", 0, f"lost{n}"), b"x")
+        assert run.step(rows(n))
+
+    swept = 0
+    with going_on(step):
+        for round_ in range(12):
+            swept += sweep(place, NAME, SweepOptions(incomplete=round_ % 3 == 2)).deleted
+            newest = place.catalog.last_id(NAME)
+            delete_checkpoints(place, NAME, range(max(1, newest - 12), newest - 6))
+    assert swept > 8
+    run.region.close("done")
+    sweep(place, NAME)
+    check_whole(place)
+
+
+def test_two_sweeps_at_once_delete_what_one_does(place: Place) -> None:
+    write(place)
+    injected = inject(place)
+    start = threading.Barrier(2)
+
+    def swept() -> int:
+        with Place.existing(str(place.warehouse.local.root)) as own:
+            start.wait()
+            return sweep(own, NAME).deleted
+
+    with ThreadPoolExecutor(2) as pool:
+        done = [future.result() for future in [pool.submit(swept) for _ in range(2)]]
+    assert max(done) == len(injected.orphans)
+    check_completed(place, injected)
