@@ -40,7 +40,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def spark() -> Iterator["SparkSession"]:
     """A local Spark of two cores, one for the whole run, without a web page."""
     from siltstone.spark.session import spark_session
+    from tests.servers import use_test_credentials
 
+    use_test_credentials()  # workers have the environment that the JVM was started in
     session = spark_session("local[2]", {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
     session.sparkContext.setLogLevel("ERROR")
     yield session

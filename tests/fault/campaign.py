@@ -8,17 +8,23 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import UsageError
+from siltstone.store.open import Warehouse
 from streams import FLIGHTS
 from tests.fault.processes import Run, arguments_of, send
 from tests.fault.reference import Reference, flights, proof_violations, small, violations
+from tests.fault.warehouses import WAREHOUSES
 
 LIMIT_S = 300.0
 """no run of the campaign takes so long, on however slow a machine"""
@@ -34,6 +40,7 @@ class Hurt:
     """One line of the table."""
 
     stream: str
+    store: str
     kind: str
     options: str
     step: int
@@ -48,24 +55,37 @@ class Life:
     Args:
         directory: an empty directory for it.
         chance: where all random choices come from.
+        store: where its objects lie, one of `WAREHOUSES`.
+
+    Attributes:
+        warehouse: its directory on this machine.
+        url: what `--warehouse` names.
     """
 
-    def __init__(self, reference: Reference, directory: Path, chance: random.Random) -> None:
-        self.reference, self.directory, self.chance = reference, directory, chance
+    def __init__(self, reference: Reference, directory: Path, chance: random.Random, store: str = "filesystem") -> None:
+        self.reference, self.directory, self.chance, self.store = reference, directory, chance, store
         self.stream = reference.stream.name
         self.warehouse = directory / "warehouse"
+        self.url = WAREHOUSES[store](self.warehouse)
         self._orphaned: list[Run] = []
 
     @property
     def step(self) -> int:
         """The last step that a completed checkpoint holds."""
-        if not (self.warehouse / "catalog.db").exists():
-            return 0
-        with Place.existing(str(self.warehouse)) as place:
-            if self.stream not in [s.name for s in place.catalog.streams()]:
-                return 0
-            newest = place.catalog.last_id(self.stream)
-            return place.catalog.steps(self.stream, newest)[-1].step if newest else 0
+        with self._catalog() as catalog:
+            newest = catalog.last_id(self.stream) if catalog is not None else 0
+            return catalog.steps(self.stream, newest)[-1].step if catalog is not None and newest else 0
+
+    @contextmanager
+    def _catalog(self) -> Iterator[Catalog | None]:
+        """The catalog; None while it does not know the stream."""
+        try:
+            catalog = open_catalog(Warehouse.at(self.url).catalog_url, create=False)
+        except UsageError:
+            yield None
+            return
+        with closing(catalog):
+            yield catalog if self.stream in [s.name for s in catalog.streams()] else None
 
     @property
     def left(self) -> int:
@@ -77,7 +97,7 @@ class Life:
         batches = options.get("batches")
         if batches is None and not self.reference.whole:
             options = {**options, "batches": self.left}
-        return Run(self.stream, self.warehouse, self.directory, arguments_of(options), master)
+        return Run(self.stream, self.url, self.directory, arguments_of(options), master)
 
     def options(self) -> dict[str, int | str | None]:
         """How the next run works; one after the other they differ in all that may differ."""
@@ -108,27 +128,33 @@ class Life:
         finally:
             if run not in self._orphaned:
                 run.kill_all()
-        return Hurt(self.stream, kind, _shown(options), self.step, at_s, outcome, [*found, *self.look()])
+        return Hurt(self.stream, self.store, kind, _shown(options), self.step, at_s, outcome, [*found, *self.look()])
 
     def _wait_for_a_moment(self, run: Run) -> None:
         """Until some checkpoints completed, or only until the start; then a little longer."""
-        objects, work = (self.warehouse / room / self.stream for room in ("objects", "work"))
-        newest = max((path.name for room in (objects, work) for path in room.glob("*")), default="")
+        work = self.warehouse / "work" / self.stream
+        newest, before = max((path.name for path in work.glob("*")), default=""), self.completed
         more = self.chance.choice([-1, 0, 0, 1, 1, 2, 3])
 
         def begun() -> bool:
             return any(path.parts[-3] > newest for path in work.glob("*/spark/offsets"))
 
-        def completed() -> bool:
-            return sum(path.parts[-3] > newest for path in objects.glob("*/*/manifest.arrow")) >= more
+        def enough() -> bool:
+            return begun() and self.completed >= before + more
 
         pause = self.chance.random() * STEP_S
         if more < 0:
             pause *= 4
-        elif not run.until(begun if more == 0 else completed):
+        elif not run.until(begun if more == 0 else enough):
             return
         until = time.monotonic() + pause
         run.until(lambda: time.monotonic() >= until)
+
+    @property
+    def completed(self) -> int:
+        """The newest checkpoint, 0 before the first."""
+        with self._catalog() as catalog:
+            return catalog.last_id(self.stream) if catalog is not None else 0
 
     def _targets(self, run: Run, kind: str) -> list[int]:
         match kind:
@@ -168,7 +194,7 @@ class Life:
 
     def look(self, *, ended: bool = False) -> list[str]:
         """Cheap checks between runs."""
-        return violations(self.reference, self.warehouse, ended=ended) if self.step else []
+        return violations(self.reference, self.url, ended=ended) if self.step else []
 
     def finish(self) -> list[str]:
         """An undisturbed run to the end, and every check there is."""
@@ -180,7 +206,7 @@ class Life:
                 return ["the last run does not end with the digest of the undisturbed one"]
         found = [] if self.left == 0 else [f"{self.left} steps were not run"]
         found += [violation for run in self._orphaned for violation in _outlived(run)]
-        return [*found, *self.look(ended=True), *proof_violations(self.reference, self.warehouse)]
+        return [*found, *self.look(ended=True), *proof_violations(self.reference, self.url)]
 
     def zombie(self, *, stopped: bool) -> Hurt:
         """A second run takes the stream over from a first that is stopped (or goes on), which then is to find out."""
@@ -193,10 +219,10 @@ class Life:
             send(frozen, signal.SIGSTOP)
             at_s = time.monotonic() - first.started_s
             if first.ended:
-                return Hurt(self.stream, kind, "", self.step, at_s, "the first run was through before")
+                return Hurt(self.stream, self.store, kind, "", self.step, at_s, "the first run was through before")
             second = self.start({"batches": min(self.left, 3), "parallelism": self.chance.choice([1, 2, 3])})
             outcome, found = self._taken_over(first, second, stopped)
-            return Hurt(self.stream, kind, "", self.step, at_s, outcome, found)
+            return Hurt(self.stream, self.store, kind, "", self.step, at_s, outcome, found)
         finally:
             for run in (first, second):
                 if run is not None:
@@ -220,10 +246,10 @@ class Life:
 
     def _fingerprint(self) -> tuple[object, ...]:
         """What is recorded, what is published, and every object that a checkpoint names."""
-        with Place.existing(str(self.warehouse)) as place:
-            catalog, store = place.catalog, place.warehouse.local.objects
+        with Place.existing(self.url) as place:
+            catalog, store = place.catalog, place.warehouse.store
             records = catalog.checkpoints(self.stream)
-            objects = [(o.name, (store / o.name).stat().st_mtime_ns) for o in catalog.objects(self.stream)]
+            objects = [(o.name, store.read(o.stored).size) for o in catalog.objects(self.stream)]  # their bytes checked
         sink = self.warehouse / "sink" / self.stream / self.reference.sink
         rows = sorted(str(path) for path in sink.glob("checkpoint=*/*"))
         return [(r.id, r.epoch, r.digest) for r in records], objects, rows
@@ -248,6 +274,7 @@ class Campaign:
 
     Args:
         kills: how many, at least a quarter of them on flights.
+        stores: of `WAREHOUSES`, used in turn.
         zombies: how many take-overs.
         tell: called with each line of the table, as it comes.
     """
@@ -255,6 +282,7 @@ class Campaign:
     seed: int
     kills: int
     zombies: int
+    stores: Sequence[str] = ("filesystem",)
     tell: Callable[[Hurt], None] = lambda _: None
     hurts: list[Hurt] = field(default_factory=list)
     ends: list[tuple[str, list[str]]] = field(default_factory=list)
@@ -273,7 +301,7 @@ class Campaign:
             on_flights = sum(hurt.stream == FLIGHTS.name for hurt in self.hurts)
             reference = flights() if on_flights * 3 < len(self.hurts) else small()
             directory = Path(tempfile.mkdtemp(prefix="siltstone-fault-"))
-            life = Life(reference, directory, chance)
+            life = Life(reference, directory, chance, self.stores[len(self.ends) % len(self.stores)])
             try:
                 while todo and life.left > 1:
                     kind = todo[-1]
@@ -285,7 +313,7 @@ class Campaign:
                     self.tell(hurt)
                     if hurt.violations:
                         break
-                self.ends.append((life.stream, [] if self.broken else life.finish()))
+                self.ends.append((f"{life.stream} on {life.store}", [] if self.broken else life.finish()))
             finally:
                 if not self.broken:
                     shutil.rmtree(directory, ignore_errors=True)
@@ -312,16 +340,17 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--zombies", type=int, default=4)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--warehouse-kind", choices=[*WAREHOUSES, "all"], default="filesystem")
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else int.from_bytes(os.urandom(3))
     console = Console(width=160)
-    console.print(f"{given.kills} kills and {given.zombies} take-overs, seed {seed}")
+    console.print(f"{given.kills} kills and {given.zombies} take-overs on {given.warehouse_kind}, seed {seed}")
     start = time.monotonic()
 
     def tell(hurt: Hurt) -> None:
         console.print(
-            f"{len(campaign.hurts):3} {hurt.stream:8} {hurt.kind:7} after {hurt.seconds:5.1f} s, then at step "
-            f"{hurt.step:2}  {hurt.outcome}  [{hurt.options}]",
+            f"{len(campaign.hurts):3} {hurt.stream:8} {hurt.store:10} {hurt.kind:7} after {hurt.seconds:5.1f} s, "
+            f"then at step {hurt.step:2}  {hurt.outcome}  [{hurt.options}]",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -329,7 +358,8 @@ def main() -> int:
         for violation in hurt.violations:
             console.print(f"    VIOLATION: {violation}", style="red", markup=False, soft_wrap=True)
 
-    campaign = Campaign(seed, given.kills, given.zombies, tell)
+    stores = list(WAREHOUSES) if given.warehouse_kind == "all" else [given.warehouse_kind]
+    campaign = Campaign(seed, given.kills, given.zombies, stores, tell)
     campaign.run()
     console.print(_summary(campaign))
     for stream, found in campaign.ends:
@@ -344,15 +374,16 @@ def main() -> int:
 
 
 def _summary(campaign: Campaign) -> Table:
-    table = Table("what", "stream", "times", "survived", "stopped", "killed", "fenced", "mean s", "violations")
-    groups: dict[tuple[str, str], list[Hurt]] = {}
+    table = Table("what", "stream", "store", "times", "survived", "stopped", "killed", "fenced", "mean s", "violations")
+    groups: dict[tuple[str, str, str], list[Hurt]] = {}
     for hurt in campaign.hurts:
-        groups.setdefault((hurt.kind, hurt.stream), []).append(hurt)
-    for (kind, stream), hurts in sorted(groups.items()):
+        groups.setdefault((hurt.kind, hurt.stream, hurt.store), []).append(hurt)
+    for (kind, stream, store), hurts in sorted(groups.items()):
         count = Counter(hurt.outcome.split(":")[0].split(",")[0] for hurt in hurts)
         table.add_row(
             kind,
             stream,
+            store,
             str(len(hurts)),
             *(str(count[outcome]) for outcome in ("survived", "stopped", "killed", "fenced")),
             f"{sum(hurt.seconds for hurt in hurts) / len(hurts):.1f}",

@@ -1,6 +1,6 @@
 """Kills and stops running streams at random moments, resumes them, and proves that nothing was lost or doubled.
 
-    python tests/fault/harness.py --kills 40 [--seed N]
+    python tests/fault/harness.py --kills 40 [--seed N] [--warehouse-kind filesystem|s3|redis|rocksdb|all]
 
 Prints a table of all kills; ends with 1, and the seed to repeat, if a promise was broken.
 """

@@ -41,13 +41,14 @@ class Run:
     """One `siltstone run`; every process of its tree carries a mark in its environment.
 
     Args:
+        warehouse: its URL.
         output: a directory for what it says.
         master: a Spark master; `local[2,3]` lets a task fail twice.
     """
 
-    def __init__(self, stream: str, warehouse: Path, output: Path, arguments: Sequence[str], master: str) -> None:
+    def __init__(self, stream: str, warehouse: str, output: Path, arguments: Sequence[str], master: str) -> None:
         self.mark = uuid.uuid4().hex
-        self.stream, self.warehouse = stream, warehouse
+        self.stream = stream
         self.started_s = time.monotonic()
         self._out, self._err = output / f"{self.mark}.out", output / f"{self.mark}.err"
         environment = {
@@ -59,7 +60,7 @@ class Run:
             "SILTSTONE_MASTER": master,
             "SILTSTONE_SPARK": json.dumps(SPARK),
         }
-        command = [sys.executable, "-m", "siltstone.cli", "run", stream, "--warehouse", str(warehouse), "--json"]
+        command = [sys.executable, "-m", "siltstone.cli", "run", stream, "--warehouse", warehouse, "--json"]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [*command, *arguments], cwd=ROOT, env=environment, stdout=out, stderr=err, start_new_session=True

@@ -85,14 +85,15 @@ def flights() -> Reference:
     return Reference(FLIGHTS, "aircraft", named_, digests, written, WEEKS, _as_pandas_says)
 
 
-def violations(reference: Reference, warehouse: Path, *, ended: bool) -> list[str]:
+def violations(reference: Reference, warehouse: str, *, ended: bool) -> list[str]:
     """What of a warehouse, with no run at work on it, is not as in the undisturbed run; nothing is restored.
 
     Args:
+        warehouse: its URL.
         ended: the newest run ended well, so that all rows are published.
     """
     name = reference.stream.name
-    with Place.existing(str(warehouse)) as place:
+    with Place.existing(warehouse) as place:
         catalog = place.catalog
         newest = catalog.last_id(name)
         records = catalog.checkpoints(name)
@@ -106,7 +107,7 @@ def violations(reference: Reference, warehouse: Path, *, ended: bool) -> list[st
     for record in records:
         if record.digest != reference.digests[max(of[record.id]) - 1]:
             found.append(f"checkpoint {record.id} does not have the digest of step {max(of[record.id])}")
-    found += _sink_violations(reference, warehouse / "sink" / name / reference.sink, of, ended)
+    found += _sink_violations(reference, place.warehouse.local.sink(name) / reference.sink, of, ended)
     return found
 
 
@@ -127,10 +128,10 @@ def _sink_violations(reference: Reference, sink: Path, of: dict[int, list[int]],
     return found
 
 
-def proof_violations(reference: Reference, warehouse: Path) -> list[str]:
+def proof_violations(reference: Reference, warehouse: str) -> list[str]:
     """Every checkpoint proven, and the newest state as the stream's oracle says."""
     name = reference.stream.name
-    with Place.existing(str(warehouse)) as place:
+    with Place.existing(warehouse) as place:
         found = [f"checkpoint {f.checkpoint} is not proven: {f.reason}" for f in failures(place, name)]
         newest = place.catalog.last_id(name)
         if reference.oracle is not None and newest and not found:
