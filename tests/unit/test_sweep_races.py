@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -314,43 +313,27 @@ def test_a_run_fenced_while_its_checkpoint_is_swept_completes_nothing(
     assert new_run(place).step(rows(6))
 
 
-@contextmanager
-def going_on(action: Callable[[], object]) -> Iterator[threading.Event]:
-    """Another thread does it again and again until the block ends; what it raises is raised here."""
-    done = threading.Event()
+def test_a_stream_runs_on_while_it_is_swept_and_thinned_out(place: Place) -> None:
+    run, lost, swept = write(place), [], 0
 
-    def again() -> None:
-        while not done.is_set():
-            action()
+    def steps() -> None:
+        for n in range(6, 20):
+            path = CheckpointPath(NAME, run.region.epoch, run.region.checkpoint)
+            lost.append(place.warehouse.store.put(path.base("by_key", "totals", 0, f"lost{n}"), b"x").name)
+            assert run.step(rows(n))
 
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(again)
-        try:
-            yield done
-        finally:
-            done.set()
-        future.result()
-
-
-def test_a_stream_runs_on_while_it_is_swept_and_thinned_out(place: Place) -> None:
-    run = write(place)
-    numbers = itertools.count(6)
-
-    def step() -> None:
-        n = next(numbers)
-        path = CheckpointPath(NAME, run.region.epoch, run.region.checkpoint)
-        place.warehouse.store.put(path.base("by_key", "totals", 0, f"lost{n}"), b"x")
-        assert run.step(rows(n))
-
-    swept = 0
-    with going_on(step):
-        for round_ in range(12):
-            swept += sweep(place, NAME, SweepOptions(incomplete=round_ % 3 == 2)).deleted
+        running = pool.submit(steps)
+        for number in itertools.count():
+            swept += sweep(place, NAME, SweepOptions(incomplete=number % 3 == 2)).deleted
             newest = place.catalog.last_id(NAME)
             delete_checkpoints(place, NAME, range(max(1, newest - 12), newest - 6))
-    assert swept > 8
+            if running.done():
+                break
+        running.result()
     run.region.close("done")
-    sweep(place, NAME)
+    assert swept > 2
+    assert swept + sweep(place, NAME).deleted == len(lost)
     check_whole(place)
 
 
