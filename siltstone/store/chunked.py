@@ -33,7 +33,7 @@ from siltstone.store.paths import check_prefix
 from siltstone.store.retry import RetryPolicy
 
 _FETCH_BYTES = 1 << 20  # what fits a cache is copied and hashed at once faster than more in one round trip
-_SEND_BYTES = 8 << 20
+_SEND_BYTES = 16 << 20
 _ONCE = RetryPolicy(kind="none")
 
 Data = bytes | bytearray | memoryview | pa.Buffer
