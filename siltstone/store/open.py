@@ -134,9 +134,12 @@ class Warehouse:
             UsageError: nothing is there, or a file is.
             Unreachable: it may not be read, or does not answer.
         """
+        if not self.remote:
+            self._check_directory()
         self.store.check(writable=False)
-        if self.remote:
-            return
+
+    def _check_directory(self) -> None:
+        """Of a local warehouse."""
         root = self.local.root
         with reaching(f"read the warehouse {root}"):
             self._check_no_file()

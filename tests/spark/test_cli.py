@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
@@ -30,7 +31,7 @@ CHECKPOINTS = 4
 DIGEST = r"[0-9a-f]{32}"
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 COMMANDS = ["run", "checkpoints", "show", "report", "restore", "verify", "snapshot", "delete"]
-COMMANDS += ["truncate", "savepoint", "savepoints", "sweep", "demo", "ui"]
+COMMANDS += ["materialize", "truncate", "savepoint", "savepoints", "sweep", "demo", "ui"]
 
 
 def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
@@ -55,7 +56,8 @@ def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
     path = tmp_path_factory.mktemp("project")
     (path / "siltstone.toml").write_text(CONFIGURATION)
     first = siltstone("run", "little", "--batches", 3, "--json", cwd=path).json
-    assert list(first) == ["stream", "checkpoints", "digest", "rows", "bytes", "seconds"]
+    assert list(first) == ["stream", "checkpoints", "digest", "rows", "bytes", "seconds", "uploads"]
+    assert first["uploads"]["objects"] >= 3 and first["uploads"]["failures"] == 0 < first["uploads"]["latency_p999_s"]
     assert (first["stream"], first["checkpoints"], first["rows"]) == ("little", [1, 2, 3], 900)
     second = siltstone("run", "little", "--batches", 1, "--parallelism", 1, cwd=path)
     assert (second.code, second.err) == (0, "")
@@ -117,6 +119,10 @@ def test_restore(tmp_path: Path) -> None:
     assert sum(pq.read_table(p).num_rows for p in tables) == found["rows"] == wanted[-1]["rows"]
     [line] = plain(siltstone("restore", "little", "--at", 2, "--parallelism", 3))
     assert line.startswith("little: checkpoint 2 restored: ") and line.endswith(f"proven, digest {wanted[1]['digest']}")
+    siltstone("savepoint", "little", "second", "--at", 2)
+    assert siltstone("restore", "little", "--at", "second", "--json").json["digest"] == wanted[1]["digest"]
+    assert siltstone("verify", "little", "--at", "second", "--json").json["proven"] == [2]
+    siltstone("savepoint", "little", "second", "--drop")
     as_of = wanted[1]["event_time_max"]
     assert siltstone("restore", "little", "--as-of", as_of, "--json").json["digest"] == wanted[1]["digest"]
 
@@ -200,7 +206,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("verify nosuch --all", ("no stream 'nosuch'",)),
     ("show little 99", ("no checkpoint 99", "1", "4")),
     ("show little 0", ("no checkpoint 0",)),
-    ("show little yesterday", ("'yesterday' is no checkpoint", "ISO time")),
+    ("show little yesterday", ("'yesterday' is no checkpoint", "a savepoint", "ISO time")),
     ("show little 99999999999999999999999", ("no checkpoint",)),
     ("restore little --at 99", ("no checkpoint 99",)),
     ("restore little --at 2000-01-01", ("no checkpoint as old as 2000-01-01",)),
@@ -222,7 +228,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("checkpoints little --warehouse siltstone.toml", ("siltstone.toml is a file",)),
     ("run little --warehouse missing/w", ("cannot make the warehouse", "make the directory", "missing")),
     ("checkpoints little --warehouse missing", ("no warehouse at", "missing")),
-    ("run little --warehouse s4://bucket", ("unknown scheme 's4'",)),
+    ("run little --warehouse s4://bucket", ("scheme 's4' is unknown", "s3://")),
     ("run little --catalog mysql://me:hidden@host/db", ("a catalog cannot be kept in mysql",)),
     ("checkpoints little --catalog sqlite:///other.db", ("no catalog at sqlite:///",)),
     ("run little --policy bogus", ("'bogus' is not a checkpoint policy", "marginal-cost, adjust-d")),
@@ -397,3 +403,36 @@ def test_a_warehouse_that_is_full(new_project: Path) -> None:
     assert found["checkpoints"] == [3, 4]
     assert found["digest"] == siltstone("run", "counts", "--json").json["digest"]
     assert siltstone("verify", "filling", "--all", "--json").json["proven"] == [1, 2, 3, 4]
+
+
+def test_materialize(new_project: Path) -> None:
+    siltstone("materialize", "little").failed(2, "no warehouse")
+    metrics = new_project / "metrics.txt"
+    assert siltstone("run", "little", "--batches", 3, "--openmetrics", metrics, "--json").json["checkpoints"] == [
+        1,
+        2,
+        3,
+    ]
+    families = {family.name: family for family in text_string_to_metric_families(metrics.read_text())}
+    [stored] = [s for s in families["siltstone_upload_objects"].samples if s.name.endswith("_total")]
+    assert stored.labels == {"stream": "little"} and stored.value >= 3
+    siltstone("materialize", "little", "--operator", "nobody").failed(2, "no operator 'nobody'", "accounts, daily")
+    siltstone("materialize", "little", "--at", 9).failed(2, "no checkpoint 9")
+    before = siltstone("restore", "little", "--at", 3, "--json").json
+    made = siltstone("materialize", "little", "--at", 3, "--json").json
+    assert list(made) == ["stream", "checkpoint", "rows", "bytes", "seconds", "operators", "kept"]
+    assert made["checkpoint"] == 3 and len(made["operators"]) + len(made["kept"]) == 3
+    assert made["rows"] > 0 and made["bytes"] > 0
+    again = siltstone("materialize", "little", "--at", 3, "--json").json
+    assert (again["operators"], again["rows"], len(again["kept"])) == ([], 0, 3)
+    assert siltstone("show", "little", 3, "--json").json["chain"] == [3]
+    assert siltstone("restore", "little", "--at", 3, "--json").json["digest"] == before["digest"]
+    assert siltstone("run", "little", "--batches", 1, "--json").json["checkpoints"] == [4]
+    assert siltstone("show", "little", 4, "--json").json["chain"] in ([3, 4], [4])
+    gone = siltstone("delete", "little", 1, 2, "--json").json
+    assert (gone["deleted"], gone["marked"]) == ([1, 2], [])
+    proven = siltstone("verify", "little", "--all", "--json").json
+    assert (proven["proven"], proven["failed"]) == ([3, 4], [])
+    only = siltstone("restore", "little", "--only", "accounts", "--json").json
+    assert only["proven"] and 0 < only["rows"] < siltstone("restore", "little", "--json").json["rows"]
+    siltstone("restore", "little", "--only", "accounts.nothing").failed(2, "has no 'accounts.nothing'", "accounts.")
