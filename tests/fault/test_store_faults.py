@@ -82,7 +82,7 @@ def hostile(kind: str) -> Hostile:
     """One a run of each kind, its proxy as long-lived as its server."""
     if kind == "redis":
         server = f"127.0.0.1:{shared_server().port}"
-        return Hostile(kind, Proxy(shared_server().port), server, b"HSETNX", MAGIC, b"HMGET", 300_000, BUSY)
+        return Hostile(kind, Proxy(shared_server().port), server, b"HSETNX", MAGIC, b"HMGET|EVAL", 300_000, BUSY)
     s3 = servers.moto() if kind == "s3-moto" else servers.versitygw()
     store_cases_s3.raw_client(s3).create_bucket(Bucket="hostile")
     server = urlsplit(s3.endpoint)
