@@ -32,14 +32,14 @@ lint: $(READY)dev ## ruff, pyright and the import contracts
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-bench: $(READY)run ## the engine beside its peers, in one run
-	@$(WITH_JAVA) $(BIN)/python -m benchmarks
+bench: $(READY)dev $(READY)gateway ## the engine beside its peers, in one run
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m benchmarks
 
 bench-policy: $(READY)run ## the checkpoint policies against the optimum in hindsight
 	@$(BIN)/python -m benchmarks.policy
 
-fault: $(READY)dev ## kill -9 a running stream 40 times at random moments; nothing may be lost or doubled
-	@$(WITH_JAVA) $(BIN)/python tests/fault/harness.py --kills 40
+fault: $(READY)dev $(READY)gateway ## kill -9 a running stream 40 times, on every kind of warehouse; nothing may be lost or doubled
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python tests/fault/harness.py --kills 40 --warehouse-kind all
 
 ui: $(READY)ui ## the Dagster web server on this code location
 	@$(WITH_JAVA) $(BIN)/siltstone ui
