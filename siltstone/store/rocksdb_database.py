@@ -114,7 +114,8 @@ class Databases:
         folder = self.root / entry
         with reaching(f"write {self.what(entry, key)}"):
             while True:
-                with suppress(FileNotFoundError):  # a delete removed a directory left empty meanwhile: make it again
+                # A delete removed a directory left empty meanwhile, before or after mkdir saw it: make it again.
+                with suppress(FileNotFoundError, FileExistsError):
                     self._make_directory(folder)
                 with self.locked(folder, fcntl.LOCK_EX) as there:
                     if not there:
