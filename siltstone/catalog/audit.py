@@ -17,6 +17,9 @@ from siltstone.catalog.leases import LeaseRecord, leases, remove_expired
 from siltstone.catalog.transactions import Transactions
 from siltstone.store.paths import stream_prefix
 
+RECORDS_KEPT = timedelta(days=90)
+"""how long a deletion can be looked up, at least"""
+
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
@@ -106,14 +109,6 @@ class Audit(Transactions):
             rows.get_stream(connection, stream)
             return [DeletionRecord(**row) for row in connection.execute(query).mappings()][::-1]
 
-    def forget_deletions(self, stream: str, older_than: timedelta) -> None:
-        """Remove records of deletions of long ago, so that there are never more than a bounded time brings."""
-        d = t.deletion.c
-        with self._writing(f"the deletions of stream {stream}") as connection:
-            rows.get_stream(connection, stream)
-            old = (d.stream == stream) & (d.deleted_at < self.now() - older_than)
-            connection.execute(delete(t.deletion).where(old))
-
 
 def _standing(connection: Connection, stream: str, names: Iterable[str] | None, now: datetime) -> Standing:
     """The order matters where statements see what is committed between them: a lease ends after what its holder wrote
@@ -151,8 +146,9 @@ def _referenced(connection: Connection, stream: str, names: Iterable[str] | None
 
 
 def _record(connection: Connection, stream: str, who: str, doomed: Sequence[Doomed], now: datetime) -> None:
-    """A row each; what a deletion that did not end has written down already stays as it is."""
+    """A row each; what a deletion that did not end has written down already stays as it is. Old ones make room."""
     d = t.deletion.c
+    connection.execute(delete(t.deletion).where(d.stream == stream, d.deleted_at < now - RECORDS_KEPT))
     for part in rows.parts(each.name for each in doomed):
         known = set(connection.scalars(select(d.name).where(d.stream == stream, d.name.in_(part))))
         wanted = set(part) - known

@@ -31,8 +31,6 @@ _LOG = logging.getLogger(__name__)
 _BATCH = 500
 _NAMED = 5
 """how many names a result shows for each reason"""
-RECORDS_KEPT = timedelta(days=90)
-"""how long a deletion can be looked up"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +106,6 @@ def sweep(place: Place, stream: str, options: SweepOptions | None = None, who: s
         prefixes = incomplete_prefixes(catalog.runs(stream), catalog.standing(stream, ()))
     work = _Work(place, stream, who or this_process(), options)
     work.sweep(prefixes)
-    if not options.dry_run:
-        catalog.forget_deletions(stream, RECORDS_KEPT)
     return work.result(time.perf_counter() - start)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.audit import Doomed, Standing
+from siltstone.catalog.audit import RECORDS_KEPT, Doomed, Standing
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.records import CheckpointCommit
 from siltstone.catalog.repository import Catalog
@@ -174,8 +174,9 @@ def test_a_deletion_is_written_down_once(catalog: Catalog, clock: Clock) -> None
     assert (first.stream, first.bytes, first.reason, first.who) == ("flights", 7, "of a fenced run", "host:9")
     assert (first.modified_at, first.deleted_at) == (NOON - MINUTE, NOON)
     assert catalog.deletions("flights", 1) == found[-1:]
-    catalog.forget_deletions("flights", timedelta(seconds=30))
-    assert [d.name for d in catalog.deletions("flights")] == ["unfinished token"]
+    clock.time = NOON + RECORDS_KEPT + MINUTE / 2
+    condemn(catalog, "much later")
+    assert [d.name for d in catalog.deletions("flights")] == ["unfinished token", "much later"]
 
 
 def test_what_is_decided_is_decided_as_things_stand(catalog: Catalog, clock: Clock) -> None:
@@ -266,7 +267,6 @@ def test_an_unknown_stream_is_named(catalog: Catalog) -> None:
         lambda: catalog.record_orphans("fligths", "", [], lambda _: []),
         lambda: catalog.record_deletion("fligths", 1, "", []),
         lambda: catalog.deletions("fligths"),
-        lambda: catalog.forget_deletions("fligths", MINUTE),
     ):
         with pytest.raises(UnknownStream, match=r"'fligths'.*it has flights"):
             call()

@@ -91,7 +91,7 @@ def test_stopped_after_any_delete_it_is_completed_by_the_next(place: Place, monk
     check_completed(place, injected)
 
 
-@pytest.mark.parametrize("method", ["latest", "standing", "record_orphans", "forget_deletions"])
+@pytest.mark.parametrize("method", ["latest", "standing", "record_orphans"])
 def test_stopped_at_the_catalog_it_is_completed_by_the_next(
     place: Place, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -104,7 +104,7 @@ def test_stopped_at_the_catalog_it_is_completed_by_the_next(
         patch.setattr(Catalog, method, stop)
         sweep(place, NAME)
     check_stopped(place, injected)
-    assert (injected.orphans <= stored(place)) == (method != "forget_deletions")
+    assert injected.orphans <= stored(place)
     check_completed(place, injected)
 
 
@@ -153,7 +153,7 @@ class Moments:
     def __init__(self, patch: pytest.MonkeyPatch, at: int, action: Callable[[], object]) -> None:
         self.patch, self.left, self.action, self.reached = patch, at, action, ""
         for kind, names in (
-            (Catalog, ("standing", "record_orphans", "forget_deletions")),
+            (Catalog, ("standing", "record_orphans")),
             (FilesystemStore, ("unfinished", "list", "modified_at", "delete")),
         ):
             for name in names:
