@@ -17,6 +17,7 @@ byte of a segment belongs to exactly one handle: that of a variable, or that of 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import xxhash
 
@@ -63,7 +64,7 @@ class Segment:
     @property
     def sections(self) -> dict[Section, Bytes]:
         """The three byte strings as they are stored; the footer is part of INDEX."""
-        return {Section.NON: self.non, Section.INCR: self.incr, Section.INDEX: self._trailer()}
+        return {Section.NON: self.non, Section.INCR: self.incr, Section.INDEX: self._trailer}
 
     def pack(self) -> bytes:
         """The three end to end."""
@@ -74,6 +75,7 @@ class Segment:
         incr = offset + len(self.non)
         return {Section.NON: (name, offset), Section.INCR: (name, incr), Section.INDEX: (name, incr + len(self.incr))}
 
+    @cached_property
     def _trailer(self) -> bytes:
         """INDEX, footer, and what finds them from the end."""
         out = Encoder()
@@ -149,7 +151,7 @@ class Segment:
                     sqn=entry.sqn,
                 )
             )
-        handles.append(self._whole(INDEX_HANDLE, Kind.INDEX, self._trailer(), places[Section.INDEX]))
+        handles.append(self._whole(INDEX_HANDLE, Kind.INDEX, self._trailer, places[Section.INDEX]))
         return handles
 
     def _whole(self, variable: str, kind: Kind, data: Bytes, place: tuple[str, int]) -> Handle:
