@@ -209,6 +209,9 @@ class Region:
             operator name -> the task of each of its subtasks.
         """
         base_step, self.step = self.step, self.step + 1
+        if self.completed and base_step == self.completed_step:
+            # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.
+            self._follow(self.completed, self.catalog.firsts(self.stream.name, self.completed))
         self._steps_open += 1
         waited = time.monotonic() - self._last_checkpoint_s
         if self.options.checkpoint_s is not None:

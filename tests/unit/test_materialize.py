@@ -233,3 +233,16 @@ def test_what_it_reads_and_writes_is_kept_from_deletions_and_sweeps(place: Place
     assert delete_checkpoints(place, NAME, []).deleted == (1, 2, 3)
     assert {name for name, _ in place.warehouse.store.list("")} == {o.name for o in place.catalog.objects(NAME)}
     check(place)
+
+
+def test_a_run_that_waited_long_restores_from_what_is_there_by_then(place: Place) -> None:
+    run = RegionRun(place, SMALL, LONG, parallelism=2)
+    rows = iter(purchases())
+    for _ in range(4):
+        run.step(next(rows))
+    for operator in SMALL.operators:
+        consolidate(place, operator.name, 4, f"m-{operator.name}")
+    assert delete_checkpoints(place, NAME, [1, 2, 3]).deleted == (1, 2, 3)
+    shutil.rmtree(place.warehouse.local.work(NAME, 1) / "state")
+    run.step(next(rows))
+    check(place)
