@@ -1,5 +1,6 @@
 """What a user can do to a stream, one function each: the command line, the jobs and the assets all call these."""
 
+import logging
 import os
 import time
 import uuid
@@ -40,6 +41,8 @@ from siltstone.spark.runner import StreamRunner, open_source, run_stream
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.store.filesystem import reaching
 from siltstone.stream import Stream
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,16 @@ def run(
         done.append(checkpoint)
         uploads = uploads.merge(checkpoint.uploads)
         if request.openmetrics is not None:
-            write_metrics(request.openmetrics, openmetrics(uploads, {"stream": stream.name}))
+            try:
+                write_metrics(request.openmetrics, stream.name, uploads)
+            except Unreachable as error:  # nobody's state depends on it
+                _LOG.warning("%s", error)
         on_checkpoint(checkpoint)
 
     named(settings.policy, settings.policy_options)
     check_run(stream, request.options, settings.parallelism or 1)
+    if request.openmetrics is not None:
+        write_metrics(request.openmetrics, stream.name, uploads)
     with Place.writable(settings.warehouse, settings.catalog) as place:
         check_recorded(place.catalog, stream, request.options)
         spark = spark_session(settings.master, settings.spark)
@@ -113,16 +121,16 @@ def run(
     )
 
 
-def write_metrics(path: Path, text: str) -> None:
-    """Replace a file at once, so that a collector never reads half of it.
+def write_metrics(path: Path, stream: str, uploads: UploadStatistics) -> None:
+    """Replace the file that holds a run's metrics, at once, so that a collector never reads half of it.
 
     Raises:
         Unreachable: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    with reaching(f"write {path}"):
-        partial.write_text(text)
-        partial.replace(path)
+    written = path.with_name(f".{path.name}.partial")
+    with reaching(f"write the metrics to {path}"):
+        written.write_text(openmetrics(uploads, {"stream": stream}))
+        written.replace(path)
 
 
 @contextmanager

@@ -407,6 +407,8 @@ def test_a_warehouse_that_is_full(new_project: Path) -> None:
 
 def test_materialize(new_project: Path) -> None:
     siltstone("materialize", "little").failed(2, "no warehouse")
+    siltstone("run", "little", "--openmetrics", new_project / "no" / "m").failed(3, "cannot write the metrics to")
+    assert not (new_project / "w").exists()
     metrics = new_project / "metrics.txt"
     assert siltstone("run", "little", "--batches", 3, "--openmetrics", metrics, "--json").json["checkpoints"] == [
         1,
