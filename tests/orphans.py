@@ -124,6 +124,8 @@ def inject(place: Place) -> Injected:
             path(2, 5).segment("hedged", "NON"),
             path(2, 5).snapshot("by_key", "totals", 1, "s9-ab"),
             path(2, 2).segment("early"),
+            path(2, 4).materialized("by_key", "totals", 0, "m1"),
+            path(2, 4).materialization("by_key", "m1"),
         ],
         writing=[path(2, 6).segment("now"), path(2, 6).base("by_key", "window.bounds", 0, "now")],
         ahead=[path(3, 6).segment("newer"), path(2, 8).manifest(), path(1, 40).manifest()],

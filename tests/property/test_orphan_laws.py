@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from siltstone.catalog.audit import Standing
 from siltstone.catalog.leases import LeaseRecord
 from siltstone.catalog.records import RunRecord
+from siltstone.changelog.segment import Section
 from siltstone.policy.orphans import Reason, incomplete_prefixes, judge, judge_unfinished
 from siltstone.store.base import Unfinished
 from siltstone.store.paths import CheckpointPath
@@ -203,6 +204,19 @@ def test_the_future_the_leased_and_the_referred_to_are_kept_however_old(place, s
     else:
         assert reason is not None and reason.deletes
         assert judge(name, standing, DAY) is (Reason.WRITING if reason is Reason.ABANDONED else reason)
+
+
+IDENTIFIERS = st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True)
+LABELS = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
+VARIABLES = st.one_of(IDENTIFIERS, IDENTIFIERS.map(lambda name: f"{name}.bounds"))
+
+
+@given(STANDINGS, PLACES, IDENTIFIERS, VARIABLES, st.integers(0, 99_999), LABELS)
+def test_whatever_siltstone_names_it_knows(standing, place, operator, variable, number, label):
+    sections = [place.segment(label, section) for section in ("segment", *Section)]
+    files = [getattr(place, kind)(operator, variable, number, label) for kind in ("base", "snapshot", "materialized")]
+    for name in [place.manifest(), place.materialization(operator, label), *sections, *files]:
+        assert judge(name, standing, DAY) is not Reason.STRANGE
 
 
 @given(
