@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -139,24 +139,29 @@ class Uploader:
         Raises:
             UsageError: the uploader is closed.
         """
-        request = _Request(segment, sum(len(part) for part in segment.sections.values()), Future())
-        request.future.set_running_or_notify_cancel()  # it cannot be cancelled: others share its objects
+        return self.submit_all(path, [segment])[0]
+
+    def submit_all(self, path: CheckpointPath, segments: Sequence[Segment]) -> "list[Future[Placed]]":
+        """Store segments as `submit` does, in one batch as far as its limits allow."""
+        requests = [_Request(s, sum(len(part) for part in s.sections.values()), Future()) for s in segments]
         with self._lock:
-            self._wait_for_room(request.size_bytes)
-            if self._closed:
-                raise UsageError("the uploader is closed: store segments before that")
-            self._in_flight_bytes += request.size_bytes
-            self._start_threads()
-            batch = self._waiting.get(path)
-            if batch is None:
-                batch = self._waiting[path] = _Batch(path, self._clock() + self.options.persist_delay_s)
-            batch.add(request)
-            if batch.size_bytes >= self.options.size_threshold_bytes:
-                self._ready.append(self._waiting.pop(path))
-            queued = sum(len(b.requests) for b in (*self._waiting.values(), *self._ready))
-            self.metrics.level(queued, self._in_flight_bytes)
-            self._work.notify()
-        return request.future
+            for request in requests:
+                request.future.set_running_or_notify_cancel()  # it cannot be cancelled: others share its objects
+                self._wait_for_room(request.size_bytes)
+                if self._closed:
+                    raise UsageError("the uploader is closed: store segments before that")
+                self._in_flight_bytes += request.size_bytes
+                self._start_threads()
+                batch = self._waiting.get(path)
+                if batch is None:
+                    batch = self._waiting[path] = _Batch(path, self._clock() + self.options.persist_delay_s)
+                batch.add(request)
+                if batch.size_bytes >= self.options.size_threshold_bytes:
+                    self._ready.append(self._waiting.pop(path))
+                queued = sum(len(b.requests) for b in (*self._waiting.values(), *self._ready))
+                self.metrics.level(queued, self._in_flight_bytes)
+                self._work.notify()
+        return [request.future for request in requests]
 
     def flush(self) -> None:
         """Send what waits, now."""

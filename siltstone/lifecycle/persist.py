@@ -7,7 +7,6 @@ acknowledgement. The driver's half stores such segments of all subtasks and oper
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -167,18 +166,12 @@ def place_inline(
     if not any(a.inline for of_operator in received.values() for a in of_operator):
         return {operator: list(of_operator) for operator, of_operator in received.items()}, UploadStatistics()
     uploader = uploader_of(warehouse.store_url, options)
-    submit = partial(uploader.submit, path)
-    futures = {
-        operator: [[submit(Segment.unpack(packed)) for packed in a.inline] for a in of_operator]
-        for operator, of_operator in received.items()
-    }
+    packed = [segment for of_operator in received.values() for a in of_operator for segment in a.inline]
+    futures = iter(uploader.submit_all(path, [Segment.unpack(segment) for segment in packed]))
     uploader.flush()
     answered = {
-        operator: [
-            _placed(a, [future.result() for future in waiting])
-            for a, waiting in zip(said, futures[operator], strict=True)
-        ]
-        for operator, said in received.items()
+        operator: [_placed(a, [next(futures).result() for _ in a.inline]) for a in of_operator]
+        for operator, of_operator in received.items()
     }
     return answered, uploader.metrics.take()
 

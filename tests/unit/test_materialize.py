@@ -10,6 +10,7 @@ import pytest
 
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
+from siltstone.catalog.records import ObjectKind
 from siltstone.errors import CorruptObject, Fenced, UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.materialize import Materialized, materialize
@@ -245,4 +246,27 @@ def test_a_run_that_waited_long_restores_from_what_is_there_by_then(place: Place
     assert delete_checkpoints(place, NAME, [1, 2, 3]).deleted == (1, 2, 3)
     shutil.rmtree(place.warehouse.local.work(NAME, 1) / "state")
     run.step(next(rows))
+    check(place)
+
+
+def test_a_damaged_materialization_is_noticed_by_restore_and_proof(place: Place) -> None:
+    run = RegionRun(place, SMALL, LONG, parallelism=2)
+    for rows in purchases()[:5]:
+        run.step(rows)
+    consolidate(place, SMALL.operators[0].name, 4)
+    written = [o for o in place.catalog.objects(NAME) if o.kind is ObjectKind.MATERIALIZATION]
+    assert {name.name.rpartition(".")[2] for name in written} == {"arrow", "parquet"}
+    for stored in written:
+        path = place.warehouse.local.objects / stored.name
+        whole = path.read_bytes()
+        at = random.randrange(len(whole))
+        path.unlink()
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        found = failures(place, NAME)
+        assert {f.checkpoint for f in found} == {4, 5} and {f.object for f in found} == {stored.name}
+        for checkpoint in (4, 5):
+            with pytest.raises(CorruptObject, match=stored.name):
+                restored_digest(place, NAME, checkpoint)
+        assert restored_digest(place, NAME, 3)
+        path.write_bytes(whole)
     check(place)
