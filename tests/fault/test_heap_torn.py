@@ -14,7 +14,7 @@ from tests.fault.heap_victim import open_state, run_step, thin_out
 from tests.state_model import changed, contents
 
 ROOT = Path(__file__).parents[2]
-LINES_KILLED = 50
+LINES_KILLED = 30
 
 
 def victim(mode: str, directory: Path) -> subprocess.Popen:

@@ -64,7 +64,7 @@ def went_on(life: Life) -> None:
     assert life.look(ended=True) == []
 
 
-@pytest.mark.parametrize("kind", ["s3", "redis"])
+@pytest.mark.parametrize("kind", ["s3"])
 def test_another_machine_goes_on_with_what_the_store_and_the_catalog_hold(kind: str, tmp_path: Path) -> None:
     """All that the first machine kept to itself is gone: working state, Spark's record, what the source prepared."""
     reference, url = small(), WAREHOUSES[kind](tmp_path / "machine")

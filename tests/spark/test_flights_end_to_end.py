@@ -12,13 +12,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from siltstone.catalog.place import Place
-from siltstone.catalog.records import ObjectKind
 from siltstone.changelog.index import field_bytes
 from siltstone.changelog.segment import Segment
 from siltstone.errors import UsageError
 from siltstone.lifecycle.export import UnitTask, rebuild
-from siltstone.lifecycle.restore import MemoryState, read_manifests
-from siltstone.model import Form, KeyGroupRange
+from siltstone.lifecycle.restore import MemoryState, read_manifest, read_manifests
+from siltstone.model import Form, KeyGroupRange, Kind
 from siltstone.policy.restore_plan import plan_restore
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, run
@@ -85,9 +84,14 @@ def the_four_fields_are_short(settings: Settings) -> None:
     """Form, offset and what a delta builds on: few bytes an entry, for every operator, whatever the form."""
     found: dict[tuple[str, Form], list[float]] = {}
     with Place.existing(settings.warehouse) as place:
-        for record in place.catalog.objects(FLIGHTS.name):
-            if record.kind is ObjectKind.SEGMENT:
-                segment = Segment.unpack(place.warehouse.store.read(record.stored))
+        store = place.warehouse.store
+        for record in place.catalog.checkpoints(FLIGHTS.name):
+            handles = read_manifest(store, record.manifest).handles
+            for index in (h for h in handles if h.kind is Kind.INDEX):
+                mine = [h for h in handles if (h.operator, h.object) == (index.operator, index.object)]
+                start = min(h.offset for h in mine if h.key_groups == index.key_groups)
+                end = index.offset + index.length
+                segment = Segment.unpack(store.read_range(index.object, start, end - start))
                 entries = segment.entries()
                 short = sum(field_bytes(segment.index).values()) / len(entries)
                 found.setdefault((segment.operator, entries[0].form), []).append(short)
