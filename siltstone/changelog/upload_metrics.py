@@ -122,7 +122,7 @@ class UploadStatistics:
     def summary(self) -> dict[str, float]:
         """Flat and readable: the counts, latencies p50 to p99.9 in seconds, sizes of objects and batches."""
         plain = {name: getattr(self, name) for name in _NAMES if name not in _HISTOGRAMS}
-        latencies = {f"latency_{name}_s": self.quantile(part) for name, part in QUANTILES.items()}
+        latencies = {f"latency_{name}_s": round(self.quantile(part), 6) for name, part in QUANTILES.items()}
         sizes = {
             "object_p50_bytes": self.object_bytes.quantile(0.5),
             "object_max_bytes": self.object_bytes.quantile(1.0),

@@ -1,0 +1,23 @@
+"""What a user can do to a stream, one function each: the command line, the jobs and the assets all call these."""
+
+from siltstone.spark.operations.materializing import MaterializeResult, materialize
+from siltstone.spark.operations.proving import VerifyResult, verify
+from siltstone.spark.operations.restoring import RestoreResult, restore
+from siltstone.spark.operations.running import RunRequest, RunResult, open_region, run, stream_runner
+from siltstone.spark.operations.snapshots import SnapshotResult, snapshot
+
+__all__ = [
+    "MaterializeResult",
+    "RestoreResult",
+    "RunRequest",
+    "RunResult",
+    "SnapshotResult",
+    "VerifyResult",
+    "materialize",
+    "open_region",
+    "restore",
+    "run",
+    "snapshot",
+    "stream_runner",
+    "verify",
+]

@@ -1,0 +1,74 @@
+"""Consolidates chains into new bases."""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from siltstone.catalog.place import Place
+from siltstone.errors import UsageError
+from siltstone.lifecycle.materialize import Materialized
+from siltstone.lifecycle.materialize import materialize as materialize_operator
+from siltstone.settings import Settings
+from siltstone.spark.executor import spark_map
+from siltstone.spark.session import needs_spark, spark_session
+
+
+@dataclass(frozen=True)
+class MaterializeResult:
+    """What was materialized at a checkpoint: rows and bytes of all new bases, and what each operator came to.
+
+    `kept` are operators whose chains begin at the checkpoint anyway.
+    """
+
+    stream: str
+    checkpoint: int
+    rows: int
+    bytes: int
+    seconds: float
+    operators: list[Materialized]
+    kept: list[str]
+
+
+@needs_spark
+def materialize(
+    settings: Settings,
+    stream: str,
+    *,
+    at: str = "latest",
+    operators: Sequence[str] = (),
+    on_operator: Callable[[str], None] = lambda _: None,
+) -> MaterializeResult:
+    """Consolidate the chains of a checkpoint into new bases, which it and all later ones begin with from then on.
+
+    The stream may run meanwhile; it is not waited for and does not wait.
+
+    Args:
+        operators: those to materialize, one after the other; all, if none is named.
+        on_operator: called with each as its turn comes.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
+        UsageError: there is no such operator, or another process is materializing it.
+        CorruptObject, ProofFailed: a chain is damaged; nothing of that operator changed.
+    """
+    start = time.perf_counter()
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        checkpoint = place.catalog.resolve(stream, at)
+        begins = place.catalog.firsts(stream, checkpoint)
+        unknown = sorted(set(operators) - begins.keys())
+        if unknown:
+            known = ", ".join(sorted(begins))
+            raise UsageError(f"checkpoint {checkpoint} of {stream} has no operator {unknown[0]!r}: it has {known}")
+        wanted = [name for name in begins if name in (operators or begins)]
+        kept = [name for name in wanted if begins[name] == checkpoint]
+        done = []
+        for name in (name for name in wanted if name not in kept):
+            on_operator(name)
+            spark = spark_session(settings.master, settings.spark)
+            parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
+            run, id = partial(spark_map, spark), uuid.uuid4().hex
+            done.append(materialize_operator(place, stream, name, checkpoint, id=id, parallelism=parallelism, run=run))
+    rows, size = sum(m.rows for m in done), sum(m.bytes for m in done)
+    return MaterializeResult(stream, checkpoint, rows, size, round(time.perf_counter() - start, 3), done, kept)

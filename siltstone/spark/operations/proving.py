@@ -1,0 +1,96 @@
+"""Proves checkpoints, from their digests and row by row."""
+
+import time
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import SnapshotRecord
+from siltstone.errors import StateError, UsageError
+from siltstone.lifecycle.export import (
+    unit_tasks,
+)
+from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.snapshot import compare, compare_tasks
+from siltstone.lifecycle.verify import Failure, check_indexes, check_objects, plan_proof, prove
+from siltstone.settings import Settings
+from siltstone.spark.executor import spark_map
+from siltstone.spark.session import needs_spark, spark_session
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """Which checkpoints are proven, and why the others are not."""
+
+    stream: str
+    proven: list[int]
+    failed: list[Failure]
+    seconds: float
+
+
+@needs_spark
+def verify(
+    settings: Settings, stream: str, *, at: str = "latest", every: bool = False, deep: bool = False
+) -> VerifyResult:
+    """Prove one checkpoint, or with `every` all of them; the outcome is recorded in the catalog.
+
+    Args:
+        deep: also compare, row by row, with the full snapshot of each checkpoint that has one.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
+        UsageError: `deep` for a checkpoint that has no snapshot.
+    """
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        catalog, store = place.catalog, place.warehouse.store
+        wanted = [c.id for c in catalog.checkpoints(stream)] if every else [catalog.resolve(stream, at)]
+        snapshots = {s.checkpoint: s for s in catalog.snapshots(stream)}
+        if deep and not snapshots.keys() & set(wanted):
+            raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
+        spark = spark_session(settings.master, settings.spark)
+        start = time.perf_counter()
+        with reading(catalog, stream, wanted, what="verifies"):
+            chains = {c: catalog.chain(stream, c) for c in wanted}
+            stored = {
+                c: catalog.checkpoint(stream, c).manifest
+                for c in sorted({c for chain in chains.values() for c in chain})
+            }
+            materialized = {m.id: m for c in wanted for m in catalog.chain_materializations(stream, c)}
+            plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest])
+            proofs = spark_map(spark, lambda task: prove(store, task), plan.tasks)
+            failures = [*plan.failures, *(f for proof in proofs for f in proof.failures)]
+            checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
+            failures += [failure for found in checked for failure in found]
+            taken = [(stored, [c]) for c, s in snapshots.items() if c in chains for stored in s.objects]
+            failures += check_objects(store, taken)
+            if deep:
+                failures += _deep(settings, spark, place, [s for c, s in snapshots.items() if c in wanted])
+        first = {f.checkpoint: f for f in reversed(failures) if f.checkpoint in chains}
+        for checkpoint in wanted:
+            failure = first.get(checkpoint)
+            # The slowest unit: with a core for each, this is how long the restore takes.
+            restore_s = max((p.restore_s.get(checkpoint, 0.0) for p in proofs), default=0.0)
+            read = sum(p.restore_bytes.get(checkpoint, 0) for p in proofs)
+            measured = {} if failure else {"restore_s": round(restore_s, 6), "restore_bytes": read}
+            catalog.record_proof(stream, checkpoint, failure is None, failure.reason if failure else None, **measured)
+        seconds = round(time.perf_counter() - start, 3)
+    return VerifyResult(stream, [c for c in wanted if c not in first], [first[c] for c in sorted(first)], seconds)
+
+
+def _deep(settings: Settings, spark: SparkSession, place: Place, snapshots: list[SnapshotRecord]) -> list[Failure]:
+    """Row by row against the full snapshots."""
+    store = place.warehouse.store
+    failures = []
+    for snapshot in snapshots:
+        stored = chain_manifests(place.catalog, snapshot.stream, snapshot.checkpoint)
+        try:
+            manifests = read_manifests(store, stored)
+            parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
+            tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)
+            compared = spark_map(spark, lambda task: compare(store, task), compare_tasks(tasks, snapshot.objects))
+            failures += [Failure(snapshot.checkpoint, line) for lines in compared for line in lines]
+        except StateError as error:
+            failures.append(Failure(snapshot.checkpoint, str(error)))
+    return failures

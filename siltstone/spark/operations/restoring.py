@@ -1,0 +1,95 @@
+"""Rebuilds a checkpoint's state."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import parse_time
+from siltstone.errors import ProofFailed
+from siltstone.lifecycle.export import (
+    chosen,
+    discard,
+    publish,
+    recorded_digest,
+    restore_unit,
+    staging,
+    unit_tasks,
+    whole_digest,
+)
+from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.settings import Settings
+from siltstone.spark.executor import spark_map
+from siltstone.spark.session import needs_spark, spark_session
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """What a restore rebuilt. `proven`: the digest of what was rebuilt is the recorded one."""
+
+    stream: str
+    checkpoint: int
+    rows: int
+    bytes: int
+    seconds: float
+    digest: str
+    proven: bool
+    path: str | None = None
+
+
+@needs_spark
+def restore(
+    settings: Settings,
+    stream: str,
+    *,
+    at: str = "latest",
+    as_of: str | None = None,
+    to: Path | None = None,
+    only: Sequence[str] = (),
+) -> RestoreResult:
+    """Rebuild a checkpoint's state from the store, prove it, and write it as Parquet where `to` says.
+
+    Args:
+        at: checkpoint id, commit time, or "latest".
+        as_of: event time instead: the last checkpoint whose highest event time is not later.
+        to: a directory that does not exist yet; None only proves.
+        only: operators, or variables as `OPERATOR.VARIABLE`, to restore, and so to read, nothing else; the digest is
+            then theirs.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
+        UsageError: `only` names what is not there.
+        CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
+    """
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        catalog, store = place.catalog, place.warehouse.store
+        checkpoint = catalog.as_of(stream, parse_time(as_of)) if as_of else catalog.resolve(stream, at)
+        record = catalog.checkpoint(stream, checkpoint)
+        staged = None if to is None else staging(to)
+        try:
+            with reading(catalog, stream, [checkpoint], what="restores"):
+                spark = spark_session(settings.master, settings.spark)
+                start = time.perf_counter()
+                manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint))
+                parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
+                manifest = manifests[checkpoint]
+                wanted = chosen(manifest, only) if only else None
+                tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged, wanted)
+                results = spark_map(spark, lambda task: restore_unit(store, task), tasks)
+                digest = whole_digest(results, manifest.max_parallelism)
+                recorded = record.digest if wanted is None else recorded_digest(manifest, wanted)
+                if digest != recorded:
+                    raise ProofFailed(
+                        f"checkpoint {checkpoint} of {stream}: digest {digest} is not the recorded {recorded}"
+                    )
+                seconds = time.perf_counter() - start
+                if staged is not None and to is not None:
+                    publish(staged, to.absolute())
+        except BaseException:
+            if staged is not None:
+                discard(staged)
+            raise
+    rows = sum(result.rows for result in results)
+    return RestoreResult(stream, checkpoint, rows, size, round(seconds, 3), digest, True, str(to) if to else None)

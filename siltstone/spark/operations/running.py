@@ -1,0 +1,179 @@
+"""Runs a stream: what its source has, or a query of the user's own."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from siltstone.catalog.place import Place
+from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
+from siltstone.errors import Fenced, Unreachable
+from siltstone.lifecycle.definition import check_recorded, check_run
+from siltstone.lifecycle.lease import this_process
+from siltstone.lifecycle.region import Completed, Region, RegionOptions
+from siltstone.policy.adaptive import named
+from siltstone.settings import Settings
+from siltstone.spark.runner import StreamRunner, open_source, run_stream
+from siltstone.spark.session import needs_spark, spark_session
+from siltstone.store.filesystem import reaching
+from siltstone.stream import Stream
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What one run did. `digest` is that of the newest checkpoint, hex; `uploads` is `UploadStatistics.summary`."""
+
+    stream: str
+    checkpoints: list[int]
+    digest: str | None
+    rows: int
+    bytes: int
+    seconds: float
+    uploads: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """How much to run: `batches` micro-batches at most, or, with `follow`, on and on; `options` go to the source.
+
+    `openmetrics` is a file that holds the run's upload metrics so far, as OpenMetrics text, after each checkpoint.
+    """
+
+    batches: int | None = None
+    follow: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
+    openmetrics: Path | None = None
+
+
+@needs_spark
+def run(
+    settings: Settings,
+    stream: Stream,
+    request: RunRequest,
+    on_checkpoint: Callable[[Completed], None] = lambda _: None,
+) -> RunResult:
+    """Process what the stream's source has, from the newest completed checkpoint on.
+
+    Raises:
+        SiltstoneError: see `Region.open`, `open_source` and `run_stream`.
+    """
+    start = time.perf_counter()
+    done: list[Completed] = []
+    uploads = UploadStatistics()
+
+    def completed(checkpoint: Completed) -> None:
+        nonlocal uploads
+        done.append(checkpoint)
+        uploads = uploads.merge(checkpoint.uploads)
+        if request.openmetrics is not None:
+            try:
+                write_metrics(request.openmetrics, stream.name, uploads)
+            except Unreachable as error:  # nobody's state depends on it
+                _LOG.warning("%s", error)
+        on_checkpoint(checkpoint)
+
+    named(settings.policy, settings.policy_options)
+    check_run(stream, request.options, settings.parallelism or 1)
+    if request.openmetrics is not None:
+        write_metrics(request.openmetrics, stream.name, uploads)
+    with Place.writable(settings.warehouse, settings.catalog) as place:
+        check_recorded(place.catalog, stream, request.options)
+        spark = spark_session(settings.master, settings.spark)
+        # Before the stream is taken over: a source that cannot be had changes nothing.
+        rows = open_source(spark, stream, place.warehouse, request.options)
+        with _running(settings, stream, place, spark, request, completed) as runner:
+            run_stream(runner, rows, follow=request.follow)
+        digest = done[-1].digest if done else runner.region.digest
+    return RunResult(
+        stream=stream.name,
+        checkpoints=[c.id for c in done],
+        digest=digest,
+        rows=sum(c.rows_in for c in done),
+        bytes=sum(c.bytes for c in done),
+        seconds=round(time.perf_counter() - start, 3),
+        uploads=uploads.summary(),
+    )
+
+
+def write_metrics(path: Path, stream: str, uploads: UploadStatistics) -> None:
+    """Replace the file that holds a run's metrics, at once, so that a collector never reads half of it.
+
+    Raises:
+        Unreachable: it cannot be written.
+    """
+    written = path.with_name(f".{path.name}.partial")
+    with reaching(f"write the metrics to {path}"):
+        written.write_text(openmetrics(uploads, {"stream": stream}))
+        written.replace(path)
+
+
+@contextmanager
+def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> Iterator[StreamRunner]:
+    """Take a stream over for a query of the user's own: give the runner to `foreachBatch`.
+
+    The stream's source is not used. Leave the block when the query has ended.
+
+    Raises:
+        SiltstoneError: see `Region.open`.
+    """
+    with (
+        Place.writable(settings.warehouse, settings.catalog) as place,
+        _running(settings, stream, place, spark, RunRequest(), lambda _: None) as runner,
+    ):
+        yield runner
+        if runner.failure is None:
+            runner.finish()
+
+
+@contextmanager
+def _running(
+    settings: Settings,
+    stream: Stream,
+    place: Place,
+    spark: SparkSession,
+    request: RunRequest,
+    on_checkpoint: Callable[[Completed], None],
+) -> Iterator[StreamRunner]:
+    """One writer epoch: taken at the start, and how it ended noted in the catalog."""
+    region = open_region(settings, stream, place, request.options, spark.sparkContext.defaultParallelism)
+    outcome = "failed"
+    try:
+        runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=on_checkpoint)
+        yield runner
+        outcome = "done" if runner.failure is None else "failed"
+    except Fenced:
+        outcome = "fenced"
+        raise
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
+    finally:
+        # How it ended is a note for people; what ended it must not be hidden by a catalog that is away.
+        with suppress(Unreachable):
+            region.close(outcome)
+
+
+def open_region(
+    settings: Settings,
+    stream: Stream,
+    place: Place,
+    options: Mapping[str, str],
+    default_parallelism: int,
+) -> Region:
+    """Take a stream over, as the settings say."""
+    region_options = RegionOptions(
+        parallelism=settings.parallelism or min(default_parallelism, stream.max_parallelism),
+        backend=settings.backend,
+        checkpoint_steps=settings.checkpoint_steps,
+        checkpoint_s=settings.checkpoint_s,
+        options=options,
+        upload=settings.upload,
+    )
+    policy = named(settings.policy, settings.policy_options)
+    return Region.open(stream, place.warehouse, place.catalog, policy, region_options, this_process())

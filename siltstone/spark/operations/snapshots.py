@@ -1,0 +1,52 @@
+"""Copies the live state in full."""
+
+import os
+import time
+from dataclasses import dataclass
+
+from siltstone.catalog.place import Place
+from siltstone.errors import UsageError
+from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.restore import read_manifest
+from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
+from siltstone.settings import Settings
+from siltstone.spark.executor import spark_map
+from siltstone.spark.session import needs_spark, spark_session
+
+
+@dataclass(frozen=True)
+class SnapshotResult:
+    """What a snapshot wrote."""
+
+    stream: str
+    checkpoint: int
+    rows: int
+    bytes: int
+    seconds: float
+
+
+@needs_spark
+def snapshot(settings: Settings, stream: str) -> SnapshotResult:
+    """Write the live state of the newest checkpoint in full, to compare restores against (`verify --deep`).
+
+    Raises:
+        StateError: this machine does not have the live state of the newest checkpoint.
+        UsageError: the checkpoint has a snapshot already.
+    """
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        catalog, warehouse = place.catalog, place.warehouse
+        epoch, record = catalog.stream(stream).epoch, catalog.latest(stream)
+        if any(s.checkpoint == record.id for s in catalog.snapshots(stream)):
+            raise UsageError(f"checkpoint {record.id} of {stream} has a snapshot already")
+        spark = spark_session(settings.master, settings.spark)
+        start = time.perf_counter()
+        # The lease also covers what is written and not referred to yet.
+        with reading(catalog, stream, [record.id], what="takes a snapshot"):
+            manifest = read_manifest(warehouse.store, record.manifest)
+            tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
+            parts = spark_map(spark, take_snapshot, tasks)
+            objects = [stored for part in parts for stored in part.objects]
+            rows = sum(part.rows for part in parts)
+            catalog.add_snapshot(stream, epoch, record.id, objects, rows)
+        seconds = round(time.perf_counter() - start, 3)
+    return SnapshotResult(stream, record.id, rows, sum(o.bytes for o in objects), seconds)
