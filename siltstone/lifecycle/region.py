@@ -187,7 +187,7 @@ class Region:
             return
         self._first |= moved
         for m in self.catalog.chain_materializations(name, checkpoint):
-            if m.manifest is not None:
+            if m.manifest is not None and m.operator in self._first:
                 self._materialized[m.operator] = m.manifest
             if m.operator in moved:
                 since = [self.catalog.checkpoint(name, c) for c in range(m.checkpoint + 1, checkpoint + 1)]
@@ -341,7 +341,7 @@ class Region:
         """The checkpoint exists, its chains beginning at `first`: the next interval begins."""
         self._policies = {name: PolicyState.from_json(saved) for name, saved in manifest.policy.items()}
         self._first = dict(manifest.first)
-        self._materialized = {op: m for op, m in self._materialized.items() if manifest.forms[op] is Form.DELTA}
+        self._materialized = {op: m for op, m in self._materialized.items() if manifest.forms.get(op) is Form.DELTA}
         self._follow(manifest.checkpoint, first)
         oldest = min(self._first.values())
         self._manifests = {c: m for c, m in self._manifests.items() if c >= oldest} | {manifest.checkpoint: stored}
