@@ -7,6 +7,7 @@ replaces a file, so of many writers of one name exactly one wins, and a reader s
 
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -258,8 +259,10 @@ class FilesystemStore:
             try:
                 path.mkdir()
             except FileExistsError:
-                if path.exists() and not path.is_dir():
-                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+                # One look, since a delete may remove the directory between two.
+                with suppress(FileNotFoundError):
+                    if not stat.S_ISDIR(path.stat().st_mode):
+                        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
             if path == self.root or path in self.root.parents:
                 make_durable(path.parent)
 
