@@ -1,6 +1,6 @@
 """Objects in embedded RocksDB (the LevelDB of US 9471438): one database an entry, opened for each call.
 
-    rocksdb:///absolute/path?chunk_bytes=4096&lock_wait_s=60
+    rocksdb:///absolute/path?chunk_bytes=2048&lock_wait_s=60
 
     PATH/<entry>/.db/         the database of an entry: key -> value or header, and the chunks (`key_value`);
                               \\1 key -> the size of its value, since RocksDB tells no size without reading
@@ -57,7 +57,7 @@ class RocksDBOptions(BaseModel):
 
     # RocksDB reads no part of a value: chunks as small as its blocks make reading part of an object cost the part.
     chunk_bytes: int = Field(
-        4096, ge=SMALLEST_LIMIT_BYTES, le=1 << 30, description="bytes of the largest value stored whole"
+        2048, ge=SMALLEST_LIMIT_BYTES, le=1 << 30, description="bytes of the largest value stored whole"
     )
     lock_wait_s: float = Field(60.0, ge=0, description="seconds to wait for other processes in the same entry")
 
