@@ -27,8 +27,8 @@ from siltstone.lifecycle.restore import (
     schemas_of,
     unit_reads,
 )
-from siltstone.model import KeyGroupRange
-from siltstone.policy.restore_plan import RestoreUnit, plan_restore
+from siltstone.model import Handle, KeyGroupRange
+from siltstone.policy.restore_plan import RestorePlan, RestoreUnit, plan_restore
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
@@ -62,6 +62,19 @@ class UnitResult:
     rows: int
 
 
+def plan_units(
+    handles: Mapping[int, Sequence[Handle]], checkpoint: int, max_parallelism: int, parallelism: int
+) -> RestorePlan:
+    """Plan a restore by `parallelism` units an operator, or more where one would read more than UNIT_BYTES.
+
+    Raises:
+        StateError: the chain has a gap.
+    """
+    plan = plan_restore(handles, checkpoint, max_parallelism, parallelism)
+    units = min(max_parallelism, max(parallelism, plan.bytes // UNIT_BYTES))
+    return plan if units == parallelism else plan_restore(handles, checkpoint, max_parallelism, units)
+
+
 def unit_tasks(
     manifests: Mapping[int, Manifest],
     checkpoint: int,
@@ -83,10 +96,7 @@ def unit_tasks(
     handles = {
         c: [h for h in m.handles if only is None or (h.operator, h.variable) in only] for c, m in manifests.items()
     }
-    plan = plan_restore(handles, checkpoint, manifest.max_parallelism, parallelism)
-    units = min(manifest.max_parallelism, max(parallelism, plan.bytes // UNIT_BYTES))
-    if units != parallelism:
-        plan = plan_restore(handles, checkpoint, manifest.max_parallelism, units)
+    plan = plan_units(handles, checkpoint, manifest.max_parallelism, parallelism)
     own = {name: {c: m.of_operator(name) for c, m in manifests.items()} for name in {u.operator for u in plan.units}}
     tasks = [UnitTask(unit, own[unit.operator], checkpoint, path, only is None) for unit in plan.units]
     return tasks, plan.bytes

@@ -21,6 +21,7 @@ from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.place import Place
 from siltstone.changelog.base import read_base, write_base
 from siltstone.errors import Unreachable
+from siltstone.lifecycle.export import plan_units
 from siltstone.lifecycle.lease import reading, this_process
 from siltstone.lifecycle.merge import Changes
 from siltstone.lifecycle.restore import (
@@ -33,15 +34,12 @@ from siltstone.lifecycle.restore import (
     wanted_block,
 )
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.policy.restore_plan import Read, RestoreUnit, TableReads, plan_restore
+from siltstone.policy.restore_plan import Read, RestoreUnit, TableReads
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath
-
-UNIT_BYTES = 64 << 20
-"""stored bytes that one unit merges at most, where key groups allow"""
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,7 @@ def plan_materialization(
     handles = {
         c: [h for h in m.handles if h.operator == operator and h.kind is Kind.INCREMENTAL] for c, m in manifests.items()
     }
-    plan = plan_restore(handles, checkpoint, manifest.max_parallelism, parallelism)
-    units = min(manifest.max_parallelism, max(parallelism, plan.bytes // UNIT_BYTES))
-    if units != parallelism:
-        plan = plan_restore(handles, checkpoint, manifest.max_parallelism, units)
+    plan = plan_units(handles, checkpoint, manifest.max_parallelism, parallelism)
     path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
     own = {c: m.of_operator(operator) for c, m in manifests.items()}
     filled = [unit for unit in plan.units if unit.key_groups]
