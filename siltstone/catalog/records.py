@@ -24,13 +24,20 @@ class ObjectKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """A stream the catalog knows. `epoch` is its newest writer epoch, 0 before the first run."""
+    """A stream the catalog knows. `epoch` is its newest writer epoch, 0 before the first run.
+
+    `parallelism` is that of runs that name none, where it was set. A fork began as a copy of checkpoint `forked_at` of
+    the stream `forked_from`.
+    """
 
     name: str
     max_parallelism: int
     definition: dict[str, Any]
     epoch: int
     created_at: datetime
+    parallelism: int | None = None
+    forked_from: str | None = None
+    forked_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
     stream 1--n run            one row a writer epoch
            1--n lease          who reads, or writes what nothing refers to yet
            1--n deletion       what was deleted from the store, of checkpoints and of orphans
+           1--n rewinding      which checkpoints were given up, since they cannot be restored any more
+           1--n edit           what people changed in the state by hand
            1--n checkpoint 1--n object       what it wrote
                            1--n dependency   from which checkpoint on its restore reads, per operator
                            1--1 snapshot
@@ -94,6 +96,9 @@ stream = Table(
     Column("definition", Json, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("created_at", UtcTime, nullable=False),
+    Column("parallelism", Integer),
+    Column("forked_from", ForeignKey("stream.name")),
+    Column("forked_at", BigInteger),
 )
 
 run = Table(
@@ -227,4 +232,31 @@ materialization = Table(
     Column("bytes", BigInteger),
     Column("seconds", Float),
     Index("materialization_by_operator", "stream", "operator"),
+)
+
+rewinding = Table(
+    "rewinding",
+    METADATA,
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("epoch", BigInteger, primary_key=True),
+    Column("checkpoint", BigInteger, nullable=False),
+    Column("newest", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("rewound_at", UtcTime, nullable=False),
+)
+
+edit = Table(
+    "edit",
+    METADATA,
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("checkpoint", BigInteger, primary_key=True),
+    Column("epoch", BigInteger, primary_key=True),
+    Column("operator", String(64), nullable=False),
+    Column("variable", String(64), nullable=False),
+    Column("upserts", BigInteger, nullable=False),
+    Column("deletes", BigInteger, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("edited_at", UtcTime, nullable=False),
 )

@@ -30,6 +30,9 @@ def upgrade() -> None:
         sa.Column("definition", sa.Text, nullable=False),
         sa.Column("epoch", sa.BigInteger, nullable=False),
         _time("created_at"),
+        sa.Column("parallelism", sa.Integer),
+        sa.Column("forked_from", sa.String(64), sa.ForeignKey("stream.name")),
+        sa.Column("forked_at", sa.BigInteger),
     )
     op.create_table(
         "run",
@@ -143,4 +146,27 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger),
         sa.Column("seconds", sa.Float),
         sa.Index("materialization_by_operator", "stream", "operator"),
+    )
+    op.create_table(
+        "rewinding",
+        sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
+        sa.Column("epoch", sa.BigInteger, primary_key=True),
+        sa.Column("checkpoint", sa.BigInteger, nullable=False),
+        sa.Column("newest", sa.BigInteger, nullable=False),
+        sa.Column("reason", sa.Text, nullable=False),
+        sa.Column("who", sa.Text, nullable=False),
+        _time("rewound_at"),
+    )
+    op.create_table(
+        "edit",
+        sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
+        sa.Column("checkpoint", sa.BigInteger, primary_key=True),
+        sa.Column("epoch", sa.BigInteger, primary_key=True),
+        sa.Column("operator", sa.String(64), nullable=False),
+        sa.Column("variable", sa.String(64), nullable=False),
+        sa.Column("upserts", sa.BigInteger, nullable=False),
+        sa.Column("deletes", sa.BigInteger, nullable=False),
+        sa.Column("source", sa.Text, nullable=False),
+        sa.Column("who", sa.Text, nullable=False),
+        _time("edited_at"),
     )
