@@ -91,6 +91,32 @@ class ObjectRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of one variable's rows by hand: how many rows were put, and how many that were there were deleted.
+
+    `source` says where the rows came from; of a file, `source_checksum` is the xxh3-128 of its bytes (hex).
+    """
+
+    operator: str
+    variable: str
+    upserts: int
+    deletes: int
+    source: str
+    source_checksum: str | None
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class EditRecord(Edit):
+    """A recorded edit: it is what makes a checkpoint, which `epoch` wrote, differ from the one before."""
+
+    stream: str = field(kw_only=True)
+    checkpoint: int = field(kw_only=True)
+    epoch: int = field(kw_only=True)
+    edited_at: datetime = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointCommit:
     """Everything that makes one checkpoint exist.
 
@@ -98,7 +124,8 @@ class CheckpointCommit:
     the state. `forms` and `d` say per operator whether it wrote a base or a delta, and its D.
     `first` says per operator from which checkpoint on a restore of this one reads that
     operator's objects: this one itself for a base (patent US 9471438: dependencies are kept).
-    `event_time_max` is the highest event time seen.
+    `event_time_max` is the highest event time seen. `edit` says what was changed by hand. With `parallelism`, runs that
+    name none have that one from this checkpoint on.
 
     Raises:
         UsageError: an object name that could leave the store, or a dependency that is not earlier.
@@ -117,6 +144,8 @@ class CheckpointCommit:
     bases: Sequence[StoredObject] = ()
     first: Mapping[str, int] = field(default_factory=dict)
     steps: Sequence[Step] = ()
+    edit: Edit | None = None
+    parallelism: int | None = None
 
     def __post_init__(self) -> None:
         for stored in (self.manifest, *self.segments, *self.bases):

@@ -4,6 +4,7 @@
     retaining    savepoints and deletion
     leases       who is at work on checkpoints
     audit        what was deleted from the store
+    forking      streams that began as a checkpoint of another
     here         checkpoints and what they refer to
 
 Writes that belong to a run are guarded by its writer epoch (`fencing`). A checkpoint exists from the end of
@@ -19,11 +20,13 @@ from sqlalchemy import ColumnElement, insert, select, update
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.audit import Audit
+from siltstone.catalog.forking import Forking
 from siltstone.catalog.leases import Leases
 from siltstone.catalog.materializations import Materializations, followed
 from siltstone.catalog.records import (
     CheckpointCommit,
     CheckpointRecord,
+    EditRecord,
     ObjectKind,
     ObjectRecord,
     SnapshotRecord,
@@ -38,7 +41,7 @@ from siltstone.model import LATEST, StoredObject
 from siltstone.store.paths import check_object_name
 
 
-class Catalog(Streams, Retaining, Leases, Audit, Materializations):
+class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking):
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
 
     # Checkpoints
@@ -202,6 +205,14 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations):
             rows.get_stream(connection, stream)
             query = select(t.step).where(t.step.c.stream == stream, within).order_by(t.step.c.step)
             return [rows.to_step(row) for row in connection.execute(query)]
+
+    def edits(self, stream: str) -> list[EditRecord]:
+        """What was changed by hand, oldest checkpoint first; of checkpoints that are no more, too."""
+        e = t.edit.c
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            found = connection.execute(select(t.edit).where(e.stream == stream).order_by(e.checkpoint, e.epoch))
+            return [EditRecord(**row) for row in found.mappings()]
 
     def add_snapshot(
         self, stream: str, epoch: int, checkpoint: int, objects: Sequence[StoredObject], snapshot_rows: int

@@ -151,6 +151,10 @@ def insert_checkpoint(
             for s in commit.steps
         ]
         connection.execute(insert(t.step), rows)
+    if commit.edit is not None:
+        connection.execute(insert(t.edit), place | asdict(commit.edit) | {"epoch": epoch, "edited_at": now})
+    if commit.parallelism is not None:
+        connection.execute(update(t.stream).where(t.stream.c.name == stream).values(parallelism=commit.parallelism))
 
 
 def insert_objects(

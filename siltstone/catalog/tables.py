@@ -257,6 +257,7 @@ edit = Table(
     Column("upserts", BigInteger, nullable=False),
     Column("deletes", BigInteger, nullable=False),
     Column("source", Text, nullable=False),
+    Column("source_checksum", String(32)),
     Column("who", Text, nullable=False),
     Column("edited_at", UtcTime, nullable=False),
 )

@@ -167,6 +167,7 @@ def upgrade() -> None:
         sa.Column("upserts", sa.BigInteger, nullable=False),
         sa.Column("deletes", sa.BigInteger, nullable=False),
         sa.Column("source", sa.Text, nullable=False),
+        sa.Column("source_checksum", sa.String(32)),
         sa.Column("who", sa.Text, nullable=False),
         _time("edited_at"),
     )
