@@ -3,13 +3,16 @@
 A row is written before the object is deleted, in one transaction that holds the stream. It stays, and is two things:
 the record of a deletion, and a sentence: nothing can refer to an object of that name any more (`rows.insert_objects`).
 So of a commit and a deletion of the same object, whichever comes first keeps the other from happening (promise 3).
+
+What several streams refer to, as forks do, none of them deletes but the last: the others only let go of it. Where the
+last two let go at once, each may see the other still; then the object is an orphan of the stream it is named after.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, Select, delete, func, insert, select
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
@@ -91,15 +94,27 @@ class Audit(Transactions):
             _record(connection, stream, who, doomed, self.now())
             return doomed
 
-    def record_deletion(self, stream: str, epoch: int, who: str, doomed: Sequence[Doomed]) -> None:
+    def record_deletion(self, stream: str, epoch: int, who: str, doomed: Sequence[Doomed]) -> list[Doomed]:
         """Write down what is about to be deleted of checkpoints marked as deleted, guarded by the writer epoch.
+
+        Returns:
+            Only that may be deleted then: what another stream refers to, such as a fork, is left out.
 
         Raises:
             Fenced
         """
         with self._writing(f"the deletion of checkpoints of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
+            spared = _shared(connection, stream, [each.name for each in doomed])
+            doomed = [each for each in doomed if each.name not in spared]
             _record(connection, stream, who, doomed, self.now())
+            return doomed
+
+    def shared(self, stream: str, names: Iterable[str]) -> frozenset[str]:
+        """Those of the names that another stream refers to."""
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            return _shared(connection, stream, names)
 
     def deletions(self, stream: str, limit: int | None = None) -> list[DeletionRecord]:
         """What was deleted, or the newest `limit` of it; oldest first."""
@@ -132,16 +147,25 @@ def _standing(connection: Connection, stream: str, names: Iterable[str] | None, 
 
 def _referenced(connection: Connection, stream: str, names: Iterable[str] | None) -> frozenset[str]:
     """By any stream: a fork refers to objects of the stream it was made from."""
-    o = t.object_.c
     if names is None:
+        o = t.object_.c
         return frozenset(
             connection.scalars(select(o.name).where(o.name.startswith(stream_prefix(stream), autoescape=True)))
         )
-    streams = o.stream.in_(select(t.stream.c.name))  # which lets the primary key find the names
+    return _referring(connection, select(t.stream.c.name), names)
+
+
+def _shared(connection: Connection, stream: str, names: Iterable[str]) -> frozenset[str]:
+    return _referring(connection, select(t.stream.c.name).where(t.stream.c.name != stream), names)
+
+
+def _referring(connection: Connection, streams: Select[tuple[str]], names: Iterable[str]) -> frozenset[str]:
+    """The names that one of these streams refers to. That streams are named lets the primary key find the names."""
+    o = t.object_.c
     return frozenset(
         name
         for part in rows.parts(names)
-        for name in connection.scalars(select(o.name).where(streams, o.name.in_(part)))
+        for name in connection.scalars(select(o.name).where(o.stream.in_(streams), o.name.in_(part)))
     )
 
 

@@ -124,14 +124,8 @@ class Materializations(Transactions):
 
     def chain_materializations(self, stream: str, id: int) -> list[MaterializationRecord]:
         """Those whose bases a restore of checkpoint `id` begins with, one an operator at most."""
-        d = t.dependency.c
-        joined = t.materialization.join(
-            t.dependency, (d.stream == _M.stream) & (d.operator == _M.operator) & (d.first == _M.checkpoint)
-        )
-        done = (_M.stream == stream) & (d.checkpoint == id) & _M.manifest.is_not(None)
-        query = select(t.materialization).select_from(joined).where(done).order_by(_M.operator, _M.ended_at)
         with self._reading() as connection:
-            return list({row.operator: _record(row) for row in connection.execute(query)}.values())
+            return [_record(row) for row in chain_materializations(connection, stream, id)]
 
     def firsts(self, stream: str, id: int) -> dict[str, int]:
         """Operator -> the checkpoint that its chain at checkpoint `id` begins with, as it is by now."""
@@ -144,6 +138,17 @@ def firsts(connection: Connection, stream: str, checkpoint: int) -> dict[str, in
     d = t.dependency.c
     found = connection.execute(select(d.operator, d.first).where(d.stream == stream, d.checkpoint == checkpoint))
     return {operator: first for operator, first in found}
+
+
+def chain_materializations(connection: Connection, stream: str, checkpoint: int) -> list[Row[Any]]:
+    """The rows of those whose bases a restore of `checkpoint` begins with, one an operator at most."""
+    d = t.dependency.c
+    joined = t.materialization.join(
+        t.dependency, (d.stream == _M.stream) & (d.operator == _M.operator) & (d.first == _M.checkpoint)
+    )
+    done = (_M.stream == stream) & (d.checkpoint == checkpoint) & _M.manifest.is_not(None)
+    query = select(t.materialization).select_from(joined).where(done).order_by(_M.operator, _M.ended_at)
+    return list({row.operator: row for row in connection.execute(query)}.values())
 
 
 def followed(

@@ -4,6 +4,7 @@
     retaining    savepoints and deletion
     leases       who is at work on checkpoints
     audit        what was deleted from the store
+    rewinding    checkpoints that were given up, and their input
     forking      streams that began as a checkpoint of another
     here         checkpoints and what they refer to
 
@@ -35,6 +36,7 @@ from siltstone.catalog.records import (
     parse_time,
 )
 from siltstone.catalog.retaining import Retaining
+from siltstone.catalog.rewinding import Rewindings, settle_log
 from siltstone.catalog.streams import Streams
 from siltstone.errors import UnknownCheckpoint, UsageError
 from siltstone.model import LATEST, StoredObject
@@ -49,7 +51,8 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking):
     def commit(self, stream: str, epoch: int, commit: CheckpointCommit) -> dict[str, int]:
         """Make a checkpoint exist, whole, in one transaction guarded by the writer epoch (promise 5).
 
-        Its time is never before that of the checkpoint it follows, and so is its highest event time.
+        Its time is never before that of the checkpoint it follows, and so is its highest event time. What the input
+        log held for it gives way to its own steps (`catalog.rewinding`).
 
         Returns:
             operator -> the checkpoint its chain begins with: later than `commit.first` says, where a materialization
@@ -67,6 +70,7 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking):
             if commit.id != last + 1:
                 raise UsageError(f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}")
             first = followed(connection, stream, newest, commit.forms, commit.first)
+            settle_log(connection, stream, commit)
             rows.insert_checkpoint(connection, stream, epoch, commit, newest, self._now(), first)
             return first
 

@@ -1,7 +1,8 @@
 """Deletes checkpoints and what only they refer to, so that a crash at any point leaves a deletion to be completed.
 
     1  one transaction marks them: from here on nobody sees them, and nobody begins to read them
-    2  one transaction writes down what will be deleted (`catalog.audit`)
+    2  one transaction writes down what will be deleted (`catalog.audit`): not what another stream refers to, a fork of
+       this one or the one it is a fork of, which is only let go of
     3  the store deletes the objects of those that no other checkpoint builds on; of those that wait for others, what no
        other ever reads: opaque variables, which every checkpoint holds whole, and snapshots. What somebody reads under
        a lease stays
@@ -31,7 +32,8 @@ class DeletionResult:
     """What a deletion did.
 
     `deleted` checkpoints are gone, among them any that were marked before; `marked` are all that wait for others to be
-    deleted, and `leased` for those who read them. `objects` were deleted from the store, of `bytes` together.
+    deleted, and `leased` for those who read them. `objects` were deleted from the store, of `bytes` together; those
+    that another stream refers to are not among them.
     """
 
     deleted: tuple[int, ...]
@@ -66,14 +68,13 @@ def delete_checkpoints(
     catalog.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
     catalog.mark_deleted(stream, epoch, ids)
     plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream))
+    doomed: list[Doomed] = []
     if plan.goes or objects:
         doomed = [Doomed(stored.name, stored.bytes, REASON) for stored in objects]
-        catalog.record_deletion(stream, epoch, who or this_process(), doomed)
-        names = [stored.name for stored in objects]
-        place.warehouse.store.delete(names)
-        catalog.forget(stream, epoch, plan.goes, names)
-    size_bytes = sum(stored.bytes for stored in objects)
-    return DeletionResult(plan.goes, plan.waits, len(objects), size_bytes, plan.leased)
+        doomed = catalog.record_deletion(stream, epoch, who or this_process(), doomed)
+        place.warehouse.store.delete([each.name for each in doomed])
+        catalog.forget(stream, epoch, plan.goes, [stored.name for stored in objects])
+    return DeletionResult(plan.goes, plan.waits, len(doomed), sum(each.bytes for each in doomed), plan.leased)
 
 
 def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[DeletionPlan, list[ObjectRecord]]:
@@ -82,7 +83,9 @@ def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[D
     Raises:
         UnknownStream: no such stream has run here.
     """
-    return _plan(catalog, stream, ids, catalog.standing(stream, ()).leases)
+    plan, objects = _plan(catalog, stream, ids, catalog.standing(stream, ()).leases)
+    shared = catalog.shared(stream, [stored.name for stored in objects])
+    return plan, [stored for stored in objects if stored.name not in shared]
 
 
 def _plan(

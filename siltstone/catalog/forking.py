@@ -1,0 +1,110 @@
+"""The part of the catalog that makes forks: streams that begin at a checkpoint of another, without copying an object.
+
+A fork is rows, copied in one transaction: the checkpoint, those before it that its chain reads (marked as deleted: they
+are kept for it, and go with it), the rows that say which objects these need, and the input log up to it. The objects
+are then referred to by both streams. A deletion spares what another stream refers to (`catalog.audit`), so neither
+ever harms the other, and the last one that lets go of an object deletes it.
+"""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, insert, literal, select
+from sqlalchemy import exc as sa
+
+from siltstone.catalog import fencing, rows
+from siltstone.catalog import tables as t
+from siltstone.catalog.materializations import chain_materializations
+from siltstone.catalog.records import ObjectKind, ObjectRecord, StreamRecord
+from siltstone.catalog.transactions import Transactions
+from siltstone.errors import UsageError
+from siltstone.model import check_name
+from siltstone.store.paths import is_opaque, materialization_of
+
+
+class Forking(Transactions):
+    """Streams that began as a checkpoint of another."""
+
+    def fork(self, stream: str, new: str, checkpoint: int) -> StreamRecord:
+        """Begin the stream `new` at a checkpoint of `stream`, whose objects both refer to from then on.
+
+        A run of `stream` may be at work. The newest writer epoch of `new` is that of `stream`, so that all its runs
+        have later ones than any checkpoint it begins with.
+
+        Raises:
+            UsageError: `new` is no stream's name, or there is such a stream.
+            UnknownStream: there is no stream `stream`.
+            UnknownCheckpoint: it has no such checkpoint, or it is marked as deleted.
+        """
+        check_name("stream", new)
+        with self._writing(f"stream {new}, a fork of {stream},") as connection:
+            epoch = fencing.lock(connection, stream)
+            if rows.find_stream(connection, new) is not None:
+                raise _taken(new)
+            if rows.newest(connection, stream, rows.is_(checkpoint)) is None:
+                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
+            made = {"name": new, "epoch": epoch, "created_at": self._now()}
+            try:
+                with connection.begin_nested():
+                    made |= {"forked_from": stream, "forked_at": checkpoint}
+                    _copy(connection, t.stream, t.stream.c.name == stream, **made)
+            except sa.IntegrityError:  # another process was first
+                raise _taken(new) from None
+            _copy_chain(connection, stream, new, checkpoint, self._now())
+            for history in (t.step, t.edit):
+                of_it = (history.c.stream == stream) & (history.c.checkpoint <= checkpoint)
+                _copy(connection, history, of_it, stream=new)
+            return rows.get_stream(connection, new)
+
+    def lineage(self, stream: str) -> list[str]:
+        """The stream, the one it is a fork of, the one that is a fork of, and so on.
+
+        Raises:
+            UnknownStream
+        """
+        with self._reading() as connection:
+            found, name = [], stream
+            while name is not None:
+                found.append(name)
+                name = rows.get_stream(connection, name).forked_from
+            return found
+
+
+def _taken(name: str) -> UsageError:
+    return UsageError(f"there is a stream {name} already: give the fork another name")
+
+
+def _copy(connection: Connection, table: Table, where: ColumnElement[bool], **changed: Any) -> None:
+    """Insert some rows of a table again, with these columns changed."""
+    columns = [literal(changed[c.name], c.type).label(c.name) if c.name in changed else c for c in table.c]
+    connection.execute(insert(table).from_select([c.name for c in table.c], select(*columns).where(where)))
+
+
+def _copy_chain(connection: Connection, stream: str, new: str, checkpoint: int, now: datetime) -> None:
+    """The rows of a checkpoint, of those that its chain reads, and of all that they need for it."""
+    chain = rows.chain(connection, stream, checkpoint)
+    c, d, m = t.checkpoint.c, t.dependency.c, t.materialization.c
+    before = (c.stream == stream) & c.id.between(chain[0], checkpoint - 1)
+    _copy(connection, t.checkpoint, before, stream=new, deleted_at=now)
+    _copy(connection, t.checkpoint, (c.stream == stream) & (c.id == checkpoint), stream=new)
+    _copy(connection, t.dependency, (d.stream == stream) & (d.checkpoint == checkpoint), stream=new)
+    materialized = [row.id for row in chain_materializations(connection, stream, checkpoint)]
+    _copy(connection, t.materialization, (m.stream == stream) & m.id.in_(materialized), stream=new)
+    needed: dict[tuple[int, int], list[ObjectRecord]] = {}
+    for part in rows.parts(chain):
+        for stored in rows.objects(connection, stream, part):
+            if _is_needed(stored, checkpoint, materialized):
+                needed.setdefault((stored.checkpoint, stored.epoch), []).append(stored)
+    for (at, epoch), objects in needed.items():
+        rows.insert_objects(connection, new, epoch, at, [(stored.kind, stored.stored) for stored in objects])
+
+
+def _is_needed(stored: ObjectRecord, checkpoint: int, materialized: Collection[str]) -> bool:
+    """Whether a restore of the checkpoint may read it, given the materializations its chains begin with."""
+    if stored.kind is ObjectKind.SNAPSHOT:
+        return False
+    if stored.kind is ObjectKind.MATERIALIZATION:
+        return materialization_of(stored.name) in materialized
+    # Opaque variables are whole in every checkpoint, so no other reads those of this one.
+    return stored.checkpoint == checkpoint or not is_opaque(stored.name)
