@@ -5,7 +5,7 @@
 A trace is, for each checkpoint, the size of a base and of a delta. A schedule costs, per checkpoint, the
 bytes it writes (a delta grown by the logging ratio) plus lambda times what a restore of that checkpoint would
 read. The optimum is found by dynamic programming over the whole trace, under the same bounds (deltas in a
-chain, bytes of deltas per byte of base) that the policies keep. The policies are the production classes. They
+chain, bytes of deltas per byte of base, bytes of the chain per byte of live state) that the policies keep. The policies are the production classes. They
 decide before the interval begins, and learn a delta's size only where changes were tracked. As in production,
 a writer that finds its delta larger than `delta_limit_bytes` writes a base in its place; the logging is paid
 all the same.
@@ -94,12 +94,15 @@ def optimum(trace: Trace, options: PolicyOptions) -> float:
     n = len(trace.base)
     grown, weight = 1 + options.logging_ratio, options.restore_weight
     ratio = np.inf if options.size_ratio_max is None else options.size_ratio_max
+    cap = np.inf if options.space_amplification_max is None else options.space_amplification_max
     best = np.full(n + 1, np.inf)
     best[0] = 0.0
     for i, base in enumerate(trace.base):
         deltas = trace.delta[i + 1 : i + 1 + options.d_max]
         sums = np.cumsum(deltas)
-        deltas, sums = deltas[sums <= ratio * base], sums[sums <= ratio * base]
+        live = trace.base[i + 1 : i + 1 + options.d_max]
+        fits = np.logical_and.accumulate((sums <= ratio * base) & (base + sums <= cap * live))
+        deltas, sums = deltas[fits], sums[fits]
         costs = np.concatenate([[base * (1 + weight)], grown * deltas + weight * (base + sums)])
         ends = slice(i + 1, i + 1 + len(costs))
         best[ends] = np.minimum(best[ends], best[i] + np.cumsum(costs))

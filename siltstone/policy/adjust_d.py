@@ -75,7 +75,7 @@ class AdjustD:
             d = d + 1 if options.step == "one" else max(1, 2 * d)
         else:
             d = max(0, d - 1) if options.step == "one" else d // 2
-        fresh = replace(state, deltas=0, deltas_bytes=0.0, deltas_s=0.0)
+        fresh = replace(state, deltas=0, deltas_bytes=0.0, deltas_s=0.0, index_bytes=0.0, rows_before=0)
         count, size, seconds = chain.room(fresh, options)
         d = min(d, count)
         if state.mean_bytes > 0:

@@ -19,7 +19,14 @@ def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) ->
     A delta after two or more bases restarts the averages: what they hold is from before those intervals.
     """
     rows = state.rows if cost.rows is None else cost.rows
-    after = replace(state, checkpoints=state.checkpoints + 1, rows=rows)
+    after = replace(
+        state,
+        checkpoints=state.checkpoints + 1,
+        rows=rows,
+        rows_before=state.rows,
+        index_bytes=state.index_bytes + cost.index_bytes,
+        last_index_bytes=float(cost.index_bytes),
+    )
     if cost.form is Form.DELTA:
         if not state.checkpoints:
             raise StateError("a delta checkpoint needs a base before it; take a base first")
@@ -47,6 +54,7 @@ def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) ->
         deltas=0,
         deltas_bytes=0.0,
         deltas_s=0.0,
+        index_bytes=float(cost.index_bytes),
         untracked=state.untracked + 1 if cost.tracked_bytes is None else 0,
     )
 
@@ -83,6 +91,7 @@ def rebased(state: PolicyState, base: CheckpointCost, deltas: Sequence[Checkpoin
         deltas=len(deltas),
         deltas_bytes=float(sum(delta.bytes for delta in deltas)),
         deltas_s=float(sum(delta.seconds for delta in deltas)),
+        index_bytes=float(sum(delta.index_bytes for delta in deltas)),
     )
 
 
@@ -102,8 +111,8 @@ def account_restore(state: PolicyState, cost: RestoreCost) -> PolicyState:
 
 def next_base(state: PolicyState) -> tuple[float, float]:
     """(bytes, seconds) that a base would cost now: the last one, grown as the rows have."""
-    if state.base_rows and state.rows:
-        growth = state.rows / state.base_rows
+    if state.base_rows:
+        growth = max(state.rows, 1) / state.base_rows
     elif state.base_bytes > 0:
         growth = 1.0
     else:
@@ -114,6 +123,23 @@ def next_base(state: PolicyState) -> tuple[float, float]:
 def next_delta(state: PolicyState) -> tuple[float, float]:
     """(bytes, seconds) that the bounds allow for the next delta: the larger of the average and the last."""
     return max(state.mean_bytes, state.last_bytes), max(state.mean_s, state.last_s)
+
+
+def stored_bytes(state: PolicyState) -> float:
+    """What the current chain takes in the store: base, deltas and indexes."""
+    return state.base_bytes + state.deltas_bytes + state.index_bytes
+
+
+def amplification(state: PolicyState) -> float | None:
+    """Bytes of the current chain per byte of the live state, which is what a base would take now; None of none."""
+    live = next_base(state)[0]
+    return stored_bytes(state) / live if live > 0 else None
+
+
+def _space(state: PolicyState, cap: float) -> float:
+    """Bytes that the cap on space leaves for the next delta, its index aside; see promise 7 on what is live by then."""
+    kept = min(1.0, max(state.rows, 1) / state.rows_before) if state.rows_before else 1.0
+    return cap * next_base(state)[0] * kept - stored_bytes(state) - state.last_index_bytes
 
 
 def room(state: PolicyState, options: PolicyOptions) -> tuple[int, float, float]:
@@ -131,6 +157,8 @@ def room(state: PolicyState, options: PolicyOptions) -> tuple[int, float, float]
         seconds = (options.restore_budget_s - state.base_factor * state.base_s) / state.delta_factor - state.deltas_s
         if rate := _seconds_per_byte(state):
             size = min(size, seconds / rate)
+    if options.space_amplification_max is not None:
+        size = min(size, _space(state, options.space_amplification_max))
     return count, max(0.0, size), max(0.0, seconds)
 
 

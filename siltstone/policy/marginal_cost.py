@@ -157,7 +157,7 @@ class MarginalCost:
         """
         weight, d, base = self.options.restore_weight, look.typical, look.base
         carried = weight * look.delta_read * d
-        most = 1 + self._chain_room(d, self.options.d_max, base, 0.0)
+        most = 1 + self._chain_room(d, self.options.d_max, base, 0.0, base)
         gain = base - look.grown * d
         best = float(most)
         if gain <= 0:
@@ -170,12 +170,14 @@ class MarginalCost:
 
         return min((average(m), m) for m in {max(1, math.floor(best)), max(1, min(most, math.ceil(best)))})
 
-    def _chain_room(self, delta: float, count: int, base: float, deltas: float) -> int:
-        """How many more deltas of size `delta` the count and the size ratio leave."""
-        ratio = self.options.size_ratio_max
-        if ratio is None or delta <= 0 or self.options.measure != "bytes":
+    def _chain_room(self, delta: float, count: int, base: float, deltas: float, live: float) -> int:
+        """How many more deltas of size `delta` the count, the size ratio and the cap on space leave."""
+        ratio, cap = self.options.size_ratio_max, self.options.space_amplification_max
+        if delta <= 0 or self.options.measure != "bytes":
             return count
-        return max(0, int(min(count, (ratio * base - deltas) / delta)))
+        by_ratio = math.inf if ratio is None else ratio * base - deltas
+        by_space = math.inf if cap is None else cap * live - base - deltas
+        return max(0, int(min(count, by_ratio / delta, by_space / delta)))
 
     def _excess(self, state: PolicyState, look: _Outlook, mean: float) -> float:
         """What the next delta, and then going on for as long as that pays, cost beyond `mean` a checkpoint.
@@ -189,7 +191,7 @@ class MarginalCost:
         excess = look.grown * look.delta + weight * read - mean
         carried = weight * look.delta_read * d
         first = look.grown * d + weight * read - mean
-        left = self._chain_room(d, self.options.d_max - state.deltas - 1, look.chain_base, deltas)
+        left = self._chain_room(d, self.options.d_max - state.deltas - 1, look.chain_base, deltas, look.base)
         more = left if carried <= 0 else max(0, int(min(left, -first / carried)))
         return excess + min(0.0, more * first + carried * more * (more + 1) / 2)
 

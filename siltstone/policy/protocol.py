@@ -30,6 +30,8 @@ class PolicyOptions:
         d_max: most deltas in one chain; 0 makes every checkpoint a base.
         size_ratio_max: most bytes of deltas in one chain, per byte of its base; None for no such bound.
         restore_budget_s: most seconds a restore is predicted to take; None for no such bound.
+        space_amplification_max: most bytes of a chain, indexes and all, per byte of the live state (what a base would
+            take now), above 1; None for no such bound.
         logging_ratio: what logging a delta's changes costs, per unit of the delta, until it has been
             measured.
         probe_after: bases in a row after which one delta is tried (adjust-d); the longest such wait
@@ -47,6 +49,7 @@ class PolicyOptions:
     d_max: int = 100
     size_ratio_max: float | None = 2.0
     restore_budget_s: float | None = None
+    space_amplification_max: float | None = 3.0
     logging_ratio: float = 0.10
     probe_after: int = 16
     restore_weight: float = 0.05
@@ -67,6 +70,8 @@ class PolicyOptions:
         for name in ("size_ratio_max", "restore_budget_s"):
             value = getattr(self, name)
             need(value is None or (_finite(value) and value > 0), name, "a number above 0, or leave it out")
+        cap = self.space_amplification_max
+        need(cap is None or (_finite(cap) and cap > 1), "space_amplification_max", "a number above 1, or leave it out")
         need(_finite(self.weight) and 0 < self.weight <= 1, "weight", "a number above 0, at most 1")
         need(self.measure in ("bytes", "seconds"), "measure", "bytes or seconds")
         need(self.step in ("one", "double"), "step", "one or double")
@@ -90,6 +95,7 @@ class CheckpointCost:
             it.
         tracked_bytes: where all or some subtasks wrote a base in place of a delta that was too large, what
             the deltas of all would have been; else None.
+        index_bytes: bytes of the indexes written beside.
     """
 
     form: Form
@@ -98,6 +104,7 @@ class CheckpointCost:
     log_s: float | None = None
     rows: int | None = None
     tracked_bytes: int | None = None
+    index_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +159,8 @@ class PolicyState:
     checkpoints: int = 0
     rows: int = 0
     """live rows, newest known; 0 while not known"""
+    rows_before: int = 0
+    """the same a checkpoint earlier"""
     base_bytes: float = 0.0
     base_s: float = 0.0
     base_rows: int = 0
@@ -160,6 +169,10 @@ class PolicyState:
     deltas_bytes: float = 0.0
     deltas_s: float = 0.0
     """of the current chain's deltas: how many, and in all"""
+    index_bytes: float = 0.0
+    """of the current chain's indexes"""
+    last_index_bytes: float = 0.0
+    """of the newest checkpoint's"""
     untracked: int = 0
     """bases in a row whose interval was not tracked, so that no delta was seen"""
     seen: int = 0
@@ -224,6 +237,10 @@ class Policy(Protocol):
          this forecast; rules 1 and 2 hold for them too;
       4. once a chain is at or past a bound, the next checkpoint is a base. So a writer that does not keep to
          `delta_limit_bytes` passes a bound by no more than one delta's error of forecast, for one checkpoint.
+      5. the same holds of the bound on space: base, deltas and indexes of a chain take at most
+         `space_amplification_max` times what a base of the live state would take, the last one scaled by the rows
+         there are. Where rows became fewer, as many fewer in proportion are expected at the next checkpoint. Live state
+         that shrinks faster than that passes the bound for one checkpoint, and the next is a base.
     The bound in seconds is base_factor x TckptBase + delta_factor x sum of TckptDelta <= `restore_budget_s`,
     where both factors are 1.2 at first and then learned. A base that alone takes longer than the budget cannot
     be helped: every checkpoint is then a base.

@@ -12,6 +12,7 @@ from siltstone.policy import chain
 from siltstone.policy.adaptive import POLICIES, CheckpointCost, PolicyOptions, PolicyState, RestoreCost, named
 
 MB = 1_000_000
+INDEX = 10_000
 names = st.sampled_from(sorted(POLICIES))
 options = st.builds(
     PolicyOptions,
@@ -19,6 +20,7 @@ options = st.builds(
     d_max=st.integers(0, 30),
     size_ratio_max=st.none() | st.floats(0.05, 4),
     restore_budget_s=st.none() | st.floats(1, 400),
+    space_amplification_max=st.none() | st.floats(1.05, 6),
     logging_ratio=st.floats(0, 1),
     probe_after=st.integers(1, 12),
     restore_weight=st.sampled_from([0.0, 0.01, 0.05, 0.2, 1.0]),
@@ -54,6 +56,7 @@ def take(policy, state, base, delta, rate=1.0, log_s=None, rows=True, keeps_limi
         log_s=log_s,
         rows=base // 100 if rows else None,
         tracked_bytes=tracked,
+        index_bytes=INDEX,
     )
     return decision, form, policy.observe(state, cost)
 
@@ -79,6 +82,7 @@ def test_a_delta_is_predicted_to_fit_or_is_a_probe_and_a_passed_bound_ends_the_c
             state.deltas >= opts.d_max
             or (opts.size_ratio_max is not None and state.deltas_bytes >= opts.size_ratio_max * state.base_bytes)
             or (opts.restore_budget_s is not None and chain.restore_s(state) > opts.restore_budget_s)
+            or (opts.space_amplification_max or math.inf) < (chain.amplification(state) or 0)
         )
         before = state
         decision, _, state = take(policy, state, base, delta, rate, log_s, rows, keeps_limit=False)
@@ -94,6 +98,40 @@ def test_a_delta_is_predicted_to_fit_or_is_a_probe_and_a_passed_bound_ends_the_c
             if opts.restore_budget_s is not None:
                 after_s = chain.restore_s(before) + before.delta_factor * predicted_s
                 assert after_s <= opts.restore_budget_s * (1 + 1e-9)
+
+
+@given(names, options, steps)
+def test_chains_keep_the_cap_on_space_where_the_limit_is_kept(name, opts, history):
+    policy = named(name, opts)
+    state = policy.start()
+    for base, delta, rate, log_s, rows in history:
+        before = state
+        _, form, state = take(policy, state, base, delta, rate, log_s, rows)
+        cap = opts.space_amplification_max
+        if form is Form.DELTA and cap is not None:
+            live = chain.next_base(before)[0]
+            assert chain.stored_bytes(state) <= cap * live + 1
+            if state.rows >= before.rows:
+                assert (chain.amplification(state) or 0) <= cap * (1 + 1e-9)
+
+
+@given(
+    names,
+    st.floats(1.3, 6),
+    st.floats(0.5, 1),
+    st.floats(0.01, 2),
+    st.integers(10, 60),
+    st.booleans(),
+)
+def test_state_that_shrinks_steadily_never_passes_the_cap_on_space(name, cap, shrinks, part, n, limits):
+    policy = named(name, PolicyOptions(space_amplification_max=cap, size_ratio_max=2.0 if limits else None))
+    state, rows = policy.start(), 10**9
+    for _ in range(n):
+        known = state.rows_before > 0
+        _, form, state = take(policy, state, 100 * rows, int(100 * rows * part))
+        if form is Form.DELTA and known:
+            assert (chain.amplification(state) or 0) <= cap * 1.01
+        rows = max(1000, int(rows * shrinks))
 
 
 @given(names, options, st.integers(10 * MB, 200 * MB), st.floats(0.01, 2), st.integers(20, 120))

@@ -51,6 +51,7 @@ def test_an_unknown_name_is_refused_with_the_names_there_are():
         ("d_max", True),
         ("probe_after", 0),
         ("size_ratio_max", 0),
+        ("space_amplification_max", 1),
         ("restore_budget_s", float("nan")),
         ("logging_ratio", -0.1),
         ("restore_weight", float("inf")),
@@ -126,7 +127,7 @@ def test_adjust_d_cuts_d_to_the_size_ratio_and_to_the_restore_budget():
 
 @pytest.mark.parametrize(("step", "then"), [("one", 3), ("double", 2)])
 def test_adjust_d_shrinks_where_deltas_are_dear(step, then):
-    policy = named("adjust-d", PolicyOptions(d0=4, step=step, size_ratio_max=None))
+    policy = named("adjust-d", PolicyOptions(d0=4, step=step, size_ratio_max=None, space_amplification_max=None))
     _, state = drive(policy, [(100 * MB, 95 * MB)] * 6)  # 95 grown by 10 % is more than 100
     assert state.d == then
 
@@ -158,7 +159,8 @@ def test_marginal_cost_meets_the_best_steady_chain():
 
 
 def test_marginal_cost_without_restores_goes_on_to_the_bound():
-    policy = named("marginal-cost", PolicyOptions(restore_weight=0.0, d_max=20, size_ratio_max=None))
+    options = PolicyOptions(restore_weight=0.0, d_max=20, size_ratio_max=None, space_amplification_max=None)
+    policy = named("marginal-cost", options)
     forms, _ = drive(policy, [(100 * MB, 50 * MB)] * 63)
     assert forms == ("b" + "d" * 20) * 3
 
@@ -186,8 +188,8 @@ def test_a_base_forced_from_outside_begins_a_new_chain(name):
     policy = named(name)
     _, state = drive(policy, [(100 * MB, MB)] * 4)
     assert state.deltas == 3
-    state = policy.observe(state, CheckpointCost(form=Form.BASE, bytes=90 * MB, seconds=90, rows=1000))
-    assert (state.deltas, state.deltas_bytes, state.base_bytes, state.base_rows) == (0, 0, 90 * MB, 1000)
+    state = policy.observe(state, CheckpointCost(form=Form.BASE, bytes=90 * MB, seconds=90, rows=900_000))
+    assert (state.deltas, state.deltas_bytes, state.base_bytes, state.base_rows) == (0, 0, 90 * MB, 900_000)
     assert policy.decide(state).form is Form.DELTA
 
 
@@ -263,3 +265,46 @@ def test_the_restore_bound_is_what_the_bounds_still_allow():
     assert bound.bytes == 150 * MB
     bound = named("marginal-cost", PolicyOptions(restore_budget_s=150)).restore_bound(state)
     assert bound.seconds == pytest.approx(150)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_window_that_shrinks_is_based_before_its_chain_passes_the_cap_on_space(name):
+    policy = named(name, PolicyOptions(d0=50, restore_weight=0.0))
+    state, amplified = policy.start(), []
+    for step in range(40):
+        rows = max(int(1_000_000 * 0.8**step), 100)
+        decision = policy.decide(state)
+        size = rows * 100 if decision.form is Form.BASE else rows * 5
+        state = policy.observe(
+            state, CheckpointCost(form=decision.form, bytes=size, seconds=1.0, rows=rows, index_bytes=100)
+        )
+        amplified.append((decision.form, chain.stored_bytes(state) / (rows * 100)))
+    assert max(found for _, found in amplified) <= 3 + 1e-9
+    assert max(found for _, found in amplified) > 2.2  # and yet deltas are made use of
+    assert sum(form is Form.BASE for form, _ in amplified) < 12
+
+
+def test_live_state_that_vanishes_makes_the_next_checkpoint_a_base():
+    policy = named("marginal-cost")
+    _, state = drive(policy, [(100 * MB, MB)] * 4)
+    assert chain.amplification(state) == pytest.approx(1.03)
+    state = policy.observe(state, CheckpointCost(form=Form.DELTA, bytes=MB, seconds=1, rows=0))
+    assert chain.amplification(state) == pytest.approx(1.04 * MB)  # a row is counted as the least there is
+    assert policy.decide(state).form is Form.BASE
+    assert chain.amplification(policy.start()) is None
+
+
+def test_indexes_count_where_space_does():
+    lean, rich = (
+        drive_with_index(named("adjust-d", PolicyOptions(d0=90, size_ratio_max=None)), index) for index in (0, MB)
+    )
+    assert lean > 1.9 * rich
+
+
+def drive_with_index(policy: Policy, index_bytes: int) -> int:
+    """How many deltas of 1 MB a chain takes behind a base of 40 MB."""
+    state = policy.observe(policy.start(), CheckpointCost(form=Form.BASE, bytes=40 * MB, seconds=1, rows=1000))
+    while policy.decide(state).form is Form.DELTA:
+        cost = CheckpointCost(form=Form.DELTA, bytes=MB, seconds=1, rows=1000, index_bytes=index_bytes)
+        state = policy.observe(state, cost)
+    return state.deltas
