@@ -43,7 +43,7 @@ from siltstone.model import LATEST, StoredObject
 from siltstone.store.paths import check_object_name
 
 
-class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking):
+class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewindings):
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
 
     # Checkpoints
@@ -155,9 +155,12 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking):
         Raises:
             UnknownCheckpoint
         """
-        checkpoint = self._newest(stream, f"no checkpoint {id}", rows.is_(id))
         with self._reading() as connection:
-            return rows.chain(connection, stream, checkpoint.id)
+            chain = rows.chain(connection, stream, id) if 0 < id < rows.ID_END else []
+            # Last: of a checkpoint that is not marked now, the dependencies were there before.
+            if rows.newest(connection, stream, rows.is_(id)) is None:
+                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+            return chain
 
     def record_proof(
         self,

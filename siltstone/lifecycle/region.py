@@ -199,6 +199,11 @@ class Region:
         """The input log up to the newest completed checkpoint, oldest first."""
         return self.catalog.steps(self.stream.name, self.completed) if self.completed else []
 
+    def logged_steps(self) -> list[StepRecord]:
+        """The steps that the input log holds after the newest completed checkpoint, oldest first: of checkpoints that
+        were given up, and that are to come again with these steps (`catalog.rewinding`)."""
+        return self.catalog.logged_steps(self.stream.name)
+
     def begin_step(self, *, last: bool = False) -> dict[str, StepTask]:
         """Start the next step, and say whether it ends in a checkpoint (`checkpoint_due`).
 

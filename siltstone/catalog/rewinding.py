@@ -1,0 +1,166 @@
+"""The part of the catalog that gives checkpoints up: what cannot be restored any more is made again from its input.
+
+A rewinding to checkpoint c lets every checkpoint above c cease to exist, and c be the newest. Their ids are used again.
+So that a sink that knows an id has its rows exactly once, the same id has to come again with the same steps; therefore
+the rows of `step` above c stay. They are then no record of what happened but a log of what comes next (`logged_steps`):
+
+    a run that follows it      commits checkpoint c + 1 with the steps logged for it; they are replaced by its own
+    a run that does not        commits others: from there on the log is of a stream that will never be, and goes, all of
+                               it, in the same transaction (`settle_log`)
+
+so a logged step never becomes a recorded one without having been run, and a step that has been run is never logged as
+one to come. What runs again writes under its own writer epoch, which is newer than any that wrote what was given up: of
+one epoch, a checkpoint is committed once for good, and no name of an object comes twice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, Row, delete, insert, select
+
+from siltstone.catalog import fencing, rows
+from siltstone.catalog import tables as t
+from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
+from siltstone.catalog.transactions import Transactions
+from siltstone.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class RewindingRecord:
+    """One rewinding, by the writer epoch `epoch`: from checkpoint `newest` to `checkpoint`; 0 is before the first."""
+
+    stream: str
+    epoch: int
+    checkpoint: int
+    newest: int
+    reason: str
+    who: str
+    rewound_at: datetime
+
+    def gave_up(self, epoch: int, checkpoint: int) -> bool:
+        """Whether what that epoch wrote for that checkpoint was given up by this one."""
+        return epoch < self.epoch and self.checkpoint < checkpoint <= self.newest
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """What a rewinding gave up: checkpoints, ascending; the savepoints of these, by name; and those of these
+    checkpoints that held an edit by hand, which no input brings back."""
+
+    given_up: tuple[int, ...] = ()
+    savepoints: tuple[str, ...] = ()
+    edits: tuple[int, ...] = ()
+
+
+class Rewindings(Transactions):
+    """Rewindings, and the input that is to be run again."""
+
+    def rewind(self, stream: str, epoch: int, checkpoint: int, reason: str, who: str) -> Rewound:
+        """Give up every checkpoint after `checkpoint`, or all for 0, in one transaction guarded by the writer epoch.
+
+        With them go their savepoints, snapshots and materializations. Their steps stay, as the log of what comes next,
+        and the record of their edits. Nothing is deleted from the store. To have rewound there already is no error.
+
+        Args:
+            reason: why, in a line.
+
+        Raises:
+            UnknownCheckpoint: there is none of that id, or it is marked as deleted.
+            UsageError: this epoch has rewound before, or one that is to be given up is its own: take a new epoch.
+            Fenced
+        """
+        with self._writing(f"the rewinding of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            if checkpoint != 0 and rows.newest(connection, stream, rows.is_(checkpoint)) is None:
+                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
+            lost = foresee_rewinding(connection, stream, checkpoint)
+            if not lost.given_up:
+                return lost
+            _refuse_second(connection, stream, epoch, checkpoint)
+            for table in (t.object_, t.dependency, t.snapshot, t.savepoint, t.materialization):
+                gone = (table.c.stream == stream) & (table.c.checkpoint > checkpoint)
+                connection.execute(delete(table).where(gone))
+            c = t.checkpoint.c
+            connection.execute(delete(t.checkpoint).where(c.stream == stream, c.id > checkpoint))
+            record = RewindingRecord(stream, epoch, checkpoint, lost.given_up[-1], reason, who, self.now())
+            connection.execute(insert(t.rewinding), asdict(record))
+            return lost
+
+    def foresee_rewinding(self, stream: str, checkpoint: int) -> Rewound:
+        """What `rewind` would give up."""
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            return foresee_rewinding(connection, stream, checkpoint)
+
+    def rewindings(self, stream: str) -> list[RewindingRecord]:
+        """All rewindings of a stream, oldest first."""
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            return list(rewindings(connection, stream))
+
+    def logged_steps(self, stream: str) -> list[StepRecord]:
+        """The steps that are to come next, oldest first, each with the checkpoint that is to hold it: those of
+        checkpoints that were given up and have not been made again."""
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            newest = rows.newest(connection, stream)
+            s = t.step.c
+            query = select(t.step).where(s.stream == stream, s.checkpoint > (newest.id if newest else 0))
+            return [rows.to_step(row) for row in connection.execute(query.order_by(s.step))]
+
+
+def rewindings(connection: Connection, stream: str) -> tuple[RewindingRecord, ...]:
+    """All rewindings of a stream, oldest first."""
+    r = t.rewinding.c
+    query = select(t.rewinding).where(r.stream == stream).order_by(r.epoch)
+    return tuple(RewindingRecord(**row) for row in connection.execute(query).mappings())
+
+
+def foresee_rewinding(connection: Connection, stream: str, checkpoint: int) -> Rewound:
+    """What lies above a checkpoint; of edits only those that have not been given up before."""
+    c, s, e = t.checkpoint.c, t.savepoint.c, t.edit.c
+    above = select(c.id, c.epoch).where(c.stream == stream, c.id > checkpoint).order_by(c.id)
+    written_by = {id: epoch for id, epoch in connection.execute(above)}
+    names = select(s.name).where(s.stream == stream, s.checkpoint > checkpoint).order_by(s.name)
+    edited = select(e.checkpoint, e.epoch).where(e.stream == stream, e.checkpoint > checkpoint)
+    edits = [id for id, epoch in connection.execute(edited.order_by(e.checkpoint)) if written_by.get(id) == epoch]
+    return Rewound(tuple(written_by), tuple(connection.scalars(names)), tuple(edits))
+
+
+def _refuse_second(connection: Connection, stream: str, epoch: int, checkpoint: int) -> None:
+    c, r = t.checkpoint.c, t.rewinding.c
+    own = select(c.id).where(c.stream == stream, c.id > checkpoint, c.epoch >= epoch).limit(1)
+    before = select(r.checkpoint).where(r.stream == stream, r.epoch == epoch)
+    if connection.scalar(own) is not None or connection.scalar(before) is not None:
+        raise UsageError(
+            f"writer epoch {epoch} of stream {stream} has committed or rewound already: begin a new epoch to rewind to "
+            f"checkpoint {checkpoint}"
+        )
+
+
+def settle_log(connection: Connection, stream: str, commit: CheckpointCommit) -> None:
+    """Make room in the input log for the steps of a checkpoint, before they are recorded.
+
+    Those logged for it go, since its own are recorded in their place. If its own are others, or others than these, the
+    run does not follow the log: then all that is logged goes.
+    """
+    s = t.step.c
+    logged = (s.stream == stream) & (s.checkpoint >= commit.id)
+    query = select(t.step).where(logged).order_by(s.checkpoint, s.step).limit(len(commit.steps) + 1)
+    next_ = connection.execute(query).all()
+    if not next_:
+        return
+    if _follows(commit.steps, [row for row in next_ if row.checkpoint == commit.id]):
+        logged &= s.checkpoint == commit.id
+    connection.execute(delete(t.step).where(logged))
+
+
+def _follows(steps: Sequence[Step], logged: Sequence[Row]) -> bool:
+    """Whether steps have read what was logged; what Spark notes of the time of reading may differ."""
+    return [_input(step) for step in steps] == [_input(row) for row in logged]
+
+
+def _input(step: Step | Row) -> tuple[int, int, list[str], str]:
+    # Spark's text: a version, a line about the batch with its time, then the offset of each source.
+    return step.step, step.batch_id, step.offsets.splitlines()[2:], step.sources

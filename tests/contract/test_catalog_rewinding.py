@@ -1,0 +1,263 @@
+"""Rewindings and the log of what comes next, over every database a catalog can be in."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import event, insert
+
+from siltstone.catalog import tables as t
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.records import CheckpointCommit, Step
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
+from siltstone.model import Form, StoredObject
+
+NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def catalog(catalog_url: str) -> Iterator[Catalog]:
+    """With stream flights in writer epoch 1, checkpoints 1 to 6 of two steps each, and bases at 1 and 4."""
+    with open_catalog(catalog_url, now=lambda: NOON) as opened:
+        opened.register("flights", 128, {})
+        opened.new_epoch("flights", "host:1")
+        for id in range(1, 7):
+            commit(opened, id, first=1 if id < 4 else 4)
+        yield opened
+
+
+def step(number: int, read: int | None = None, time: int = 0) -> Step:
+    """A step that has read the source up to an offset."""
+    offset = number if read is None else read
+    return Step(number, number - 1, f'v1\n{{"batchTimestampMs":{time}}}\n{{"logOffset":{offset}}}', f'{{"0":{offset}}}')
+
+
+def steps_of(id: int) -> list[Step]:
+    return [step(2 * id - 1), step(2 * id)]
+
+
+def name_of(id: int, file: str, epoch: int = 1) -> str:
+    return f"flights/{epoch:08d}/{id:012d}/{file}"
+
+
+def commit(catalog: Catalog, id: int, first: int = 1, epoch: int = 1, steps: Sequence[Step] | None = None) -> None:
+    def stored(file: str) -> StoredObject:
+        return StoredObject(name_of(id, file, epoch), 10, "0" * 32)
+
+    made = CheckpointCommit(id, stored("manifest.arrow"), f"{id:032x}", 0, 0, {"aircraft": Form.DELTA})
+    made = replace(made, segments=[stored("a.segment")], first={"aircraft": first})
+    catalog.commit("flights", epoch, replace(made, steps=steps_of(id) if steps is None else steps))
+
+
+def rewind(catalog: Catalog, checkpoint: int, reason: str = "damaged") -> int:
+    """Under a new epoch, which is returned."""
+    epoch = catalog.new_epoch("flights", "host:2")
+    catalog.rewind("flights", epoch, checkpoint, reason, "host:2")
+    return epoch
+
+
+def everything(catalog: Catalog) -> tuple[object, ...]:
+    return (
+        catalog.checkpoints("flights", marked=True),
+        catalog.objects("flights"),
+        catalog.savepoints("flights"),
+        catalog.snapshots("flights"),
+        catalog.materializations("flights"),
+        catalog.steps("flights", 10**6),
+        catalog.rewindings("flights"),
+        [catalog.firsts("flights", id) for id in range(8)],
+    )
+
+
+def test_what_lies_above_ceases_to_exist_and_its_input_is_to_come_again(catalog: Catalog) -> None:
+    before = catalog.checkpoints("flights")
+    for id, name in ((4, "kept"), (6, "newest"), (5, "fifth")):
+        catalog.add_savepoint("flights", 1, name, id)
+    for id in (3, 6):
+        snapshot = StoredObject(name_of(id, "s.snapshot"), 7, "0" * 32)
+        catalog.add_snapshot("flights", 1, id, [snapshot], 1)
+    catalog.mark_deleted("flights", 1, [1, 2])
+    epoch = catalog.new_epoch("flights", "host:2")
+    assert catalog.foresee_rewinding("flights", 4).given_up == (5, 6)
+    lost = catalog.rewind("flights", epoch, 4, "6 and 5 are damaged", "host:2")
+    assert (lost.given_up, lost.savepoints, lost.edits) == ((5, 6), ("fifth", "newest"), ())
+    assert catalog.checkpoints("flights", marked=True)[2:] == before[2:4]
+    assert catalog.last_id("flights") == 4 and catalog.chain("flights", 4) == [4]
+    assert {o.checkpoint for o in catalog.objects("flights")} == {1, 2, 3, 4}
+    assert [s.name for s in catalog.savepoints("flights")] == ["kept"]
+    assert [s.checkpoint for s in catalog.snapshots("flights")] == [3]
+    assert [(s.step, s.checkpoint) for s in catalog.logged_steps("flights")] == [(9, 5), (10, 5), (11, 6), (12, 6)]
+    [record] = catalog.rewindings("flights")
+    assert (record.epoch, record.checkpoint, record.newest, record.reason) == (2, 4, 6, "6 and 5 are damaged")
+    assert (record.who, record.rewound_at) == ("host:2", NOON)
+    assert record.gave_up(1, 5) and record.gave_up(1, 6)
+    assert not (record.gave_up(1, 4) or record.gave_up(1, 7) or record.gave_up(2, 5))
+    with pytest.raises(UnknownCheckpoint, match=r"no checkpoint 5 .* 3 to 4"):
+        catalog.checkpoint("flights", 5)
+
+
+def test_before_the_first_is_nothing_and_all_of_the_input(catalog: Catalog) -> None:
+    catalog.mark_deleted("flights", 1, [2])
+    epoch = rewind(catalog, 0)
+    assert catalog.last_id("flights") == 0 and catalog.retained("flights") == catalog.objects("flights") == []
+    assert [s.step for s in catalog.logged_steps("flights")] == list(range(1, 13))
+    commit(catalog, 1, epoch=epoch)
+    assert catalog.last_id("flights") == 1 and len(catalog.logged_steps("flights")) == 10
+
+
+def test_a_materialization_goes_with_its_checkpoint_and_one_that_runs_has_lost_its_lease(catalog: Catalog) -> None:
+    for id, at in (("a", 3), ("b", 5)):
+        catalog.take_lease("flights", [at], id=id, who="host:7", lasts=timedelta(minutes=5))
+        catalog.begin_materialization("flights", "aircraft", at, id=id, who="host:7")
+        if id == "a":
+            manifest = StoredObject(name_of(at, "m.materialization.arrow"), 3, "0" * 32)
+            catalog.complete_materialization("flights", id, manifest, [], rows_=1, bytes_=3, seconds=0.1)
+    rewind(catalog, 4)
+    assert [(m.id, m.outcome) for m in catalog.materializations("flights")] == [("a", "done")]
+    with pytest.raises(Fenced, match="materialization b of stream flights has lost its lease"):
+        manifest = StoredObject(name_of(5, "m.materialization.arrow"), 3, "0" * 32)
+        catalog.complete_materialization("flights", "b", manifest, [], rows_=1, bytes_=3, seconds=0.1)
+
+
+def test_an_edit_that_is_given_up_is_told_of_once_and_stays_on_record(catalog: Catalog) -> None:
+    place = {"stream": "flights", "operator": "aircraft", "variable": "v", "upserts": 1, "deletes": 0}
+    with catalog._writing("edits") as connection:
+        rows = [{"checkpoint": id, "epoch": 1, "source": "p", "who": "w", "edited_at": NOON} for id in (2, 5)]
+        connection.execute(insert(t.edit), [place | row for row in rows])
+    epoch = catalog.new_epoch("flights", "host:2")
+    assert catalog.rewind("flights", epoch, 4, "damaged", "host:2").edits == (5,)
+    commit(catalog, 5, epoch=epoch)
+    again = catalog.new_epoch("flights", "host:2")
+    assert catalog.rewind("flights", again, 4, "damaged again", "host:2").edits == ()
+
+
+# Refused
+
+
+def test_a_fenced_writer_gives_nothing_up(catalog: Catalog) -> None:
+    catalog.new_epoch("flights", "host:2")
+    before = everything(catalog)
+    with pytest.raises(Fenced):
+        catalog.rewind("flights", 1, 3, "damaged", "host:1")
+    with pytest.raises(Fenced):
+        catalog.rewind("flights", 3, 3, "damaged", "host:1")
+    assert everything(catalog) == before
+
+
+def test_twice_is_once(catalog: Catalog) -> None:
+    epoch = rewind(catalog, 3)
+    before = everything(catalog)
+    assert catalog.rewind("flights", epoch, 3, "damaged", "host:2").given_up == ()
+    assert everything(catalog) == before
+
+
+def test_one_epoch_rewinds_once_and_before_it_commits(catalog: Catalog) -> None:
+    epoch = rewind(catalog, 4)
+    with pytest.raises(UsageError, match=r"epoch 2 of stream flights has committed or rewound already: begin a new"):
+        catalog.rewind("flights", epoch, 3, "damaged", "host:2")
+    later = catalog.new_epoch("flights", "host:3")
+    commit(catalog, 5, epoch=later)
+    before = everything(catalog)
+    with pytest.raises(UsageError, match="epoch 3 of stream flights has committed"):
+        catalog.rewind("flights", later, 3, "damaged", "host:2")
+    assert everything(catalog) == before
+
+
+@pytest.mark.parametrize("checkpoint", [7, -1, 10**30, 2])
+def test_a_checkpoint_that_is_not_there_is_refused(catalog: Catalog, checkpoint: int) -> None:
+    catalog.mark_deleted("flights", 1, [2])
+    epoch = catalog.new_epoch("flights", "host:2")
+    before = everything(catalog)
+    with pytest.raises(UnknownCheckpoint, match=f"no checkpoint {checkpoint} of stream flights: it has 5, 1 to 6"):
+        catalog.rewind("flights", epoch, checkpoint, "damaged", "host:2")
+    assert everything(catalog) == before
+    with pytest.raises(UnknownStream):
+        catalog.rewind("bids", epoch, 1, "damaged", "host:2")
+
+
+def test_killed_at_any_statement_nothing_has_happened(catalog: Catalog) -> None:
+    catalog.add_savepoint("flights", 1, "newest", 6)
+    epoch = catalog.new_epoch("flights", "host:2")
+    before, died, statements = everything(catalog), 0, 0
+
+    def die(*_: object) -> None:
+        nonlocal statements
+        statements -= 1
+        if statements < 0:
+            raise Unreachable("the process is gone")
+
+    while True:
+        statements = died
+        event.listen(catalog._writer, "before_cursor_execute", die)
+        try:
+            catalog.rewind("flights", epoch, 4, "damaged", "host:2")
+            break
+        except Unreachable:
+            died += 1
+        finally:
+            event.remove(catalog._writer, "before_cursor_execute", die)
+        assert everything(catalog) == before
+    assert died > 8 and catalog.last_id("flights") == 4
+
+
+# The log of what comes next
+
+
+def logged(catalog: Catalog) -> list[int]:
+    return [s.step for s in catalog.logged_steps("flights")]
+
+
+def test_whoever_follows_the_log_replaces_it_checkpoint_by_checkpoint(catalog: Catalog) -> None:
+    whole = [(s.step, s.checkpoint) for s in catalog.steps("flights", 6)]
+    epoch = rewind(catalog, 3)
+    for id in (4, 5):
+        # Read at another time, which Spark notes.
+        commit(catalog, id, epoch=epoch, steps=[step(s.step, time=99) for s in steps_of(id)])
+        assert [s.step for s in catalog.steps("flights", id, 3)] == list(range(7, 2 * id + 1))
+        assert logged(catalog) == list(range(2 * id + 1, 13))
+    assert all('"batchTimestampMs":99' in s.offsets for s in catalog.steps("flights", 5, 3))
+    epoch = rewind(catalog, 4)
+    assert logged(catalog) == [9, 10, 11, 12]
+    for id in (5, 6):
+        commit(catalog, id, epoch=epoch)
+    assert logged(catalog) == [] and [(s.step, s.checkpoint) for s in catalog.steps("flights", 6)] == whole
+    commit(catalog, 7, epoch=epoch)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([step(7)], id="fewer"),
+        pytest.param([step(7), step(8), step(9)], id="more"),
+        pytest.param([step(7), step(8, read=80)], id="that read further"),
+        pytest.param([step(7), replace(step(8), sources='{"0":"another file"}')], id="of another file"),
+        pytest.param([step(7), replace(step(8), batch_id=9)], id="another batch"),
+        pytest.param([], id="none"),
+    ],
+)
+def test_once_others_are_committed_the_log_is_of_a_stream_that_never_will_be(
+    catalog: Catalog, steps: list[Step]
+) -> None:
+    epoch = rewind(catalog, 3)
+    commit(catalog, 4, epoch=epoch, steps=steps)
+    assert logged(catalog) == []
+    assert [s.step for s in catalog.steps("flights", 10**6)] == [1, 2, 3, 4, 5, 6, *(s.step for s in steps)]
+
+
+def test_a_checkpoint_without_input_comes_again_without(catalog: Catalog) -> None:
+    commit(catalog, 7, steps=[])
+    commit(catalog, 8, steps=[step(14)])
+    epoch = rewind(catalog, 6)
+    commit(catalog, 7, epoch=epoch, steps=[])
+    assert logged(catalog) == [14]
+    commit(catalog, 8, epoch=epoch, steps=[step(14)])
+    assert logged(catalog) == []
+
+
+def test_a_commit_that_is_refused_leaves_the_log(catalog: Catalog) -> None:
+    rewind(catalog, 3)
+    with pytest.raises(Fenced):
+        commit(catalog, 4, epoch=1)
+    assert logged(catalog) == [7, 8, 9, 10, 11, 12]
