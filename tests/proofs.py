@@ -16,7 +16,7 @@ def failures(place: Place, stream: str, wanted: Sequence[int] | None = None) -> 
     needed = sorted({c for chain in chains.values() for c in chain})
     stored = {c: catalog.checkpoint(stream, c).manifest for c in needed}
     materialized = {m.id: m for c in chains for m in catalog.chain_materializations(stream, c)}
-    plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest])
+    plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
     walked = [failure for task in plan.tasks for failure in prove(store, task).failures]
     checked = [failure for checks in plan.indexes for failure in check_indexes(store, checks)]
     return [*plan.failures, *walked, *checked]
@@ -29,7 +29,7 @@ def restored_digest(place: Place, stream: str, checkpoint: int, parallelism: int
         CorruptObject, ProofFailed: the chain is damaged.
     """
     catalog, store = place.catalog, place.warehouse.store
-    manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint))
+    manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint), stream)
     tasks, _ = unit_tasks(manifests, checkpoint, parallelism, None)
     digest = whole_digest([restore_unit(store, task) for task in tasks], manifests[checkpoint].max_parallelism)
     recorded = catalog.checkpoint(stream, checkpoint).digest

@@ -56,6 +56,7 @@ class Manifest:
     """What one checkpoint wrote.
 
     Attributes:
+        stream: the one that wrote it, or a fork that begins with it and is the one asked for.
         epoch: the writer epoch that wrote it.
         step: the last step it holds.
         operators: operator -> its definition, with the schemas of its tables, as JSON.

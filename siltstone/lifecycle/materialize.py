@@ -121,7 +121,8 @@ def _merged(
 ) -> Iterator[tuple[pa.Table, np.ndarray]]:
     """The live rows of one table of one unit, key groups ascending."""
     changes = Changes(schema, max_parallelism)
-    for read, block in zip(reads.deltas, reader.blocks(map(wanted_block, reads.deltas)), strict=True):
+    deltas = reads.deltas[::-1]
+    for read, block in zip(deltas, reader.blocks(map(wanted_block, deltas)), strict=True):
         assert isinstance(block, pa.Buffer), "only bases are read in parts"
         changes.add(*changes_of(read.handle, schema, read.key_groups, block))
     yield from changes.merged(_base_rows(schema, reads.bases, reader), groups)
@@ -181,7 +182,7 @@ def materialize(
     with reading(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
         catalog.begin_materialization(stream, operator, checkpoint, id=id, who=this_process())
         try:
-            manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint))
+            manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint), stream)
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
             parts = run(lambda task: materialize_unit(store, task), tasks)
             manifest = _manifest(manifests[checkpoint], operator, id, parts)

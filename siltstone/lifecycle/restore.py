@@ -18,6 +18,7 @@ from siltstone.changelog.base import read_base
 from siltstone.changelog.block import decode_block
 from siltstone.changelog.opaque import decode_opaque
 from siltstone.errors import ProofFailed
+from siltstone.lifecycle.merge import Changes
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.policy.restore_plan import Read, RestoreUnit, plan_restore
 from siltstone.state.backend import KeyedState, SubtaskState
@@ -135,9 +136,26 @@ def wanted_block(read: Read) -> Wanted:
 
 
 def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader) -> None:
-    """Apply blocks in order; what is fetched ahead is dropped once it is applied."""
-    for read, block in zip(reads, reader.blocks(map(wanted_block, reads)), strict=True):
-        apply_handle(target, read.handle, read.key_groups, block)
+    """Fill state that is still empty from blocks in order; what is fetched ahead is dropped once it is applied.
+
+    Tables are filled from their newest block on, so that each row is written once, as it is to be.
+    """
+    filling = {name: Changes(t.schema, target.max_parallelism, t) for name, t in target.tables.items()}
+    newest_first = reads[::-1]
+    for read, block in zip(newest_first, reader.blocks(map(wanted_block, newest_first)), strict=True):
+        handle = read.handle
+        changes = filling.get(handle.variable)
+        if changes is None or handle.kind is not Kind.INCREMENTAL:
+            apply_handle(target, handle, read.key_groups, block)
+        elif handle.form is Form.DELTA:
+            assert isinstance(block, pa.Buffer), "only bases are read in parts"
+            changes.add(*changes_of(handle, changes.schema, read.key_groups, block))
+        else:
+            for part in read.key_groups:
+                for rows, key_groups in read_base(block, changes.schema, part, name=handle.object):
+                    changes.put_base(rows, key_groups)
+    for changes in filling.values():
+        changes.flush()
 
 
 def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest], checkpoint: int) -> list[Read]:
@@ -203,22 +221,29 @@ def chain_manifests(catalog: Catalog, stream: str, checkpoint: int) -> list[Stor
     return checkpoints + materialized
 
 
-def read_manifest(store: Store, stored: StoredObject) -> Manifest:
+def read_manifest(store: Store, stored: StoredObject, stream: str | None = None) -> Manifest:
     """One manifest.
+
+    Args:
+        stream: whose it is: a fork begins with manifests that another stream wrote. None leaves the one that wrote it.
 
     Raises:
         CorruptObject: it is missing, cut or altered, or of a later format.
     """
-    return decode_manifest(store.read(stored), stored.name)
+    manifest = decode_manifest(store.read(stored), stored.name)
+    return manifest if stream is None else replace(manifest, stream=stream)
 
 
-def read_manifests(store: Store, stored: Iterable[StoredObject]) -> dict[int, Manifest]:
+def read_manifests(store: Store, stored: Iterable[StoredObject], stream: str | None = None) -> dict[int, Manifest]:
     """Checkpoint id -> manifest; the bases of materializations among them in place of what they materialized.
+
+    Args:
+        stream: as in `read_manifest`.
 
     Raises:
         CorruptObject: one of them is missing, cut or altered.
     """
-    return with_materializations([read_manifest(store, s) for s in stored])
+    return with_materializations([read_manifest(store, s, stream) for s in stored])
 
 
 def with_materializations(read: Sequence[Manifest]) -> dict[int, Manifest]:
@@ -239,17 +264,25 @@ def objects_of(manifests: Mapping[int, Manifest]) -> list[StoredObject]:
     return [stored for manifest in manifests.values() for stored in manifest.objects]
 
 
-def load_state(state: SubtaskState, store: Store, stored: Sequence[StoredObject], operator: str, step: int) -> None:
+def load_state(
+    state: SubtaskState,
+    store: Store,
+    stored: Sequence[StoredObject],
+    operator: str,
+    step: int,
+    stream: str | None = None,
+) -> None:
     """Fill empty working state from a chain, proven, and make it version `step` with no change pending.
 
     Args:
         stored: the chain's manifest objects, the target's last; none for an operator that is new, which stays empty.
+        stream: as in `read_manifest`.
 
     Raises:
         CorruptObject, ProofFailed: the chain is damaged.
     """
-    manifests = read_manifests(store, stored)
-    state.begin(step, tracking=True)
+    manifests = read_manifests(store, stored, stream)
+    state.begin(step, tracking=False)
     if manifests:
         target = manifests[max(manifests)]
         handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}

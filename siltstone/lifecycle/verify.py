@@ -80,6 +80,7 @@ def plan_proof(
     stored: Mapping[int, StoredObject],
     chains: Mapping[int, Sequence[int]],
     materialized: Sequence[StoredObject] = (),
+    stream: str | None = None,
 ) -> ProofPlan:
     """Plan the proof of some checkpoints.
 
@@ -87,13 +88,14 @@ def plan_proof(
         stored: the manifest object of every checkpoint that is needed.
         chains: the checkpoints to prove -> those that each of them is restored from, itself included.
         materialized: the manifests of the materializations that their chains begin with.
+        stream: whose they are, as in `read_manifest`.
     """
     read: list[Manifest] = []
     broken: dict[int, tuple[str, CorruptObject]] = {}
     names = {manifest.name: checkpoint for checkpoint, manifest in stored.items()}
     for manifest in (*stored.values(), *materialized):
         try:
-            read.append(read_manifest(store, manifest))
+            read.append(read_manifest(store, manifest, stream))
         except CorruptObject as error:
             path = CheckpointPath.of(manifest.name)
             at = names.get(manifest.name, path.checkpoint if path else 0)

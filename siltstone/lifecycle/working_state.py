@@ -82,7 +82,10 @@ def _restored(task: StepTask, subtask: int, directory: Path, clock: Clock) -> Su
     try:
         if task.restore.checkpoint:
             with clock.phase("restore"):
-                load_state(state, task.warehouse.store, task.restore.manifests, task.operator.name, task.restore.step)
+                restore = task.restore
+                load_state(
+                    state, task.warehouse.store, restore.manifests, task.operator.name, restore.step, task.stream
+                )
     except BaseException:
         state.close()
         shutil.rmtree(directory, ignore_errors=True)

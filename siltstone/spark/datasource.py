@@ -84,7 +84,7 @@ class StateSource:
             catalog = place.catalog
             checkpoint = catalog.as_of(stream, parse_time(as_of)) if as_of else catalog.resolve(stream, at)
             record = catalog.checkpoint(stream, checkpoint)
-            [manifest] = read_manifests(place.warehouse.store, [record.manifest]).values()
+            [manifest] = read_manifests(place.warehouse.store, [record.manifest], stream).values()
         shape = TableShape.of(manifest, options["operator"], options["variable"])
         columns, keys, key_groups = (options.get(name) for name in ("columns", "keys", "key_groups"))
         return cls(
@@ -135,7 +135,7 @@ class StateReader(DataSourceReader):
         selection = Selection(tuple(self._schema.names), source.key_groups, source.keys)
         with Place.existing(source.warehouse.url, source.catalog) as place:
             stored = chain_manifests(place.catalog, source.stream, source.checkpoint)
-            manifests = read_manifests(place.warehouse.store, stored)
+            manifests = read_manifests(place.warehouse.store, stored, source.stream)
         return [StatePartition(task) for task in plan_scan(manifests, source.shape, selection, source.parallelism)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -58,7 +58,7 @@ def verify(
                 for c in sorted({c for chain in chains.values() for c in chain})
             }
             materialized = {m.id: m for c in wanted for m in catalog.chain_materializations(stream, c)}
-            plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest])
+            plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
             proofs = spark_map(spark, lambda task: prove(store, task), plan.tasks)
             failures = [*plan.failures, *(f for proof in proofs for f in proof.failures)]
             checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
@@ -86,7 +86,7 @@ def _deep(settings: Settings, spark: SparkSession, place: Place, snapshots: list
     for snapshot in snapshots:
         stored = chain_manifests(place.catalog, snapshot.stream, snapshot.checkpoint)
         try:
-            manifests = read_manifests(store, stored)
+            manifests = read_manifests(store, stored, snapshot.stream)
             parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
             tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)
             compared = spark_map(spark, lambda task: compare(store, task), compare_tasks(tasks, snapshot.objects))

@@ -72,7 +72,7 @@ def restore(
             with reading(catalog, stream, [checkpoint], what="restores"):
                 spark = spark_session(settings.master, settings.spark)
                 start = time.perf_counter()
-                manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint))
+                manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint), stream)
                 parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
                 manifest = manifests[checkpoint]
                 wanted = chosen(manifest, only) if only else None

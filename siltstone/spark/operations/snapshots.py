@@ -42,7 +42,7 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
         start = time.perf_counter()
         # The lease also covers what is written and not referred to yet.
         with reading(catalog, stream, [record.id], what="takes a snapshot"):
-            manifest = read_manifest(warehouse.store, record.manifest)
+            manifest = read_manifest(warehouse.store, record.manifest, stream)
             tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
             parts = spark_map(spark, take_snapshot, tasks)
             objects = [stored for part in parts for stored in part.objects]
