@@ -6,6 +6,8 @@ from datetime import datetime
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from siltstone.catalog.records import CheckpointRecord
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -35,6 +37,15 @@ class Gathered:
         if all(restored):
             self.restore_s[operator] = max(restored)
         self.event_times += [a.event_time_max for a in received if a.event_time_max is not None]
+
+    def digests(self, max_parallelism: int) -> dict[str, dict[str, np.ndarray]]:
+        """Operator -> table or opaque variable -> uint64[max_parallelism], put together from the subtasks'."""
+        whole: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.last}
+        for operator, acknowledgement in ((name, a) for name, received in self.last.items() for a in received):
+            groups = slice(acknowledgement.key_groups.start, acknowledgement.key_groups.end)
+            for name, digests in acknowledgement.digests.items():
+                whole[operator].setdefault(name, np.zeros(max_parallelism, np.uint64))[groups] = digests
+        return whole
 
     def event_time(self, before: datetime | None) -> datetime | None:
         """The highest event time seen so far, given that of the checkpoint before."""
@@ -104,6 +115,7 @@ def statistics_of(
         # Operators that read the source all see the same rows.
         "rows_in": max((gathered.rows_in[name] for name in sources), default=0),
         "state_rows": sum(o["state_rows"] for o in operators.values()),
+        "parallelism": max((len(received) for received in gathered.last.values()), default=0),
         "operators": operators,
         "uploads": uploads.to_json(),
     }

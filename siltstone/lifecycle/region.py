@@ -12,14 +12,14 @@ makes the checkpoint exist (promises 1 and 5). Before that transaction nothing i
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import numpy as np
 
 from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.place import Place
-from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
+from siltstone.catalog.records import CheckpointCommit, Edit, Step, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -270,11 +270,17 @@ class Region:
         """Raises Fenced if a newer writer has taken the stream over."""
         self.catalog.check_epoch(self.stream.name, self.epoch)
 
-    def complete(self, steps: Sequence[Step]) -> Completed:
+    def digests(self) -> dict[str, dict[str, np.ndarray]]:
+        """Operator -> table or opaque variable -> uint64[max_parallelism], after the newest step."""
+        return self._gathered.digests(self.stream.max_parallelism)
+
+    def complete(self, steps: Sequence[Step], *, edit: Edit | None = None, parallelism: int | None = None) -> Completed:
         """Write the manifest and commit: the checkpoint exists from here on.
 
         Args:
             steps: the input log since the previous checkpoint.
+            edit: what was changed by hand.
+            parallelism: that of later runs that name none.
 
         Raises:
             Fenced: a newer writer has taken the stream over; nothing became visible.
@@ -286,7 +292,7 @@ class Region:
         uploads = uploads.merge(uploads_of(self._gathered))
         manifest = self._manifest(uploads)
         stored = self._store.put(path.manifest(), encode_manifest(manifest))
-        commit = commit_of(manifest, stored, steps)
+        commit = replace(commit_of(manifest, stored, steps), edit=edit, parallelism=parallelism)
         first = self.catalog.commit(self.stream.name, self.epoch, commit)
         completed = Completed(
             id=commit.id,
@@ -322,7 +328,7 @@ class Region:
             operators=self.stream.definition()["operators"],
             handles=[h for a in received.values() for ack in a for h in ack.handles],
             objects=list({o.name: o for a in received.values() for ack in a for o in ack.objects}.values()),
-            digests={name: _whole_digests(a, self.stream.max_parallelism) for name, a in received.items()},
+            digests=self.digests(),
             forms=forms,
             d={name: decision.d for name, decision in self._decisions.items()},
             first={name: self.checkpoint if forms[name] is Form.BASE else self._first[name] for name in received},
@@ -358,16 +364,6 @@ class Region:
         self._steps_open = 0
         self._last_checkpoint_s = time.monotonic()
         self._decide()
-
-
-def _whole_digests(received: Sequence[Acknowledgement], max_parallelism: int) -> dict[str, np.ndarray]:
-    """Table or opaque variable -> uint64[max_parallelism], put together from the subtasks' key groups."""
-    whole: dict[str, np.ndarray] = {}
-    for acknowledgement in received:
-        groups = slice(acknowledgement.key_groups.start, acknowledgement.key_groups.end)
-        for name, digests in acknowledgement.digests.items():
-            whole.setdefault(name, np.zeros(max_parallelism, np.uint64))[groups] = digests
-    return whole
 
 
 def commit_of(manifest: Manifest, stored: StoredObject, steps: Sequence[Step]) -> CheckpointCommit:
