@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from jobs.command import job_parser, run_job
 from siltstone.errors import UsageError
+from siltstone.lifecycle.fork import stream_named
 from siltstone.lifecycle.region import Completed
 from siltstone.settings import Settings
-from siltstone.stream import find_stream
 
 if TYPE_CHECKING:
     from siltstone.spark.operations import RunResult
@@ -33,7 +33,7 @@ def run_stream(
     """
     if batches is not None and batches < 1:
         raise UsageError(f"batches is {batches}: run at least 1, or leave it out to run all there are")
-    definition = find_stream(stream, settings.streams)
+    definition = stream_named(settings, stream)
     from siltstone.spark.operations import RunRequest, run
 
     return run(settings, definition, RunRequest(batches, options=options or {}), on_checkpoint)

@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -56,6 +56,7 @@ class Stream:
         event_time: the source column that holds event time (timestamp), where there is one.
         sinks: operator name -> `Sink`, or a function `(rows, checkpoint)`; such operators need an `output` schema.
         max_parallelism: how many key groups there are; fixed for the stream's life.
+        origin: of a fork, the first stream it goes back to, in whose `directory` its source goes on reading.
 
     Raises:
         UsageError: names clash, an operator reads one that does not exist or makes no output, a cycle.
@@ -68,9 +69,11 @@ class Stream:
     sinks: Mapping[str, Any] = field(default_factory=dict)
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
     options: Mapping[str, str] = field(default_factory=dict)
+    origin: str | None = None
 
     def __post_init__(self) -> None:
-        check_name("stream", self.name)
+        for name in (self.name, self.origin or self.name):
+            check_name("stream", name)
         if not 1 <= self.max_parallelism <= MAX_MAX_PARALLELISM:
             raise UsageError(f"max_parallelism is {self.max_parallelism}: use 1 to {MAX_MAX_PARALLELISM}")
         by_name = {op.name: op for op in self.operators}
@@ -89,6 +92,22 @@ class Stream:
                 f"stream {self.name} has an event time, so one operator must read the source without map_side"
             )
         self.topological()
+
+    def forked(self, name: str, origin: str | None) -> "Stream":
+        """This stream as the fork `name`, which goes back to `origin`; itself, for None or under its own name.
+
+        Raises:
+            UsageError: a sink has a place of its own, which both streams would write to.
+        """
+        if origin is None:
+            return self
+        for operator, sink in self.sinks.items():
+            if name != self.name and getattr(sink, "path", sink) is not None:
+                raise UsageError(
+                    f"stream {name} is a fork of {self.name} and would write to its sink of {operator}: "
+                    f"define a stream {name} with sinks of its own"
+                )
+        return replace(self, name=name, origin=origin)
 
     def event_time_operator(self) -> str | None:
         """The operator whose subtasks look at the event time: one that gets the source's rows themselves."""

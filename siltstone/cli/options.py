@@ -33,10 +33,10 @@ def existing(settings: Settings) -> Place:
 
 
 def stream_of(settings: Settings, name: str) -> Any:
-    """The stream definition of that name."""
-    from siltstone.stream import find_stream
+    """The definition of the stream of that name, which may be a fork."""
+    from siltstone.lifecycle.fork import stream_named
 
-    return find_stream(name, settings.streams)
+    return stream_named(settings, name)
 
 
 def pairs(options: list[str] | None) -> dict[str, str]:

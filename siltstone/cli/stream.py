@@ -1,8 +1,9 @@
 """Commands that run a stream and show what it has recorded."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -71,9 +72,11 @@ def checkpoints(
     settings = settings_of(warehouse, catalog)
     with existing(settings) as place:
         found = inspect.list_checkpoints(place.catalog, stream, limit)
+        origin = inspect.describe_origin(place.catalog, stream)
     if as_json:
-        print_result({"stream": stream, "checkpoints": found}, True, "")
+        print_result({"stream": stream, **origin, "checkpoints": found}, True, "")
         return
+    _print_origin(stream, origin)
     table = Table("id", "forms", "bytes", "D", "rows", "event time", "proven", "committed", box=None)
     for c in found:
         proven = {True: "yes", False: "FAILED", None: "-"}[c["proven"]]
@@ -88,6 +91,11 @@ def checkpoints(
             c["committed_at"],
         )
     out.print(table)
+
+
+def _print_origin(stream: str, origin: Mapping[str, Any]) -> None:
+    if origin["forked_from"] is not None:
+        out.print(f"{stream} was forked from {origin['forked_from']} at checkpoint {origin['forked_at']}")
 
 
 @app.command()
@@ -106,6 +114,7 @@ def show(
     if as_json:
         print_result(found, True, "")
         return
+    _print_origin(stream, found)
     out.print(f"checkpoint {found['checkpoint']} of {stream}, epoch {found['epoch']}, chain {found['chain']}")
     out.print(f"digest {found['digest']}, committed {found['committed_at']}, event time {found['event_time_max']}")
     table = Table("operator", "table", "form", "key groups", "rows", "bytes", "builds on", "object", box=None)

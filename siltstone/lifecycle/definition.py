@@ -38,9 +38,16 @@ def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str])
 
     Raises:
         SchemaConflict, UsageError: see `check_definition`.
+        UsageError: it is a fork, and the definition does not say of which stream.
     """
     for record in catalog.streams():
         if record.name == stream.name:
+            if record.forked_from is not None and stream.origin != (origin := catalog.lineage(stream.name)[-1]):
+                # Its source would prepare files of its own, and take all of them for new.
+                raise UsageError(
+                    f"stream {stream.name} is a fork that goes back to {origin}: "
+                    f"give its definition the origin {origin!r}, or run it by its name"
+                )
             check_definition(stream.name, record.definition, definition_of(stream, options))
 
 

@@ -17,6 +17,16 @@ def list_checkpoints(catalog: Catalog, stream: str, limit: int | None = None) ->
     return [_summary(record) for record in catalog.checkpoints(stream, limit)]
 
 
+def describe_origin(catalog: Catalog, stream: str) -> dict[str, Any]:
+    """Of which stream, and of which checkpoint of it, a stream is a fork; None each for one that is none.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    record = catalog.stream(stream)
+    return {"forked_from": record.forked_from, "forked_at": record.forked_at}
+
+
 def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dict[str, Any]:
     """One checkpoint with its handles, objects, chain and input log.
 
@@ -29,6 +39,7 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
     steps = catalog.steps(stream, record.id, after=record.id - 1)
     return {
         "stream": stream,
+        **describe_origin(catalog, stream),
         "checkpoint": record.id,
         "epoch": record.epoch,
         **_summary(record),

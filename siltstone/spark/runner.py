@@ -233,7 +233,7 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
     """
     if stream.source is None:
         raise UsageError(f"stream {stream.name} has no source of its own: use it in a query, with `stream_runner`")
-    directory = warehouse.local.source(stream.name)
+    directory = warehouse.local.source(stream.origin or stream.name)
     try:
         rows = stream.source(spark, {**stream.options, **options, DIRECTORY: str(directory)})
     except SiltstoneError:

@@ -403,10 +403,10 @@ def test_two_deletions_at_once_do_what_both_were_asked(place: Place, monkeypatch
     """The second is whole between what the first decides and what it does."""
     check, results = Catalog.record_deletion, []
 
-    def second(catalog: Catalog, *arguments: object) -> None:
+    def second(catalog: Catalog, *arguments: object) -> object:
         monkeypatch.setattr(Catalog, "record_deletion", check)
         results.append(delete_checkpoints(place, NAME, [5, 6]))
-        catalog.record_deletion(*arguments)  # type: ignore[arg-type]
+        return catalog.record_deletion(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Catalog, "record_deletion", second)
     first = delete_checkpoints(place, NAME, [1, 2, 3, 4, 7, 8])
