@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from siltstone.changelog.coding import Bytes
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.model import KeyGroupRange
+from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import ObjectWriter
 
@@ -26,10 +27,14 @@ KEY_GROUP = "__key_group"
 ROW_GROUP_ROWS = 1 << 17
 SORTED_ROWS_MAX = 1 << 20
 """a key group with more rows is sorted in pieces of as many, so that memory stays bounded"""
+SAMPLED_ROWS = 1 << 14
+"""from so many first rows it is seen how the values of a column are stored best"""
 REPEATING = 1 / 16
 """distinct values a row at most, of a column that is stored by dictionary"""
 READ_ROWS = 1 << 16
 """rows a batch that `read_base` yields has at most"""
+_KEY_BITS = 47
+"""what is left of a signed number for a key beside its key group"""
 
 
 def write_base(writer: ObjectWriter, schema: TableSchema, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> int:
@@ -41,13 +46,12 @@ def write_base(writer: ObjectWriter, schema: TableSchema, batches: Iterable[tupl
         UsageError: key groups that are not ascending.
     """
     shape = pa.schema([pa.field(KEY_GROUP, pa.uint16(), nullable=False), *schema.rows])
-    order = [(name, "ascending") for name in (KEY_GROUP, *schema.primary_key.names)]
     rows = 0
     pieces = _pieces(shape, batches)
     first = next(pieces, shape.empty_table())
-    with pq.ParquetWriter(writer, shape, **_encodings(schema, first.slice(0, ROW_GROUP_ROWS))) as out:
+    with pq.ParquetWriter(writer, shape, **_encodings(schema, first.slice(0, SAMPLED_ROWS))) as out:
         for piece in chain([first], pieces) if len(first) else ():
-            out.write_table(piece.take(pc.sort_indices(piece, sort_keys=order)), row_group_size=ROW_GROUP_ROWS)
+            out.write_table(_in_order(piece, schema.primary_key), row_group_size=ROW_GROUP_ROWS)
             rows += len(piece)
     return rows
 
@@ -140,6 +144,22 @@ def _pieces(shape: pa.Schema, batches: Iterable[tuple[pa.Table, np.ndarray]]) ->
             waiting, rows = [whole.slice(cut)], rows - cut
     if rows:
         yield pa.concat_tables(waiting)
+
+
+def _in_order(piece: pa.Table, keys: pa.Schema) -> pa.Table:
+    """The rows by key group and then primary key."""
+    if len(keys) == 1 and _is_integer_like(keys.types[0]) and not pa.types.is_uint64(keys.types[0]):
+        # One number a row, where both fit; runs that are in order already are only merged.
+        numbers = fixed_values(one_array(piece.column(1))).astype(np.int64)
+        least, most = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+        if (most - least).bit_length() <= _KEY_BITS:
+            rank = one_array(piece.column(0)).to_numpy().astype(np.int64) << _KEY_BITS
+            rank += numbers - least
+            if (rank[1:] >= rank[:-1]).all():
+                return piece
+            return piece.take(pa.array(np.argsort(rank, kind="stable")))
+    order = [(name, "ascending") for name in (KEY_GROUP, *keys.names)]
+    return piece.take(pc.sort_indices(piece, sort_keys=order))
 
 
 def _check_shape(stored: pa.Schema, schema: TableSchema, name: str) -> None:

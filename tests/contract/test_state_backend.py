@@ -92,6 +92,20 @@ def test_put_get_delete_and_put_again(reopen: Open):
     assert now(table) == {1: 11, 2: None, 3: 33}
 
 
+def test_only_absent_keys_are_put(reopen: Open):
+    state = reopen()
+    table = state.tables["t"]
+    state.begin(1, tracking=True)
+    table.put_absent(longs(1, 2), values(10, 20))
+    table.delete(longs(2))
+    table.put_absent(longs(3, 2, 1), values(30, 22, 11))
+    table.put_absent(longs(1, 2, 3), values(0, 0, 0))
+    assert now(table) == told(table) == {1: 10, 2: 22, 3: 30}
+    assert table.rows == 3
+    state.rollback()
+    assert now(reopen().tables["t"]) == {}
+
+
 @pytest.mark.parametrize("key_type", TYPES, ids=str)
 def test_every_type_as_key_and_as_value(reopen: Open, key_type: pa.DataType):
     """Every type beside every other, at an offset, with nulls, replaced, and read again when reopened."""
