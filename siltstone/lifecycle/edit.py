@@ -1,0 +1,204 @@
+"""State edits: rows that somebody corrected, put into one variable's table or deleted from it, as a step of its own.
+
+Rows come as a table of changes (`TableSchema.changes`): the primary key, the value columns, and `__deleted`, which says
+which keys are to go. They are checked batch by batch, wherever they are read, before the stream is taken over
+(`check_columns`, `conformed`). Then the step's rows are the changes, and `Editing` stands in for the operator.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.errors import UsageError
+from siltstone.model import Kind
+from siltstone.operator import Operator, Rows, State
+from siltstone.state.backend import SubtaskState
+from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.hashing import normalise_keys
+from siltstone.state.protocol import apply_delta
+from siltstone.state.schema import DELETED, TableSchema
+from siltstone.state.variables import ListState, Variable
+from siltstone.stream import Stream
+
+COUNTS = pa.schema([("upserts", pa.int64()), ("inserts", pa.int64()), ("deletes", pa.int64()), ("absent", pa.int64())])
+"""what a call of `Editing` counts: rows put, those of them whose key is new, rows deleted, keys to delete not there"""
+
+
+def editable(stream: Stream, operator: str, variable: str) -> tuple[Operator, TableSchema]:
+    """The operator, and the table of its variable.
+
+    Raises:
+        UsageError: there is no such operator or variable, or it is of a kind that cannot be edited.
+    """
+    found = {op.name: op for op in stream.operators}.get(operator)
+    if found is None:
+        known = ", ".join(op.name for op in stream.operators)
+        raise UsageError(f"stream {stream.name} has no operator {operator!r}: it has {known}")
+    variables = found.variables()
+    if variable not in variables:
+        raise UsageError(f"operator {operator} has no variable {variable!r}: it has {', '.join(variables)}")
+    if variables[variable].kind is Kind.OPAQUE:
+        raise UsageError(
+            f"variable {variable} of {operator} is opaque: its bytes have no rows and columns to edit; "
+            "change it in the operator's own code"
+        )
+    if isinstance(variables[variable], ListState):
+        kind = type(variables[variable]).__name__
+        raise UsageError(
+            f"variable {variable} of {operator} is a {kind}: where its rows stand is its own to keep, so rows from "
+            "outside have no place in it; values and maps can be edited"
+        )
+    return found, found.tables()[variable]
+
+
+def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
+    """Refuse columns that no row of the table could come from; `what` names where they are.
+
+    Raises:
+        UsageError: an unknown, missing or repeated column, or one of a type that is of another sort than the table's.
+    """
+    known = ", ".join(f"{field.name} {field.type}" for field in schema.changes)
+    repeated = sorted({name for name in given.names if given.names.count(name) > 1})
+    if repeated:
+        raise UsageError(f"{what} has column {repeated[0]} twice: the table has {known}")
+    for name in given.names:
+        if name not in schema.changes.names:
+            raise UsageError(f"{what} has the unknown column {name!r}: the table has {known}")
+    for name in schema.primary_key.names:
+        if name not in given.names:
+            raise UsageError(f"{what} lacks key column {name}: the table has {known}")
+    lacking = _lacking(given, schema)
+    if lacking and DELETED not in given.names:
+        raise UsageError(f"{what} lacks column {lacking[0]}, which rows that are not deleted must have")
+    for field in schema.changes:
+        if field.name in given.names and not _fits(given.field(field.name).type, field.type):
+            raise UsageError(f"{what}: column {field.name} is {given.field(field.name).type}, not {field.type}")
+
+
+def conformed(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
+    """Rows whose columns were checked as changes (`schema.changes`): cast where nothing is lost, nothing deleted where
+    there is no `__deleted`.
+
+    Raises:
+        UsageError: a null key, a value that does not fit, or a row to put of which a column is missing.
+    """
+    columns = {}
+    for field in [*schema.primary_key, pa.field(DELETED, pa.bool_())]:
+        if field.name not in rows.column_names:
+            columns[DELETED] = pa.array(np.zeros(rows.num_rows, bool))
+            continue
+        columns[field.name] = column = _cast(rows, field, what)
+        if column.null_count:
+            raise UsageError(f"{what}: column {field.name} is null in {column.null_count} rows: each needs a value")
+    lacking = _lacking(rows.schema, schema)
+    puts = rows.num_rows - (pc.sum(columns[DELETED]).as_py() or 0)  # pyright: ignore[reportAttributeAccessIssue]
+    if lacking and puts:
+        raise UsageError(f"{what} lacks column {lacking[0]}, which rows that are not deleted must have")
+    for field in schema.value:
+        there = field.name in rows.column_names
+        columns[field.name] = _cast(rows, field, what) if there else pa.nulls(rows.num_rows, field.type)
+    return pa.table([columns[name] for name in schema.changes.names], schema=schema.changes)
+
+
+def _lacking(given: pa.Schema, schema: TableSchema) -> list[str]:
+    return [name for name in schema.value.names if name not in given.names]
+
+
+def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether some values of one type are values of the other; which ones, the cast says."""
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
+        return (given.tz is None) == (wanted.tz is None)
+    return pa.types.is_null(given) or _sort(given) == _sort(wanted)
+
+
+def _sort(kind: pa.DataType) -> str:
+    of = pa.types
+    if of.is_integer(kind) or of.is_floating(kind) or of.is_decimal(kind):
+        return "number"
+    if of.is_string(kind) or of.is_large_string(kind):
+        return "string"
+    if of.is_binary(kind) or of.is_large_binary(kind) or of.is_fixed_size_binary(kind):
+        return "binary"
+    return "date" if of.is_date(kind) else str(kind)
+
+
+def _cast(rows: pa.Table, field: pa.Field, what: str) -> pa.Array:
+    """One column, of the field's type.
+
+    Raises:
+        UsageError: a value would not be the same.
+    """
+    column = one_array(rows.column(field.name))
+    if column.type == field.type:
+        return column
+    try:
+        cast = column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        why = str(error).splitlines()[0]
+        raise UsageError(f"{what}: column {field.name} does not fit {field.type}: {why}") from None
+    if pa.types.is_floating(field.type) and not _same_numbers(column, cast):
+        raise UsageError(
+            f"{what}: column {field.name} does not fit {field.type}: digits of {column.type} would be lost"
+        )
+    return cast
+
+
+def _same_numbers(column: pa.Array, cast: pa.Array) -> bool:
+    """Arrow rounds to the nearest float silently."""
+    try:
+        back = cast.cast(column.type)
+    except pa.ArrowInvalid:
+        return False
+    same = pc.equal(back, column)  # pyright: ignore[reportAttributeAccessIssue]
+    if pa.types.is_floating(column.type):
+        both_nan = pc.and_(pc.is_nan(back), pc.is_nan(column))  # pyright: ignore[reportAttributeAccessIssue]
+        same = pc.or_(same, both_nan)  # pyright: ignore[reportAttributeAccessIssue]
+    return pc.all(same).as_py() is not False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _Whole(Variable):
+    """Stands for a variable whose table is edited: bound, it is the subtask's whole state."""
+
+    def __init__(self, real: Variable) -> None:
+        self._real = real
+
+    def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
+        return self._real.tables(name, key)
+
+    def bind(self, name: str, state: SubtaskState) -> SubtaskState:
+        return state
+
+
+class Editing(Operator):
+    """Stands in for an operator during one step: same name, key and tables, but its rows are changes of one variable,
+    and what it returns says how many there were (`COUNTS`)."""
+
+    def __init__(self, edited: Operator, variable: str) -> None:
+        self._edited, self._variable = edited, variable
+        super().__init__(name=edited.name, key=edited.key, output=COUNTS)
+
+    def variables(self) -> dict[str, Variable]:
+        """Those of the operator."""
+        own: Mapping[str, Variable] = self._edited.variables()
+        return {**own, self._variable: _Whole(own[self._variable])}
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        """Delete, then put; a key is among the changes of a step once."""
+        held: SubtaskState = getattr(state, self._variable)
+        table = held.tables[self._variable]
+        changes = conformed(rows.table, table.schema, f"the edit of {self.name}.{self._variable}")
+        for field, column in zip(changes.schema, normalise_keys(changes).columns, strict=True):
+            if field.name in table.schema.primary_key.names:
+                changes = changes.set_column(changes.column_names.index(field.name), field, column)
+        deleted = fixed_values(one_array(changes.column(DELETED))).astype(bool)
+        counts = []
+        for which in (deleted, ~deleted):
+            before = table.rows
+            apply_delta(held, self._variable, changes.filter(pa.array(which)), rows.key_groups[which])
+            counts.append((int(which.sum()), abs(table.rows - before)))
+        (asked, deletes), (upserts, inserts) = counts
+        return pa.table([[upserts], [inserts], [deletes], [asked - deletes]], schema=COUNTS)
