@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Select, delete, func, insert, select
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.leases import LeaseRecord, leases, remove_expired
+from siltstone.catalog.rewinding import RewindingRecord, rewindings
 from siltstone.catalog.transactions import Transactions
 from siltstone.store.paths import stream_prefix
 
@@ -58,6 +59,7 @@ class Standing:
         leases: those that live.
         referenced: names that a checkpoint or snapshot of any stream refers to, among those asked for.
         at: this moment, UTC.
+        rewindings: all there were, oldest first.
     """
 
     stream: str
@@ -68,6 +70,7 @@ class Standing:
     leases: tuple[LeaseRecord, ...]
     referenced: frozenset[str]
     at: datetime
+    rewindings: tuple[RewindingRecord, ...] = ()
 
 
 class Audit(Transactions):
@@ -127,7 +130,8 @@ class Audit(Transactions):
 
 def _standing(connection: Connection, stream: str, names: Iterable[str] | None, now: datetime) -> Standing:
     """The order matters where statements see what is committed between them: a lease ends after what its holder wrote
-    is referred to, and a checkpoint is the newest when all it refers to is; so references are read last."""
+    is referred to, and a checkpoint is the newest when all it refers to is; so references are read last, but for
+    rewindings, which take references away."""
     c, r = t.checkpoint.c, t.run.c
     epoch = rows.get_stream(connection, stream).epoch
     ended = connection.scalar(select(r.ended_at).where(r.stream == stream, r.epoch == epoch)) is not None
@@ -142,6 +146,7 @@ def _standing(connection: Connection, stream: str, names: Iterable[str] | None, 
         leases=tuple(leases(connection, stream, now)),
         referenced=_referenced(connection, stream, names),
         at=now,
+        rewindings=rewindings(connection, stream),
     )
 
 

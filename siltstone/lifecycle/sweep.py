@@ -99,7 +99,8 @@ def sweep(place: Place, stream: str, options: SweepOptions | None = None, who: s
     """
     options, start = options or SweepOptions(), time.perf_counter()
     catalog, store = place.catalog, place.warehouse.store
-    catalog.latest(stream)
+    if not catalog.rewindings(stream):  # to before the first, perhaps
+        catalog.latest(stream)
     store.check(writable=not options.dry_run)
     prefixes = [stream_prefix(stream)]
     if options.incomplete:

@@ -12,9 +12,14 @@ By age as well, since a run may be writing them right now:
 
     ABANDONED  of the newest epoch, for the checkpoint it is writing, and older than the age guard
 
-Whatever is FENCED, ENDED or LATE stays so, and nothing refers to it later: epochs and checkpoints only grow. The one
-exception is work beside a run, such as a snapshot of a checkpoint that completed: it covers its objects with a lease
-until they are referred to. Everything else is kept, and told of if it is strange.
+By the time of a rewinding (`catalog.rewinding`), since it may be all that is left for somebody to look at:
+
+    GIVEN_UP   of a checkpoint that was given up longer ago than the age guard
+
+Nothing refers later to what is FENCED, ENDED, LATE or GIVEN_UP: epochs only grow, checkpoints of one epoch do, and a
+rewinding gives up only what older epochs wrote. The one exception is work beside a run, such as a snapshot of a
+checkpoint that completed: it covers its objects with a lease until they are referred to. Everything else is kept, and
+told of if it is strange.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,6 +45,8 @@ class Reason(StrEnum):
     ENDED = "of a run that has ended"
     LATE = "of an attempt that its checkpoint did without"
     ABANDONED = "of the running checkpoint, beyond the age guard"
+    GIVEN_UP = "of a checkpoint that was given up, beyond the age guard"
+    LEFT_OVER = "of a checkpoint that was given up lately"
     WRITING = "may be being written"
     LEASED = "under a lease"
     AHEAD = "ahead of the catalog"
@@ -52,7 +59,7 @@ class Reason(StrEnum):
         return self in DELETES
 
 
-DELETES = frozenset({Reason.FENCED, Reason.ENDED, Reason.LATE, Reason.ABANDONED})
+DELETES = frozenset({Reason.FENCED, Reason.ENDED, Reason.LATE, Reason.ABANDONED, Reason.GIVEN_UP})
 """the reasons to delete"""
 
 
@@ -89,10 +96,15 @@ def judge_unfinished(write: Unfinished, standing: Standing, age_guard: timedelta
 def _judge_place(name: str, standing: Standing, age_guard: timedelta, modified_at: datetime | None) -> Reason:
     place = CheckpointPath.of(name)
     assert place is not None
-    if place.epoch > standing.epoch or place.checkpoint > standing.newest + IN_FLIGHT:
+    later = [rewinding for rewinding in standing.rewindings if place.epoch < rewinding.epoch]
+    reached = max([standing.newest, *(rewinding.newest for rewinding in later)])
+    if place.epoch > standing.epoch or place.checkpoint > reached + IN_FLIGHT:
         return Reason.AHEAD
     if any(lease.covers(place.checkpoint) for lease in standing.leases):
         return Reason.LEASED
+    given_up = next((r for r in later if r.gave_up(place.epoch, place.checkpoint)), None)
+    if given_up is not None:  # by the first that did: what others gave up is of later epochs
+        return Reason.GIVEN_UP if standing.at - given_up.rewound_at > age_guard else Reason.LEFT_OVER
     if place.epoch < standing.epoch:
         return Reason.FENCED
     if place.checkpoint <= standing.newest:

@@ -1,4 +1,4 @@
-"""Laws of what is an orphan, over any history of runs, checkpoints, attempts that lose, and work beside the runs."""
+"""Laws of what is an orphan, over any history of runs, checkpoints, rewindings, attempts that lose, and work beside."""
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from siltstone.catalog.audit import Standing
 from siltstone.catalog.leases import LeaseRecord
 from siltstone.catalog.records import RunRecord
+from siltstone.catalog.rewinding import RewindingRecord
 from siltstone.changelog.segment import Section
 from siltstone.policy.orphans import Reason, incomplete_prefixes, judge, judge_unfinished
 from siltstone.store.base import Unfinished
@@ -18,7 +19,22 @@ from siltstone.store.paths import CheckpointPath
 NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 EVENTS = st.lists(
-    st.sampled_from(["put", "lose", "commit", "commit", "late", "zombie", "run", "end", "snapshot", "recorded"]),
+    st.sampled_from(
+        [
+            "put",
+            "lose",
+            "commit",
+            "commit",
+            "late",
+            "zombie",
+            "run",
+            "end",
+            "snapshot",
+            "recorded",
+            "rewind",
+            "rewind to 0",
+        ]
+    ),
     max_size=40,
 )
 
@@ -35,7 +51,9 @@ class History:
     put: list[str] = field(default_factory=list)
     """what the next commit will refer to"""
     runs: list[RunRecord] = field(default_factory=lambda: [_run(1, 1)])
-    committed_by: set[int] = field(default_factory=set)
+    committed_by: dict[int, int] = field(default_factory=dict)
+    """checkpoint -> epoch"""
+    rewindings: list[RewindingRecord] = field(default_factory=list)
     leased: dict[int, str] = field(default_factory=dict)
     """checkpoint -> the snapshot being taken of it"""
 
@@ -49,8 +67,8 @@ class History:
         elif event == "commit" and not self.ended:
             self._store(next_.manifest())
             self.referenced |= {*self.put, next_.manifest()}
-            self.committed_by.add(self.epoch)
             self.newest, self.put = self.newest + 1, []
+            self.committed_by[self.newest] = self.epoch
         elif event == "late" and self.newest:
             self._store(CheckpointPath("s", self.epoch, self.newest).segment(label))
         elif event == "zombie" and self.epoch > 1:
@@ -63,12 +81,24 @@ class History:
             self.ended, self.put = True, []
         elif event == "snapshot" and self.newest and self.newest not in self.leased:
             # Named after the run that wrote the checkpoint, which may have been fenced since.
-            name = CheckpointPath("s", max(1, self.epoch - 1), self.newest).snapshot("op", "v", 0, label)
+            name = CheckpointPath("s", self.committed_by[self.newest], self.newest).snapshot("op", "v", 0, label)
             self.leased[self.newest] = name
             self._store(name)
         elif event == "recorded" and self.leased:
             _, name = self.leased.popitem()
             self.referenced.add(name)
+        elif event in {"rewind", "rewind to 0"} and self.newest:
+            self._rewind(0 if event == "rewind to 0" else self.newest // 2)
+
+    def _rewind(self, checkpoint: int) -> None:
+        """Under an epoch of its own, which commits nothing."""
+        self.epoch, self.ended, self.put = self.epoch + 1, True, []
+        self.runs.append(_run(self.epoch, self.newest + 1))
+        self.rewindings.append(RewindingRecord("s", self.epoch, checkpoint, self.newest, "damaged", "a test", NOON))
+        self.newest = checkpoint
+        self.referenced = {name for name in self.referenced if _checkpoint(name) <= checkpoint}
+        self.committed_by = {c: epoch for c, epoch in self.committed_by.items() if c <= checkpoint}
+        self.leased = {c: name for c, name in self.leased.items() if c <= checkpoint}
 
     def _store(self, name: str) -> None:
         self.stored[name] = None
@@ -80,11 +110,22 @@ class History:
             self.epoch,
             self.ended,
             self.newest,
-            frozenset(self.committed_by),
+            frozenset(self.committed_by.values()),
             leases,
             frozenset(self.referenced),
             NOON,
+            tuple(self.rewindings),
         )
+
+    def later(self) -> Standing:
+        """What was given up was so long ago."""
+        return replace(self.standing(), at=NOON + 1000 * DAY)
+
+
+def _checkpoint(name: str) -> int:
+    place = CheckpointPath.of(name)
+    assert place is not None
+    return place.checkpoint
 
 
 def _run(epoch: int, first: int) -> RunRecord:
@@ -107,8 +148,8 @@ def test_what_is_deleted_is_not_referred_to_now_or_ever(before, after):
     for event in after:
         history.happen(event)
     assert not deleted & history.referenced
-    # And it is seen alike by whoever judges later, but for a lease that covers it meanwhile.
-    assert deleted <= orphans(replace(history.standing(), leases=()), deleted)
+    # And it is seen alike by whoever judges later, but for a lease that covers it meanwhile, or a rewinding.
+    assert deleted <= orphans(replace(history.later(), leases=()), deleted)
 
 
 @given(EVENTS)
@@ -116,10 +157,10 @@ def test_of_runs_that_commit_nothing_more_nothing_is_left_but_what_is_referred_t
     history = History()
     for event in [*events, "run"]:
         history.happen(event)
-    left = set(history.stored) - orphans(history.standing(), history.stored)
-    leased = {n for n in left if (place := CheckpointPath.of(n)) and place.checkpoint in history.leased}
+    left = set(history.stored) - orphans(history.later(), history.stored)
+    leased = {name for name in left if _checkpoint(name) in history.leased}
     assert left - leased <= history.referenced
-    assert not orphans(history.standing(), left), "a second sweep finds nothing"
+    assert not orphans(history.later(), left), "a second sweep finds nothing"
 
 
 @given(EVENTS)
@@ -128,8 +169,29 @@ def test_a_run_that_has_ended_leaves_nothing_either(events):
     for event in [*events, "end"]:
         history.happen(event)
     history.leased.clear()
-    left = set(history.stored) - orphans(history.standing(), history.stored)
+    left = set(history.stored) - orphans(history.later(), history.stored)
     assert left <= history.referenced
+
+
+@given(EVENTS, EVENTS)
+def test_what_was_given_up_stays_for_the_age_guard_and_goes_after_it(before, after):
+    history = History()
+    for event in before:
+        history.happen(event)
+    given_up = set(history.referenced)
+    history.happen("rewind")
+    given_up -= history.referenced
+    for event in [*after, "run"]:
+        history.happen(event)
+    history.leased.clear()
+    reasons = {name: judge(name, history.standing(), DAY) for name in history.stored}
+    assert all(reasons[name] is Reason.LEFT_OVER for name in given_up)
+    assert Reason.AHEAD not in reasons.values(), "what is of any run so far is waited for by none"
+    later = {name: judge(name, history.later(), DAY) for name in history.stored}
+    assert all(later[name] is Reason.GIVEN_UP for name in given_up)
+    # Made again under the same id, it is another's.
+    assert all(name not in history.referenced for name in given_up)
+    assert {name for name, reason in later.items() if reason is None} == history.referenced
 
 
 @given(EVENTS, st.data())
