@@ -5,10 +5,10 @@
 A trace is, for each checkpoint, the size of a base and of a delta. A schedule costs, per checkpoint, the
 bytes it writes (a delta grown by the logging ratio) plus lambda times what a restore of that checkpoint would
 read. The optimum is found by dynamic programming over the whole trace, under the same bounds (deltas in a
-chain, bytes of deltas per byte of base, bytes of the chain per byte of live state) that the policies keep. The policies are the production classes. They
-decide before the interval begins, and learn a delta's size only where changes were tracked. As in production,
-a writer that finds its delta larger than `delta_limit_bytes` writes a base in its place; the logging is paid
-all the same.
+chain, bytes of deltas per byte of base, bytes of the chain per byte of live state) that the policies keep.
+The policies are the production classes. They decide before the interval begins, and learn a delta's size only
+where changes were tracked. As in production, a writer that finds its delta larger than `delta_limit_bytes`
+writes a base in its place; the logging is paid all the same.
 """
 
 import argparse

@@ -8,13 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from siltstone.catalog.records import CheckpointRecord
+from siltstone.catalog.records import CheckpointRecord, MaterializationRecord
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.model import Form, Kind
 from siltstone.operator import SOURCE
-from siltstone.policy.protocol import CheckpointCost, RestoreBound
+from siltstone.policy.chain import rebased
+from siltstone.policy.protocol import CheckpointCost, PolicyState, RestoreBound
 from siltstone.stream import Stream
+
+_CHAIN = (
+    "rows",
+    "base_bytes",
+    "base_s",
+    "base_rows",
+    "deltas",
+    "deltas_bytes",
+    "deltas_s",
+    "index_bytes",
+    "base_factor",
+    "delta_factor",
+)
+"""what the catalog keeps of a policy's state: the chain"""
 
 
 @dataclass
@@ -71,19 +86,40 @@ def cost_of(received: Sequence[Acknowledgement]) -> CheckpointCost:
         seconds=max((sum(a.seconds.get(phase, 0.0) for phase in phases) for a in received), default=0.0),
         rows=sum(a.state_rows for a in received),
         tracked_bytes=gave_way + sum(h.length for h in handles if h.form is Form.DELTA) if gave_way else None,
+        index_bytes=_bytes_of(received, Kind.INDEX),
     )
 
 
+def _bytes_of(received: Sequence[Acknowledgement], kind: Kind) -> int:
+    return sum(h.length for a in received for h in a.handles if h.kind is kind)
+
+
 def recorded_cost(record: CheckpointRecord, operator: str) -> CheckpointCost:
-    """What one operator's part of a recorded checkpoint cost, about: opaque variables and the index count, too."""
+    """What one operator's part of a recorded checkpoint cost."""
     said = record.statistics.get("operators", {}).get(operator, {})
     seconds = said.get("seconds", {})
     return CheckpointCost(
         form=record.forms.get(operator, Form.DELTA),
-        bytes=int(said.get("bytes", 0)),
+        bytes=int(said.get("incremental_bytes", said.get("bytes", 0))),
         seconds=sum(seconds.get(phase, 0.0) for phase in ("delta", "base", "persist")),
         rows=int(said.get("state_rows", 0)),
+        index_bytes=int(said.get("index_bytes", 0)),
     )
+
+
+def recorded_chain(record: CheckpointRecord, operator: str) -> tuple[int, PolicyState]:
+    """(the checkpoint it begins with, sizes and seconds) of one operator's chain, as known when the checkpoint was
+    taken; without what the policy remembers beyond it."""
+    said = record.statistics.get("operators", {}).get(operator, {}).get("chain", {})
+    return int(said.get("first", record.id)), PolicyState.from_json(said)
+
+
+def materialized_chain(
+    state: PolicyState, materialized: MaterializationRecord, since: Sequence[CheckpointRecord]
+) -> PolicyState:
+    """`state` where the chain begins with a materialization, and goes on with the deltas of the checkpoints since."""
+    base = CheckpointCost(form=Form.BASE, bytes=materialized.bytes or 0, seconds=0.0, rows=materialized.rows)
+    return rebased(state, base, [recorded_cost(record, materialized.operator) for record in since])
 
 
 def uploads_of(gathered: Gathered) -> UploadStatistics:
@@ -93,15 +129,25 @@ def uploads_of(gathered: Gathered) -> UploadStatistics:
 
 
 def statistics_of(
-    gathered: Gathered, stream: Stream, bounds: Mapping[str, RestoreBound], uploads: UploadStatistics
+    gathered: Gathered,
+    stream: Stream,
+    bounds: Mapping[str, RestoreBound],
+    uploads: UploadStatistics,
+    chains: Mapping[str, tuple[int, PolicyState]],
 ) -> dict[str, Any]:
-    """What the catalog keeps of a checkpoint for reports; per operator also bytes, bounds and seconds by phase."""
+    """What the catalog keeps of a checkpoint, for reports and to tell when a materialization is due.
+
+    Per operator also bytes, bounds, seconds by phase, and the chain (`recorded_chain`).
+    """
     sources = [op.name for op in stream.operators if op.reads == SOURCE]
     operators = {
         name: {
             "rows_in": gathered.rows_in[name],
             "state_rows": sum(a.state_rows for a in received),
             "bytes": sum(a.stored_bytes for a in received),
+            "incremental_bytes": _bytes_of(received, Kind.INCREMENTAL),
+            "index_bytes": _bytes_of(received, Kind.INDEX),
+            "chain": {"first": chains[name][0], **{key: getattr(chains[name][1], key) for key in _CHAIN}},
             "restore_bound_bytes": round(bounds[name].bytes),
             "restore_bound_s": round(bounds[name].seconds, 6),
             "seconds": {

@@ -24,7 +24,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.lifecycle.costs import Gathered, cost_of, recorded_cost, statistics_of, uploads_of, written_form
+from siltstone.lifecycle.costs import Gathered, cost_of, materialized_chain, statistics_of, uploads_of, written_form
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of
 from siltstone.lifecycle.persist import place_inline
 from siltstone.lifecycle.restore import read_manifest
@@ -32,8 +32,7 @@ from siltstone.lifecycle.sweep import sweep_ended
 from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask
 from siltstone.model import Form, StoredObject
 from siltstone.operator import Operator
-from siltstone.policy.chain import rebased
-from siltstone.policy.protocol import CheckpointCost, Decision, Policy, PolicyState, RestoreCost
+from siltstone.policy.protocol import Decision, Policy, PolicyState, RestoreCost
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath, is_base
 from siltstone.stream import Stream
@@ -191,9 +190,7 @@ class Region:
                 self._materialized[m.operator] = m.manifest
             if m.operator in moved:
                 since = [self.catalog.checkpoint(name, c) for c in range(m.checkpoint + 1, checkpoint + 1)]
-                base = CheckpointCost(form=Form.BASE, bytes=m.bytes or 0, seconds=0.0, rows=m.rows)
-                deltas = [recorded_cost(record, m.operator) for record in since]
-                self._policies[m.operator] = rebased(self._policies[m.operator], base, deltas)
+                self._policies[m.operator] = materialized_chain(self._policies[m.operator], m, since)
 
     def recorded_steps(self) -> list[StepRecord]:
         """The input log up to the newest completed checkpoint, oldest first."""
@@ -318,7 +315,10 @@ class Region:
     def _manifest(self, uploads: UploadStatistics) -> Manifest:
         received = self._gathered.last
         forms = {name: written_form(a) for name, a in received.items()}
+        first = {name: self.checkpoint if forms[name] is Form.BASE else self._first[name] for name in received}
         policies = {name: self._learned(name) for name in received}
+        bounds = {name: self.policy.restore_bound(state) for name, state in policies.items()}
+        chains = {name: (first[name], state) for name, state in policies.items()}
         return Manifest(
             stream=self.stream.name,
             checkpoint=self.checkpoint,
@@ -331,12 +331,10 @@ class Region:
             digests=self.digests(),
             forms=forms,
             d={name: decision.d for name, decision in self._decisions.items()},
-            first={name: self.checkpoint if forms[name] is Form.BASE else self._first[name] for name in received},
+            first=first,
             policy={name: state.to_json() for name, state in policies.items()},
             event_time_max=self._gathered.event_time(self._event_time_max),
-            statistics=statistics_of(
-                self._gathered, self.stream, {n: self.policy.restore_bound(s) for n, s in policies.items()}, uploads
-            ),
+            statistics=statistics_of(self._gathered, self.stream, bounds, uploads, chains),
         )
 
     def _learned(self, operator: str) -> PolicyState:

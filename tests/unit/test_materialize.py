@@ -25,7 +25,7 @@ from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
 
 NAME = SMALL.name
-LONG = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None))
+LONG = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 """one base, then deltas"""
 
 
@@ -142,7 +142,7 @@ def test_at_most_one_at_a_time_and_a_lease_that_expired_is_taken_over(tmp_path: 
 
 
 def test_the_stream_goes_on_meanwhile_with_deltas_and_with_a_base(place: Place) -> None:
-    short = named("adjust-d", PolicyOptions(d0=4, size_ratio_max=None))
+    short = named("adjust-d", PolicyOptions(d0=4, size_ratio_max=None, space_amplification_max=None))
     run = RegionRun(place, SMALL, short, parallelism=2)
     rows = iter(purchases())
     for _ in range(3):
