@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, insert, select, update
+from sqlalchemy import ColumnElement, Connection, insert, select, update
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.audit import Audit
 from siltstone.catalog.forking import Forking
 from siltstone.catalog.leases import Leases
-from siltstone.catalog.materializations import Materializations, followed
+from siltstone.catalog.materializations import Materializations, chain_materializations, followed
 from siltstone.catalog.records import (
     CheckpointCommit,
     CheckpointRecord,
@@ -156,11 +156,32 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewi
             UnknownCheckpoint
         """
         with self._reading() as connection:
-            chain = rows.chain(connection, stream, id) if 0 < id < rows.ID_END else []
-            # Last: of a checkpoint that is not marked now, the dependencies were there before.
-            if rows.newest(connection, stream, rows.is_(id)) is None:
-                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
-            return chain
+            return self._chain(connection, stream, id)
+
+    def chain_manifests(self, stream: str, id: int) -> list[StoredObject]:
+        """The manifests that a restore of `id` reads, as things stand at one moment: of every checkpoint of its chain,
+        oldest first, and of the materializations that its chains begin with.
+
+        Raises:
+            UnknownCheckpoint
+        """
+        with self._reading() as connection:
+            chain = self._chain(connection, stream, id)
+            query = rows.checkpoints_of(stream, marked=True).where(t.checkpoint.c.id.between(chain[0], id))
+            manifests = [rows.to_checkpoint(row).manifest for row in connection.execute(query)][::-1]
+            begun = chain_materializations(connection, stream, id)
+            self._check_visible(connection, stream, id)
+            return manifests + [StoredObject(m.manifest, m.manifest_bytes, m.manifest_checksum) for m in begun]
+
+    def _chain(self, connection: Connection, stream: str, id: int) -> list[int]:
+        chain = rows.chain(connection, stream, id) if 0 < id < rows.ID_END else []
+        self._check_visible(connection, stream, id)
+        return chain
+
+    def _check_visible(self, connection: Connection, stream: str, id: int) -> None:
+        """Last of all: of a checkpoint that is not marked now, what was read before is whole."""
+        if rows.newest(connection, stream, rows.is_(id)) is None:
+            raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
 
     def record_proof(
         self,

@@ -214,11 +214,8 @@ def opaque_digests(values: Mapping[int, bytes], groups: KeyGroupRange) -> np.nda
 
 
 def chain_manifests(catalog: Catalog, stream: str, checkpoint: int) -> list[StoredObject]:
-    """The manifest objects of every checkpoint that a restore of `checkpoint` reads, oldest first, and of the
-    materializations that its chains begin with."""
-    checkpoints = [catalog.checkpoint(stream, c).manifest for c in catalog.chain(stream, checkpoint)]
-    materialized = [m.manifest for m in catalog.chain_materializations(stream, checkpoint) if m.manifest]
-    return checkpoints + materialized
+    """What `read_manifests` is to read for a restore of a checkpoint; see `Catalog.chain_manifests`."""
+    return catalog.chain_manifests(stream, checkpoint)
 
 
 def read_manifest(store: Store, stored: StoredObject, stream: str | None = None) -> Manifest:

@@ -448,24 +448,31 @@ def test_a_chain_is_what_a_restore_may_read(flights: Catalog) -> None:
         flights.chain("flights", 10)
 
 
-def test_a_chain_is_never_cut_by_a_deletion_that_comes_between(flights: Catalog, catalog_url: str) -> None:
+@pytest.mark.parametrize("statement", [1, 2, 3, 4, 5])
+def test_what_a_restore_reads_is_never_cut_by_a_deletion_that_comes_between(
+    flights: Catalog, catalog_url: str, statement: int
+) -> None:
     add(flights, 2, first={"aircraft": 1})
     flights.commit("flights", 1, commit_of(3, forms={"aircraft": Form.BASE}, first={"aircraft": 3}))
+    manifests = [stored(id, "manifest.a.arrow") for id in (1, 2)]
     with open_catalog(catalog_url) as other:
-        marked = []
+        seen: list[object] = []
 
         def mark(*_: object) -> None:
-            if not marked:
-                marked.append(other.mark_deleted("flights", 1, [2]))
+            seen.append(None)
+            if len(seen) == statement:
+                other.mark_deleted("flights", 1, [2])
 
         event.listen(flights._engine, "after_cursor_execute", mark)
         try:
-            seen = flights.chain("flights", 2)
+            assert flights.chain_manifests("flights", 2) == manifests
+            assert flights.chain("flights", 2) == [1, 2]
         except UnknownCheckpoint:
-            seen = []
-    assert marked and seen in ([1, 2], [])
+            assert len(seen) >= statement
     with pytest.raises(UnknownCheckpoint):
         flights.chain("flights", 2)
+    with pytest.raises(UnknownCheckpoint):
+        flights.chain_manifests("flights", 2)
 
 
 def test_objects_of_many_checkpoints(flights: Catalog) -> None:
