@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Self
 
 CHUNK = 1 << 16
+FLIPPED_BYTES = 1024
+"""an answer of more is content, but for its head"""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Fault:
         deaf: as `hangs`, but the request is carried out: it is the answer that never comes.
         reply: said instead of an answer; the request is swallowed. Each of several commands of Redis gets it.
         piece_bytes, pause_s: the answer comes in such pieces, with a pause before each.
+        flips: one bit of each large part of the answer is another one.
     """
 
     delay_s: float = 0.0
@@ -42,6 +45,7 @@ class Fault:
     reply: bytes | None = None
     piece_bytes: int | None = None
     pause_s: float = 0.0
+    flips: bool = False
 
 
 PASS = Fault()
@@ -276,6 +280,9 @@ class _Exchange:
             return True
         if fault.answer_bytes is not None:
             data = data[: fault.answer_bytes - self._answered]
+        if fault.flips and len(data) > FLIPPED_BYTES:
+            at = len(data) - FLIPPED_BYTES // 4
+            data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         for start in range(0, len(data), fault.piece_bytes or CHUNK):
             time.sleep(fault.pause_s)
             self._client.sendall(data[start : start + (fault.piece_bytes or CHUNK)])

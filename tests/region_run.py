@@ -18,22 +18,11 @@ from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
 from siltstone.stream import Stream
 
 
-class RegionRun:
-    """One run of a stream: take it over, then `step` for each micro-batch."""
+class RegionSteps:
+    """The steps of an open region: `step` for each micro-batch."""
 
-    def __init__(
-        self,
-        place: Place,
-        stream: Stream,
-        policy: Policy,
-        parallelism: int = 1,
-        checkpoint_steps: int = 1,
-        upload: UploadOptions | None = None,
-    ) -> None:
-        options = RegionOptions(
-            parallelism=parallelism, checkpoint_steps=checkpoint_steps, upload=upload or UploadOptions()
-        )
-        self.region = Region.open(stream, place.warehouse, place.catalog, policy, options, "a test")
+    def __init__(self, region: Region) -> None:
+        self.region = region
         self.outputs: dict[str, pa.Table] = {}
         """operator -> what it returned in the newest step; and the step's rows"""
         self._waiting: list[Step] = []
@@ -50,9 +39,31 @@ class RegionRun:
             region.acknowledge(operator.name, received)
         if not region.checkpoint_due:
             return None
-        completed = region.complete(self._waiting)
+        completed = self.complete()
         self._waiting = []
         return completed
+
+    def complete(self) -> Completed:
+        """The checkpoint that is due."""
+        return self.region.complete(self._waiting)
+
+
+class RegionRun(RegionSteps):
+    """One run of a stream: takes it over."""
+
+    def __init__(
+        self,
+        place: Place,
+        stream: Stream,
+        policy: Policy,
+        parallelism: int = 1,
+        checkpoint_steps: int = 1,
+        upload: UploadOptions | None = None,
+    ) -> None:
+        options = RegionOptions(
+            parallelism=parallelism, checkpoint_steps=checkpoint_steps, upload=upload or UploadOptions()
+        )
+        super().__init__(Region.open(stream, place.warehouse, place.catalog, policy, options, "a test"))
 
 
 def _run(task: StepTask, rows: pa.Table) -> tuple[pa.Table, Sequence[Acknowledgement]]:

@@ -1,392 +1,191 @@
-"""The campaign: warehouse after warehouse, kill after kill, with every check of `reference` in between."""
+"""The campaign: warehouse after warehouse, process after process of every kind, every promise checked in between.
+
+Most processes are forked and need no JVM (`rounds`), so that kills fall into the engine's work and cost no start; a
+share are real `siltstone` processes with Spark (`life`).
+"""
 
 import argparse
 import os
 import random
 import shutil
-import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from siltstone.catalog.open import open_catalog
-from siltstone.catalog.place import Place
-from siltstone.catalog.repository import Catalog
-from siltstone.errors import UsageError
-from siltstone.store.open import Warehouse
-from streams import FLIGHTS
-from tests.fault.processes import Run, arguments_of, send
-from tests.fault.reference import Reference, flights, proof_violations, small, violations
+from tests.fault.commands import COMMANDS, chosen
+from tests.fault.disk import small_disk
+from tests.fault.life import KILLS, Hurt, Life
+from tests.fault.reference import flights, small
+from tests.fault.rounds import SHAPES, Round, Rounds
 from tests.fault.warehouses import WAREHOUSES
 
-LIMIT_S = 300.0
-"""no run of the campaign takes so long, on however slow a machine"""
-ORPHANS_S = 60.0
-"""after which nothing of a run whose driver is gone may be alive"""
-STEP_S = 1.5
-"""about what a step takes; a kill comes within one of a moment that the run is seen to reach"""
-KILLS = ("tree", "driver", "jvm", "worker")
-
-
-@dataclass(frozen=True)
-class Hurt:
-    """One line of the table."""
-
-    stream: str
-    store: str
-    kind: str
-    options: str
-    step: int
-    seconds: float
-    outcome: str
-    violations: list[str] = field(default_factory=list)
-
-
-class Life:
-    """One warehouse: it is hurt until its input is used up, then proven whole.
-
-    Args:
-        directory: an empty directory for it.
-        chance: where all random choices come from.
-        store: where its objects lie, one of `WAREHOUSES`.
-
-    Attributes:
-        warehouse: its directory on this machine.
-        url: what `--warehouse` names.
-    """
-
-    def __init__(self, reference: Reference, directory: Path, chance: random.Random, store: str = "filesystem") -> None:
-        self.reference, self.directory, self.chance, self.store = reference, directory, chance, store
-        self.stream = reference.stream.name
-        self.warehouse = directory / "warehouse"
-        self.url = WAREHOUSES[store](self.warehouse)
-        self._orphaned: list[Run] = []
-
-    @property
-    def step(self) -> int:
-        """The last step that a completed checkpoint holds."""
-        with self._catalog() as catalog:
-            newest = catalog.last_id(self.stream) if catalog is not None else 0
-            return catalog.steps(self.stream, newest)[-1].step if catalog is not None and newest else 0
-
-    @contextmanager
-    def _catalog(self) -> Iterator[Catalog | None]:
-        """The catalog; None while it does not know the stream."""
-        try:
-            catalog = open_catalog(Warehouse.at(self.url).catalog_url, create=False)
-        except UsageError:
-            yield None
-            return
-        with closing(catalog):
-            yield catalog if self.stream in [s.name for s in catalog.streams()] else None
-
-    @property
-    def left(self) -> int:
-        """How many steps are left to do."""
-        return max(0, self.reference.steps - self.step)
-
-    def start(self, options: dict[str, int | str | None], master: str = "local[2]") -> Run:
-        """A run; where the stream's input goes on after the reference's, it is told to stop there."""
-        batches = options.get("batches")
-        if batches is None and not self.reference.whole:
-            options = {**options, "batches": self.left}
-        return Run(self.stream, self.url, self.directory, arguments_of(options), master)
-
-    def options(self) -> dict[str, int | str | None]:
-        """How the next run works; one after the other they differ in all that may differ."""
-        chance = self.chance
-        return {
-            "parallelism": chance.choice([1, 2, 3]),
-            "checkpoint_steps": chance.choice([1, 1, 3]),
-            "batches": chance.choice([None, None, min(self.left, chance.randint(4, 8))]),
-            "policy": chance.choice([None, "adjust-d"]),
-        }
-
-    def kill(self, kind: str) -> Hurt | None:
-        """Start a run, kill what `kind` says at a random moment; None if the run was through before."""
-        chance, options = self.chance, self.options()
-        if kind == "worker":  # it may well survive, and is then not to use the input up
-            options["batches"] = min(self.left, chance.randint(5, 6))
-        # With retries a task survives the loss of its worker.
-        run = self.start(options, chance.choice(["local[2]", "local[2,4]"]))
-        try:
-            self._wait_for_a_moment(run)
-            targets = self._targets(run, kind)
-            if run.ended or not targets:
-                run.wait(LIMIT_S)
-                return None
-            send(targets, signal.SIGKILL)
-            at_s = time.monotonic() - run.started_s
-            outcome, found = self._after(run, kind)
-        finally:
-            if run not in self._orphaned:
-                run.kill_all()
-        return Hurt(self.stream, self.store, kind, _shown(options), self.step, at_s, outcome, [*found, *self.look()])
-
-    def _wait_for_a_moment(self, run: Run) -> None:
-        """Until some checkpoints completed, or only until the start; then a little longer."""
-        work = self.warehouse / "work" / self.stream
-        newest, before = max((path.name for path in work.glob("*")), default=""), self.completed
-        more = self.chance.choice([-1, 0, 0, 1, 1, 2, 3])
-
-        def begun() -> bool:
-            return any(path.parts[-3] > newest for path in work.glob("*/spark/offsets"))
-
-        def enough() -> bool:
-            return begun() and self.completed >= before + more
-
-        pause = self.chance.random() * STEP_S
-        if more < 0:
-            pause *= 4
-        elif not run.until(begun if more == 0 else enough):
-            return
-        until = time.monotonic() + pause
-        run.until(lambda: time.monotonic() >= until)
-
-    @property
-    def completed(self) -> int:
-        """The newest checkpoint, 0 before the first."""
-        with self._catalog() as catalog:
-            return catalog.last_id(self.stream) if catalog is not None else 0
-
-    def _targets(self, run: Run, kind: str) -> list[int]:
-        match kind:
-            case "tree":
-                return list(run.processes())
-            case "driver":
-                return [run.process.pid]
-            case "jvm":
-                return run.machine()
-            case _:
-                if not run.until(lambda: bool(run.workers())):
-                    return []
-                workers = run.workers()
-                # Any one may be idle; among all of them is the one at work.
-                return workers if self.chance.random() < 0.5 else self.chance.sample(workers, min(1, len(workers)))
-
-    def _after(self, run: Run, kind: str) -> tuple[str, list[str]]:
-        """What became of the run, and what of that may not be."""
-        if kind == "tree":
-            run.kill_all()
-            return "killed", []
-        if kind == "driver":
-            # Half of the time the next run begins while the driver's orphans still die.
-            if self.chance.random() < 0.5:
-                self._orphaned.append(run)
-                return "killed, resumed at once", []
-            return "killed", _outlived(run)
-        try:
-            end = run.wait(LIMIT_S)
-        except TimeoutError as error:
-            return "hangs", [str(error)]
-        if end.code == 0 and kind == "worker":
-            return "survived", []
-        says = "Spark" if kind == "jvm" else "Python worker died"
-        clear = end.code == (3 if kind == "jvm" else 1) and says in end.error
-        return f"stopped: {end.error}", [] if clear else [f"exit code {end.code}, and said: {end.said[-500:]}"]
-
-    def look(self, *, ended: bool = False) -> list[str]:
-        """Cheap checks between runs."""
-        return violations(self.reference, self.url, ended=ended) if self.step else []
-
-    def finish(self) -> list[str]:
-        """An undisturbed run to the end, and every check there is."""
-        if self.left:
-            end = self.start({"parallelism": self.chance.choice([1, 2, 3])}).wait(LIMIT_S)
-            if end.code != 0 or end.result is None:
-                return [f"the last run ended with {end.code}: {end.said[-500:]}"]
-            if end.result["digest"] != self.reference.digests[self.step - 1]:
-                return ["the last run does not end with the digest of the undisturbed one"]
-        found = [] if self.left == 0 else [f"{self.left} steps were not run"]
-        found += [violation for run in self._orphaned for violation in _outlived(run)]
-        return [*found, *self.look(ended=True), *proof_violations(self.reference, self.url)]
-
-    def zombie(self, *, stopped: bool) -> Hurt:
-        """A second run takes the stream over from a first that is stopped (or goes on), which then is to find out."""
-        first = self.start({"parallelism": self.chance.choice([1, 2]), "checkpoint_steps": 1})
-        second: Run | None = None
-        kind = "zombie" if stopped else "rival"
-        try:
-            self._wait_for_a_moment(first)
-            frozen = list(first.processes()) if stopped else []
-            send(frozen, signal.SIGSTOP)
-            at_s = time.monotonic() - first.started_s
-            if first.ended:
-                return Hurt(self.stream, self.store, kind, "", self.step, at_s, "the first run was through before")
-            second = self.start({"batches": min(self.left, 3), "parallelism": self.chance.choice([1, 2, 3])})
-            outcome, found = self._taken_over(first, second, stopped)
-            return Hurt(self.stream, self.store, kind, "", self.step, at_s, outcome, found)
-        finally:
-            for run in (first, second):
-                if run is not None:
-                    run.kill_all()
-
-    def _taken_over(self, first: Run, second: Run, stopped: bool) -> tuple[str, list[str]]:
-        found = []
-        end = second.wait(LIMIT_S)
-        if end.code != 0:
-            found.append(f"the second run ended with {end.code}: {end.said[-500:]}")
-        before = self._fingerprint()
-        send(list(first.processes()), signal.SIGCONT)
-        late = first.wait(LIMIT_S)
-        # One that was never stopped may be through before the second begins.
-        if late.code not in ((4,) if stopped else (0, 4)):
-            found.append(f"the fenced run ended with {late.code}: {late.said[-500:]}")
-        if stopped and self._fingerprint() != before:
-            found.append("the fenced run changed what the second had written")
-        outcome = "fenced" if late.code == 4 else f"ended with {late.code}"
-        return outcome, [*found, *self.look(ended=True)]
-
-    def _fingerprint(self) -> tuple[object, ...]:
-        """What is recorded, what is published, and every object that a checkpoint names."""
-        with Place.existing(self.url) as place:
-            catalog, store = place.catalog, place.warehouse.store
-            records = catalog.checkpoints(self.stream)
-            objects = [(o.name, store.read(o.stored).size) for o in catalog.objects(self.stream)]  # their bytes checked
-        sink = self.warehouse / "sink" / self.stream / self.reference.sink
-        rows = sorted(str(path) for path in sink.glob("checkpoint=*/*"))
-        return [(r.id, r.epoch, r.digest) for r in records], objects, rows
-
-
-def _outlived(run: Run) -> list[str]:
-    """A run whose driver was killed: what of it does not go by itself."""
-    if run.gone(ORPHANS_S):
-        return []
-    left = [" ".join(command[:3]) for command in run.processes().values()]
-    run.kill_all()
-    return [f"{left} outlived the driver by {ORPHANS_S:.0f} s"]
-
-
-def _shown(options: dict[str, int | str | None]) -> str:
-    return " ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+COLUMNS = ("kills", "zombies", "faults", "rounds", "violations")
+SPARK_EVERY = 6
+"""one of so many kills is of a process with Spark, and one of so many of these is followed by a take-over"""
 
 
 @dataclass
 class Campaign:
-    """Lives, one after the other, until there were kills enough.
+    """Rounds and lives until there were kills enough, or a promise was broken.
 
     Args:
-        kills: how many, at least a quarter of them on flights.
+        kills: how many.
+        kinds: of processes, among `COMMANDS`.
         stores: of `WAREHOUSES`, used in turn.
-        zombies: how many take-overs.
-        tell: called with each line of the table, as it comes.
+        spark_kills: how many of the kills are of processes with Spark.
+        tell: called with a line for people and the violations, as they come.
     """
 
     seed: int
     kills: int
-    zombies: int
+    kinds: Sequence[str] = tuple(COMMANDS)
     stores: Sequence[str] = ("filesystem",)
-    tell: Callable[[Hurt], None] = lambda _: None
-    hurts: list[Hurt] = field(default_factory=list)
-    ends: list[tuple[str, list[str]]] = field(default_factory=list)
-    """per warehouse: its stream, and what was found at its end"""
+    spark_kills: int = 0
+    tell: Callable[[str, list[str]], None] = lambda line, violations: None
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        """Do it."""
-        chance = random.Random(self.seed)
-        # Every kind comes equally often.
-        kinds = [KILLS[i % len(KILLS)] for i in range(self.kills)]
-        takeovers = ["rival" if i % 3 == 2 else "zombie" for i in range(self.zombies)]
-        chance.shuffle(kinds)
-        todo = [*_mixed(chance, kinds, takeovers)]
-        while todo:
-            # A third of the kills on flights.
-            on_flights = sum(hurt.stream == FLIGHTS.name for hurt in self.hurts)
-            reference = flights() if on_flights * 3 < len(self.hurts) else small()
+        """Do it. Processes with Spark come in between, a share of every warehouse's turn."""
+        chance, number = random.Random(self.seed), 0
+        reach: dict[str, tuple[float, float]] = {}
+        while not self.broken and (self._left(spark=False) or self._left(spark=True)):
+            store = self.stores[number % len(self.stores)]
             directory = Path(tempfile.mkdtemp(prefix="siltstone-fault-"))
-            life = Life(reference, directory, chance, self.stores[len(self.ends) % len(self.stores)])
-            try:
-                while todo and life.left > 1:
-                    kind = todo[-1]
-                    hurt = life.kill(kind) if kind in KILLS else life.zombie(stopped=kind == "zombie")
-                    if hurt is None:
-                        continue
-                    todo.pop()
-                    self.hurts.append(hurt)
-                    self.tell(hurt)
-                    if hurt.violations:
-                        break
-                self.ends.append((f"{life.stream} on {life.store}", [] if self.broken else life.finish()))
-            finally:
-                if not self.broken:
-                    shutil.rmtree(directory, ignore_errors=True)
+            if self._left(spark=False):
+                self._forked(directory, chance, store, reach)
+            if self._left(spark=True) and not self.broken:
+                # One of three of flights, which take longer.
+                self._with_spark(directory / "spark", chance, store, on_flights=number % 3 == 1)
             if self.broken:
-                self.ends[-1][1].append(f"left as it is, to look at: {directory}")
-                return
+                self.tell(f"left as it is, to look at: {directory}", [])
+            else:
+                shutil.rmtree(directory, ignore_errors=True)
+            number += 1
 
-    @property
-    def broken(self) -> list[str]:
-        """Every violation."""
-        return [v for hurt in self.hurts for v in hurt.violations] + [v for _, found in self.ends for v in found]
+    def total(self, column: str, *, spark: bool | None = None) -> int:
+        """Over all kinds."""
+        chosen_ = [c for kind, c in self.counts.items() if spark is None or kind.endswith("Spark") == spark]
+        return sum(count[column] for count in chosen_)
 
+    def _left(self, *, spark: bool) -> int:
+        wanted = self.spark_kills if spark else self.kills - self.spark_kills
+        return max(0, wanted - self.total("kills", spark=spark))
 
-def _mixed(chance: random.Random, kinds: list[str], takeovers: list[str]) -> Iterator[str]:
-    """All of them, the take-overs at random places in between."""
-    places = sorted(chance.sample(range(len(kinds) + len(takeovers)), len(takeovers)))
-    for place in range(len(kinds) + len(takeovers)):
-        yield takeovers.pop() if place in places else kinds.pop()
+    def _count(self, kind: str, column: str, by: int = 1) -> None:
+        self.counts.setdefault(kind, Counter())[column] += by
+
+    def _told(self, line: str, violations: list[str]) -> None:
+        self.broken += violations
+        self.tell(line, violations)
+
+    # --- without a JVM ----------------------------------------------------------------------------------------------
+
+    def _forked(
+        self, directory: Path, chance: random.Random, store: str, reach: dict[str, tuple[float, float]]
+    ) -> None:
+        with small_disk(directory / "disk") as disk:
+            rounds = Rounds(disk, chance, store, reach)
+            while self._left(spark=False) and not self.broken:
+                known = rounds.known()
+                if known.left < 2:
+                    break
+                start = time.monotonic()
+                played = rounds.play(chance.choice(SHAPES), chosen(chance, self.kinds, known))
+                self._record(played, time.monotonic() - start, known.newest)
+            if not self.broken:
+                self._told(f"    a warehouse on {store} at its end: settled", rounds.finish())
+            if self.broken:  # the disk goes with its block
+                ignored = shutil.ignore_patterns("ballast")
+                shutil.copytree(disk.path, directory / "copy", ignore=ignored, dirs_exist_ok=True)
+
+    def _record(self, played: Round, seconds: float, newest: int) -> None:
+        for kind in played.kinds:
+            self._count(kind, "rounds")
+        for column, counted in (("kills", played.kills), ("zombies", played.zombies), ("faults", played.faults)):
+            for kind, count in counted.items():
+                self._count(kind, column, count)
+        if played.violations:
+            self._count(played.kinds[0], "violations", len(played.violations))
+        line = (
+            f"{self.total('kills'):4} {played.store:10} {played.shape:7} at checkpoint {newest:2}, {seconds:4.1f} s: "
+        )
+        self._told(line + ", ".join(played.outcomes), played.violations)
+
+    # --- with Spark -------------------------------------------------------------------------------------------------
+
+    def _with_spark(self, directory: Path, chance: random.Random, store: str, *, on_flights: bool) -> None:
+        directory.mkdir()
+        life = Life(flights() if on_flights else small(), directory, chance, store)
+        targets = [*KILLS]
+        chance.shuffle(targets)
+        share = max(1, self.spark_kills // (2 * len(self.stores)))
+        done = 0
+        while self._left(spark=True) and done < share and life.left > 1 and not self.broken:
+            hurt = life.kill(targets[done % len(targets)])
+            if hurt is None:
+                continue
+            done += 1
+            self._recorded(hurt, "kills")
+        if life.left > 1 and not self.broken:
+            self._recorded(life.zombie(stopped=chance.random() < 0.7), "zombies")
+        if not self.broken:
+            self._told(f"    a warehouse of {life.stream} on {store} at its end: proven", life.finish())
+
+    def _recorded(self, hurt: Hurt, column: str) -> None:
+        kind = f"{hurt.work}, Spark"
+        for counted in ("rounds", column):
+            self._count(kind, counted)
+        self._count(kind, "violations", len(hurt.violations))
+        line = (
+            f"{self.total('kills'):4} {hurt.store:10} {hurt.target:7} of {hurt.work} of {hurt.stream} with Spark after "
+        )
+        line += f"{hurt.seconds:.1f} s, then at step {hurt.step}: {hurt.outcome}"
+        self._told(line, hurt.violations)
+
+    def table(self) -> Table:
+        """What was done to each kind of process."""
+        table = Table("process", *COLUMNS)
+        for kind in sorted(self.counts):
+            table.add_row(kind, *(str(self.counts[kind][column]) for column in COLUMNS))
+        table.add_row("all", *(str(self.total(column)) for column in COLUMNS))
+        return table
 
 
 def main() -> int:
     """The command line of `harness.py`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=40)
-    parser.add_argument("--zombies", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=None)
+    parser = argparse.ArgumentParser(description="Kill Siltstone's processes; nothing may be lost or doubled.")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--spark-kills", type=int, help=f"How many of them with Spark. [one of {SPARK_EVERY}]")
+    parser.add_argument("--seed", type=int, help="Repeat the choices of another campaign. [at random]")
+    parser.add_argument("--process-kinds", default="all", help=f"all, or some of {','.join(COMMANDS)}")
     parser.add_argument("--warehouse-kind", choices=[*WAREHOUSES, "all"], default="filesystem")
     given = parser.parse_args()
+    kinds = list(COMMANDS) if given.process_kinds == "all" else given.process_kinds.split(",")
+    if unknown := [kind for kind in kinds if kind not in COMMANDS]:
+        parser.error(f"no process kind {unknown[0]}: there are {', '.join(COMMANDS)}")
     seed = given.seed if given.seed is not None else int.from_bytes(os.urandom(3))
+    spark_kills = given.kills // SPARK_EVERY if given.spark_kills is None else min(given.spark_kills, given.kills)
     console = Console(width=160)
-    console.print(f"{given.kills} kills and {given.zombies} take-overs on {given.warehouse_kind}, seed {seed}")
+    console.print(f"{given.kills} kills, {spark_kills} with Spark, of {', '.join(kinds)}; seed {seed}")
     start = time.monotonic()
 
-    def tell(hurt: Hurt) -> None:
-        console.print(
-            f"{len(campaign.hurts):3} {hurt.stream:8} {hurt.store:10} {hurt.kind:7} after {hurt.seconds:5.1f} s, "
-            f"then at step {hurt.step:2}  {hurt.outcome}  [{hurt.options}]",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        for violation in hurt.violations:
+    def tell(line: str, violations: list[str]) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        for violation in violations:
             console.print(f"    VIOLATION: {violation}", style="red", markup=False, soft_wrap=True)
 
     stores = list(WAREHOUSES) if given.warehouse_kind == "all" else [given.warehouse_kind]
-    campaign = Campaign(seed, given.kills, given.zombies, stores, tell)
+    campaign = Campaign(seed, given.kills, kinds, stores, spark_kills, tell)
     campaign.run()
-    console.print(_summary(campaign))
-    for stream, found in campaign.ends:
-        console.print(
-            f"a warehouse of {stream} at its end: {'; '.join(found) or 'proven'}", markup=False, soft_wrap=True
-        )
-    seconds = time.monotonic() - start
-    broken = campaign.broken
+    console.print(campaign.table())
+    seconds, broken = time.monotonic() - start, campaign.broken
     verdict = f"{len(broken)} violations: repeat with --seed {seed}" if broken else "no violation"
-    console.print(f"{len(campaign.hurts)} times hurt in {seconds:.0f} s, seed {seed}: {verdict}")
+    console.print(f"{campaign.total('kills')} kills in {seconds:.0f} s, seed {seed}: {verdict}")
     return 1 if broken else 0
-
-
-def _summary(campaign: Campaign) -> Table:
-    table = Table("what", "stream", "store", "times", "survived", "stopped", "killed", "fenced", "mean s", "violations")
-    groups: dict[tuple[str, str, str], list[Hurt]] = {}
-    for hurt in campaign.hurts:
-        groups.setdefault((hurt.kind, hurt.stream, hurt.store), []).append(hurt)
-    for (kind, stream, store), hurts in sorted(groups.items()):
-        count = Counter(hurt.outcome.split(":")[0].split(",")[0] for hurt in hurts)
-        table.add_row(
-            kind,
-            stream,
-            store,
-            str(len(hurts)),
-            *(str(count[outcome]) for outcome in ("survived", "stopped", "killed", "fenced")),
-            f"{sum(hurt.seconds for hurt in hurts) / len(hurts):.1f}",
-            str(sum(len(hurt.violations) for hurt in hurts)),
-        )
-    return table

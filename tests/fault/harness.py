@@ -1,8 +1,9 @@
-"""Kills and stops running streams at random moments, resumes them, and proves that nothing was lost or doubled.
+"""Kills, freezes and starves processes of every kind, resumes them, and proves that nothing was lost or doubled.
 
-    python tests/fault/harness.py --kills 40 [--seed N] [--warehouse-kind filesystem|s3|redis|rocksdb|all]
+    python tests/fault/harness.py --kills 200 [--seed N] [--process-kinds all|run,materialize,...]
+                                  [--warehouse-kind filesystem|s3|redis|rocksdb|all]
 
-Prints a table of all kills; ends with 1, and the seed to repeat, if a promise was broken.
+Prints a table of what was done to each kind of process; ends with 1, and the seed to repeat, if a promise was broken.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""`siltstone run` in a process tree of its own, and ways to hurt it. Processes are found in /proc by a mark."""
+"""`siltstone` with Spark in a process tree of its own, and ways to hurt it. Processes are found in /proc by a mark."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fault import small_stream
+from tests.fault import series, small_stream
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SILTSTONE_FAULT_RUN"
@@ -37,18 +37,26 @@ class End:
         return lines[-1] if lines else ""
 
 
+def ended(code: int, out: Path, err: Path) -> End:
+    """How a process ended that wrote into these files; one that was killed early may have written neither."""
+    said = [path.read_text() if path.exists() else "" for path in (out, err)]
+    lines = [line for line in said[0].splitlines() if line.startswith("{") and line.endswith("}")]
+    return End(code, json.loads(lines[-1]) if lines else None, said[1])
+
+
 class Run:
-    """One `siltstone run`; every process of its tree carries a mark in its environment.
+    """Commands of `siltstone`, one after the other on one JVM; every process of the tree carries a mark in its
+    environment.
 
     Args:
-        warehouse: its URL.
-        output: a directory for what it says.
+        commands: the arguments of each.
+        output: a directory for what they say.
         master: a Spark master; `local[2,3]` lets a task fail twice.
     """
 
-    def __init__(self, stream: str, warehouse: str, output: Path, arguments: Sequence[str], master: str) -> None:
+    def __init__(self, commands: Sequence[Sequence[str]], output: Path, master: str) -> None:
         self.mark = uuid.uuid4().hex
-        self.stream = stream
+        self.commands = commands
         self.started_s = time.monotonic()
         self._out, self._err = output / f"{self.mark}.out", output / f"{self.mark}.err"
         environment = {
@@ -60,11 +68,17 @@ class Run:
             "SILTSTONE_MASTER": master,
             "SILTSTONE_SPARK": json.dumps(SPARK),
         }
-        command = [sys.executable, "-m", "siltstone.cli", "run", stream, "--warehouse", warehouse, "--json"]
+        command = [sys.executable, "-m", series.__name__, json.dumps(commands)]
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*command, *arguments], cwd=ROOT, env=environment, stdout=out, stderr=err, start_new_session=True
+                command, cwd=ROOT, env=environment, stdout=out, stderr=err, start_new_session=True
             )
+
+    @property
+    def begun(self) -> list[str]:
+        """The kinds of the commands that have begun."""
+        lines = self._err.read_text().splitlines()
+        return [line.removeprefix(series.BEGUN).split()[0] for line in lines if line.startswith(series.BEGUN)]
 
     @property
     def ended(self) -> bool:
@@ -80,9 +94,9 @@ class Run:
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"run of {self.stream} (pid {self.process.pid}) goes on after {timeout_s} s") from None
-        lines = [line for line in self._out.read_text().splitlines() if line.startswith("{")]
-        return End(code, json.loads(lines[-1]) if lines else None, self._err.read_text())
+            what = " ".join(self.begun)
+            raise TimeoutError(f"{what} (pid {self.process.pid}) goes on after {timeout_s} s") from None
+        return ended(code, self._out, self._err)
 
     def until(self, reached: Callable[[], bool]) -> bool:
         """Wait until something holds; False if the run ended before."""

@@ -26,7 +26,6 @@ from streams.flights import UNKNOWN
 from streams.flights_data import prepare
 from tests import oracle_flights
 from tests.fault.small_stream import SMALL, purchases
-from tests.proofs import failures
 from tests.region_run import RegionRun
 
 WEEKS, MORE_WEEKS = 12, 3
@@ -83,63 +82,6 @@ def flights() -> Reference:
     named_ = [rows.set_column(place, "tailnum", rows["tailnum"].fill_null(UNKNOWN)) for rows in batches]
     digests, written = _undisturbed(FLIGHTS, "aircraft", named_)
     return Reference(FLIGHTS, "aircraft", named_, digests, written, WEEKS, _as_pandas_says)
-
-
-def violations(reference: Reference, warehouse: str, *, ended: bool) -> list[str]:
-    """What of a warehouse, with no run at work on it, is not as in the undisturbed run; nothing is restored.
-
-    Args:
-        warehouse: its URL.
-        ended: the newest run ended well, so that all rows are published.
-    """
-    name = reference.stream.name
-    with Place.existing(warehouse) as place:
-        catalog = place.catalog
-        newest = catalog.last_id(name)
-        records = catalog.checkpoints(name)
-        steps = catalog.steps(name, newest) if newest else []
-    found = []
-    if [r.id for r in records] != list(range(1, newest + 1)):
-        found.append(f"checkpoints {[r.id for r in records]} have gaps")
-    if [(s.step, s.batch_id) for s in steps] != [(n, n - 1) for n in range(1, len(steps) + 1)]:
-        found.append(f"steps {[(s.step, s.batch_id) for s in steps]} are not the batches in order")
-    of = {r.id: [s.step for s in steps if s.checkpoint == r.id] for r in records}
-    for record in records:
-        if record.digest != reference.digests[max(of[record.id]) - 1]:
-            found.append(f"checkpoint {record.id} does not have the digest of step {max(of[record.id])}")
-    found += _sink_violations(reference, place.warehouse.local.sink(name) / reference.sink, of, ended)
-    return found
-
-
-def _sink_violations(reference: Reference, sink: Path, of: dict[int, list[int]], ended: bool) -> list[str]:
-    found = []
-    published = {int(path.name.partition("=")[2]): path for path in sink.glob("checkpoint=*")}
-    missing = of.keys() - published.keys() - (set() if ended or not of else {max(of)})
-    if missing:
-        found.append(f"the rows of checkpoints {sorted(missing)} are not published")
-    if published.keys() - of.keys():
-        found.append(f"rows are published of {sorted(published.keys() - of.keys())}, which never completed")
-    for checkpoint in sorted(published.keys() & of.keys()):
-        wanted = pa.concat_tables([reference.written[step - 1] for step in of[checkpoint]])
-        files = [pq.ParquetFile(path).read() for path in published[checkpoint].glob("*.parquet")]
-        rows = pa.concat_tables(files).select(wanted.column_names).cast(wanted.schema)
-        if not rows.sort_by("sequence").equals(wanted.sort_by("sequence")):
-            found.append(f"the rows of checkpoint {checkpoint} are not those of the undisturbed run")
-    return found
-
-
-def proof_violations(reference: Reference, warehouse: str) -> list[str]:
-    """Every checkpoint proven, and the newest state as the stream's oracle says."""
-    name = reference.stream.name
-    with Place.existing(warehouse) as place:
-        found = [f"checkpoint {f.checkpoint} is not proven: {f.reason}" for f in failures(place, name)]
-        newest = place.catalog.last_id(name)
-        if reference.oracle is not None and newest and not found:
-            try:
-                reference.oracle(place, newest)
-            except AssertionError as error:
-                found.append(f"the state of checkpoint {newest} is not as computed by pandas: {error}")
-    return found
 
 
 def restored(place: Place, stream: Stream, checkpoint: int) -> dict[str, MemoryState]:

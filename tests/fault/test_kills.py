@@ -3,7 +3,7 @@
 from pathlib import Path
 from random import Random
 
-from tests.fault.campaign import Life
+from tests.fault.life import Life
 from tests.fault.reference import flights, small
 
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
-from tests.fault.campaign import ORPHANS_S, STEP_S, Life
+from tests.fault.life import ORPHANS_S, STEP_S, Life
 from tests.fault.processes import send
 from tests.fault.reference import small
 from tests.fault.small_stream import SMALL
@@ -35,7 +35,7 @@ def project(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_killed_driver_is_resumed_and_all_is_as_on_a_filesystem(kind: str, tmp_path: Path) -> None:
     reference, chance = small(), Random(f"killed {kind}")
     life = Life(reference, tmp_path, chance, kind)
-    run = life.start({"parallelism": chance.choice([1, 2, 3])})
+    run = life.start(parallelism=chance.choice([1, 2, 3]))
     enough = chance.randint(2, 5)
     try:
         assert run.until(lambda: life.completed >= enough), run.wait(1).said

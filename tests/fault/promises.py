@@ -1,0 +1,161 @@
+"""The promises of Siltstone (ARCHITECTURE.md), checked on a warehouse that nobody works on, against an undisturbed run.
+
+Each check tells what is broken in lines; none is good. Nothing is changed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import RetainedCheckpoint, StepRecord
+from siltstone.policy.orphans import AGE_GUARD, DELETES, judge
+from siltstone.store.paths import stream_prefix
+from tests.fault.reference import Reference
+from tests.proofs import failures
+
+UNFINISHED = timedelta(seconds=10)
+"""older than this, what was never finished is gone after a sweep whose age guard is shorter"""
+
+
+def broken(reference: Reference, place: Place, *, published: bool, proven: bool = True) -> list[str]:
+    """All that is broken.
+
+    Args:
+        published: the newest run ended well, so that all rows are in sight.
+        proven: also restore and prove every checkpoint.
+    """
+    name = reference.stream.name
+    if name not in [stream.name for stream in place.catalog.streams()]:
+        return []
+    newest = place.catalog.last_id(name)
+    steps = place.catalog.steps(name, newest) if newest else []
+    of: dict[int, list[int]] = {}
+    for step in steps:
+        of.setdefault(step.checkpoint, []).append(step.step)
+    sink = place.warehouse.local.sink(name) / reference.sink
+    found = [*_histories(reference, place, steps, of), *_references(place, name), *_orphans(place, name)]
+    found += _sink(reference, sink, of, published)
+    if proven and newest:
+        found += [f"checkpoint {f.checkpoint} is not proven: {f.reason}" for f in failures(place, name)]
+        found += _oracle(reference, place, newest, found)
+    return found
+
+
+def _oracle(reference: Reference, place: Place, newest: int, found: list[str]) -> list[str]:
+    if reference.oracle is None or found:
+        return []
+    try:
+        reference.oracle(place, newest)
+    except AssertionError as error:
+        return [f"the state of checkpoint {newest} is not as computed independently: {error}"]
+    return []
+
+
+def _histories(
+    reference: Reference, place: Place, steps: list[StepRecord], of: Mapping[int, list[int]]
+) -> Iterable[str]:
+    """Promises 1 and 2: what is recorded is what the undisturbed run did, step by step."""
+    catalog, name = place.catalog, reference.stream.name
+    if [(s.step, s.batch_id) for s in steps] != [(n, n - 1) for n in range(1, len(steps) + 1)]:
+        yield f"steps {[(s.step, s.batch_id) for s in steps]} are not the batches in order"
+    records, newest = catalog.checkpoints(name), catalog.last_id(name)
+    if newest and (not records or records[-1].id != newest):
+        yield f"the newest checkpoint {newest} is not to be seen"
+    for record in records:
+        if record.id not in of:
+            yield f"checkpoint {record.id} holds no step"
+        elif record.digest != reference.digests[max(of[record.id]) - 1]:
+            yield f"checkpoint {record.id} does not have the digest of step {max(of[record.id])}"
+    runs = catalog.runs(name)
+    if [run.epoch for run in runs] != list(range(1, len(runs) + 1)):
+        yield f"epochs {[run.epoch for run in runs]} have gaps"
+    if open_ := [run.epoch for run in runs[:-1] if run.ended_at is None]:
+        yield f"epochs {open_} were taken over and are still open"
+
+
+def _references(place: Place, name: str) -> Iterable[str]:
+    """Promise 3: whatever a checkpoint that is kept may need is there, whole, and nobody is about to delete it."""
+    catalog = place.catalog
+    retained = {row.id: row for row in catalog.retained(name)}
+    visible = {id for id, row in retained.items() if not row.deleted}
+    for id in visible:
+        if missing := [c for c in range(retained[id].first, id + 1) if c not in retained]:
+            yield f"checkpoint {id} builds on {missing}, which are gone"
+    for savepoint in catalog.savepoints(name):
+        if savepoint.checkpoint not in visible:
+            yield f"savepoint {savepoint.name} keeps checkpoint {savepoint.checkpoint}, which is gone"
+    sizes, sentenced = _sizes(place, name), {deletion.name for deletion in catalog.deletions(name)}
+    for stored in catalog.objects(name):
+        if _needed(stored.checkpoint, retained, sentenced, stored.name):
+            if stored.name not in sizes:
+                yield f"object {stored.name} of checkpoint {stored.checkpoint} is missing"
+            elif sizes[stored.name] != stored.bytes:
+                yield f"object {stored.name} has {sizes[stored.name]} bytes, not the {stored.bytes} recorded"
+            if stored.name in sentenced:
+                yield f"object {stored.name} of checkpoint {stored.checkpoint} is written down as deleted"
+
+
+def _needed(checkpoint: int, retained: Mapping[int, RetainedCheckpoint], sentenced: set[str], object: str) -> bool:
+    """Of a marked checkpoint, what is written down may have been deleted already."""
+    return not (retained[checkpoint].deleted and object in sentenced)
+
+
+def _orphans(place: Place, name: str) -> Iterable[str]:
+    """Promise 4: once the next run has ended and leases have expired, every orphan is one that a sweep deletes."""
+    standing = place.catalog.standing(name)
+    later = replace(standing, epoch=standing.epoch + 1, ended=True, leases=())
+    for object in _sizes(place, name):
+        if (reason := judge(object, later, AGE_GUARD)) is not None and reason not in DELETES:
+            yield f"object {object}, which nothing refers to, would be kept for good: {reason}"
+
+
+def left_over(place: Place, name: str) -> Iterable[str]:
+    """Promise 4, after a run that ended, expired leases and a sweep: what is stored is what is referred to."""
+    catalog = place.catalog
+    referenced = {stored.name for stored in catalog.objects(name)}
+    stored = set(_sizes(place, name))
+    if orphans := sorted(stored - referenced):
+        yield f"{len(orphans)} orphans are left, such as {orphans[0]}"
+    if missing := sorted(referenced - stored):
+        yield f"{len(missing)} objects are referred to and missing, such as {missing[0]}"
+    for write in place.warehouse.store.unfinished(stream_prefix(name)):
+        if catalog.now() - write.began_at > UNFINISHED:
+            yield f"the unfinished write {write.token} of {write.name} is left"
+
+
+def _sizes(place: Place, name: str) -> dict[str, int]:
+    return dict(place.warehouse.store.list(stream_prefix(name)))
+
+
+def _sink(reference: Reference, sink: Path, of: Mapping[int, list[int]], ended: bool) -> Iterable[str]:
+    """Promise 2: each row once, published with its checkpoint, whether that is kept or not."""
+    published = {int(path.name.partition("=")[2]): path for path in sink.glob("checkpoint=*")}
+    missing = of.keys() - published.keys() - (set() if ended or not of else {max(of)})
+    if missing:
+        yield f"the rows of checkpoints {sorted(missing)} are not published"
+    if published.keys() - of.keys():
+        yield f"rows are published of {sorted(published.keys() - of.keys())}, which never completed"
+    for checkpoint in sorted(published.keys() & of.keys()):
+        wanted = pa.concat_tables([reference.written[step - 1] for step in of[checkpoint]])
+        files = [pq.ParquetFile(path).read() for path in published[checkpoint].glob("*.parquet")]
+        rows = pa.concat_tables(files).select(wanted.column_names).cast(wanted.schema)
+        if not rows.sort_by("sequence").equals(wanted.sort_by("sequence")):
+            yield f"the rows of checkpoint {checkpoint} are not those of the undisturbed run"
+
+
+def recorded(place: Place, name: str) -> tuple[object, ...]:
+    """All that somebody who was fenced may not have changed."""
+    catalog = place.catalog
+    ids = [row.id for row in catalog.retained(name) if not row.deleted]
+    return (
+        catalog.retained(name),
+        catalog.objects(name),
+        catalog.savepoints(name),
+        catalog.steps(name, catalog.last_id(name)),
+        {id: catalog.firsts(name, id) for id in ids},
+    )

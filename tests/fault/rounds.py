@@ -1,0 +1,311 @@
+"""Rounds on one warehouse of the small stream: processes of every kind are hurt, alone and beside each other; no JVM.
+
+    kill     one process is killed -9, at a random moment or at a random line of the engine's code
+    two      two at once, of the same kind or of others; one or both are killed, or none
+    zombie   one is frozen at a random line, the stream taken over, leases expired, others at work; then it wakes up
+    fault    its store lags, refuses, cuts connections, says wrong bytes; or its disk fails, or fills
+
+After each the promises are checked. Now and then, and at the end, the warehouse is settled: the next run begins where
+the last was, leases expire, a truncation and a sweep run, and nothing may be left over.
+"""
+
+import re
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from random import Random
+from signal import SIGCONT, SIGKILL, SIGSTOP
+from typing import Any
+
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.place import Place
+from siltstone.errors import SiltstoneError
+from siltstone.store.open import Warehouse
+from tests.fault import promises
+from tests.fault.commands import COMMANDS, NAME, Known, chosen, wrong
+from tests.fault.disk import Disk
+from tests.fault.faults import Faults, faults_of
+from tests.fault.forked import Victim
+from tests.fault.processes import End
+from tests.fault.reference import small
+from tests.fault.victims import Orders
+from tests.fault.warehouses import WAREHOUSES
+
+SHAPES = ("kill", "kill", "kill", "two", "two", "zombie", "fault")
+"""of rounds, as often as they come"""
+LEASE = timedelta(hours=1)
+"""after which every lease has expired"""
+AGE_GUARD = "5s"
+"""of a sweep that is to leave nothing; no write of the campaign takes so long"""
+CONTENDED = "lock|busy|holds it|another process"
+"""what is said where a frozen process holds what others need"""
+
+
+@dataclass
+class Round:
+    """What happened in one: process kind -> how many were killed, became zombies, met faults."""
+
+    shape: str
+    store: str
+    kinds: tuple[str, ...]
+    kills: Counter[str] = field(default_factory=Counter)
+    zombies: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    outcomes: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+
+
+class Rounds:
+    """One warehouse, until its input is used up.
+
+    Args:
+        disk: an empty one for it.
+        reach: kind -> (lines, seconds) that it is at work for, about; learnt on the way, shared by warehouses.
+    """
+
+    def __init__(self, disk: Disk, chance: Random, store: str, reach: dict[str, tuple[float, float]]) -> None:
+        self.disk, self.chance, self.store, self.reach = disk, chance, store, reach
+        self.reference = small()
+        self.warehouse = disk.path / "warehouse"
+        self.url = WAREHOUSES[store](self.warehouse)
+        self._said = disk.path.with_name(f"{disk.path.name}-said")
+        self._said.mkdir()
+        self._count = 0
+        self._published = True
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _place(self, later: timedelta = timedelta(0)) -> Iterator[Place | None]:
+        """The warehouse, its catalog's clock ahead; None while there is none."""
+        warehouse = Warehouse.at(self.url)
+        if not warehouse.local.catalog.exists():
+            yield None
+            return
+        with closing(open_catalog(warehouse.catalog_url, now=lambda: datetime.now(UTC) + later)) as catalog:
+            yield Place(warehouse, catalog)
+
+    def known(self) -> Known:
+        """What there is to choose arguments by."""
+        with self._place() as place:
+            if place is None or NAME not in [stream.name for stream in place.catalog.streams()]:
+                return Known([], self.reference.steps)
+            catalog = place.catalog
+            newest = catalog.last_id(NAME)
+            done = catalog.steps(NAME, newest)[-1].step if newest else 0
+            ids = [checkpoint.id for checkpoint in catalog.checkpoints(NAME)]
+            return Known(ids, self.reference.steps - done, [s.name for s in catalog.savepoints(NAME)])
+
+    def _expire(self) -> None:
+        """Let all leases expire, as if time had passed."""
+        with self._place(LEASE) as place:
+            if place is not None and NAME in [stream.name for stream in place.catalog.streams()]:
+                place.catalog.live_leases(NAME)
+
+    # --- victims ----------------------------------------------------------------------------------------------
+
+    def _start(self, kind: str, known: Known, url: str | None = None, **orders: Any) -> Victim:
+        self._count += 1
+        arguments = [
+            kind,
+            NAME,
+            *map(str, COMMANDS[kind].arguments(self.chance, known)),
+            "--warehouse",
+            url or self.url,
+        ]
+        if kind == "run":
+            self._published = False
+        return Victim(Orders(arguments, self._said / f"{self._count:04d}-{kind}", **orders))
+
+    def _at_line(self, kind: str) -> int:
+        return 1 + int(self.chance.random() * self.reach.setdefault(kind, (4000.0, 0.3))[0])
+
+    def _learn(self, kind: str, met: bool, seconds: float | None) -> None:
+        """Kills that came too late come a little earlier from now on, the others a little later."""
+        lines, reach_s = self.reach[kind]
+        factor = 1.1 if met else 0.75
+        self.reach[kind] = (lines, reach_s * factor) if seconds is not None else (lines * factor, reach_s)
+
+    def _judge(self, round: Round, victim: Victim, *, alone: bool, faulty: bool = False) -> End:
+        """How it ended, and whether it may have."""
+        try:
+            end = victim.wait()
+        except TimeoutError as error:
+            round.violations.append(str(error))
+            return End(-9, None, str(error))
+        if victim.kind == "run" and end.code == 0:
+            self._published = True
+        begun = bool(self.known().checkpoints)
+        if fault := wrong(victim.kind, end, alone=alone, faulty=faulty, begun=begun):
+            round.violations.append(fault)
+        round.outcomes.append(f"{victim.kind} {end.code}")
+        return end
+
+    def _undisturbed(self, round: Round, kind: str, *, alone: bool = True) -> End:
+        """A command that nothing hurts."""
+        return self._judge(round, self._start(kind, self.known()), alone=alone)
+
+    # --- rounds ----------------------------------------------------------------------------------------------
+
+    def play(self, shape: str, kind: str) -> Round:
+        """One round, and every promise after it."""
+        round = Round(shape, self.store, (kind,))
+        try:
+            getattr(self, f"_{shape}")(round, kind)
+            round.violations += self.check()
+            if not round.violations and self.chance.random() < 0.25:
+                self.settle(round)
+        except (SiltstoneError, OSError) as error:
+            round.violations.append(f"the harness itself met {type(error).__name__}: {error}")
+        return round
+
+    def check(self) -> list[str]:
+        """Every promise, as things are."""
+        with self._place() as place:
+            return [] if place is None else promises.broken(self.reference, place, published=self._published)
+
+    def _kill(self, round: Round, kind: str) -> None:
+        known = self.known()
+        by_line = self.chance.random() < 0.6
+        victim = self._start(kind, known, at_line=self._at_line(kind) if by_line else None)
+        seconds = None
+        if not by_line:
+            seconds = self.chance.random() * self.reach.setdefault(kind, (4000.0, 0.3))[1]
+            time.sleep(seconds)
+            victim.signal(SIGKILL)
+        end = self._judge(round, victim, alone=True)
+        self._learn(kind, end.code == -9, seconds)
+        round.kills[kind] += end.code == -9
+        if end.code == -9 and self.chance.random() < 0.3:
+            self._undisturbed(round, kind)  # what it left hinders nobody
+
+    def _two(self, round: Round, kind: str) -> None:
+        known = self.known()
+        other = kind if self.chance.random() < 0.6 else chosen(self.chance, list(COMMANDS), known)
+        round.kinds = (kind, other)
+        victims = []
+        for each in round.kinds:
+            at_line = self._at_line(each) if self.chance.random() < 0.6 else None
+            victims.append(self._start(each, known, at_line=at_line))
+            time.sleep(self.chance.choice([0, 0, 0.02, 0.1]))
+        for victim in victims:
+            end = self._judge(round, victim, alone=False)
+            round.kills[victim.kind] += end.code == -9
+
+    def _zombie(self, round: Round, kind: str) -> None:
+        victim = self._start(kind, self.known(), at_line=self._at_line(kind), signal=SIGSTOP)
+        if not victim.until(lambda: victim.stopped) or not self._lets_others(victim):
+            self._judge(round, victim, alone=True)
+            self._learn(kind, False, None)
+            return
+        self._learn(kind, True, None)
+        round.zombies[kind] += 1
+        chance = self.chance
+        acts = chance.sample(["run", "expire", kind, "truncate", "sweep", "materialize"], chance.choice([1, 2, 3, 4]))
+        for act in acts:
+            if act == "expire":
+                self._expire()
+            elif (end := self._beside(round, act)) and end.code == 3 and re.search(CONTENDED, end.error):
+                victim.signal(SIGCONT)
+                victim.wait()
+                self._undisturbed(round, act)
+        round.violations += self.check()
+        with self._place() as place:
+            before = place and NAME in [s.name for s in place.catalog.streams()] and promises.recorded(place, NAME)
+        published = self._published
+        victim.signal(SIGCONT)
+        end = self._judge(round, victim, alone=False)
+        if end.code == 4:
+            self._published = published
+            with self._place() as place:
+                if place is not None and promises.recorded(place, NAME) != before:
+                    round.violations.append(f"the fenced {kind} changed what is recorded")
+
+    def _beside(self, round: Round, kind: str) -> End:
+        """A command beside a frozen one, which may hold a lock of its store or catalog."""
+        victim = self._start(kind, self.known())
+        end = victim.wait()
+        if not (end.code == 3 and re.search(CONTENDED, end.error)):
+            return self._judge(round, victim, alone=False)
+        return end
+
+    def _lets_others(self, victim: Victim) -> bool:
+        """Frozen amid a transaction it would keep everybody from a catalog in a file: then it goes a little further."""
+        path = Warehouse.at(self.url).local.catalog
+        for _ in range(200):
+            try:
+                if not path.exists():
+                    return True
+                with closing(sqlite3.connect(path, timeout=0.01, isolation_level=None)) as connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    connection.execute("ROLLBACK")
+                return True
+            except sqlite3.OperationalError:
+                victim.signal(SIGCONT)
+                time.sleep(0.002)
+                victim.signal(SIGSTOP)
+                if not victim.until(lambda: victim.stopped):
+                    return False
+        return False
+
+    def _fault(self, round: Round, kind: str) -> None:
+        known = self.known()
+        faults: Faults = faults_of(self.store, self.disk, self.chance)
+        kinds = (kind,) if self.chance.random() < 0.6 else (kind, chosen(self.chance, list(COMMANDS), known))
+        round.kinds = kinds
+        with faults.happening(self.url) as (url, orders):
+            victims = []
+            for each in kinds:
+                at_line = self._at_line(each) if self.chance.random() < 0.25 else None
+                victims.append(self._start(each, known, url, at_line=at_line, **orders))
+            for victim in victims:
+                end = self._judge(round, victim, alone=len(kinds) == 1, faulty=True)
+                round.kills[victim.kind] += end.code == -9
+                round.faults[victim.kind] += 1
+        round.outcomes.append(f"({faults.name})")
+        round.violations += self.check()
+        self._undisturbed(round, kind)
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def settle(self, round: Round) -> None:
+        """The next run goes on, leases expire, retention and a sweep run: nothing is left over, nobody is hindered."""
+        if not self.known().checkpoints and not self.known().left:
+            return
+        self._strict(round, "run")
+        self._expire()
+        for kind in ("materialize", "truncate"):
+            self._strict(round, kind)
+        self._strict(round, "sweep", ("--age-guard", AGE_GUARD))
+        with self._place() as place:
+            assert place is not None
+            round.violations += promises.left_over(place, NAME)
+        round.violations += self.check()
+
+    def _strict(self, round: Round, kind: str, arguments: tuple[str, ...] | None = None) -> None:
+        """A command that has to succeed."""
+        self._count += 1
+        if arguments is None:
+            known = self.known()
+            arguments = tuple(map(str, COMMANDS[kind].arguments(self.chance, known)))
+        victim = Victim(
+            Orders([kind, NAME, *arguments, "--warehouse", self.url], self._said / f"{self._count:04d}-{kind}")
+        )
+        end = victim.wait()
+        if end.code != 0:
+            round.violations.append(
+                f"{kind} {' '.join(arguments)} cannot do its work any more ({end.code}): {end.said[-1500:]}"
+            )
+        elif kind == "run":
+            self._published = True
+
+    def finish(self) -> list[str]:
+        """An undisturbed run to the end, settled."""
+        round = Round("end", self.store, ())
+        self._strict(round, "run", ("--batches", str(max(1, self.known().left)), "--parallelism", "2"))
+        self.settle(round)
+        return round.violations

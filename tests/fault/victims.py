@@ -1,0 +1,224 @@
+"""Processes to be hurt that cost no start: forked from one that has imported everything, without a JVM.
+
+Such a victim runs a command of the real command line. Where that maps a function over Spark's tasks, this process maps
+it in a loop. `run` moves the stream's region from step to step as the runner does; input and outputs are Arrow tables
+instead of Spark's, the sink is the real one.
+
+What hurts may come from outside, or from the victim itself, at a line of the engine's own code: so a moment that passes
+too fast to be met from outside is met as often as any other line.
+"""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import siltstone
+from siltstone import cli
+from siltstone.catalog.place import Place
+from siltstone.errors import Unreachable
+from siltstone.lifecycle.region import Completed, Region
+from siltstone.settings import load_settings
+from siltstone.spark import operations
+from siltstone.spark.runner import StreamRunner
+from siltstone.spark.sinks import ParquetSink
+from tests.fault import small_stream
+from tests.fault.small_stream import SMALL, purchases
+from tests.region_run import RegionSteps
+
+ENGINE = tuple(
+    os.path.join(os.path.dirname(siltstone.__file__), part) + os.sep
+    for part in ("catalog", "changelog", "lifecycle", "spark", "store")
+)
+SINK = "accounts"
+FAILING = ("open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.scandir")
+"""audit events of what a broken disk refuses"""
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a victim is to do, and what becomes of it.
+
+    Attributes:
+        arguments: of `siltstone`.
+        said: where its standard output and error go, `.out` and `.err`; and `.lines`, see `at_line`.
+        at_line: it sends itself `signal` when it comes to so many lines of the engine's code.
+        refused: a share of what it asks of the disk below `objects` that fails with an I/O error.
+        file_bytes: no file may grow beyond.
+        environment: further variables.
+    """
+
+    arguments: Sequence[str]
+    said: Path
+    at_line: int | None = None
+    signal: int = signal.SIGKILL
+    refused: float = 0.0
+    seed: int = 0
+    file_bytes: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def main(orders: Orders) -> None:
+    """The life of a victim."""
+    for number, suffix in ((1, ".out"), (2, ".err")):
+        opened = os.open(orders.said.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(opened, number)
+    os.environ.update(orders.environment, SILTSTONE_STREAMS=json.dumps([small_stream.__name__]))
+    _without_spark()
+    if orders.refused:
+        _break_disk(orders)
+    if orders.file_bytes is not None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (orders.file_bytes, orders.file_bytes))
+    command, *rest = orders.arguments
+    sys.argv = ["siltstone", *orders.arguments]
+    if orders.at_line is not None:
+        _signal_at(orders.at_line, orders.signal)
+    if command == "run":
+        cli.main(lambda: run(_options(rest)))
+    cli.main()
+
+
+def _without_spark() -> None:
+    """Map in this process what would be mapped by Spark's tasks."""
+    context = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+
+    def in_turn(_: Any, function: Callable[[Any], Any], pieces: Sequence[Any]) -> list[Any]:
+        return [function(piece) for piece in pieces]
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("siltstone.spark.operations."):
+            for attribute, value in (("spark_session", lambda *_: context), ("spark_map", in_turn)):
+                if hasattr(module, attribute):
+                    setattr(module, attribute, value)
+
+
+def _signal_at(line: int, number: int) -> None:
+    count = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(ENGINE):
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                os.kill(os.getpid(), number)
+        return trace
+
+    threading.settrace(trace)
+    sys.settrace(trace)
+
+
+def _break_disk(orders: Orders) -> None:
+    place = urlsplit(orders.arguments[orders.arguments.index("--warehouse") + 1])
+    objects = os.path.join(unquote(place.path), "objects") + os.sep
+    chance = random.Random(orders.seed)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in FAILING and str(arguments[0]).startswith(objects) and chance.random() < orders.refused:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(arguments[0]))
+
+    sys.addaudithook(hook)
+
+
+# --- a run without Spark ---------------------------------------------------------------------------------------------
+
+
+def _options(arguments: Sequence[str]) -> dict[str, str]:
+    names = [name.removeprefix("--").replace("-", "_") for name in arguments[1::2]]
+    return dict(zip(names, arguments[2::2], strict=True))
+
+
+def run(options: Mapping[str, str]) -> None:
+    """`siltstone run small`, with some options."""
+    wanted = dict(options)
+    batches = int(wanted.pop("batches", len(purchases())))
+    settings = load_settings(**wanted)
+    with Place.writable(settings.warehouse, settings.catalog) as place:
+        region = operations.open_region(settings, SMALL, place, {}, 2)
+        outcome = "failed"
+        try:
+            steps = SinkingSteps(region)
+            unbound: Any = StreamRunner._remove_old_work
+            unbound(SimpleNamespace(region=region))
+            todo = purchases()[region.step :][:batches]
+            for number, rows in enumerate(todo, 1):
+                steps.step(rows, last=number == len(todo))
+            outcome = "done"
+        finally:
+            with suppress(Unreachable):
+                region.close(outcome)
+    print(json.dumps({"checkpoint": region.completed, "digest": region.digest}), flush=True)
+
+
+class SinkingSteps(RegionSteps):
+    """Steps whose output goes to the stream's sink, in the order of the stream's runner."""
+
+    def __init__(self, region: Region) -> None:
+        super().__init__(region)
+        self.sink = ParquetSink(region.warehouse.local.sink(region.stream.name) / SINK)
+        self.sink.recover(region.completed, region.completed_epoch)
+        self._rows: list[pa.Table] = []
+
+    def step(self, rows: pa.Table, *, last: bool = False) -> Completed | None:
+        """As `RegionSteps.step`."""
+        completed = super().step(rows, last=last)
+        if completed is None:
+            self._rows.append(self.outputs[SINK])
+        return completed
+
+    def complete(self) -> Completed:
+        """Stage, complete, publish."""
+        region = self.region
+        checkpoint = region.checkpoint
+        region.check_fence()
+        whole: Any = Frame(pa.concat_tables([*self._rows, self.outputs[SINK]]))
+        self.sink.write(whole, checkpoint, region.epoch)
+        completed = super().complete()
+        self.sink.publish(checkpoint, region.epoch)
+        self._rows = []
+        return completed
+
+
+class Frame:
+    """As much of a DataFrame and its writer as the sink uses, around an Arrow table."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    def coalesce(self, _: int) -> "Frame":
+        """One file it is."""
+        return self
+
+    @property
+    def write(self) -> "Frame":
+        """The writer."""
+        return self
+
+    def mode(self, mode: str) -> "Frame":
+        """Overwrite is all that it knows."""
+        assert mode == "overwrite"
+        return self
+
+    def parquet(self, url: str) -> None:
+        """Replace the directory."""
+        directory = Path(unquote(urlsplit(url).path))
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        pq.write_table(self._rows, directory / "part-00000.parquet")
