@@ -10,7 +10,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, insert, literal, select
+from sqlalchemy import ColumnElement, Connection, Table, exists, insert, literal, select
 from sqlalchemy import exc as sa
 
 from siltstone.catalog import fencing, rows
@@ -52,9 +52,7 @@ class Forking(Transactions):
             except sa.IntegrityError:  # another process was first
                 raise _taken(new) from None
             _copy_chain(connection, stream, new, checkpoint, self._now())
-            for history in (t.step, t.edit):
-                of_it = (history.c.stream == stream) & (history.c.checkpoint <= checkpoint)
-                _copy(connection, history, of_it, stream=new)
+            _copy_history(connection, stream, new, checkpoint)
             return rows.get_stream(connection, new)
 
     def lineage(self, stream: str) -> list[str]:
@@ -98,6 +96,16 @@ def _copy_chain(connection: Connection, stream: str, new: str, checkpoint: int, 
                 needed.setdefault((stored.checkpoint, stored.epoch), []).append(stored)
     for (at, epoch), objects in needed.items():
         rows.insert_objects(connection, new, epoch, at, [(stored.kind, stored.stored) for stored in objects])
+
+
+def _copy_history(connection: Connection, stream: str, new: str, checkpoint: int) -> None:
+    """The input log up to a checkpoint, and the edits by hand that are part of it."""
+    s, e, r = t.step.c, t.edit.c, t.rewinding.c
+    _copy(connection, t.step, (s.stream == stream) & (s.checkpoint <= checkpoint), stream=new)
+    given_up = exists().where(
+        r.stream == stream, r.epoch > e.epoch, r.checkpoint < e.checkpoint, r.newest >= e.checkpoint
+    )
+    _copy(connection, t.edit, (e.stream == stream) & (e.checkpoint <= checkpoint) & ~given_up, stream=new)
 
 
 def _is_needed(stored: ObjectRecord, checkpoint: int, materialized: Collection[str]) -> bool:
