@@ -16,11 +16,13 @@ class Peak:
     """Most bytes seen of one process in each role: `driver` (the Python process itself), `jvm`, `worker`.
 
     `anonymous` leaves out pages of files, such as working state that is memory-mapped, which the kernel can drop at
-    any time. Empty where there is no /proc.
+    any time. `together` is the most anonymous bytes of all processes at one time; what processes share after a fork is
+    counted in each. Empty where there is no /proc.
     """
 
     resident: dict[str, int] = field(default_factory=dict)
     anonymous: dict[str, int] = field(default_factory=dict)
+    together: int = 0
 
     def take(self, root: int) -> None:
         """One sample."""
@@ -37,13 +39,16 @@ class Peak:
                 pid = int(entry.name)
                 parents[pid] = int(status["PPid"])
                 seen[pid] = status["Name"].strip(), _bytes(status["VmRSS"]), _bytes(status["RssAnon"])
+        together = 0
         for pid, (name, resident, anonymous) in seen.items():
             if pid == root or _descends(pid, root, parents):
+                together += anonymous
                 role = "driver" if pid == root else _ROLES.get(name[:6])
                 if role is None:  # a shell, or a process that a thread of the JVM is just starting
                     continue
                 self.resident[role] = max(self.resident.get(role, 0), resident)
                 self.anonymous[role] = max(self.anonymous.get(role, 0), anonymous)
+        self.together = max(self.together, together)
 
 
 @contextmanager

@@ -1,0 +1,314 @@
+"""What a chain costs: to materialize it, to restore it at its worst, to restore it at another parallelism.
+
+    materialize    a base and a delta of a tenth of its rows through `siltstone materialize` on Spark `local[2]`, beside
+                   pyarrow reading the base's files and writing them back in two processes: same files, compression,
+                   row groups and encodings. Spark's start is not counted
+    restore        a chain as long as the default bounds allow (`PolicyOptions`), beside a full snapshot of the same
+                   state read by pyarrow into the same form. Twice: into working state, the hash tables of two subtasks
+                   that a resumed run needs; and into Parquet files, as `siltstone restore` writes them
+    rescale        working state for 8 subtasks of what 2 wrote, beside that for 2
+
+Restores run without Spark in two processes that are there already. Memory is that of all processes together, anonymous
+pages only: mapped files, which the kernel can drop, are left out.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.goals import Goal, Report, table_of
+from benchmarks.memory import watched
+from benchmarks.states import MAX_PARALLELISM, OPERATOR, SUBTASKS, TABLE, Chain, always_deltas, stream, written
+from benchmarks.summary import MB
+from benchmarks.workload import short
+from siltstone.catalog.place import Place
+from siltstone.changelog.base import KEY_GROUP, ROW_GROUP_ROWS
+from siltstone.lifecycle.export import UnitTask, restore_unit, unit_tasks
+from siltstone.lifecycle.restore import chain_manifests, load_state, read_manifest, read_manifests
+from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
+from siltstone.model import KeyGroupRange, StoredObject
+from siltstone.policy.adaptive import PolicyOptions
+from siltstone.spark.session import spark_session
+from siltstone.state.backend import SubtaskState
+from siltstone.state.backends import backend
+from siltstone.state.protocol import set_state
+from siltstone.store.open import Warehouse
+
+MATERIALIZE_AT_MOST, RESTORE_AT_MOST, RESCALE_AT_MOST = 3.0, 1.5, 1.3
+MEMORY_AT_MOST_GB = 2.0
+CHANGED = 0.1
+RESCALED = 8
+_READ_ROWS = 1 << 16
+_GB = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rows of the states, and how often each is measured."""
+
+    rows: int = 10_000_000
+    worst_rows: int = 3_000_000
+    rounds: int = 3
+
+
+QUICK = Sizes(200_000, 100_000, 2)
+
+
+@contextmanager
+def two_processes() -> Iterator[ProcessPoolExecutor]:
+    """Two processes that have imported what they need."""
+    with ProcessPoolExecutor(SUBTASKS, mp_context=get_context("spawn")) as pool:
+        list(pool.map(time.sleep, [0.2] * SUBTASKS))
+        yield pool
+
+
+def timed(call: Callable[[], Iterable[Any]]) -> float:
+    """Seconds until all of it is there."""
+    began = time.perf_counter()
+    list(call())
+    return time.perf_counter() - began
+
+
+# --- materialization --------------------------------------------------------------------------------------------------
+
+
+def rewrite(paths: tuple[Path, Path]) -> None:
+    """Read one Parquet file and write it as another: all that pyarrow does, and no more."""
+    source, target = paths
+    group = pq.ParquetFile(source).metadata.row_group(0)
+    encodings = {group.column(i).path_in_schema: group.column(i).encodings for i in range(group.num_columns)}
+    pq.write_table(
+        pq.read_table(source),
+        target,
+        row_group_size=ROW_GROUP_ROWS,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name, used in encodings.items() if "RLE_DICTIONARY" in used],
+        column_encoding={
+            name: "DELTA_BINARY_PACKED" for name, used in encodings.items() if "DELTA_BINARY_PACKED" in used
+        },
+    )
+
+
+def bases(place: Place) -> list[Path]:
+    """The files of the bases that the newest checkpoint's chain begins with."""
+    store, newest = place.warehouse.store, place.catalog.latest(stream().name).id
+    manifests = read_manifests(store, chain_manifests(place.catalog, stream().name, newest))
+    names = {h.object for h in manifests[min(manifests)].handles if h.object.endswith(".parquet")}
+    return [place.warehouse.local.objects / name for name in sorted(names)]
+
+
+def materialize_on_spark(warehouse: str, result: str) -> None:
+    """The process that is measured: Spark is up and has its workers before the clock runs."""
+    from siltstone.settings import Settings
+    from siltstone.spark.operations import materialize
+
+    settings = Settings(warehouse=warehouse, parallelism=SUBTASKS)
+    spark = spark_session(f"local[{SUBTASKS}]", {"spark.driver.memory": "512m"})
+    spark.sparkContext.parallelize(range(SUBTASKS), SUBTASKS).map(_import_what_is_needed).collect()
+    began = time.perf_counter()
+    made = materialize(settings, stream().name)
+    Path(result).write_text(json.dumps({"seconds": time.perf_counter() - began, "rows": made.rows}))
+    spark.stop()
+
+
+def _import_what_is_needed(_: int) -> None:
+    import siltstone.lifecycle.materialize  # noqa: F401
+
+
+def materializing(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
+    """Side by side, one after the other, each round with a delta of its own."""
+    ours, plain, memory = [], [], []
+    result, rewritten = scratch / "materialized.json", scratch / "rewritten"
+    rewritten.mkdir()
+    with two_processes() as pool:
+        for _ in range(sizes.rounds):
+            jobs = [(path, rewritten / path.name) for path in bases(chain.place)]
+            plain.append(min(timed(lambda: pool.map(rewrite, jobs)) for _ in range(2)))  # noqa: B023
+            shutil.rmtree(rewritten)
+            rewritten.mkdir()
+            code = "import sys; from benchmarks.chains import materialize_on_spark; materialize_on_spark(*sys.argv[1:])"
+            command = [sys.executable, "-c", code, chain.place.warehouse.url, str(result)]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            with watched(process.pid) as peak:
+                said, _ = process.communicate()
+            if process.returncode:
+                raise RuntimeError(f"materializing failed:\n{said[-4000:]}")
+            found = json.loads(result.read_text())
+            assert found["rows"] == sizes.rows
+            ours.append(found["seconds"])
+            memory.append(peak.together)
+            chain.change(int(CHANGED * sizes.rows))
+    ratio = median(a / b for a, b in zip(ours, plain, strict=True))
+    name = f"{short(sizes.rows)} rows, {CHANGED:.0%} changed"
+    table = table_of(f"materializing {name}, two processes", "", "seconds", "best", "peak MB, all processes")
+    table.add_row("Siltstone, Spark", f"{median(ours):.2f}", f"{min(ours):.2f}", f"{max(memory) / MB:.0f}")
+    table.add_row("pyarrow, read and write back", f"{median(plain):.2f}", f"{min(plain):.2f}", "")
+    goals = [Goal(f"materialize {name}: seconds / pyarrow's", ratio, at_most=MATERIALIZE_AT_MOST)]
+    if max(memory):
+        goals.append(Goal(f"materialize {name}: peak GB", max(memory) / _GB, at_most=MEMORY_AT_MOST_GB))
+    return Report([table], goals, {"ours_s": ours, "pyarrow_s": plain, "peak_bytes": memory})
+
+
+# --- restores ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load:
+    """Working state of one subtask, to be made in a new directory."""
+
+    warehouse: str
+    manifests: tuple[StoredObject, ...]
+    step: int
+    groups: KeyGroupRange
+    directory: Path
+    snapshot: tuple[Path, ...] = ()
+    """read these instead of the chain"""
+
+
+def load(task: Load) -> int:
+    """Make it; how many rows it has."""
+    schemas = stream().operators[0].tables()
+    state = backend("heap").open(task.directory, schemas, (), task.groups, MAX_PARALLELISM)
+    try:
+        if task.snapshot:
+            _read_snapshot(state, task)
+        else:
+            load_state(state, Warehouse.at(task.warehouse).store, task.manifests, OPERATOR, task.step)
+        return state.tables[TABLE].rows
+    finally:
+        state.close()
+
+
+def _read_snapshot(state: SubtaskState, task: Load) -> None:
+    """What `load_state` does of a chain, without chain, checksums and proof."""
+    state.begin(task.step, tracking=False)
+    for path in task.snapshot:
+        for batch in pq.ParquetFile(path).iter_batches(_READ_ROWS):
+            groups = batch.column(KEY_GROUP).to_numpy()
+            set_state(state, TABLE, pa.Table.from_batches([batch.drop_columns([KEY_GROUP])]), groups)
+    state.tables[TABLE].mark()
+    state.commit()
+    state.release(task.step)
+
+
+def loads(place: Place, scratch: Path, parallelism: int) -> list[Load]:
+    """A task a subtask, of the newest checkpoint."""
+    newest = place.catalog.latest(stream().name)
+    stored = tuple(chain_manifests(place.catalog, stream().name, newest.id))
+    step = read_manifest(place.warehouse.store, newest.manifest).step
+    ranges = KeyGroupRange(0, MAX_PARALLELISM).split(parallelism)
+    return [
+        Load(place.warehouse.url, stored, step, groups, scratch / f"state-{parallelism}-{number}")
+        for number, groups in enumerate(ranges)
+    ]
+
+
+def load_all(pool: ProcessPoolExecutor, tasks: list[Load], rows: int) -> float:
+    """Seconds; what was made is gone afterwards."""
+    began = time.perf_counter()
+    made = list(pool.map(load, tasks))
+    took = time.perf_counter() - began
+    assert sum(made) == rows, "rows are missing"
+    for task in tasks:
+        shutil.rmtree(task.directory)
+    return took
+
+
+def rescaling(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
+    """A chain of 2 subtasks for 2 and for 8, by the same two processes."""
+    found: dict[int, list[float]] = {SUBTASKS: [], RESCALED: []}
+    with two_processes() as pool:
+        for number in range(sizes.rounds + 1):
+            for parallelism, seconds in found.items():
+                took = load_all(pool, loads(chain.place, scratch, parallelism), sizes.rows)
+                if number:
+                    seconds.append(took)
+    ratio = median(b / a for a, b in zip(*found.values(), strict=True))
+    title = f"working state of {short(sizes.rows)} rows that 2 subtasks wrote, two processes"
+    table = table_of(title, "", "seconds", "best")
+    for parallelism, seconds in found.items():
+        table.add_row(f"for {parallelism} subtasks", f"{median(seconds):.2f}", f"{min(seconds):.2f}")
+    what = f"rescale 2 -> 8, {short(sizes.rows)} rows: seconds / restore's"
+    return Report([table], [Goal(what, ratio, at_most=RESCALE_AT_MOST)], {str(p): s for p, s in found.items()})
+
+
+def export(job: tuple[str, UnitTask]) -> int:
+    """Restore one unit to Parquet."""
+    warehouse, task = job
+    return restore_unit(Warehouse.at(warehouse).store, task).rows
+
+
+def rewrite_plainly(paths: tuple[Path, Path]) -> None:
+    """Read a snapshot's file and write its rows as `siltstone restore` writes them."""
+    source, target = paths
+    pq.write_table(pq.read_table(source).drop_columns([KEY_GROUP]), target, compression="zstd")
+
+
+def restoring(scratch: Path, sizes: Sizes) -> Report:
+    """The worst chain that the default bounds allow, into working state and into Parquet."""
+    bounds = PolicyOptions(d0=PolicyOptions().d_max)
+    found: dict[str, dict[str, list[float]]] = {
+        form: {"chain": [], "snapshot": []} for form in ("working state", "Parquet files")
+    }
+    with written(str(scratch / "worst"), sizes.worst_rows, bounds) as chain, two_processes() as pool:
+        newest, share = chain.lengthen(bounds)
+        place = chain.place
+        manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, stream().name, newest))
+        snapshot = [take_snapshot(t) for t in snapshot_tasks(place.warehouse, manifests[newest], "heap", "bench")]
+        files = [place.warehouse.local.objects / part.objects[0].name for part in snapshot]
+        from_chain = loads(place, scratch, SUBTASKS)
+        from_snapshot = [replace(t, snapshot=(file,)) for t, file in zip(from_chain, files, strict=True)]
+        for number in range(sizes.rounds + 1):
+            out = scratch / f"restored-{number}"
+            out.mkdir()
+            units, _ = unit_tasks(manifests, newest, SUBTASKS, out)
+            jobs = [(place.warehouse.url, unit) for unit in units]
+            plain = [(path, out / path.name) for path in files]
+            took = {
+                ("working state", "chain"): load_all(pool, from_chain, sizes.worst_rows),
+                ("working state", "snapshot"): load_all(pool, from_snapshot, sizes.worst_rows),
+                ("Parquet files", "chain"): timed(lambda: pool.map(export, jobs)),  # noqa: B023
+                ("Parquet files", "snapshot"): timed(lambda: pool.map(rewrite_plainly, plain)),  # noqa: B023
+            }
+            shutil.rmtree(out)
+            for (form, source), seconds in took.items() if number else ():
+                found[form][source].append(seconds)
+    name = f"{bounds.d_max} deltas of {share:.2f} x the base"
+    title = f"restoring {short(sizes.worst_rows)} rows from the worst chain: {name}"
+    table = table_of(title, "into", "chain s", "snapshot s, read by pyarrow", "ratio")
+    goals = []
+    for form, seconds in found.items():
+        ratio = median(a / b for a, b in zip(seconds["chain"], seconds["snapshot"], strict=True))
+        table.add_row(form, f"{median(seconds['chain']):.2f}", f"{median(seconds['snapshot']):.2f}", f"{ratio:.2f}")
+        goals.append(Goal(f"worst chain into {form}: seconds / a snapshot's", ratio, at_most=RESTORE_AT_MOST))
+    return Report([table], goals, {"deltas": bounds.d_max, "deltas_share": share, **found})
+
+
+def run(scratch: Path, *, quick: bool = False) -> Report:
+    """All three."""
+    sizes = QUICK if quick else Sizes()
+    whole = Report()
+    with written(str(scratch / "tenth"), sizes.rows, always_deltas()) as chain:
+        chain.change(int(CHANGED * sizes.rows))
+        parts = {"materialize": materializing(scratch, chain, sizes), "rescale": rescaling(scratch, chain, sizes)}
+    shutil.rmtree(scratch / "tenth")
+    parts["restore"] = restoring(scratch, sizes)
+    for name, part in parts.items():
+        whole.tables += part.tables
+        whole.goals += part.goals
+        whole.numbers[name] = part.numbers
+    return whole

@@ -1,0 +1,100 @@
+"""State to measure on: an operator whose state is what it was last given, and chains of any length of it.
+
+Chains are made by the life cycle's own code, without Spark (`tests.region_run`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.catalog.place import Place
+from siltstone.lifecycle.region import Completed
+from siltstone.model import Form
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.stream import Stream
+from tests.region_run import RegionRun
+
+OPERATOR, TABLE = "balances", "balance"
+SUBTASKS = 2
+MAX_PARALLELISM = 128
+_VALUES = ("rows", "total", "least", "most")
+_AMOUNT = 1_000_000
+_SHARE_OF_ROOM = 0.97
+"""of what the bounds leave: a policy forecasts the next delta, and forecasts err"""
+
+
+class Balances(Operator):
+    """Four numbers a key, replaced by what comes; the shape of the step benchmark's aggregates."""
+
+    name = OPERATOR
+    key = {"key": pa.int64()}  # noqa: RUF012
+    balance = ValueState(value=dict.fromkeys(_VALUES, pa.int64()))
+
+    def process(self, rows: Rows, state: State) -> None:
+        first = np.zeros(len(rows.keys), np.int64)
+        first[rows.group] = np.arange(len(rows))
+        state.balance.put(rows.keys, rows.table.select(_VALUES).take(pa.array(first)))
+
+
+def stream(name: str = "bench") -> Stream:
+    """A stream of that one operator."""
+    no_source = lambda spark, options: spark.sql("")  # noqa: E731
+    return Stream(name, source=no_source, operators=[Balances()], max_parallelism=MAX_PARALLELISM)
+
+
+def rows_for(keys: np.ndarray, draw: np.random.Generator) -> pa.Table:
+    """Random values for these keys."""
+    amounts = np.sort(draw.integers(-_AMOUNT, _AMOUNT, (3, len(keys))), axis=0)
+    values = (draw.integers(1, 20, len(keys)), amounts.sum(axis=0), amounts[0], amounts[2])
+    return pa.table({"key": keys, **dict(zip(_VALUES, values, strict=True))})
+
+
+def always_deltas(most: int = 1_000_000) -> PolicyOptions:
+    """One base, then deltas without any other bound."""
+    return PolicyOptions(d0=most, d_max=most, size_ratio_max=None, space_amplification_max=None)
+
+
+class Chain:
+    """A stream of `rows` keys that is loaded and then changed; each step is a checkpoint."""
+
+    def __init__(self, place: Place, rows: int, options: PolicyOptions, seed: int = 1) -> None:
+        self.place, self.rows = place, rows
+        self._draw = np.random.default_rng(seed)
+        self._run = RegionRun(place, stream(), named("adjust-d", options), SUBTASKS)
+        self.base = self._step(self._draw.permutation(rows))
+
+    def change(self, rows: int) -> Completed:
+        """One checkpoint in which so many distinct random keys change."""
+        return self._step(self._draw.choice(self.rows, rows, replace=False))
+
+    def _step(self, keys: np.ndarray) -> Completed:
+        completed = self._run.step(rows_for(keys, self._draw))
+        assert completed is not None, "each step ends in a checkpoint"
+        return completed
+
+    def lengthen(self, options: PolicyOptions) -> tuple[int, float]:
+        """Take deltas of one size until the bounds allow no more: the newest checkpoint, bytes of deltas a byte of base.
+
+        Raises:
+            AssertionError: the policy has taken a base before that.
+        """
+        assert options.size_ratio_max is not None
+        probed = self.change(max(1, self.rows // 1000))
+        room = _SHARE_OF_ROOM * options.size_ratio_max * self.base.bytes - probed.bytes
+        changed = self.rows // 100
+        deltas = [probed, self.change(changed)]
+        left = options.d_max - len(deltas)
+        changed = min(self.rows, int(changed * (room - deltas[1].bytes) / left / deltas[1].bytes))
+        deltas += [self.change(changed) for _ in range(left)]
+        assert all(delta.forms[OPERATOR] is Form.DELTA for delta in deltas), "the chain is longer than the bounds allow"
+        return deltas[-1].id, sum(delta.bytes for delta in deltas) / self.base.bytes
+
+
+@contextmanager
+def written(url: str, rows: int, options: PolicyOptions) -> Iterator[Chain]:
+    """A new warehouse with a loaded stream."""
+    with Place.writable(url) as place:
+        yield Chain(place, rows, options)
