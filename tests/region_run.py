@@ -30,7 +30,7 @@ class RegionSteps:
     def step(self, rows: pa.Table, *, last: bool = False) -> Completed | None:
         """One micro-batch through every operator; the checkpoint, if one was due."""
         region = self.region
-        tasks = region.begin_step(last=last)
+        tasks = region.begin_step(ends=last or None)
         self._waiting.append(Step(region.step, region.step - 1, "v1\n{}\n"))
         self.outputs = {SOURCE: rows}
         for operator in region.stream.topological():

@@ -201,11 +201,11 @@ class Region:
         were given up, and that are to come again with these steps (`catalog.rewinding`)."""
         return self.catalog.logged_steps(self.stream.name)
 
-    def begin_step(self, *, last: bool = False) -> dict[str, StepTask]:
+    def begin_step(self, *, ends: bool | None = None) -> dict[str, StepTask]:
         """Start the next step, and say whether it ends in a checkpoint (`checkpoint_due`).
 
         Args:
-            last: no step follows for now, so it does.
+            ends: whether it does; None lets the run's options say.
 
         Returns:
             operator name -> the task of each of its subtasks.
@@ -216,10 +216,12 @@ class Region:
             self._follow(self.completed, self.catalog.firsts(self.stream.name, self.completed))
         self._steps_open += 1
         waited = time.monotonic() - self._last_checkpoint_s
-        if self.options.checkpoint_s is not None:
-            self.checkpoint_due = last or waited >= self.options.checkpoint_s
+        if ends is not None:
+            self.checkpoint_due = ends
+        elif self.options.checkpoint_s is not None:
+            self.checkpoint_due = waited >= self.options.checkpoint_s
         else:
-            self.checkpoint_due = last or self._steps_open >= self.options.checkpoint_steps
+            self.checkpoint_due = self._steps_open >= self.options.checkpoint_steps
         return {op.name: self._task(op, base_step) for op in self.stream.operators}
 
     def _task(self, operator: Operator, base_step: int) -> StepTask:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -26,18 +27,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 from siltstone.catalog.records import Step
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.lifecycle.region import Completed, Region
-from siltstone.lifecycle.subtask import OperatorFailed
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE
+from siltstone.spark.logged import explained
 from siltstone.spark.sinks import FunctionSink, ParquetSink
 from siltstone.spark.source_log import SourceLog
-from siltstone.spark.step import acknowledgements, columns_read, empty_step_frame, output_rows, step_frame
+from siltstone.spark.step import StepRun, columns_read, run_empty, run_operators
 from siltstone.store.open import Warehouse
 from siltstone.stream import DIRECTORY, Sink, Stream
 
 STOP_POLL_S = 0.2
-WORKER_DIED = ("Python worker exited unexpectedly", "java.net.SocketException", "java.io.EOFException")
-"""what Spark says when the process that ran a task is gone"""
 
 
 @dataclass
@@ -45,8 +44,7 @@ class _Interval:
     """What has been gathered since the last checkpoint."""
 
     sources: list[Step] = field(default_factory=list)
-    outputs: dict[str, list[DataFrame]] = field(default_factory=dict)
-    cached: list[DataFrame] = field(default_factory=list)
+    runs: list[StepRun] = field(default_factory=list)
 
 
 class StreamRunner:
@@ -135,10 +133,7 @@ class StreamRunner:
         self._interval.sources.append(self._log.read(batch, region.step + 1))
         self._next_batch += 1
         last = self._steps_left == 1
-        # Adaptive execution would plan an empty micro-batch with no task at all, and coalesce a small one's. The
-        # session here is the query's own clone.
-        rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
-        self._run_operators(rows, region.begin_step(last=last))
+        self._run_operators(rows, region.begin_step(ends=last or None))
         if region.checkpoint_due:
             self._checkpoint()
         if self._steps_left is not None:
@@ -147,41 +142,30 @@ class StreamRunner:
             self.enough.set()
 
     def _run_operators(self, rows: DataFrame, tasks: Mapping[str, StepTask]) -> None:
-        stream, region = self.region.stream, self.region
-        shared = sum(op.reads == SOURCE for op in stream.operators) > 1
-        if shared:
-            rows = rows.persist()
-        outputs: dict[str, DataFrame] = {SOURCE: rows}
-        try:
-            for operator in stream.topological():
-                task = tasks[operator.name]
-                frame = step_frame(outputs[operator.reads], task)
-                if stream.consumed(operator.name):
-                    # Its job must not run twice: once for the acknowledgements, once for whoever reads the output.
-                    frame = frame.persist()
-                    self._interval.cached.append(frame)
-                    outputs[operator.name] = output_rows(frame)
-                region.acknowledge(operator.name, acknowledgements(frame, task))
-        finally:
-            if shared:
-                rows.unpersist()
-        for name in self._sinks:
-            self._interval.outputs.setdefault(name, []).append(outputs[name])
+        done = run_operators(self.region.stream, rows, tasks)
+        for name, received in done.received.items():
+            self.region.acknowledge(name, received)
+        self._interval.runs.append(done)
+
+    def _empty_checkpoint(self) -> None:
+        """A step without rows that ends in a checkpoint."""
+        done = run_empty(self.spark, self.region.begin_step(ends=True))
+        for name, received in done.received.items():
+            self.region.acknowledge(name, received)
+        self._checkpoint()
 
     def _checkpoint(self) -> None:
         region, interval = self.region, self._interval
         checkpoint = region.checkpoint
         region.check_fence()
         for name, sink in self._sinks.items():
-            whole, *further = interval.outputs[name]
-            for rows in further:
-                whole = whole.unionAll(rows)
-            sink.write(whole, checkpoint, region.epoch)
+            if outputs := [done.outputs[name] for done in interval.runs]:
+                sink.write(reduce(DataFrame.unionAll, outputs), checkpoint, region.epoch)
         completed = region.complete(interval.sources)
         for sink in self._sinks.values():
             sink.publish(checkpoint, region.epoch)
-        for frame in interval.cached:
-            frame.unpersist()
+        for done in interval.runs:
+            done.unpersist()
         self._interval = _Interval()
         for operator in region.stream.operators:
             operator.region_checkpointed(checkpoint)
@@ -195,17 +179,13 @@ class StreamRunner:
         Raises:
             SiltstoneError: as a call; and that the run has failed before.
         """
-        region = self.region
         self.enough.set()
         with self._busy:
             self._stopping.set()
             self._check_not_failed()
             if not self._interval.sources:
                 return
-            tasks = region.begin_step(last=True)
-            for name, task in tasks.items():
-                region.acknowledge(name, acknowledgements(empty_step_frame(self.spark, task), task))
-            self._checkpoint()
+            self._empty_checkpoint()
 
     def _check_not_failed(self) -> None:
         """What a failed step left behind is known to a new run only: nothing more may build on it."""
@@ -313,12 +293,6 @@ def _reason(runner: StreamRunner, error: BaseException) -> BaseException:
             runner.region.check_fence()
     if isinstance(cause, SiltstoneError | KeyboardInterrupt):
         return cause
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]
-    errors = [line for line in lines if "Error" in line or "Exception" in line]
-    said = ([line for line in users if line] or errors[-1:] or lines or ["no message"])[0]
-    if any(sign in line for line in lines for sign in WORKER_DIED):
-        said = f"a Python worker died, killed or out of memory ({said}); run the stream again to resume"
     region = runner.region
     step = max(region.step, region.completed_step + 1)
-    return StateError(f"stream {region.stream.name} stopped in step {step}: {said}")
+    return StateError(f"stream {region.stream.name} stopped in step {step}: {explained(cause, 'run the stream')}")

@@ -11,13 +11,16 @@ location of the new writer epoch:
       sources/<i>/<n>       what a file source has seen, a JSON line a file; <n>.compact holds all up to n
 
 So after a crash the batches that follow the last completed checkpoint come again (promise 2), even where the
-machine that ran them is gone, and a writer of an older epoch cannot touch the newer one's record.
+machine that ran them is gone, and a writer of an older epoch cannot touch the newer one's record. And since Spark runs
+a batch that has offsets but no commit with just those offsets, any logged batch can be run again as it ran before: the
+same rows, watermark and `current_timestamp()` (DBSP's replay).
 """
 
 import json
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable
 from pathlib import Path
 
 from siltstone.catalog.records import Step
@@ -37,6 +40,8 @@ class SourceLog:
     def __init__(self, location: Path) -> None:
         self.location = location
         self._recorded: dict[str, int] = {}
+        self._entries: dict[str, dict[int, str]] = {}
+        """what was laid out of each source's log; forgotten once a query goes on by itself, which may be for months"""
 
     def prepare(self, steps: Iterable[Step]) -> None:
         """Make the location hold exactly `steps`, all of them committed; what was there goes.
@@ -45,21 +50,44 @@ class SourceLog:
             steps: every batch up to the checkpoint to resume from, oldest first.
         """
         shutil.rmtree(self.location, ignore_errors=True)
-        entries: dict[str, dict[int, str]] = {}
+        self._recorded, self._entries = {}, {}
         newest: list[Step] = []
         for step in steps:
-            for source, texts in json.loads(step.sources).items():
-                entries.setdefault(source, {}).update({int(n): text for n, text in texts.items()})
+            self._take(step)
             newest = [*newest[-1:], step]
-        for source, by_number in entries.items():
-            self._write_source(self.location / "sources" / source, by_number)
-            self._recorded[source] = max(by_number)
-        if newest:
-            _write(self.location / "metadata", json.dumps({"id": str(uuid.uuid4())}))
+        for source in self._entries:
+            self._write_source(source)
+        _write(self.location / "metadata", json.dumps({"id": str(uuid.uuid4())}))
         for step in newest:
             # Spark looks at the newest batch and the one before; older ones would merely be purged.
             _write(self.location / "offsets" / str(step.batch_id), step.offsets)
             _write(self.location / "commits" / str(step.batch_id), _commit_of(step.offsets))
+
+    def rerun(self, step: Step) -> None:
+        """Make `step` the batch that the next query here runs first, as it was logged; no query may be running.
+
+        What Spark has planned or done after the batch before is forgotten. That batch must be the newest one prepared
+        or rerun, and none must have been `read` since.
+        """
+        for name in ("offsets", "commits"):
+            _unlink_after(self.location / name, step.batch_id - 1)
+        for directory in (self.location / "sources").glob("*"):
+            _unlink_after(directory, self._recorded.get(directory.name, -1))
+        for source in self._take(step):
+            self._write_source(source)
+        offsets = self.location / "offsets"
+        if step.batch_id:
+            before = str(step.batch_id - 1)
+            _write(self.location / "commits" / before, _commit_of((offsets / before).read_text()))
+        _write(offsets / str(step.batch_id), step.offsets)
+
+    def _take(self, step: Step) -> list[str]:
+        """Add a logged batch's source log entries to those known; the sources that have some."""
+        sources = json.loads(step.sources)
+        for source, texts in sources.items():
+            self._entries.setdefault(source, {}).update({int(n): text for n, text in texts.items()})
+            self._recorded[source] = max(self._entries[source])
+        return list(sources)
 
     def read(self, batch: int, step: int) -> Step:
         """The record of a batch that is running as `step`; a source log entry is returned with one batch only.
@@ -69,6 +97,7 @@ class SourceLog:
             UsageError: the query keeps state of Spark's own there, which is not laid out again.
         """
         path = self.check(batch)
+        self._entries.clear()
         sources: dict[str, dict[str, str]] = {}
         for directory in sorted((self.location / "sources").glob("*")):
             fresh = self._fresh_entries(directory)
@@ -108,20 +137,30 @@ class SourceLog:
             fresh[int(number)] = _only_entry(text, int(number)) if path.suffix == ".compact" else text
         return fresh
 
-    @staticmethod
-    def _write_source(directory: Path, entries: Mapping[int, str]) -> None:
+    def _write_source(self, source: str) -> None:
+        """Write what is not there yet of a source's log."""
+        directory, entries = self.location / "sources" / source, self._entries[source]
         numbers = sorted(entries)
         compacted = -1
         if _is_file_source(entries[numbers[-1]]):
             # A file source expects the last multiple of its interval as one file of everything before it.
             compacted = (numbers[-1] + 1) // FILE_SOURCE_COMPACT_INTERVAL * FILE_SOURCE_COMPACT_INTERVAL - 1
-        whole = [line for n in numbers if n <= compacted for line in entries[n].splitlines()[1:]]
-        if compacted >= 0:
+        compact = directory / f"{compacted}.compact"
+        if compacted >= 0 and not compact.exists():
             header = entries[numbers[0]].splitlines()[0]
-            _write(directory / f"{compacted}.compact", "\n".join([header, *whole]))
-        for n in numbers:
-            if n > compacted:
+            whole = [line for n in numbers if n <= compacted for line in entries[n].splitlines()[1:]]
+            _write(compact, "\n".join([header, *whole]))
+        for n in numbers[bisect_right(numbers, compacted) :]:
+            if not (directory / str(n)).exists():
                 _write(directory / str(n), entries[n])
+
+
+def _unlink_after(directory: Path, newest: int) -> None:
+    """Remove the numbered files of a log of Spark's beyond `newest`."""
+    for path in directory.glob("*"):
+        number = path.name.removesuffix(".compact")
+        if number.isdigit() and int(number) > newest:
+            path.unlink()
 
 
 def _write(path: Path, text: str) -> None:

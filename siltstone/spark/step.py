@@ -1,6 +1,7 @@
 """One step of one operator as a Spark job: hash in the JVM, one shuffle, one Arrow task a subtask."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -13,8 +14,63 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, output_schema, run_subtask
 from siltstone.lifecycle.task import StepTask
-from siltstone.operator import Operator
+from siltstone.operator import SOURCE, Operator
 from siltstone.spark.types import spark_type
+from siltstone.stream import Stream
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """What a step's operators said and returned.
+
+    Attributes:
+        received: operator -> what its subtasks said.
+        outputs: operator -> its output, of those that anything reads; and the rows of the step itself.
+        cached: what must be let go of once nobody needs the outputs any more.
+    """
+
+    received: dict[str, list[Acknowledgement]] = field(default_factory=dict)
+    outputs: dict[str, DataFrame] = field(default_factory=dict)
+    cached: list[DataFrame] = field(default_factory=list)
+
+    def unpersist(self) -> None:
+        """Let go of the outputs."""
+        for frame in self.cached:
+            frame.unpersist()
+
+
+def run_operators(stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask]) -> StepRun:
+    """One step of every operator, each after the one it reads.
+
+    Raises:
+        SiltstoneError: what a subtask failed with.
+    """
+    # Adaptive execution would plan an empty micro-batch with no task at all, and coalesce a small one's. The
+    # session here is the query's own clone.
+    rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
+    shared = sum(op.reads == SOURCE for op in stream.operators) > 1
+    if shared:
+        rows = rows.persist()
+    run = StepRun(outputs={SOURCE: rows})
+    try:
+        for operator in stream.topological():
+            task = tasks[operator.name]
+            frame = step_frame(run.outputs[operator.reads], task)
+            if stream.consumed(operator.name):
+                # Its job must not run twice: once for the acknowledgements, once for whoever reads the output.
+                frame = frame.persist()
+                run.cached.append(frame)
+                run.outputs[operator.name] = output_rows(frame)
+            run.received[operator.name] = acknowledgements(frame, task)
+    finally:
+        if shared:
+            rows.unpersist()
+    return run
+
+
+def run_empty(spark: SparkSession, tasks: Mapping[str, StepTask]) -> StepRun:
+    """One step of every operator without rows; nothing is returned."""
+    return StepRun({name: acknowledgements(empty_step_frame(spark, task), task) for name, task in tasks.items()})
 
 
 def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:

@@ -113,3 +113,42 @@ def test_a_query_elsewhere_is_noticed(tmp_path: Path) -> None:
     log.prepare([])
     with pytest.raises(StateError, match="no record of batch 0"):
         log.read(0, 1)
+
+
+def reruns(log: SourceLog, step: Step, planned: bool) -> None:
+    """A logged batch, laid out as the newest; then Spark may have gone on to plan the next before it was stopped."""
+    log.rerun(step)
+    assert spark_reads(log.location / "sources" / "0") == [entry(n) for n in range(step.batch_id + 1)]
+    found = {p.name: p.read_text() for p in (log.location / "offsets").iterdir()}
+    assert found[str(step.batch_id)] == step.offsets and max(map(int, found)) == step.batch_id
+    commits = [int(p.name) for p in (log.location / "commits").glob("*")]
+    assert max(commits, default=-1) == step.batch_id - 1
+    if planned:
+        (log.location / "commits").mkdir(exist_ok=True)
+        (log.location / "commits" / str(step.batch_id)).write_text("v1\n{}")
+        (log.location / "offsets" / str(step.batch_id + 1)).write_text("v1\n{}\nanother")
+        spark_writes(log.location / "sources" / "0", step.batch_id + 1)
+
+
+@pytest.mark.parametrize("begin", [0, 1, 9, 10, 23])
+@pytest.mark.parametrize("planned", [False, True])
+def test_spark_runs_logged_batches_again_whatever_it_planned(begin: int, planned: bool, tmp_path: Path) -> None:
+    first = SourceLog(tmp_path / "first")
+    first.prepare([])
+    steps = [spark_runs(first, batch) for batch in range(42)]
+    again = SourceLog(tmp_path / "again")
+    again.prepare(steps[:begin])
+    for step in steps[begin:]:
+        reruns(again, step, planned)
+
+
+def test_batches_without_new_entries_come_again(tmp_path: Path) -> None:
+    steps = [
+        Step(n + 1, n, f'v1\n{{"batchWatermarkMs":{n}}}\n{n}', "{}" if n else '{"0":{"0":"v1\\n17"}}') for n in range(3)
+    ]
+    log = SourceLog(tmp_path)
+    log.prepare([])
+    for step in steps:
+        log.rerun(step)
+        assert (tmp_path / "sources" / "0" / "0").read_text() == "v1\n17"
+    assert json.loads((tmp_path / "commits" / "1").read_text().split("\n")[1]) == {"nextBatchWatermarkMs": 1}

@@ -1,0 +1,103 @@
+"""Runs logged micro-batches again as they ran before: the same rows with the same boundaries, whatever comes after.
+
+`SourceLog.rerun` makes a logged batch the one that a query begins with, and Spark runs it with the offsets, the
+watermark and the `current_timestamp()` it had. Of what a query plans by itself none of that would be sure, so there is
+a query for each batch.
+"""
+
+import threading
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+
+from siltstone.catalog.records import Step
+from siltstone.errors import StateError
+from siltstone.lifecycle.subtask import OperatorFailed
+from siltstone.spark.source_log import SourceLog
+
+POLL_S = 0.05
+WORKER_DIED = ("Python worker exited unexpectedly", "java.net.SocketException", "java.io.EOFException")
+"""what Spark says when the process that ran a task is gone"""
+DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "PATH_NOT_FOUND")
+"""what Spark says when a file that it is to read is not there"""
+
+
+def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[DataFrame], None]) -> None:
+    """Run one logged batch of a streaming DataFrame, after all logged ones before it.
+
+    Args:
+        log: prepared with the batches up to a checkpoint; those after it were rerun here.
+        work: called once with the batch's rows, on another thread, while the caller waits.
+
+    Raises:
+        Exception: what `work` raised, or Spark did.
+        StateError: Spark ended the query without running the batch.
+    """
+    log.rerun(step)
+    batch = _Batch(step, work)
+    writer = source.writeStream.foreachBatch(batch).option("checkpointLocation", str(log.location))
+    query = writer.trigger(availableNow=True).start()
+    try:
+        while not batch.done.wait(POLL_S) and query.isActive:
+            pass
+    finally:
+        batch.stop()
+        query.stop()
+    if batch.failure is not None:
+        raise batch.failure
+    if not batch.done.is_set():
+        raise query.exception() or StateError(f"Spark did not run batch {step.batch_id} again")
+
+
+class _Batch:
+    """What the query calls: with the wanted batch first, and then, until it is stopped, with ones that nobody wants."""
+
+    def __init__(self, step: Step, work: Callable[[DataFrame], None]) -> None:
+        self.step = step
+        self.work = work
+        self.done = threading.Event()
+        self.failure: BaseException | None = None
+        self._stopping = threading.Event()
+        self._busy = threading.Lock()
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """Do the work, and keep Spark from planning the next batch until the query is stopped."""
+        with self._busy:
+            if not self.done.is_set() and not self._stopping.is_set():
+                try:
+                    if batch != self.step.batch_id:
+                        raise StateError(f"Spark ran batch {batch} where {self.step.batch_id} was logged")
+                    self.work(rows)
+                except BaseException as error:
+                    self.failure = error
+                    raise
+                finally:
+                    self.done.set()
+        self._stopping.wait()
+
+    def stop(self) -> None:
+        """Wait for work in progress, and let none begin."""
+        self._stopping.set()
+        with self._busy:
+            pass
+
+
+def explained(error: BaseException, again: str) -> str:
+    """One line about what failed inside Spark: the user's own error, or the last that Spark tells of.
+
+    Args:
+        again: what to do again where a worker died.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]
+    errors = [line for line in lines if "Error" in line or "Exception" in line]
+    said = ([line for line in users if line] or errors[-1:] or lines or ["no message"])[0]
+    if any(sign in line for line in lines for sign in WORKER_DIED):
+        return f"a Python worker died, killed or out of memory ({said}); {again} again to resume"
+    return said
+
+
+def data_gone(error: BaseException) -> str | None:
+    """What Spark says of source data that are not there any more, if that is what failed."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in lines if any(sign in line for sign in DATA_GONE)), None)
