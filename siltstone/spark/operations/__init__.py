@@ -2,12 +2,14 @@
 
 from siltstone.spark.operations.materializing import MaterializeResult, materialize
 from siltstone.spark.operations.proving import VerifyResult, verify
+from siltstone.spark.operations.replaying import ReplayResult, replay
 from siltstone.spark.operations.restoring import RestoreResult, restore
 from siltstone.spark.operations.running import RunRequest, RunResult, open_region, run, stream_runner
 from siltstone.spark.operations.snapshots import SnapshotResult, snapshot
 
 __all__ = [
     "MaterializeResult",
+    "ReplayResult",
     "RestoreResult",
     "RunRequest",
     "RunResult",
@@ -15,6 +17,7 @@ __all__ = [
     "VerifyResult",
     "materialize",
     "open_region",
+    "replay",
     "restore",
     "run",
     "snapshot",

@@ -1,0 +1,206 @@
+"""Rebuilds a checkpoint's state from the logged input, and compares it with what was recorded on the way."""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import StepRecord
+from siltstone.errors import SiltstoneError, StateError, UsageError
+from siltstone.lifecycle.costs import Gathered
+from siltstone.lifecycle.definition import check_run
+from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
+from siltstone.lifecycle.task import RestorePoint, StepTask
+from siltstone.operator import SOURCE
+from siltstone.settings import Settings
+from siltstone.spark.logged import data_gone, explained, rerun_batch
+from siltstone.spark.runner import open_source
+from siltstone.spark.session import needs_spark, spark_session
+from siltstone.spark.source_log import SourceLog
+from siltstone.spark.step import StepRun, run_empty, run_operators
+from siltstone.state.digest import checkpoint_digest
+from siltstone.store.open import Warehouse
+from siltstone.store.paths import LocalLayout
+from siltstone.stream import Stream
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What a replay came to: the state of `checkpoint`, from that of checkpoint `since` (0: the start) and `steps`
+    logged steps of `rows` rows.
+
+    `proven`: the digests were the recorded ones at every one of `compared` checkpoints. `why` says why it began where
+    it did, if nobody asked for it and it was not the start.
+    """
+
+    stream: str
+    checkpoint: int
+    since: int
+    why: str
+    steps: int
+    rows: int
+    seconds: float
+    digest: str
+    proven: bool
+    compared: int
+
+
+@needs_spark
+def replay(
+    settings: Settings,
+    stream: Stream,
+    *,
+    to: str = "latest",
+    since: str | None = None,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> ReplayResult:
+    """Rebuild a checkpoint's state by running the logged steps again, with the same boundaries, and prove it.
+
+    Nothing is written to the stream, its sinks, the store or the catalog (a lease apart); working state lies in a
+    temporary directory of this machine.
+
+    Args:
+        to: checkpoint id, commit time, savepoint or "latest".
+        since: where to begin: the same, or "start"; None for the start, or where that cannot be, as early as can be.
+        on_step: told about each step that is done.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
+        UsageError: it cannot begin there, or source data are gone.
+        SchemaConflict: the definition does not fit the recorded state.
+        ProofFailed: what it came to differs from what was recorded.
+        CorruptObject: the checkpoint it begins with is damaged.
+        StateError: a step failed.
+    """
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        last, first = resolve_range(place.catalog, stream.name, to, since)
+        with reading(place.catalog, stream.name, [c for c in (first, last) if c], what="replays"):
+            plan = plan_replay(place, stream, last, first)
+            spark = spark_session(settings.master, settings.spark)
+            parallelism = settings.parallelism or min(spark.sparkContext.defaultParallelism, stream.max_parallelism)
+            check_run(stream, {}, parallelism)
+            options = place.catalog.stream(stream.name).definition["options"]
+            rows = open_source(spark, stream, place.warehouse, options)
+            with tempfile.TemporaryDirectory(prefix="siltstone-replay-") as scratch:
+                points = restore_points(place, stream, plan.since)
+                run = _Replay(settings, stream, place.warehouse, Path(scratch), plan, points, parallelism, on_step)
+                return run.all(spark, rows)
+
+
+class _Replay:
+    """One replay: state of its own, moved from logged step to logged step."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stream: Stream,
+        warehouse: Warehouse,
+        scratch: Path,
+        plan: ReplayPlan,
+        points: Mapping[str, RestorePoint],
+        parallelism: int,
+        on_step: Callable[[str], None],
+    ) -> None:
+        self.settings = settings
+        # Output goes nowhere, so what only a sink reads is not kept.
+        self.stream = replace(stream, sinks={})
+        self.warehouse = replace(warehouse, local=LocalLayout(scratch / "state"))
+        self.plan = plan
+        self.parallelism = parallelism
+        self.on_step = on_step
+        self.compared = 0
+        self._gathered = Gathered()
+        self._log = SourceLog(scratch / "spark")
+        self._points = points
+        self._version = max(point.step for point in points.values())
+
+    @property
+    def rows(self) -> int:
+        """How many rows the source has given; operators that read it all see the same."""
+        return max(self._gathered.rows_in.get(op.name, 0) for op in self.stream.operators if op.reads == SOURCE)
+
+    def all(self, spark: SparkSession, source: DataFrame) -> ReplayResult:
+        """Every step, compared wherever something was recorded."""
+        start = time.perf_counter()
+        plan = self.plan
+        if plan.since or not plan.steps:
+            self._take(run_empty(spark, self._tasks()))
+        self._compare(0)
+        self._log.prepare(plan.before)
+        for done, step in enumerate(plan.steps, 1):
+            self._step(source, step)
+            compared = self._compare(done)
+            self.on_step(f"step {done} of {len(plan.steps)}, {self.rows:,} rows{compared}")
+        seconds = round(time.perf_counter() - start, 3)
+        digest = checkpoint_digest(self._gathered.digests(self.stream.max_parallelism))
+        return ReplayResult(
+            plan.stream,
+            plan.to,
+            plan.since,
+            plan.why,
+            len(plan.steps),
+            self.rows,
+            seconds,
+            digest,
+            True,
+            self.compared,
+        )
+
+    def _step(self, source: DataFrame, step: StepRecord) -> None:
+        where = f"step {step.step} of {self.plan.stream}, which is part of checkpoint {step.checkpoint},"
+        try:
+            rerun_batch(source, self._log, step, self._run)
+        except SiltstoneError:
+            raise
+        except Exception as error:
+            if (gone := data_gone(error)) is not None:
+                raise UsageError(
+                    f"{where} cannot be replayed, its source data are gone: {gone}; bring them back, or replay from "
+                    f"checkpoint {step.checkpoint} or later (--from)"
+                ) from error
+            raise StateError(f"{where} stopped the replay: {explained(error, 'replay it')}") from error
+
+    def _run(self, rows: DataFrame) -> None:
+        done = run_operators(self.stream, rows, self._tasks())
+        self._take(done)
+        done.unpersist()
+
+    def _take(self, done: StepRun) -> None:
+        for name, received in done.received.items():
+            self._gathered.add(name, received)
+        self._version += 1
+        # From now on the working state is all there is: it is not restored again, and needs no version before these.
+        self._points = dict.fromkeys(self._points, RestorePoint(step=self._version - 1))
+
+    def _compare(self, steps: int) -> str:
+        """Compare with all that was recorded after so many steps; says so."""
+        recorded = self.plan.compared[steps]
+        for one in recorded:
+            check_replayed(self.plan.stream, one, self._gathered.digests(self.stream.max_parallelism))
+        self.compared += len(recorded)
+        return "".join(f", as checkpoint {one.checkpoint}" for one in recorded)
+
+    def _tasks(self) -> dict[str, StepTask]:
+        return {
+            op.name: StepTask(
+                stream=self.stream.name,
+                operator=op,
+                epoch=0,
+                step=self._version + 1,
+                base_step=self._version,
+                parallelism=self.parallelism,
+                max_parallelism=self.stream.max_parallelism,
+                warehouse=self.warehouse,
+                backend=self.settings.backend,
+                tracking=False,
+                restore=self._points[op.name],
+                checkpoint=None,
+                upload=self.settings.upload,
+            )
+            for op in self.stream.operators
+        }
