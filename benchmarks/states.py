@@ -76,7 +76,7 @@ class Chain:
         return completed
 
     def lengthen(self, options: PolicyOptions) -> tuple[int, float]:
-        """Take deltas of one size until the bounds allow no more: the newest checkpoint, bytes of deltas a byte of base.
+        """Take deltas of one size until the bounds allow no more: the newest checkpoint, and deltas over base in bytes.
 
         Raises:
             AssertionError: the policy has taken a base before that.

@@ -1,0 +1,183 @@
+"""What it takes to keep a stream's surroundings clean: sweeping a large store, and metadata of many checkpoints.
+
+sweep       a filesystem store of 100,000 objects of which 1 % are orphans; it may list the store once
+metadata    36,000 checkpoints, ten a second for an hour, committed to a SQLite catalog that is truncated every
+            minute: bytes of the catalog with its log, and of one manifest. Manifests are encoded and counted, their
+            objects are not stored
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import xxhash
+
+from benchmarks.goals import Goal, Report, table_of
+from benchmarks.states import OPERATOR, always_deltas, stream, written
+from benchmarks.summary import MB
+from siltstone.catalog.manifest import Manifest, encode_manifest
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import CheckpointCommit, Step
+from siltstone.lifecycle.region import commit_of
+from siltstone.lifecycle.restore import read_manifest
+from siltstone.lifecycle.retention import truncate
+from siltstone.lifecycle.sweep import sweep
+from siltstone.model import Form, StoredObject
+from siltstone.policy.adaptive import PolicyOptions
+from siltstone.policy.retention import RetentionOptions
+from siltstone.store.base import Store
+from siltstone.store.paths import CheckpointPath
+
+OBJECTS = 100_000
+ORPHANS_OF = 100
+"""one object in so many"""
+SWEEP_AT_MOST_S = 60.0
+CHECKPOINTS = 36_000
+TRUNCATED_EVERY = 600
+KEPT = 10
+_OF_A_CHECKPOINT = 300
+_DATA = b"sixteen bytes ok"
+
+
+class Lists:
+    """A `Store` that counts how often it was listed."""
+
+    def __init__(self, store: Store) -> None:
+        self.count = 0
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        self.count += 1
+        return self._store.list(prefix)
+
+
+def _commit(place: Place, epoch: int, id: int, names: list[str]) -> None:
+    """A checkpoint that refers to these objects; what they hold does not matter here."""
+    checksum = xxhash.xxh3_128_hexdigest(_DATA)
+    manifest, *segments = [StoredObject(name, len(_DATA), checksum) for name in names]
+    forms, first = {OPERATOR: Form.BASE}, {OPERATOR: id}
+    size = len(names) * len(_DATA)
+    commit = CheckpointCommit(id, manifest, "0" * 32, 1, size, forms, segments=segments, first=first)
+    place.catalog.commit(stream().name, epoch, commit)
+
+
+def _write(root: Path, names: list[str]) -> None:
+    """Put objects where the filesystem store has them, without waiting for the disk."""
+    (root / names[0]).parent.mkdir(parents=True)
+    for name in names:
+        (root / name).write_bytes(_DATA)
+
+
+def sweeping(scratch: Path, objects: int) -> Report:
+    """One checkpoint after the other, each with its orphans: what an attempt left that its checkpoint did without."""
+    with Place.writable(str(scratch / "swept")) as place:
+        name, catalog = stream().name, place.catalog
+        catalog.register(name, stream().max_parallelism, stream().definition())
+        epoch, root = catalog.new_epoch(name, "benchmark"), place.warehouse.local.objects
+        orphans = 0
+        for id in range(1, objects // _OF_A_CHECKPOINT + 1):
+            path = CheckpointPath(name, epoch, id)
+            names = [path.manifest(), *(path.segment(f"s{i}") for i in range(_OF_A_CHECKPOINT - 1))]
+            left = _OF_A_CHECKPOINT // ORPHANS_OF
+            _write(root, names)
+            _commit(place, epoch, id, names[:-left])
+            orphans += left
+        lists = Lists(place.warehouse.store)
+        began = time.perf_counter()
+        found = sweep(Place(cast(Any, SimpleNamespace(store=lists)), catalog), name)
+        took = time.perf_counter() - began
+        again = sweep(place, name)
+    assert (found.deleted, again.found) == (orphans, 0), "the orphans, and nothing else"
+    total = objects // _OF_A_CHECKPOINT * _OF_A_CHECKPOINT
+    table = table_of("sweeping a filesystem store", "objects", "orphans", "seconds", "lists", left=0)
+    table.add_row(f"{total:,}", f"{orphans:,}", f"{took:.1f}", str(lists.count))
+    goals = [
+        Goal(f"sweep of {total:,} objects, 1 % orphans: seconds", took, at_most=SWEEP_AT_MOST_S),
+        Goal("sweep: lists of the store", lists.count, at_most=1),
+    ]
+    return Report([table], goals, {"objects": total, "orphans": orphans, "seconds": took, "lists": lists.count})
+
+
+def _real_manifest(scratch: Path) -> Manifest:
+    """What a small delta of a real run wrote."""
+    with written(str(scratch / "small"), 5_000, always_deltas()) as chain:
+        chain.change(50)
+        stored = chain.place.catalog.checkpoint(stream().name, chain.change(50).id).manifest
+        return read_manifest(chain.place.warehouse.store, stored)
+
+
+def _following(manifest: Manifest, epoch: int, id: int) -> CheckpointCommit:
+    """The commit of a checkpoint like that one: a base after so many deltas as may be, one segment, one step."""
+    chain = PolicyOptions().d_max + 1
+    since = id - (id - 1) % chain
+    path = CheckpointPath(manifest.stream, epoch, id)
+    segment = replace(manifest.objects[0], name=path.segment(f"{id:032x}"))
+    form = Form.BASE if since == id else Form.DELTA
+    manifest = replace(
+        manifest,
+        checkpoint=id,
+        step=id,
+        epoch=epoch,
+        handles=[replace(handle, object=segment.name, previous=id - 1) for handle in manifest.handles],
+        objects=[segment],
+        forms={OPERATOR: form},
+        first={OPERATOR: since},
+    )
+    data = encode_manifest(manifest)
+    stored = StoredObject(path.manifest(), len(data), xxhash.xxh3_128_hexdigest(data))
+    offsets = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1700000000000}}\n{{"logOffset":{id}}}'
+    return commit_of(manifest, stored, [Step(id, id - 1, offsets)])
+
+
+def _catalog_bytes(place: Place) -> int:
+    path = place.warehouse.local.catalog
+    return sum(os.path.getsize(file) for file in path.parent.glob(f"{path.name}*"))
+
+
+def metadata(scratch: Path, checkpoints: int) -> Report:
+    """One event a checkpoint, retention once a minute."""
+    manifest = _real_manifest(scratch)
+    largest = catalog_bytes = 0
+    rules = RetentionOptions(keep_last=KEPT)
+    with Place.writable(str(scratch / "hour")) as place:
+        name, catalog = stream().name, place.catalog
+        catalog.register(name, stream().max_parallelism, stream().definition())
+        epoch = catalog.new_epoch(name, "benchmark")
+        began = time.perf_counter()
+        for id in range(1, checkpoints + 1):
+            commit = _following(manifest, epoch, id)
+            catalog.commit(name, epoch, commit)
+            largest = max(largest, commit.manifest.bytes)
+            if id % TRUNCATED_EVERY == 0:
+                truncate(place, name, rules)
+                catalog_bytes = max(catalog_bytes, _catalog_bytes(place))
+        took = time.perf_counter() - began
+        left = len(catalog.checkpoints(name, marked=True))
+    each = catalog_bytes / checkpoints
+    heads = ("checkpoints", "left", "catalog MB", "bytes a checkpoint", "manifest bytes", "ms a checkpoint")
+    table = table_of("metadata of ten checkpoints a second for an hour", *heads, left=0)
+    counts = (f"{checkpoints:,}", str(left), f"{catalog_bytes / MB:.1f}", f"{each:.0f}")
+    table.add_row(*counts, f"{largest}", f"{1e3 * took / checkpoints:.2f}")
+    goals = [Goal("metadata: catalog bytes a checkpoint", each), Goal("metadata: bytes of a manifest", largest)]
+    numbers = {"checkpoints": checkpoints, "left": left, "catalog_bytes": catalog_bytes, "manifest_bytes": largest}
+    return Report([table], goals, numbers | {"seconds": took})
+
+
+def run(scratch: Path, *, quick: bool = False) -> Report:
+    """Both."""
+    parts = {
+        "sweep": sweeping(scratch, 6_000 if quick else OBJECTS),
+        "metadata": metadata(scratch, 1_200 if quick else CHECKPOINTS),
+    }
+    return Report(
+        [table for part in parts.values() for table in part.tables],
+        [goal for part in parts.values() for goal in part.goals],
+        {name: part.numbers for name, part in parts.items()},
+    )
