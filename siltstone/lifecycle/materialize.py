@@ -29,6 +29,7 @@ from siltstone.lifecycle.restore import (
     changes_of,
     compare_digests,
     objects_of,
+    read_manifest,
     read_manifests,
     schemas_of,
     wanted_block,
@@ -164,12 +165,13 @@ Run = Callable[[Callable[[MaterializeTask], MaterializedPart], Sequence[Material
 
 
 def materialize(
-    place: Place, stream: str, operator: str, checkpoint: int, *, id: str, parallelism: int, run: Run
+    place: Place, stream: str, operator: str, checkpoint: int, *, id: str, parallelism: int, run: Run, again: bool = False
 ) -> Materialized:
     """Consolidate one operator's chain at `checkpoint`.
 
     Args:
         id: at most 32 letters and digits that no other materialization has.
+        again: from what it was materialized from before, rather than from the damaged outcome.
 
     Raises:
         UsageError: another process is at it, or there is no such operator.
@@ -182,7 +184,8 @@ def materialize(
     with reading(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
         catalog.begin_materialization(stream, operator, checkpoint, id=id, who=this_process())
         try:
-            manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint), stream)
+            chain = _chain_before(place, stream, operator, checkpoint) if again else None
+            manifests = read_manifests(store, chain or chain_manifests(catalog, stream, checkpoint), stream)
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
             parts = run(lambda task: materialize_unit(store, task), tasks)
             manifest = _manifest(manifests[checkpoint], operator, id, parts)
@@ -198,6 +201,21 @@ def materialize(
                 catalog.fail_materialization(stream, id, reason)
             raise
     return Materialized(operator, checkpoint, id, rows, size, seconds)
+
+
+def _chain_before(place: Place, stream: str, operator: str, checkpoint: int) -> list[StoredObject]:
+    """The manifests of the chain that an operator had at a checkpoint before it was materialized there.
+
+    Raises:
+        UnknownCheckpoint: a part of it has been deleted since.
+    """
+    catalog = place.catalog
+    manifest = read_manifest(place.warehouse.store, catalog.checkpoint(stream, checkpoint).manifest, stream)
+    first, begins = manifest.first[operator], []
+    for m in catalog.materializations(stream):
+        if m.operator == operator and m.manifest is not None and first <= m.checkpoint < checkpoint:
+            first, begins = m.checkpoint, [m.manifest]
+    return [catalog.checkpoint(stream, c).manifest for c in range(first, checkpoint + 1)] + begins
 
 
 def _manifest(checkpoint: Manifest, operator: str, id: str, parts: Sequence[MaterializedPart]) -> Manifest:

@@ -96,6 +96,9 @@ class Region:
         """the newest completed checkpoint, 0 before the first"""
         self.completed_epoch: int | None = None
         """the epoch that completed it"""
+        self.oldest_epoch = 0
+        """working state of this and later epochs may be taken over: it went nowhere but on from the newest completed
+        checkpoint, which epochs before a rewinding did not; 0 if there is none"""
         self.checkpoint_due = False
         self._store = warehouse.store
         self._steps_open = 0
@@ -164,6 +167,8 @@ class Region:
             self._event_time_max = manifest.event_time_max
             self.digest = manifest.digest
             self.completed_epoch = self.catalog.checkpoint(name, latest).epoch
+            rewound = (rewinding.epoch for rewinding in self.catalog.rewindings(name))
+            self.oldest_epoch = max([self.completed_epoch, *rewound])
             self.completed, self.step, self.completed_step = latest, manifest.step, manifest.step
             # A table that the last checkpoint does not know has no chain to put a delta on.
             changed = {
@@ -249,7 +254,7 @@ class Region:
             restore=self._restore_point(operator.name),
             checkpoint=order,
             upload=self.options.upload,
-            oldest_epoch=self.completed_epoch or 0,
+            oldest_epoch=self.oldest_epoch,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
         )
 
@@ -360,7 +365,7 @@ class Region:
         self.digest = manifest.digest
         self._gathered = Gathered()
         self.completed, self.completed_step = manifest.checkpoint, manifest.step
-        self.completed_epoch = self.epoch
+        self.completed_epoch = self.oldest_epoch = self.epoch
         self._steps_open = 0
         self._last_checkpoint_s = time.monotonic()
         self._decide()

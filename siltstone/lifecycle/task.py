@@ -43,7 +43,7 @@ class StepTask:
     Attributes:
         base_step: the version the working state must be at before the step.
         oldest_epoch: working state of this and later epochs may be taken over: it is the epoch that completed the
-            newest checkpoint, so whatever they did since can be taken back. 0 if there is none.
+            newest checkpoint, or rewound to it, so whatever they did since can be taken back. 0 if there is none.
         tracking: whether changes are logged during this step.
         checkpoint: set if the step ends in a checkpoint.
     """

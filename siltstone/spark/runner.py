@@ -85,10 +85,10 @@ class StreamRunner:
         self._remove_old_work()
 
     def _remove_old_work(self) -> None:
-        """Working directories of epochs before the one that completed the newest checkpoint hold nothing of use."""
+        """Working directories of epochs that none is taken over from hold nothing of use."""
         region = self.region
         for directory in region.warehouse.local.work(region.stream.name, region.epoch).parent.glob("*"):
-            if directory.name.isdigit() and int(directory.name) < (region.completed_epoch or region.epoch):
+            if directory.name.isdigit() and int(directory.name) < (region.oldest_epoch or region.epoch):
                 shutil.rmtree(directory, ignore_errors=True)
 
     @property

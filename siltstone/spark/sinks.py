@@ -23,7 +23,8 @@ class ParquetSink:
 
     Rows are staged and made durable before the checkpoint completes and renamed into sight after it, so a crash at
     any moment leaves each checkpoint's rows there once (promise 2). An older writer stages under its own epoch and
-    never publishes.
+    never publishes. What a checkpoint published that was given up since stays in sight until it comes again, with the
+    same rows, and is replaced by it.
 
     Args:
         path: a directory; None lets the runner use `sink/<stream>/<operator>` in the warehouse.
@@ -41,9 +42,19 @@ class ParquetSink:
     def publish(self, checkpoint: int, epoch: int) -> None:
         """Rename the staged rows into sight; done already is done."""
         staged, published = self._staged(checkpoint, epoch), self._published(checkpoint)
-        if staged.exists() and not published.exists():
+        if not staged.exists():
+            return
+        replaced = staged.with_name(f"{staged.name}-replaced")
+        if published.exists():
+            os.rename(published, replaced)
+        try:
             os.rename(staged, published)
-            make_durable(published.parent)
+        except FileNotFoundError:  # a newer writer has removed it since, and published its own
+            if replaced.exists():
+                os.rename(replaced, published)
+            raise
+        make_durable(published.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
 
     def recover(self, completed: int, epoch: int | None) -> None:
         """Publish what a crash left staged by the newest completed checkpoint, remove all that never completed."""

@@ -1,0 +1,222 @@
+"""Makes a stream ready again after something of it was damaged: goes back to the newest checkpoint that restores.
+
+    1  fence: no run commits any more
+    2  prove the newest checkpoint; what fails is looked at twice, since a store may return wrong bytes once
+    3  if a materialized base is damaged, and what it was made of is there still: make it again, which gives nothing up
+    4  otherwise prove older checkpoints, twice as many at a time, until one holds
+    5  give up what lies above it, in one transaction (`catalog.rewinding`); without any that holds, everything: the
+       stream then begins from nothing, with its logged input
+    6  complete deletions that were under way, and sweep
+
+A store or catalog that cannot be reached says nothing about any checkpoint: then nothing is given up. Killed anywhere,
+it has either rewound or not; to recover again does the rest, and a run goes on from there in any case.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.rewinding import Rewound
+from siltstone.errors import Fenced, StateError, UnknownCheckpoint, Unreachable, UsageError
+from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.lifecycle.lease import reading, this_process
+from siltstone.lifecycle.materialize import materialize
+from siltstone.lifecycle.proof import Map, prove_checkpoints
+from siltstone.lifecycle.sweep import SweepOptions, sweep
+from siltstone.lifecycle.verify import Failure
+from siltstone.store.paths import materialization_of
+
+_LOG = logging.getLogger(__name__)
+OUTCOME = "recovered"
+"""how the run of a recovery ends"""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What a recovery did, or with `dry_run` would do.
+
+    Attributes:
+        checkpoint: the newest one from now on, which the next run begins with; 0 is from nothing.
+        proven: whether it was proven; None where there is nothing to prove.
+        given_up: the checkpoints that are no more; those of the input log come again as the stream runs on.
+        failures: why: a checkpoint, a reason, and the damaged object, where there is one.
+        rebuilt: operators whose materialized base was damaged and was made again; in a dry run, those for which that
+            would be tried first, and `given_up` is what would be given up if it did not help.
+        savepoints: names that went with their checkpoints.
+        edits: the checkpoints among `given_up` that held an edit by hand, which no input brings back.
+        swept_objects: what was deleted from the store, of `swept_bytes` together: never anything of `given_up`.
+    """
+
+    stream: str
+    dry_run: bool
+    checkpoint: int
+    proven: bool | None
+    given_up: tuple[int, ...]
+    failures: tuple[Failure, ...]
+    rebuilt: tuple[str, ...]
+    savepoints: tuple[str, ...]
+    edits: tuple[int, ...]
+    swept_objects: int
+    swept_bytes: int
+    seconds: float
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        would, now = ("would give", "the next run would begin") if self.dry_run else ("gave", "the next run begins")
+        done = f"{would} up {span(self.given_up)}" if self.given_up else f"{would} nothing up"
+        if self.rebuilt:
+            done += f", {'would try to rebuild' if self.dry_run else 'rebuilt'} the base of {', '.join(self.rebuilt)}"
+        done += f"; {now} {f'with checkpoint {self.checkpoint}' if self.checkpoint else 'from nothing'}"
+        if self.savepoints:
+            done += f"; lost with them: savepoint {', '.join(self.savepoints)}"
+        if self.edits:
+            done += f"; edits at {', '.join(map(str, self.edits))} are lost: apply them again once the stream is there"
+        return done
+
+
+@dataclass(frozen=True)
+class _Choice:
+    checkpoint: int
+    failures: tuple[Failure, ...] = ()
+    rebuilt: tuple[str, ...] = ()
+
+
+def recover(
+    place: Place, stream: str, *, run: Map, dry_run: bool = False, tell: Callable[[str], None] = lambda _: None
+) -> Recovery:
+    """Leave a stream ready to run on from its newest checkpoint that restores; the run at work, if any, is fenced.
+
+    Args:
+        run: maps the proofs over tasks.
+        dry_run: only look; no run is fenced and nothing changes.
+        tell: told what is found, line by line.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+        UnknownCheckpoint: it has no checkpoint yet, so there is nothing to recover.
+        Fenced: a run has taken the stream over meanwhile; nothing was given up.
+        Unreachable: the store or the catalog failed; nothing was given up.
+    """
+    start = time.perf_counter()
+    catalog = place.catalog
+    catalog.latest(stream)
+    place.warehouse.store.check(writable=not dry_run)
+    # Before the epoch: a deletion that was planned without seeing the lease is of an older epoch, and refused.
+    with reading(catalog, stream, None, what="recovers"):
+        if dry_run:
+            epoch, choice = None, _choose(place, stream, run, tell, rebuild=False)
+            lost = catalog.foresee_rewinding(stream, choice.checkpoint)
+        else:
+            epoch, choice, lost = _rewind(place, stream, run, tell)
+    swept = (0, 0) if epoch is None else _clean(place, stream, epoch)
+    return Recovery(
+        stream=stream,
+        dry_run=dry_run,
+        checkpoint=choice.checkpoint,
+        proven=True if choice.checkpoint else None,
+        given_up=lost.given_up,
+        failures=choice.failures,
+        rebuilt=choice.rebuilt,
+        savepoints=lost.savepoints,
+        edits=lost.edits,
+        swept_objects=swept[0],
+        swept_bytes=swept[1],
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def _rewind(place: Place, stream: str, run: Map, tell: Callable[[str], None]) -> tuple[int, _Choice, Rewound]:
+    """Under a writer epoch of its own, which commits nothing."""
+    catalog = place.catalog
+    epoch = catalog.new_epoch(stream, f"{this_process()} recovers")
+    outcome = "failed"
+    try:
+        choice = _choose(place, stream, run, tell, rebuild=True)
+        reason = choice.failures[0].reason if choice.failures else "nothing is damaged"
+        lost = catalog.rewind(stream, epoch, choice.checkpoint, reason, this_process())
+        if choice.checkpoint:
+            catalog.record_proof(stream, choice.checkpoint, True)
+        outcome = OUTCOME
+    finally:
+        with suppress(Unreachable):  # a note for people
+            catalog.end_epoch(stream, epoch, outcome)
+    return epoch, choice, lost
+
+
+def _choose(place: Place, stream: str, run: Map, tell: Callable[[str], None], *, rebuild: bool) -> _Choice:
+    """The newest checkpoint that is proven, and why those above it are not."""
+    waiting = [c.id for c in place.catalog.checkpoints(stream)][::-1]
+    failed: list[Failure] = []
+    rebuilt: tuple[str, ...] = ()
+    at_once = 1
+    while waiting:
+        some, waiting = waiting[:at_once], waiting[at_once:]
+        tell(f"proving {span(some)}")
+        failures = _failures(place, stream, some, run)
+        if failures and not failed:
+            damaged = _damaged_bases(place, stream, failures[some[0]])
+            rebuilt = _rebuild(place, stream, damaged, run, tell) if rebuild else damaged
+            if rebuild and rebuilt:
+                failures = _failures(place, stream, some, run)
+        for failure in failures.values():
+            tell(f"checkpoint {failure.checkpoint} cannot be restored: {failure.reason}")
+        good = next((c for c in some if c not in failures), 0)
+        failed += [failures[c] for c in some if c > good]
+        if good:
+            return _Choice(good, tuple(failed), rebuilt)
+        at_once *= 2
+    return _Choice(0, tuple(failed), rebuilt)
+
+
+def _failures(place: Place, stream: str, some: list[int], run: Map) -> dict[int, Failure]:
+    """Why checkpoints are not proven, at a second look either."""
+    failures = prove_checkpoints(place, stream, some, run).failures
+    return prove_checkpoints(place, stream, sorted(failures), run).failures if failures else {}
+
+
+def _damaged_bases(place: Place, stream: str, failure: Failure) -> tuple[str, ...]:
+    """The operators whose chain begins with the materialization that a damaged object is of."""
+    id = materialization_of(failure.object or "")
+    begins = place.catalog.chain_materializations(stream, failure.checkpoint) if id else []
+    return tuple(m.operator for m in begins if m.id == id)
+
+
+def _rebuild(
+    place: Place, stream: str, operators: tuple[str, ...], run: Map, tell: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Materialize once more, at the same checkpoint, what these operators' chains begin with; those that could be."""
+    done = []
+    for m in place.catalog.chain_materializations(stream, place.catalog.last_id(stream)):
+        if m.operator in operators:
+            tell(f"rebuilding the base of {m.operator} at checkpoint {m.checkpoint}")
+            with suppress(StateError, UnknownCheckpoint, UsageError):  # what it was made of is damaged too, or gone
+                id = uuid.uuid4().hex
+                materialize(place, stream, m.operator, m.checkpoint, id=id, parallelism=1, run=run, again=True)
+                done.append(m.operator)
+    return tuple(done)
+
+
+def _clean(place: Place, stream: str, epoch: int) -> tuple[int, int]:
+    """Complete deletions and sweep: (objects, bytes) deleted. The stream is ready without, so nothing here fails it."""
+    try:
+        objects = size_bytes = 0
+        if place.catalog.last_id(stream):
+            with suppress(Fenced):  # somebody runs it already
+                deleted = delete_checkpoints(place, stream, (), epoch=epoch)
+                objects, size_bytes = deleted.objects, deleted.bytes
+        swept = sweep(place, stream, SweepOptions())
+        return objects + swept.deleted, size_bytes + swept.bytes
+    except (Unreachable, UnknownCheckpoint) as error:
+        _LOG.warning("stream %s is ready, but not all that is left over is swept: %s", stream, error)
+        return 0, 0
+
+
+def span(ids: tuple[int, ...] | list[int]) -> str:
+    """Checkpoints for people."""
+    low, high = min(ids), max(ids)
+    return f"checkpoint {low}" if low == high else f"checkpoints {low} to {high}"

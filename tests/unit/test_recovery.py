@@ -1,0 +1,381 @@
+"""Recovery without Spark: whatever object is damaged or gone, the stream goes on, and comes to where it would have."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import ObjectKind
+from siltstone.errors import CorruptObject, Fenced, UnknownCheckpoint, UnknownStream, Unreachable
+from siltstone.lifecycle import recovery
+from siltstone.lifecycle.materialize import materialize
+from siltstone.lifecycle.recovery import Recovery, recover
+from siltstone.lifecycle.sweep import SweepOptions, sweep
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.spark.sinks import ParquetSink
+from tests.fault.small_stream import SMALL, purchases
+from tests.proofs import failures
+from tests.region_run import RegionRun
+
+NAME = SMALL.name
+CHECKPOINTS = 9
+POLICY = named("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
+"""bases at 1, 5 and 9"""
+
+
+def in_a_loop(function: Callable, pieces: Sequence) -> list:
+    return [function(piece) for piece in pieces]
+
+
+def new_run(place: Place, parallelism: int = 2) -> RegionRun:
+    return RegionRun(place, SMALL, POLICY, parallelism=parallelism)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warehouse with nine checkpoints, by two runs."""
+    root = tmp_path_factory.mktemp("recovery") / "w"
+    rows = purchases()
+    with Place.writable(str(root)) as place:
+        first = new_run(place)
+        for n in range(4):
+            first.step(rows[n])
+        second = new_run(place)
+        for n in range(4, CHECKPOINTS):
+            second.step(rows[n])
+        second.region.close("done")
+        assert [place.catalog.chain(NAME, c)[0] for c in (4, 8, 9)] == [1, 5, 9]
+    return root
+
+
+@pytest.fixture
+def place(written: Path, tmp_path: Path) -> Iterator[Place]:
+    shutil.copytree(written, tmp_path / "w")
+    with Place.writable(str(tmp_path / "w")) as opened:
+        yield opened
+
+
+def digests(place: Place) -> dict[int, str]:
+    return {c.id: c.digest for c in place.catalog.checkpoints(NAME)}
+
+
+def objects(place: Place, checkpoint: int, kind: ObjectKind) -> list[str]:
+    return [o.name for o in place.catalog.objects(NAME, [checkpoint]) if o.kind is kind]
+
+
+def delete(place: Place, *names: str) -> None:
+    for name in names:
+        (place.warehouse.local.objects / name).unlink()
+
+
+def alter(place: Place, *names: str) -> None:
+    for name in names:
+        path = place.warehouse.local.objects / name
+        path.chmod(0o644)
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+
+def cut(place: Place, *names: str) -> None:
+    for name in names:
+        path = place.warehouse.local.objects / name
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-1])
+
+
+def check_goes_on(place: Place, done: Recovery, before: dict[int, str]) -> None:
+    """The rest of the input makes the same checkpoints again, and those that come after."""
+    assert not [f for f in failures(place, NAME) if f.checkpoint == done.checkpoint]
+    assert place.catalog.last_id(NAME) == done.checkpoint
+    assert [s.step for s in place.catalog.logged_steps(NAME)] == list(range(done.checkpoint + 1, CHECKPOINTS + 1))
+    assert sweep(place, NAME).deleted == 0
+    run, rows = new_run(place, parallelism=3), purchases()
+    for n in range(done.checkpoint, CHECKPOINTS + 1):
+        run.step(rows[n])
+    again = digests(place)
+    assert before.items() <= again.items() and set(again) - set(before) == {CHECKPOINTS + 1}
+    assert run.region.logged_steps() == []
+    assert [s.step for s in place.catalog.steps(NAME, 99)] == list(range(1, CHECKPOINTS + 2))
+    run.region.close("done")
+
+
+DAMAGE = pytest.mark.parametrize("damage", [delete, alter, cut])
+
+
+@DAMAGE
+def test_the_newest_manifest(place: Place, damage: Callable) -> None:
+    before = digests(place)
+    [manifest] = objects(place, CHECKPOINTS, ObjectKind.MANIFEST)
+    damage(place, manifest)
+    with pytest.raises(CorruptObject):
+        new_run(place)
+    done = recover(place, NAME, run=in_a_loop)
+    assert (done.checkpoint, done.proven, done.given_up, done.rebuilt) == (8, True, (9,), ())
+    assert [(f.checkpoint, f.object) for f in done.failures] == [(9, manifest)]
+    assert "gave up checkpoint 9; the next run begins with checkpoint 8" in done.summary
+    runs = place.catalog.runs(NAME)
+    assert [r.outcome for r in runs[-2:]] == ["failed", "recovered"]
+    [record] = place.catalog.rewindings(NAME)
+    assert (record.checkpoint, record.newest, record.epoch) == (8, 9, runs[-1].epoch) and manifest in record.reason
+    check_goes_on(place, done, before)
+    assert not failures(place, NAME)
+
+
+def test_a_delta_in_the_middle(place: Place) -> None:
+    """Without the newest base, which lies after it."""
+    before = digests(place)
+    alter(place, *objects(place, 9, ObjectKind.BASE)[:1], *objects(place, 7, ObjectKind.SEGMENT)[:1])
+    told: list[str] = []
+    done = recover(place, NAME, run=in_a_loop, tell=told.append)
+    assert (done.checkpoint, done.given_up) == (6, (7, 8, 9))
+    assert [f.checkpoint for f in done.failures] == [9, 8, 7] and all(f.object for f in done.failures)
+    assert told[0] == "proving checkpoint 9" and "proving checkpoints 7 to 8" in told
+    check_goes_on(place, done, before)
+    assert not failures(place, NAME)
+
+
+def test_a_base(place: Place) -> None:
+    before = digests(place)
+    delete(place, *objects(place, 9, ObjectKind.BASE))
+    delete(place, objects(place, 5, ObjectKind.BASE)[0])
+    done = recover(place, NAME, run=in_a_loop)
+    assert (done.checkpoint, done.given_up) == (4, (5, 6, 7, 8, 9))
+    check_goes_on(place, done, before)
+
+
+def test_everything(place: Place) -> None:
+    """Then the stream begins from nothing, with its logged input."""
+    before = digests(place)
+    place.catalog.add_savepoint(NAME, 2, "precious", 3)
+    shutil.rmtree(place.warehouse.local.objects / NAME)
+    done = recover(place, NAME, run=in_a_loop)
+    assert (done.checkpoint, done.proven, done.given_up) == (0, None, tuple(range(1, 10)))
+    assert (
+        done.savepoints == ("precious",) and "begins from nothing; lost with them: savepoint precious" in done.summary
+    )
+    check_goes_on(place, done, before)
+    assert not failures(place, NAME)
+
+
+def test_what_is_damaged_below_stays_and_is_said_to_be(place: Place) -> None:
+    delete(place, *objects(place, 2, ObjectKind.SEGMENT), objects(place, 9, ObjectKind.MANIFEST)[0])
+    delete(place, *objects(place, 8, ObjectKind.SEGMENT))
+    done = recover(place, NAME, run=in_a_loop)
+    assert (done.checkpoint, done.given_up) == (7, (8, 9))
+    assert {f.checkpoint for f in failures(place, NAME)} == {2, 3, 4}
+
+
+def test_a_stream_that_is_well_is_left_as_it_is(place: Place) -> None:
+    before = digests(place)
+    for _ in range(2):
+        done = recover(place, NAME, run=in_a_loop)
+        assert (done.checkpoint, done.given_up, done.failures) == (9, (), ()) and "gave nothing up" in done.summary
+    assert digests(place) == before and place.catalog.rewindings(NAME) == []
+
+
+def test_the_run_at_work_is_fenced(place: Place) -> None:
+    run = new_run(place)
+    done = recover(place, NAME, run=in_a_loop)
+    with pytest.raises(Fenced):
+        run.step(purchases()[CHECKPOINTS])
+    assert done.given_up == () and sweep(place, NAME).deleted > 0, "what the run wrote after it was fenced"
+
+
+def test_working_state_that_went_on_is_not_taken_over(place: Place) -> None:
+    """It is at a checkpoint that is no more; and what is wrong with the checkpoint may be wrong with it."""
+    before = digests(place)
+    alter(place, *objects(place, 9, ObjectKind.BASE)[:1])
+    done = recover(place, NAME, run=in_a_loop)
+    run = new_run(place)
+    assert run.region.oldest_epoch == run.region.epoch - 1 == 3 and run.region.completed_epoch == 2
+    run.step(purchases()[8])
+    assert digests(place)[9] == before[9] and done.checkpoint == 8
+    assert run.region.oldest_epoch == run.region.epoch
+
+
+def test_a_dry_run_changes_nothing(place: Place) -> None:
+    place.catalog.add_savepoint(NAME, 2, "newest", 9)
+    delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
+
+    def everything() -> tuple[object, ...]:
+        files = sorted(p for p in place.warehouse.local.objects.rglob("*") if p.is_file())
+        catalog = place.catalog
+        return files, catalog.runs(NAME), catalog.checkpoints(NAME), catalog.objects(NAME), catalog.live_leases(NAME)
+
+    before = everything()
+    done = recover(place, NAME, run=in_a_loop, dry_run=True)
+    assert (done.checkpoint, done.given_up, done.savepoints) == (8, (9,), ("newest",))
+    assert "would give up checkpoint 9; the next run would begin with checkpoint 8" in done.summary
+    assert everything() == before
+
+
+def test_wrong_bytes_once_give_nothing_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = recovery.prove_checkpoints, []
+
+    def prove(place: Place, stream: str, some: list[int], run: Callable) -> object:
+        calls.append(some)
+        if len(calls) > 1:
+            return real(place, stream, some, run)
+        [manifest] = objects(place, 9, ObjectKind.MANIFEST)
+        path = place.warehouse.local.objects / manifest
+        path.rename(path.with_suffix(".away"))
+        try:
+            return real(place, stream, some, run)
+        finally:
+            path.with_suffix(".away").rename(path)
+
+    monkeypatch.setattr(recovery, "prove_checkpoints", prove)
+    assert recover(place, NAME, run=in_a_loop).given_up == () and calls == [[9], [9]]
+
+
+@pytest.mark.parametrize("error", [Unreachable("the store is away"), KeyboardInterrupt()], ids=["away", "killed"])
+def test_a_store_that_is_away_says_nothing_about_checkpoints(
+    place: Place, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = digests(place)
+    delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
+
+    def away(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(type(error)):
+        patch.setattr(recovery, "prove_checkpoints", away)
+        recover(place, NAME, run=in_a_loop)
+    assert digests(place) == before and place.catalog.rewindings(NAME) == []
+    assert place.catalog.runs(NAME)[-1].outcome == "failed" and place.catalog.live_leases(NAME) == []
+    check_goes_on(place, recover(place, NAME, run=in_a_loop), before)
+
+
+def test_killed_after_rewinding_the_rest_is_left_to_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digests(place)
+    delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(recovery, "sweep", killed)
+        recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_a_loop)
+    assert (done.checkpoint, done.given_up) == (8, ()) and before.items() >= digests(place).items()
+
+
+def test_deletions_under_way_are_completed_and_orphans_swept(place: Place) -> None:
+    place.catalog.mark_deleted(NAME, 2, [1, 2, 3, 4])
+    orphan = objects(place, 3, ObjectKind.MANIFEST)[0].replace("manifest", "lost").replace(".arrow", ".segment")
+    place.warehouse.store.put(orphan, b"lost")
+    expected = sum(o.bytes for o in place.catalog.objects(NAME, [1, 2, 3, 4]))
+    count = len(place.catalog.objects(NAME, [1, 2, 3, 4]))
+    done = recover(place, NAME, run=in_a_loop)
+    assert (done.swept_objects, done.swept_bytes) == (count + 1, expected + 4)
+    assert [c.id for c in place.catalog.checkpoints(NAME, marked=True)] == [5, 6, 7, 8, 9]
+
+
+def test_what_was_given_up_is_left_for_people_and_swept_in_the_end(place: Place) -> None:
+    delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
+    left = set(objects(place, 9, ObjectKind.BASE) + objects(place, 9, ObjectKind.SEGMENT))
+    done = recover(place, NAME, run=in_a_loop)
+    kept = sweep(place, NAME)
+    assert kept.deleted == 0 and {f.reason for f in kept.reasons} == {"of a checkpoint that was given up lately"}
+    assert kept.kept == len(left) and done.swept_objects == 0
+    run = new_run(place)
+    run.step(purchases()[8])
+    gone = sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
+    assert gone.deleted == len(left)
+    assert {d.name for d in place.catalog.deletions(NAME)} == left
+    assert not failures(place, NAME)
+
+
+def test_no_stream_and_no_checkpoint_are_said_to_be(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(UnknownStream):
+        recover(place, "unknown", run=in_a_loop)
+    with Place.writable(str(tmp_path / "empty")) as empty:
+        new_run(empty)
+        with pytest.raises(UnknownCheckpoint, match="it has none yet, run it first"):
+            recover(empty, NAME, run=in_a_loop)
+        assert len(empty.catalog.runs(NAME)) == 1
+
+
+# Materialized bases
+
+
+def consolidate(place: Place, checkpoint: int, id: str) -> list[str]:
+    """Materialize an operator there; the names of its bases."""
+    operator = SMALL.operators[0].name
+    materialize(place, NAME, operator, checkpoint, id=id, parallelism=2, run=in_a_loop)
+    return [n for n in objects(place, checkpoint, ObjectKind.MATERIALIZATION) if f".{id}." in n]
+
+
+@pytest.mark.parametrize(("damage", "what"), [(alter, "base"), (delete, "base"), (cut, "manifest")])
+def test_a_materialized_base_is_made_again(place: Place, damage: Callable, what: str) -> None:
+    delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
+    recover(place, NAME, run=in_a_loop)
+    before = digests(place)
+    consolidate(place, 6, "m6")
+    names = consolidate(place, 7, "m7")
+    chosen = [name for name in names if name.endswith(".materialized.arrow") == (what == "manifest")]
+    damage(place, chosen[0])
+    foreseen = recover(place, NAME, run=in_a_loop, dry_run=True)
+    assert foreseen.rebuilt == (SMALL.operators[0].name,) and foreseen.given_up == (7, 8)
+    assert "would try to rebuild the base of" in foreseen.summary
+    done = recover(place, NAME, run=in_a_loop)
+    assert (done.checkpoint, done.given_up, done.rebuilt) == (8, (), foreseen.rebuilt)
+    assert digests(place) == before and not failures(place, NAME)
+    assert place.catalog.firsts(NAME, 8)[SMALL.operators[0].name] == 7
+    run = new_run(place)
+    run.step(purchases()[8])
+    assert not failures(place, NAME)
+
+
+def test_without_what_it_was_made_of_the_stream_goes_back(place: Place) -> None:
+    names = consolidate(place, 8, "m8")
+    delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
+    delete(place, *names, *objects(place, 6, ObjectKind.SEGMENT))
+    done = recover(place, NAME, run=in_a_loop)
+    assert (done.checkpoint, done.given_up, done.rebuilt) == (5, (6, 7, 8, 9), ())
+
+
+# Sinks
+
+
+def test_a_sink_has_what_was_given_up_in_sight_until_it_comes_again(tmp_path: Path) -> None:
+    """Also where the process dies between taking the old rows out of sight and putting the new ones in."""
+    sink = ParquetSink(tmp_path)
+
+    def stage(epoch: int, text: str) -> None:
+        staged = tmp_path / "_staged" / f"{3:012d}-{epoch:08d}"
+        staged.mkdir(parents=True)
+        (staged / "rows").write_text(text)
+
+    stage(1, "before")
+    sink.publish(3, 1)
+    published = tmp_path / f"checkpoint={3:012d}"
+    sink.recover(2, 1)
+    assert (published / "rows").read_text() == "before"
+    stage(4, "again")
+    published.rename(tmp_path / "_staged" / f"{3:012d}-{4:08d}-replaced")
+    sink.recover(3, 4)
+    assert (published / "rows").read_text() == "again" and not list((tmp_path / "_staged").iterdir())
+    stage(5, "once more")
+    sink.publish(3, 5)
+    sink.publish(3, 5)
+    assert (published / "rows").read_text() == "once more" and not list((tmp_path / "_staged").iterdir())
+    with pytest.MonkeyPatch.context() as patch:
+        stage(6, "never")
+        real = Path.exists
+        patch.setattr(Path, "exists", lambda self: _then_gone(self, real))
+        with pytest.raises(FileNotFoundError):
+            sink.publish(3, 6)
+    assert (published / "rows").read_text() == "once more"
+
+
+def _then_gone(path: Path, exists: Callable[[Path], bool]) -> bool:
+    """A newer writer removes what is staged as soon as an older one has seen it."""
+    there = exists(path)
+    if path.parent.name == "_staged" and path.name.endswith(f"-{6:08d}") and there:
+        shutil.rmtree(path)
+    return there
