@@ -27,10 +27,10 @@ class RegionSteps:
         """operator -> what it returned in the newest step; and the step's rows"""
         self._waiting: list[Step] = []
 
-    def step(self, rows: pa.Table, *, last: bool = False) -> Completed | None:
-        """One micro-batch through every operator; the checkpoint, if one was due."""
+    def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None) -> Completed | None:
+        """One micro-batch through every operator; the checkpoint, if one was due, or the step `ends` in one."""
         region = self.region
-        tasks = region.begin_step(ends=last or None)
+        tasks = region.begin_step(ends=last or None if ends is None else ends)
         self._waiting.append(Step(region.step, region.step - 1, "v1\n{}\n"))
         self.outputs = {SOURCE: rows}
         for operator in region.stream.topological():

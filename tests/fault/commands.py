@@ -15,8 +15,9 @@ KEPT = "is its newest|is kept by its savepoint"
 
 @dataclass
 class Known:
-    """What a warehouse is known to hold when a command is chosen: visible checkpoints, the steps still to do."""
+    """What is known of one stream when a command is chosen: visible checkpoints, the steps still to do."""
 
+    stream: str
     checkpoints: list[int]
     left: int
     savepoints: list[str] = field(default_factory=list)
@@ -73,6 +74,11 @@ def _restore(chance: Random, known: Known) -> Arguments:
     return ("--at", _some(chance, known), "--parallelism", chance.choice([1, 2, 3]))
 
 
+def _fork(chance: Random, known: Known) -> Arguments:
+    # Two of the same name sometimes; few of them, since each is a stream to look after.
+    return (f"fork{chance.randrange(2)}", "--at", _some(chance, known))
+
+
 def _nothing(_: Random, __: Known) -> Arguments:
     return ()
 
@@ -101,6 +107,7 @@ COMMANDS = {
     "delete": Command(_delete, [OVERTAKEN, GONE, (2, KEPT)]),
     "sweep": Command(_sweep, weight=2),
     "savepoint": Command(_savepoint, [OVERTAKEN, GONE, (2, "no savepoint|has a savepoint")]),
+    "fork": Command(_fork, [GONE, (2, "there is a stream")]),
     "snapshot": Command(_nothing, [OVERTAKEN, GONE, (1, "live state|working state"), (2, "has a snapshot already")]),
     "verify": Command(_verify, [GONE]),
     "restore": Command(_restore, [GONE]),

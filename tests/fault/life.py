@@ -208,7 +208,8 @@ class Life:
         if not self.step:
             return []
         with Place.existing(self.url) as place:
-            return promises.broken(self.reference, place, published=ended, proven=proven)
+            unpublished = () if ended else (self.stream,)
+            return promises.broken(self.reference, place, unpublished=unpublished, proven=proven)
 
     def finish(self) -> list[str]:
         """An undisturbed run to the end, and every check there is."""

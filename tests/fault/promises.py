@@ -3,7 +3,7 @@
 Each check tells what is broken in lines; none is good. Nothing is changed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone.catalog.place import Place
-from siltstone.catalog.records import RetainedCheckpoint, StepRecord
+from siltstone.catalog.records import RetainedCheckpoint, StepRecord, StreamRecord
 from siltstone.policy.orphans import AGE_GUARD, DELETES, judge
 from siltstone.store.paths import stream_prefix
 from tests.fault.reference import Reference
@@ -22,28 +22,42 @@ UNFINISHED = timedelta(seconds=10)
 """older than this, what was never finished is gone after a sweep whose age guard is shorter"""
 
 
-def broken(reference: Reference, place: Place, *, published: bool, proven: bool = True) -> list[str]:
-    """All that is broken.
+def broken(reference: Reference, place: Place, *, unpublished: Collection[str] = (), proven: bool = True) -> list[str]:
+    """All that is broken, of the reference's stream and of its forks, which go on with the same input.
 
     Args:
-        published: the newest run ended well, so that all rows are in sight.
+        unpublished: streams whose newest run did not end well, so that the newest rows may not be in sight yet.
         proven: also restore and prove every checkpoint.
     """
-    name = reference.stream.name
-    if name not in [stream.name for stream in place.catalog.streams()]:
-        return []
-    newest = place.catalog.last_id(name)
-    steps = place.catalog.steps(name, newest) if newest else []
-    of: dict[int, list[int]] = {}
-    for step in steps:
-        of.setdefault(step.checkpoint, []).append(step.step)
+    return [
+        f"{stream.name}: {line}"
+        for stream in place.catalog.streams()
+        if reference.stream.name in place.catalog.lineage(stream.name)
+        for line in _broken(reference, place, stream, stream.name not in unpublished, proven)
+    ]
+
+
+def _broken(reference: Reference, place: Place, stream: StreamRecord, published: bool, proven: bool) -> list[str]:
+    catalog, name = place.catalog, stream.name
+    newest = catalog.last_id(name)
+    steps, logged = catalog.steps(name, newest) if newest else [], catalog.logged_steps(name)
+    of = _held(steps)
+    found = [*_histories(reference, place, stream, [*steps, *logged], of)]
+    found += [*_references(place, name), *_orphans(place, name)]
     sink = place.warehouse.local.sink(name) / reference.sink
-    found = [*_histories(reference, place, steps, of), *_references(place, name), *_orphans(place, name)]
-    found += _sink(reference, sink, of, published)
+    own = {checkpoint: held for checkpoint, held in of.items() if checkpoint > (stream.forked_at or 0)}
+    found += _sink(reference, sink, own, _held(logged), published)
     if proven and newest:
         found += [f"checkpoint {f.checkpoint} is not proven: {f.reason}" for f in failures(place, name)]
         found += _oracle(reference, place, newest, found)
     return found
+
+
+def _held(steps: Iterable[StepRecord]) -> dict[int, list[int]]:
+    of: dict[int, list[int]] = {}
+    for step in steps:
+        of.setdefault(step.checkpoint, []).append(step.step)
+    return of
 
 
 def _oracle(reference: Reference, place: Place, newest: int, found: list[str]) -> list[str]:
@@ -57,10 +71,10 @@ def _oracle(reference: Reference, place: Place, newest: int, found: list[str]) -
 
 
 def _histories(
-    reference: Reference, place: Place, steps: list[StepRecord], of: Mapping[int, list[int]]
+    reference: Reference, place: Place, stream: StreamRecord, steps: list[StepRecord], of: Mapping[int, list[int]]
 ) -> Iterable[str]:
     """Promises 1 and 2: what is recorded is what the undisturbed run did, step by step."""
-    catalog, name = place.catalog, reference.stream.name
+    catalog, name = place.catalog, stream.name
     if [(s.step, s.batch_id) for s in steps] != [(n, n - 1) for n in range(1, len(steps) + 1)]:
         yield f"steps {[(s.step, s.batch_id) for s in steps]} are not the batches in order"
     records, newest = catalog.checkpoints(name), catalog.last_id(name)
@@ -72,8 +86,9 @@ def _histories(
         elif record.digest != reference.digests[max(of[record.id]) - 1]:
             yield f"checkpoint {record.id} does not have the digest of step {max(of[record.id])}"
     runs = catalog.runs(name)
-    if [run.epoch for run in runs] != list(range(1, len(runs) + 1)):
-        yield f"epochs {[run.epoch for run in runs]} have gaps"
+    epochs = [run.epoch for run in runs]
+    if epochs and epochs != list(range(stream.epoch - len(epochs) + 1, stream.epoch + 1)):
+        yield f"epochs {epochs} have gaps, or do not end with {stream.epoch}"
     if open_ := [run.epoch for run in runs[:-1] if run.ended_at is None]:
         yield f"epochs {open_} were taken over and are still open"
 
@@ -89,7 +104,9 @@ def _references(place: Place, name: str) -> Iterable[str]:
     for savepoint in catalog.savepoints(name):
         if savepoint.checkpoint not in visible:
             yield f"savepoint {savepoint.name} keeps checkpoint {savepoint.checkpoint}, which is gone"
-    sizes, sentenced = _sizes(place, name), {deletion.name for deletion in catalog.deletions(name)}
+    lineage = catalog.lineage(name)
+    sizes = {object: size for stream in lineage for object, size in _sizes(place, stream).items()}
+    sentenced = {deletion.name for stream in lineage for deletion in catalog.deletions(stream)}
     for stored in catalog.objects(name):
         if _needed(stored.checkpoint, retained, sentenced, stored.name):
             if stored.name not in sizes:
@@ -117,12 +134,10 @@ def _orphans(place: Place, name: str) -> Iterable[str]:
 def left_over(place: Place, name: str) -> Iterable[str]:
     """Promise 4, after a run that ended, expired leases and a sweep: what is stored is what is referred to."""
     catalog = place.catalog
-    referenced = {stored.name for stored in catalog.objects(name)}
+    referenced = {stored.name for stream in catalog.streams() for stored in catalog.objects(stream.name)}
     stored = set(_sizes(place, name))
     if orphans := sorted(stored - referenced):
         yield f"{len(orphans)} orphans are left, such as {orphans[0]}"
-    if missing := sorted(referenced - stored):
-        yield f"{len(missing)} objects are referred to and missing, such as {missing[0]}"
     for write in place.warehouse.store.unfinished(stream_prefix(name)):
         if catalog.now() - write.began_at > UNFINISHED:
             yield f"the unfinished write {write.token} of {write.name} is left"
@@ -132,12 +147,15 @@ def _sizes(place: Place, name: str) -> dict[str, int]:
     return dict(place.warehouse.store.list(stream_prefix(name)))
 
 
-def _sink(reference: Reference, sink: Path, of: Mapping[int, list[int]], ended: bool) -> Iterable[str]:
-    """Promise 2: each row once, published with its checkpoint, whether that is kept or not."""
+def _sink(
+    reference: Reference, sink: Path, of: Mapping[int, list[int]], logged: Mapping[int, list[int]], ended: bool
+) -> Iterable[str]:
+    """Promise 2: each row once, published with its checkpoint, whether that is kept, deleted, or to come again."""
     published = {int(path.name.partition("=")[2]): path for path in sink.glob("checkpoint=*")}
     missing = of.keys() - published.keys() - (set() if ended or not of else {max(of)})
     if missing:
         yield f"the rows of checkpoints {sorted(missing)} are not published"
+    of = {**logged, **of}
     if published.keys() - of.keys():
         yield f"rows are published of {sorted(published.keys() - of.keys())}, which never completed"
     for checkpoint in sorted(published.keys() & of.keys()):

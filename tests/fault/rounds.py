@@ -75,7 +75,7 @@ class Rounds:
         self._said = disk.path.with_name(f"{disk.path.name}-said")
         self._said.mkdir()
         self._count = 0
-        self._published = True
+        self._unpublished: set[str] = set()
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
@@ -89,22 +89,35 @@ class Rounds:
         with closing(open_catalog(warehouse.catalog_url, now=lambda: datetime.now(UTC) + later)) as catalog:
             yield Place(warehouse, catalog)
 
-    def known(self) -> Known:
+    def streams(self) -> list[str]:
+        """The small stream and its forks, as far as they are recorded; the small one first."""
+        with self._place() as place:
+            names = [] if place is None else [stream.name for stream in place.catalog.streams()]
+        return sorted(names, key=lambda name: (name != NAME, name))
+
+    def known(self, stream: str = NAME) -> Known:
         """What there is to choose arguments by."""
         with self._place() as place:
-            if place is None or NAME not in [stream.name for stream in place.catalog.streams()]:
-                return Known([], self.reference.steps)
+            if place is None or stream not in [s.name for s in place.catalog.streams()]:
+                return Known(stream, [], self.reference.steps)
             catalog = place.catalog
-            newest = catalog.last_id(NAME)
-            done = catalog.steps(NAME, newest)[-1].step if newest else 0
-            ids = [checkpoint.id for checkpoint in catalog.checkpoints(NAME)]
-            return Known(ids, self.reference.steps - done, [s.name for s in catalog.savepoints(NAME)])
+            newest = catalog.last_id(stream)
+            done = catalog.steps(stream, newest)[-1].step if newest else 0
+            ids = [checkpoint.id for checkpoint in catalog.checkpoints(stream)]
+            return Known(stream, ids, self.reference.steps - done, [s.name for s in catalog.savepoints(stream)])
+
+    def _some(self) -> Known:
+        """Most often of the small stream, sometimes of a fork."""
+        forks = self.streams()[1:]
+        return self.known(self.chance.choice(forks) if forks and self.chance.random() < 0.25 else NAME)
 
     def _expire(self) -> None:
         """Let all leases expire, as if time had passed."""
+        streams = self.streams()
         with self._place(LEASE) as place:
-            if place is not None and NAME in [stream.name for stream in place.catalog.streams()]:
-                place.catalog.live_leases(NAME)
+            if place is not None:
+                for stream in streams:
+                    place.catalog.live_leases(stream)
 
     # --- victims ----------------------------------------------------------------------------------------------
 
@@ -138,16 +151,16 @@ class Rounds:
             round.violations.append(str(error))
             return End(-9, None, str(error))
         if victim.kind == "run" and end.code == 0:
-            self._published = True
-        begun = bool(self.known().checkpoints)
+            self._unpublished.discard(victim.stream)
+        begun = bool(self.known(victim.stream).checkpoints)
         if fault := wrong(victim.kind, end, alone=alone, faulty=faulty, begun=begun):
             round.violations.append(fault)
         round.outcomes.append(f"{victim.kind} {end.code}")
         return end
 
-    def _undisturbed(self, round: Round, kind: str, *, alone: bool = True) -> End:
+    def _undisturbed(self, round: Round, kind: str, stream: str) -> End:
         """A command that nothing hurts."""
-        return self._judge(round, self._start(kind, self.known()), alone=alone)
+        return self._judge(round, self._start(kind, self.known(stream)), alone=True)
 
     # --- rounds ----------------------------------------------------------------------------------------------
 
@@ -166,10 +179,10 @@ class Rounds:
     def check(self) -> list[str]:
         """Every promise, as things are."""
         with self._place() as place:
-            return [] if place is None else promises.broken(self.reference, place, published=self._published)
+            return [] if place is None else promises.broken(self.reference, place, unpublished=self._unpublished)
 
     def _kill(self, round: Round, kind: str) -> None:
-        known = self.known()
+        known = self._some()
         by_line = self.chance.random() < 0.6
         victim = self._start(kind, known, at_line=self._at_line(kind) if by_line else None)
         seconds = None
@@ -181,10 +194,10 @@ class Rounds:
         self._learn(kind, end.code == -9, seconds)
         round.kills[kind] += end.code == -9
         if end.code == -9 and self.chance.random() < 0.3:
-            self._undisturbed(round, kind)  # what it left hinders nobody
+            self._undisturbed(round, kind, known.stream)  # what it left hinders nobody
 
     def _two(self, round: Round, kind: str) -> None:
-        known = self.known()
+        known = self._some()
         other = kind if self.chance.random() < 0.6 else chosen(self.chance, list(COMMANDS), known)
         round.kinds = (kind, other)
         victims = []
@@ -197,7 +210,8 @@ class Rounds:
             round.kills[victim.kind] += end.code == -9
 
     def _zombie(self, round: Round, kind: str) -> None:
-        victim = self._start(kind, self.known(), at_line=self._at_line(kind), signal=SIGSTOP)
+        stream = self._some().stream
+        victim = self._start(kind, self.known(stream), at_line=self._at_line(kind), signal=SIGSTOP)
         if not victim.until(lambda: victim.stopped) or not self._lets_others(victim):
             self._judge(round, victim, alone=True)
             self._learn(kind, False, None)
@@ -209,29 +223,33 @@ class Rounds:
         for act in acts:
             if act == "expire":
                 self._expire()
-            elif (end := self._beside(round, act)) and end.code == 3 and re.search(CONTENDED, end.error):
+            elif not self._beside(round, act, stream):
                 victim.signal(SIGCONT)
                 victim.wait()
-                self._undisturbed(round, act)
+                self._undisturbed(round, act, stream)
         round.violations += self.check()
-        with self._place() as place:
-            before = place and NAME in [s.name for s in place.catalog.streams()] and promises.recorded(place, NAME)
-        published = self._published
+        before, unpublished = self._recorded(stream), stream in self._unpublished
         victim.signal(SIGCONT)
         end = self._judge(round, victim, alone=False)
         if end.code == 4:
-            self._published = published
-            with self._place() as place:
-                if place is not None and promises.recorded(place, NAME) != before:
-                    round.violations.append(f"the fenced {kind} changed what is recorded")
+            if not unpublished:
+                self._unpublished.discard(stream)
+            if self._recorded(stream) != before:
+                round.violations.append(f"the fenced {kind} changed what is recorded of {stream}")
 
-    def _beside(self, round: Round, kind: str) -> End:
-        """A command beside a frozen one, which may hold a lock of its store or catalog."""
-        victim = self._start(kind, self.known())
+    def _recorded(self, stream: str) -> tuple[object, ...] | None:
+        with self._place() as place:
+            known = place is not None and stream in [s.name for s in place.catalog.streams()]
+            return promises.recorded(place, stream) if place is not None and known else None
+
+    def _beside(self, round: Round, kind: str, stream: str) -> bool:
+        """A command beside a frozen one; False if that one keeps it from a lock of the store or catalog."""
+        victim = self._start(kind, self.known(stream))
         end = victim.wait()
-        if not (end.code == 3 and re.search(CONTENDED, end.error)):
-            return self._judge(round, victim, alone=False)
-        return end
+        if end.code == 3 and re.search(CONTENDED, end.error):
+            return False
+        self._judge(round, victim, alone=False)
+        return True
 
     def _lets_others(self, victim: Victim) -> bool:
         """Frozen amid a transaction it would keep everybody from a catalog in a file: then it goes a little further."""
@@ -253,7 +271,7 @@ class Rounds:
         return False
 
     def _fault(self, round: Round, kind: str) -> None:
-        known = self.known()
+        known = self._some()
         faults: Faults = faults_of(self.store, self.disk, self.chance)
         kinds = (kind,) if self.chance.random() < 0.6 else (kind, chosen(self.chance, list(COMMANDS), known))
         round.kinds = kinds
@@ -268,44 +286,44 @@ class Rounds:
                 round.faults[victim.kind] += 1
         round.outcomes.append(f"({faults.name})")
         round.violations += self.check()
-        self._undisturbed(round, kind)
+        self._undisturbed(round, kind, known.stream)
 
     # --- the end ----------------------------------------------------------------------------------------------
 
     def settle(self, round: Round) -> None:
         """The next run goes on, leases expire, retention and a sweep run: nothing is left over, nobody is hindered."""
-        if not self.known().checkpoints and not self.known().left:
-            return
-        self._strict(round, "run")
+        self._strict(round, "run", NAME)
         self._expire()
-        for kind in ("materialize", "truncate"):
-            self._strict(round, kind)
-        self._strict(round, "sweep", ("--age-guard", AGE_GUARD))
+        for stream in self.streams():
+            if stream != NAME:
+                self._strict(round, "run", stream)
+            self._strict(round, self.chance.choice(["materialize", "verify"]), stream)
+            self._strict(round, "truncate", stream)
+        # All of them first: what one deletes may be what another was the last to refer to.
+        for stream in self.streams():
+            self._strict(round, "sweep", stream, ("--age-guard", AGE_GUARD))
         with self._place() as place:
             assert place is not None
-            round.violations += promises.left_over(place, NAME)
+            for stream in self.streams():
+                round.violations += promises.left_over(place, stream)
         round.violations += self.check()
 
-    def _strict(self, round: Round, kind: str, arguments: tuple[str, ...] | None = None) -> None:
+    def _strict(self, round: Round, kind: str, stream: str, arguments: tuple[str, ...] | None = None) -> None:
         """A command that has to succeed."""
         self._count += 1
         if arguments is None:
-            known = self.known()
-            arguments = tuple(map(str, COMMANDS[kind].arguments(self.chance, known)))
-        victim = Victim(
-            Orders([kind, NAME, *arguments, "--warehouse", self.url], self._said / f"{self._count:04d}-{kind}")
-        )
-        end = victim.wait()
+            arguments = tuple(map(str, COMMANDS[kind].arguments(self.chance, self.known(stream))))
+        orders = Orders([kind, stream, *arguments, "--warehouse", self.url], self._said / f"{self._count:04d}-{kind}")
+        end = Victim(orders).wait()
         if end.code != 0:
-            round.violations.append(
-                f"{kind} {' '.join(arguments)} cannot do its work any more ({end.code}): {end.said[-1500:]}"
-            )
+            told = f"{' '.join(orders.arguments)} cannot do its work any more ({end.code}): {end.said[-1500:]}"
+            round.violations.append(told)
         elif kind == "run":
-            self._published = True
+            self._unpublished.discard(stream)
 
     def finish(self) -> list[str]:
         """An undisturbed run to the end, settled."""
         round = Round("end", self.store, ())
-        self._strict(round, "run", ("--batches", str(max(1, self.known().left)), "--parallelism", "2"))
+        self._strict(round, "run", NAME, ("--batches", str(max(1, self.known().left)), "--parallelism", "2"))
         self.settle(round)
         return round.violations

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,14 +31,15 @@ import pyarrow.parquet as pq
 import siltstone
 from siltstone import cli
 from siltstone.catalog.place import Place
-from siltstone.errors import Unreachable
+from siltstone.errors import Fenced, Unreachable
+from siltstone.lifecycle.fork import stream_named
 from siltstone.lifecycle.region import Completed, Region
 from siltstone.settings import load_settings
 from siltstone.spark import operations
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.sinks import ParquetSink
 from tests.fault import small_stream
-from tests.fault.small_stream import SMALL, purchases
+from tests.fault.small_stream import purchases
 from tests.region_run import RegionSteps
 
 ENGINE = tuple(
@@ -90,7 +92,7 @@ def main(orders: Orders) -> None:
     if orders.at_line is not None:
         _signal_at(orders.at_line, orders.signal)
     if command == "run":
-        cli.main(lambda: run(_options(rest)))
+        cli.main(lambda: run(rest[0], _options(rest)))
     cli.main()
 
 
@@ -145,22 +147,34 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, arguments[2::2], strict=True))
 
 
-def run(options: Mapping[str, str]) -> None:
-    """`siltstone run small`, with some options."""
+def run(name: str, options: Mapping[str, str]) -> None:
+    """`siltstone run`, with some options, of the small stream or a fork of it.
+
+    What a rewinding has logged comes again with the same boundaries, whatever the options say.
+    """
     wanted = dict(options)
     batches = int(wanted.pop("batches", len(purchases())))
     settings = load_settings(**wanted)
     with Place.writable(settings.warehouse, settings.catalog) as place:
-        region = operations.open_region(settings, SMALL, place, {}, 2)
+        region = operations.open_region(settings, stream_named(settings, name), place, {}, 2)
         outcome = "failed"
         try:
+            logged = [(step.step, step.checkpoint) for step in region.logged_steps()]
+            ends = {step: checkpoint != after for (step, checkpoint), (_, after) in pairwise([*logged, (0, 0)])}
             steps = SinkingSteps(region)
             unbound: Any = StreamRunner._remove_old_work
             unbound(SimpleNamespace(region=region))
-            todo = purchases()[region.step :][:batches]
+            todo = purchases()[region.step :]
             for number, rows in enumerate(todo, 1):
-                steps.step(rows, last=number == len(todo))
+                step = region.step + 1
+                steps.step(rows, last=number >= min(batches, len(todo)), ends=ends.get(step))
+                # Of a checkpoint that comes again all steps do, even if these are more than were asked for.
+                if number >= batches and ends.get(step) is not False:
+                    break
             outcome = "done"
+        except Fenced:
+            outcome = "fenced"
+            raise
         finally:
             with suppress(Unreachable):
                 region.close(outcome)
@@ -176,9 +190,9 @@ class SinkingSteps(RegionSteps):
         self.sink.recover(region.completed, region.completed_epoch)
         self._rows: list[pa.Table] = []
 
-    def step(self, rows: pa.Table, *, last: bool = False) -> Completed | None:
+    def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None) -> Completed | None:
         """As `RegionSteps.step`."""
-        completed = super().step(rows, last=last)
+        completed = super().step(rows, last=last, ends=ends)
         if completed is None:
             self._rows.append(self.outputs[SINK])
         return completed
