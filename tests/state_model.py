@@ -66,6 +66,10 @@ def changed(table: StateTable) -> dict[tuple[str, ...], tuple[str, ...] | None]:
     changes, groups = table.changes()
     assert changes.schema.equals(table.schema.changes)
     assert np.all(np.diff(groups.astype(np.int64)) >= 0)
+    counts = table.changed()
+    assert counts.tolist() == np.bincount(groups, minlength=len(counts)).tolist()
+    parts = [table.changes(part)[0] for part in KeyGroupRange(0, len(counts)).split(3)]
+    assert texts(pa.concat_tables(parts).columns) == texts(changes.columns)
     keys = changes.select(table.schema.primary_key.names)
     assert batch_of(table.schema, keys).key_groups.tolist() == groups.tolist()
     values = rows_of(keys, changes.select(table.schema.value.names))

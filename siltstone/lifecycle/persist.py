@@ -6,7 +6,9 @@ acknowledgement. The driver's half stores such segments of all subtasks and oper
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,10 +23,14 @@ from siltstone.changelog.uploader import Placed, Sharers, Uploader, uploader_of
 from siltstone.changelog.writer import ChangelogWriter
 from siltstone.lifecycle.clock import Clock
 from siltstone.lifecycle.task import CheckpointOrder, StepTask
-from siltstone.model import Form, Handle, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, StoredObject
 from siltstone.state.backend import StateTable, SubtaskState
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath
+
+DELTA_ROWS = 1 << 15
+"""how many changes are encoded together, about: more are written in several segments of some key groups each, so that
+memory stays bounded and a subtask of another parallelism reads little that is not its own"""
 
 
 @dataclass(frozen=True)
@@ -88,19 +94,31 @@ def _deltas(
     """Every table's changes; no part, but how large they are, if that is beyond the limit (promise 7)."""
     inlining = _Inlining(uploader, task.upload.inline_bytes)
     size_bytes = 0
-    with _writer(task, order, state, inlining) as writer:
-        # Every checkpoint's index has the same tables in the same order: the ordinal is the patent's field iv.
-        for ordinal, (name, table) in enumerate(sorted(state.tables.items())):
-            with clock.phase("delta"):
-                block = encode_block(*table.changes(), compression=task.upload.compression)
-            size_bytes += len(block.data)
-            if order.delta_limit_bytes is None or size_bytes <= order.delta_limit_bytes:
-                change = Change(name, block, order.previous, ordinal, _sum(table))
-                with clock.phase("persist"):
-                    writer.append(state.groups, change)
+    with ExitStack() as stack:
+        with clock.phase("delta"):
+            parts = _key_group_parts(state)
+        writers = {part: stack.enter_context(_writer(task, order, part, inlining)) for part in parts}
+        for part, writer in writers.items():
+            # Every index has the same tables in the same order: the ordinal is the patent's field iv.
+            for ordinal, (name, table) in enumerate(sorted(state.tables.items())):
+                with clock.phase("delta"):
+                    block = encode_block(*table.changes(part), compression=task.upload.compression)
+                size_bytes += len(block.data)
+                if order.delta_limit_bytes is None or size_bytes <= order.delta_limit_bytes:
+                    change = Change(name, block, order.previous, ordinal, _sum(table, part))
+                    with clock.phase("persist"):
+                        writer.append(part, change)
         if order.delta_limit_bytes is not None and size_bytes > order.delta_limit_bytes:
             return None, size_bytes
-        return _persisted(writer, inlining, state, clock, uploader), 0
+        return _persisted(writers, inlining, state, clock, uploader), 0
+
+
+def _key_group_parts(state: SubtaskState) -> list[KeyGroupRange]:
+    """The subtask's key groups, cut where a further `DELTA_ROWS` changes begin."""
+    changed = sum((table.changed() for table in state.tables.values()), np.zeros(state.max_parallelism, np.int64))
+    nth = np.cumsum(changed[state.groups.start : state.groups.end]) // DELTA_ROWS
+    edges = [state.groups.start, *(state.groups.start + 1 + np.flatnonzero(np.diff(nth))).tolist(), state.groups.end]
+    return [KeyGroupRange(start, end) for start, end in pairwise(edges)]
 
 
 def _bases(
@@ -117,38 +135,48 @@ def _bases(
     store, operator = task.warehouse.store, task.operator.name
     names = CheckpointPath(task.stream, task.epoch, order.checkpoint)
     objects = []
-    with _writer(task, order, state, inlining) as writer:
+    with _writer(task, order, state.groups, inlining) as writer:
         for name, table in sorted(state.tables.items()):
             with clock.phase("base"), store.create(names.base(operator, name, subtask, attempt)) as out:
                 rows = write_base(out, table.schema, table.scan(state.groups))
             assert out.stored is not None
             objects.append(out.stored)
-            writer.append(state.groups, WholeTable(name, out.stored, rows, _sum(table)))
-        part = _persisted(writer, inlining, state, clock, uploader)
+            writer.append(state.groups, WholeTable(name, out.stored, rows, _sum(table, state.groups)))
+        part = _persisted({state.groups: writer}, inlining, state, clock, uploader)
     return replace(part, objects=[*objects, *part.objects])
 
 
-def _writer(task: StepTask, order: CheckpointOrder, state: SubtaskState, uploads: _Inlining) -> ChangelogWriter:
-    path = CheckpointPath(task.stream, task.epoch, order.checkpoint)
-    return ChangelogWriter(uploads, task.operator.name, state.groups, path)
+def _writer(task: StepTask, order: CheckpointOrder, part: KeyGroupRange, uploads: _Inlining) -> ChangelogWriter:
+    return ChangelogWriter(uploads, task.operator.name, part, CheckpointPath(task.stream, task.epoch, order.checkpoint))
 
 
 def _persisted(
-    writer: ChangelogWriter, inlining: _Inlining, state: SubtaskState, clock: Clock, uploader: Uploader
+    writers: Mapping[KeyGroupRange, ChangelogWriter],
+    inlining: _Inlining,
+    state: SubtaskState,
+    clock: Clock,
+    uploader: Uploader,
 ) -> Part:
     """The opaque variables too, and then wait until all of it is durable."""
     with clock.phase("persist"):
-        for variable, values in sorted(state.opaque.items()):
-            writer.append(state.groups, OpaqueChange(variable, values))
-        handle = writer.persist(0).result()
+        for part, writer in writers.items():
+            for variable, values in sorted(state.opaque.items()):
+                writer.append(part, OpaqueChange(variable, {g: v for g, v in values.items() if g in part}))
+        handles = [future.result() for future in [writer.persist(0) for writer in writers.values()]]
     for table in state.tables.values():
         table.mark()
-    return Part(handle.handles, handle.objects, inlining.inline, uploader.metrics.take())
+    objects = {stored.name: stored for handle in handles for stored in handle.objects}
+    return Part(
+        [part for handle in handles for part in handle.handles],
+        list(objects.values()),
+        inlining.inline,
+        uploader.metrics.take(),
+    )
 
 
-def _sum(table: StateTable) -> int:
-    """The digests of all key groups as one; those of other subtasks are 0."""
-    return int(table.digests.sum(dtype=np.uint64))
+def _sum(table: StateTable, part: KeyGroupRange) -> int:
+    """The digests of some key groups as one."""
+    return int(table.digests[part.start : part.end].sum(dtype=np.uint64))
 
 
 def place_inline(

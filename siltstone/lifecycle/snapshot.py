@@ -57,10 +57,10 @@ def snapshot_tasks(warehouse: Warehouse, manifest: Manifest, backend_name: str, 
     """A task a subtask of the run that wrote the manifest."""
     tasks = []
     for operator in sorted(manifest.operators):
-        ranges = sorted({h.key_groups for h in manifest.handles if h.operator == operator})
+        parts = KeyGroupRange(0, manifest.max_parallelism).split(manifest.statistics["parallelism"])
         tasks += [
             SnapshotTask(warehouse, manifest, operator, subtask, groups, backend_name, attempt)
-            for subtask, groups in enumerate(ranges)
+            for subtask, groups in enumerate(parts)
         ]
     return tasks
 

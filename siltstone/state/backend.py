@@ -90,10 +90,19 @@ class StateTable(Protocol):
         """Remove the rows of these keys; absent keys are no error."""
         ...
 
-    def changes(self) -> tuple[pa.Table, np.ndarray]:
+    def changed(self) -> np.ndarray:
+        """int64[max_parallelism]: how many keys of each key group changed since the last `mark()`.
+
+        Raises:
+            StateError: as `changes`.
+        """
+        ...
+
+    def changes(self, groups: KeyGroupRange | None = None) -> tuple[pa.Table, np.ndarray]:
         """Every key changed since the last `mark()`, once, newest: (`schema.changes` table, uint16 key groups).
 
-        Sorted by key group. A key inserted and deleted again since the mark may appear as a delete.
+        Sorted by key group; with `groups` only theirs. A key inserted and deleted again since the mark may appear as a
+        delete.
 
         Raises:
             StateError: tracking has been off at some time since the last mark, so the changes are not known.

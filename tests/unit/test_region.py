@@ -14,9 +14,10 @@ from siltstone.catalog.records import ObjectKind
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject, StateError, UsageError
+from siltstone.lifecycle import persist
 from siltstone.lifecycle.costs import cost_of
 from siltstone.lifecycle.export import chosen, recorded_digest, restore_unit, unit_tasks, whole_digest
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import chain_manifests, read_manifest, read_manifests
 from siltstone.lifecycle.snapshot import compare, compare_tasks, snapshot_tasks, take_snapshot
 from siltstone.lifecycle.verify import check_indexes, plan_proof
 from siltstone.lifecycle.working_state import locked
@@ -202,6 +203,36 @@ def test_however_segments_travel_the_state_is_the_same(place: Place, upload: Upl
     again = RegionRun(place, together, POLICY, parallelism=2, upload=upload)
     shutil.rmtree(place.warehouse.local.work("sums", 1))
     assert again.step(rows(4)) is not None and not failures(place, "sums")
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 14])
+def test_many_changes_are_written_in_parts_of_some_key_groups_each(
+    place: Place, monkeypatch: pytest.MonkeyPatch, inline_bytes: int
+) -> None:
+    """Each part a segment with an index of its own, whose links lead to the index of all of it before."""
+    monkeypatch.setattr(persist, "DELTA_ROWS", 20)
+    upload = UploadOptions(inline_bytes=inline_bytes)
+    whole = replace(stream("sums"), operators=[Counted()])
+    run = RegionRun(place, whole, POLICY, parallelism=2, upload=upload)
+    for n, keys in ((1, 100), (2, 100), (3, 5), (4, 60)):
+        run.step(rows(n, keys))
+    manifests = {c: read_manifest(place.warehouse.store, place.catalog.checkpoint("sums", c).manifest) for c in (2, 3)}
+    ranges = {c: {h.key_groups for h in m.handles if h.kind is Kind.INDEX} for c, m in manifests.items()}
+    assert len(ranges[2]) > 2 == len(ranges[3])
+    assert all({h.key_groups for h in m.handles} == ranges[c] for c, m in manifests.items())
+    assert not failures(place, "sums")
+    newest = place.catalog.latest("sums")
+    assert {restored_digest(place, "sums", 4, parallelism) for parallelism in (1, 3, 8)} == {newest.digest}
+    read = read_manifests(place.warehouse.store, chain_manifests(place.catalog, "sums", 4))
+    parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, read[4], "heap", "test")]
+    tasks = compare_tasks(unit_tasks(read, 4, 3, None)[0], [stored for part in parts for stored in part.objects])
+    assert sum(part.rows for part in parts) == 100 and not any(compare(place.warehouse.store, task) for task in tasks)
+    again = RegionRun(place, whole, POLICY, parallelism=3, upload=upload).step(rows(5))
+    with Place.writable(str(place.warehouse.local.root.parent / "other")) as plain:
+        monkeypatch.undo()
+        other = RegionRun(plain, whole, POLICY)
+        undisturbed = [other.step(rows(n, keys)) for n, keys in ((1, 100), (2, 100), (3, 5), (4, 60), (5, 100))][-1]
+    assert again is not None and undisturbed is not None and again.digest == undisturbed.digest
 
 
 def test_one_variable_is_restored_from_its_own_blocks(place: Place) -> None:

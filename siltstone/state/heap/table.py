@@ -89,6 +89,7 @@ class HeapTable:
             self._layout, self._home(self._counts.generation), self._counts.rows, self._counts.entries
         )
         self._listed = self._list(self._counts)
+        self._by_group: tuple[tuple[int, int], np.ndarray, np.ndarray] | None = None
 
     @classmethod
     def in_memory(cls, schema: TableSchema, max_parallelism: int) -> Self:
@@ -236,12 +237,29 @@ class HeapTable:
 
     # Change tracking and scanning
 
-    def changes(self) -> tuple[pa.Table, np.ndarray]:
-        """Every key changed since the last `mark()`, once, newest, sorted by key group."""
+    def changed(self) -> np.ndarray:
+        """int64[max_parallelism]: how many keys of each key group changed since the last `mark()`."""
+        return np.bincount(self._sorted_changes()[1], minlength=self.max_parallelism)
+
+    def _sorted_changes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (uint32) and key groups (uint16) of the records in the list of changes, by key group; found once for all
+        parts of it that are asked for."""
         if not self._counts.known:
             raise StateError("rows changed untracked since the last mark: take a base of this table")
-        ids = self._listed.items[: self._counts.listed]
-        ids = ids[np.argsort(self._records.column("group")[ids], kind="stable")]
+        of = self._mutation, self._counts.interval
+        if self._by_group is None or self._by_group[0] != of:
+            ids = self._listed.items[: self._counts.listed]
+            owners = self._records.column("group")[ids]
+            order = np.argsort(owners, kind="stable")
+            self._by_group = of, ids[order], owners[order]
+        return self._by_group[1:]
+
+    def changes(self, groups: KeyGroupRange | None = None) -> tuple[pa.Table, np.ndarray]:
+        """Every key changed since the last `mark()`, once, newest, sorted by key group; with `groups` only theirs."""
+        ids, owners = self._sorted_changes()
+        if groups is not None:
+            first, last = np.searchsorted(owners, [groups.start, groups.end])
+            ids = ids[first:last]
         block = self._records.take(ids)
         live = block["live"] != 0
         columns = [
@@ -256,7 +274,7 @@ class HeapTable:
         if self.directory and not self.before:
             raise StateError("a mark is part of a step: call begin first")
         self._counts = replace(self._counts, interval=self._counts.interval + 1, listed=0, known=True)
-        self._listed = self._list(self._counts)
+        self._listed, self._by_group = self._list(self._counts), None
 
     def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """All live rows of `groups` by key group, then primary key; the table must not change meanwhile."""
