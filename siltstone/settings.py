@@ -9,14 +9,18 @@ The first of these that names an option wins. In `siltstone.toml` the names are 
     restore_budget_s = 60
     [upload]
     hedging = false
+    [materialization]
+    interval_s = 300
     [retention]
     keep_daily = 7
+    [recovery]
+    automatic = false
 """
 
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -28,9 +32,18 @@ from pydantic_settings import (
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import UsageError
 from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions
+from siltstone.policy.compaction import MaterializationOptions
 from siltstone.policy.retention import RetentionOptions
 
 CONFIGURATION = Path("siltstone.toml")
+
+
+class RecoveryOptions(BaseModel):
+    """What a run may do about damage."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    automatic: bool = Field(default=True, description="whether a run that finds its stream damaged recovers it itself")
 
 
 class Settings(BaseSettings):
@@ -64,9 +77,13 @@ class Settings(BaseSettings):
     policy: str = Field(default=DEFAULT_POLICY, description="decides when to take a base")
     policy_options: PolicyOptions = Field(default_factory=PolicyOptions, description="its options")
     upload: UploadOptions = Field(default_factory=UploadOptions, description="how changes travel to the store")
+    materialization: MaterializationOptions = Field(
+        default_factory=MaterializationOptions, description="when chains are consolidated"
+    )
     retention: RetentionOptions = Field(
         default_factory=RetentionOptions, description="which checkpoints `truncate` keeps; without a rule all"
     )
+    recovery: RecoveryOptions = Field(default_factory=RecoveryOptions, description="what a run may do about damage")
 
     @classmethod
     def settings_customise_sources(

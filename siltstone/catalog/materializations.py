@@ -9,9 +9,10 @@ an operator: the next may begin when it has ended, or its lease has.
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
@@ -121,6 +122,30 @@ class Materializations(Transactions):
             rows.get_stream(connection, stream)
             query = select(t.materialization).where(_M.stream == stream).order_by(_M.began_at, _M.id)
             return [_record(row) for row in connection.execute(query)]
+
+    def last_materialized(self, stream: str) -> dict[str, datetime]:
+        """Operator -> when its newest materialization was completed."""
+        done = (_M.stream == stream) & _M.manifest.is_not(None)
+        query = select(_M.operator, func.max(_M.ended_at, type_=t.UtcTime())).where(done).group_by(_M.operator)
+        with self._reading() as connection:
+            return {operator: ended for operator, ended in connection.execute(query)}
+
+    def failed_materializations(
+        self, stream: str, operator: str, since: datetime
+    ) -> tuple[int, MaterializationRecord | None]:
+        """How many materializations of one operator that began at `since` or later failed, and the last of them."""
+        failed = (_M.stream == stream) & (_M.operator == operator) & _M.error.is_not(None) & (_M.began_at >= since)
+        with self._reading() as connection:
+            count = connection.scalar(select(func.count()).where(failed)) or 0
+            query = select(t.materialization).where(failed).order_by(_M.ended_at.desc(), _M.id).limit(1)
+            last = connection.execute(query).first() if count else None
+            return count, None if last is None else _record(last)
+
+    def abandon_materialization(self, stream: str, id: str) -> None:
+        """Forget one that was begun and is not wanted any more: that is no failure. One that has ended stays."""
+        with self._writing(f"a materialization of stream {stream}") as connection:
+            mine = (_M.stream == stream) & (_M.id == id) & _M.ended_at.is_(None)
+            connection.execute(delete(t.materialization).where(mine))
 
     def chain_materializations(self, stream: str, id: int) -> list[MaterializationRecord]:
         """Those whose bases a restore of checkpoint `id` begins with, one an operator at most."""

@@ -97,6 +97,14 @@ class Streams(Transactions):
         with self._reading() as connection:
             fencing.hold(connection, stream, epoch)
 
+    def running(self, stream: str) -> bool:
+        """Whether a run is open: its newest writer epoch has not ended. One that was killed has not, either."""
+        r = t.run.c
+        newest = select(r.ended_at).where(r.stream == stream).order_by(r.epoch.desc()).limit(1)
+        with self._reading() as connection:
+            found = connection.execute(newest).first()
+            return found is not None and found.ended_at is None
+
     def runs(self, stream: str) -> list[RunRecord]:
         """All writer epochs of a stream, oldest first."""
         with self._reading() as connection:

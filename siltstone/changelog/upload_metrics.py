@@ -8,7 +8,7 @@ Histogram           a distribution in logarithmic buckets: any value within 1 %
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -249,9 +249,10 @@ _DISTRIBUTIONS = {
 class _Collector:
     """The families of some statistics, for a registry that lives as long as one exposition."""
 
-    def __init__(self, statistics: UploadStatistics, labels: Mapping[str, str]) -> None:
+    def __init__(self, statistics: UploadStatistics, labels: Mapping[str, str], further: "Sequence[Metric]") -> None:
         self._statistics = statistics
         self._labels = labels
+        self._further = further
 
     def collect(self) -> "Iterator[Metric]":
         """One family for each number."""
@@ -272,14 +273,15 @@ class _Collector:
             family = HistogramMetricFamily(metric, text, labels=names, unit=unit)
             family.add_metric(values, [*buckets, ("+Inf", float(histogram.count))], sum_value=histogram.sum)
             yield family
+        yield from self._further
 
 
-def openmetrics(statistics: UploadStatistics, labels: Mapping[str, str]) -> str:
-    """The statistics as OpenMetrics text, every sample with `labels`; ends in `# EOF`."""
+def openmetrics(statistics: UploadStatistics, labels: Mapping[str, str], further: "Sequence[Metric]" = ()) -> str:
+    """The statistics as OpenMetrics text, every sample with `labels`, then further families; ends in `# EOF`."""
     # Imported here, since every worker counts and only the driver shows.
     from prometheus_client.openmetrics.exposition import generate_latest
     from prometheus_client.registry import CollectorRegistry
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(statistics, labels))  # pyright: ignore[reportArgumentType]
+    registry.register(_Collector(statistics, labels, further))  # pyright: ignore[reportArgumentType]
     return generate_latest(registry).decode()

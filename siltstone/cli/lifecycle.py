@@ -18,6 +18,9 @@ def materialize(
     stream: StreamName,
     at: At = LATEST,
     operator: Annotated[list[str] | None, typer.Option(help="Only this operator; may be given again. [all]")] = None,
+    due: Annotated[
+        bool, typer.Option("--due", help="Only operators for which it is time, as [materialization] says.")
+    ] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     parallelism: Annotated[int | None, typer.Option(help="Tasks an operator. [cores]")] = None,
@@ -27,12 +30,19 @@ def materialize(
     from siltstone.spark import operations
 
     settings = settings_of(warehouse, catalog, parallelism=parallelism)
+    if due and at != LATEST:
+        raise UsageError("--due and --at exclude each other: leave one out")
     with progress(f"materializing {stream}") as tell:
-        result = operations.materialize(settings, stream, at=at, operators=operator or (), on_operator=tell)
+        result = operations.materialize(settings, stream, at=at, operators=operator or (), due=due, on_operator=tell)
+    if due and not result.triggers:
+        print_result(asdict(result), as_json, f"{stream}: nothing is due at checkpoint {result.checkpoint}")
+        return
     line = f"{stream}: checkpoint {result.checkpoint} materialized: {result.rows:,} rows, {size(result.bytes)}, "
     line += f"{result.seconds:.2f} s"
     if result.kept:
         line += f"; {', '.join(result.kept)} began there anyway"
+    for name, reason in result.triggers.items():
+        line += f"\n  {name}: {reason}"
     print_result(asdict(result), as_json, line)
 
 

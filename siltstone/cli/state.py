@@ -53,7 +53,10 @@ def verify(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that checkpoints restore to exactly the state the stream had. Exit code 1 if one does not."""
+    """Prove that checkpoints restore to exactly the state the stream had. Exit code 1 if one does not.
+
+    So it is if materialization has stalled, or keeps failing, with which restores take ever longer.
+    """
     from siltstone.spark import operations
 
     if every and at != LATEST:
@@ -63,8 +66,10 @@ def verify(
     line = f"{stream}: {len(result.proven)} checkpoints proven, {len(result.failed)} not, {result.seconds:.2f} s"
     for failure in result.failed:
         line += f"\n  checkpoint {failure.checkpoint}: {failure.reason}"
+    for ill in result.stalled:
+        line += f"\n  materialization: {ill.reason}"
     print_result(asdict(result), as_json, line)
-    if result.failed:
+    if result.failed or result.stalled:
         raise typer.Exit(1)
 
 

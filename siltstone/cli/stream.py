@@ -10,8 +10,9 @@ from rich.table import Table
 
 from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, existing, pairs, settings_of, stream_of
-from siltstone.cli.output import checkpoint_line, joined, out, print_result, progress, size
+from siltstone.cli.output import checkpoint_line, health_line, joined, out, print_result, progress, size
 from siltstone.model import check_name
+from siltstone.policy.retention import parse_duration
 
 
 @app.command()
@@ -25,13 +26,19 @@ def run(
     checkpoint_steps: Annotated[int | None, typer.Option(help="Micro-batches a checkpoint. [1]")] = None,
     checkpoint_s: Annotated[float | None, typer.Option(help="Seconds between checkpoints, instead.")] = None,
     policy: Annotated[str | None, typer.Option(help="When to take a base: marginal-cost or adjust-d.")] = None,
+    materialize_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Consolidate chains in the background after 90s, 15m or 12h; 0 or off. [10m]"
+        ),
+    ] = None,
     options: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A source option of the stream.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on waiting for more input until interrupted.")] = False,
     openmetrics: Annotated[
         Path | None,
-        typer.Option("--openmetrics", metavar="FILE", help="Keep this run's upload metrics there as OpenMetrics text."),
+        typer.Option("--openmetrics", metavar="FILE", help="Keep this run's metrics there as OpenMetrics text."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -46,6 +53,7 @@ def run(
         policy=policy,
         checkpoint_steps=checkpoint_steps,
         checkpoint_s=checkpoint_s,
+        materialization=None if materialize_every is None else _every(materialize_every),
     )
     request = operations.RunRequest(batches, follow, pairs(options), openmetrics)
     with progress(f"running {stream}") as tell:
@@ -58,6 +66,13 @@ def run(
     )
 
 
+def _every(text: str) -> dict[str, object]:
+    """What `--materialize-every` says, as options under [materialization]."""
+    if text in ("0", "off"):
+        return {"enabled": False}
+    return {"enabled": True, "interval_s": parse_duration(text).total_seconds()}
+
+
 @app.command()
 def checkpoints(
     stream: StreamName,
@@ -66,15 +81,18 @@ def checkpoints(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the newest N.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the completed checkpoints of a stream."""
+    """List the completed checkpoints of a stream, and say whether materialization keeps up with it."""
     from siltstone.lifecycle import inspect
+    from siltstone.lifecycle.compaction import materialization_health
 
     settings = settings_of(warehouse, catalog)
     with existing(settings) as place:
         found = inspect.list_checkpoints(place.catalog, stream, limit)
         origin = inspect.describe_origin(place.catalog, stream)
+        health = materialization_health(place.catalog, stream, settings.materialization, settings.policy_options)
     if as_json:
-        print_result({"stream": stream, **origin, "checkpoints": found}, True, "")
+        listed = {"stream": stream, **origin, "checkpoints": found}
+        print_result(listed | {"materialization": inspect.list_materialization(health)}, True, "")
         return
     _print_origin(stream, origin)
     table = Table("id", "forms", "bytes", "D", "rows", "event time", "proven", "committed", box=None)
@@ -91,6 +109,8 @@ def checkpoints(
             c["committed_at"],
         )
     out.print(table)
+    if health:
+        out.print(health_line(health), markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_origin(stream: str, origin: Mapping[str, Any]) -> None:
@@ -145,8 +165,9 @@ def report(
 
     path = picture or Path(f"{check_name('stream', stream)}-chain.png")
     check_picture_path(path)
-    with existing(settings_of(warehouse, catalog)) as place:
-        data = report_data(place.catalog, stream)
+    settings = settings_of(warehouse, catalog)
+    with existing(settings) as place:
+        data = report_data(place.catalog, stream, settings.materialization, settings.policy_options)
     draw_report(data, path)
     if as_json:
         print_result({**data.to_dict(), "picture": str(path)}, True, "")

@@ -1,10 +1,14 @@
 """What a person asks of recorded checkpoints: the list, and one of them in full. Plain JSON values."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from siltstone.catalog.records import CheckpointRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.lifecycle.compaction import OperatorHealth
+from siltstone.lifecycle.costs import recorded_chain
 from siltstone.lifecycle.restore import read_manifest
+from siltstone.policy.chain import amplification
 from siltstone.store.base import Store
 
 
@@ -25,6 +29,11 @@ def describe_origin(catalog: Catalog, stream: str) -> dict[str, Any]:
     """
     record = catalog.stream(stream)
     return {"forked_from": record.forked_from, "forked_at": record.forked_at}
+
+
+def list_materialization(health: Mapping[str, OperatorHealth]) -> dict[str, dict[str, Any]]:
+    """Operator -> how materialization does for it."""
+    return {operator: found.to_dict() for operator, found in health.items()}
 
 
 def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dict[str, Any]:
@@ -66,12 +75,14 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
 
 
 def _summary(record: CheckpointRecord) -> dict[str, Any]:
+    space = {name: amplification(recorded_chain(record, name)[1]) for name in record.forms}
     return {
         "id": record.id,
         "forms": {name: str(form) for name, form in record.forms.items()},
         "bytes": record.bytes,
         "D": record.d,
         "rows": record.rows,
+        "amplification": {name: None if ratio is None else round(ratio, 4) for name, ratio in space.items()},
         "digest": record.digest,
         "proven": record.proven,
         "proof": record.proof,

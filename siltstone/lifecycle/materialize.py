@@ -43,6 +43,10 @@ from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath
 
 
+class Abandoned(BaseException):
+    """Raised by who runs the units of a materialization that is not wanted any more: that is no failure of it."""
+
+
 @dataclass(frozen=True)
 class MaterializeTask:
     """One unit: what to merge, and where the result goes."""
@@ -165,7 +169,15 @@ Run = Callable[[Callable[[MaterializeTask], MaterializedPart], Sequence[Material
 
 
 def materialize(
-    place: Place, stream: str, operator: str, checkpoint: int, *, id: str, parallelism: int, run: Run, again: bool = False
+    place: Place,
+    stream: str,
+    operator: str,
+    checkpoint: int,
+    *,
+    id: str,
+    parallelism: int,
+    run: Run,
+    again: bool = False,
 ) -> Materialized:
     """Consolidate one operator's chain at `checkpoint`.
 
@@ -178,6 +190,7 @@ def materialize(
         UnknownCheckpoint: there is no such checkpoint, or not any more.
         CorruptObject, ProofFailed: the chain is damaged; nothing changed.
         Fenced: the lease was lost meanwhile; nothing changed.
+        Abandoned: `run` did; nothing changed.
     """
     start = time.perf_counter()
     catalog, store = place.catalog, place.warehouse.store
@@ -195,6 +208,10 @@ def materialize(
             catalog.complete_materialization(
                 stream, id, stored, manifest.objects, rows_=rows, bytes_=size, seconds=seconds
             )
+        except (Abandoned, KeyboardInterrupt):
+            with suppress(Unreachable):  # then its lease tells
+                catalog.abandon_materialization(stream, id)
+            raise
         except BaseException as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             with suppress(Unreachable):  # then its lease tells

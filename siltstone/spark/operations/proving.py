@@ -1,13 +1,14 @@
 """Proves checkpoints, from their digests and row by row."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import SnapshotRecord
 from siltstone.errors import StateError, UsageError
+from siltstone.lifecycle.compaction import materialization_health
 from siltstone.lifecycle.export import (
     unit_tasks,
 )
@@ -21,13 +22,23 @@ from siltstone.spark.session import needs_spark, spark_session
 
 
 @dataclass(frozen=True)
+class Stalled:
+    """An operator whose materialization is `failing` or `stalled`, and why."""
+
+    operator: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class VerifyResult:
-    """Which checkpoints are proven, and why the others are not."""
+    """Which checkpoints are proven, and why the others are not; of which operators materialization does not keep up."""
 
     stream: str
     proven: list[int]
     failed: list[Failure]
     seconds: float
+    stalled: list[Stalled] = field(default_factory=list)
 
 
 @needs_spark
@@ -75,8 +86,11 @@ def verify(
             read = sum(p.restore_bytes.get(checkpoint, 0) for p in proofs)
             measured = {} if failure else {"restore_s": round(restore_s, 6), "restore_bytes": read}
             catalog.record_proof(stream, checkpoint, failure is None, failure.reason if failure else None, **measured)
+        health = materialization_health(catalog, stream, settings.materialization, settings.policy_options)
+        stalled = [Stalled(name, h.health.value, h.reason) for name, h in health.items() if not h.fine]
         seconds = round(time.perf_counter() - start, 3)
-    return VerifyResult(stream, [c for c in wanted if c not in first], [first[c] for c in sorted(first)], seconds)
+    proven = [c for c in wanted if c not in first]
+    return VerifyResult(stream, proven, [first[c] for c in sorted(first)], seconds, stalled)
 
 
 def _deep(settings: Settings, spark: SparkSession, place: Place, snapshots: list[SnapshotRecord]) -> list[Failure]:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,11 +12,17 @@ from pyspark.sql import SparkSession
 from siltstone.catalog.place import Place
 from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
 from siltstone.errors import Fenced, Unreachable
+from siltstone.lifecycle.background import Background, BackgroundOptions
+from siltstone.lifecycle.compaction import OperatorHealth, materialization_health
 from siltstone.lifecycle.definition import check_recorded, check_run
 from siltstone.lifecycle.lease import this_process
+from siltstone.lifecycle.metrics import health_metrics
+from siltstone.lifecycle.recovery import Recovery
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
 from siltstone.policy.adaptive import named
 from siltstone.settings import Settings
+from siltstone.spark.background import SparkUnits
+from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.runner import StreamRunner, open_source, run_stream
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.store.filesystem import reaching
@@ -27,7 +33,10 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunResult:
-    """What one run did. `digest` is that of the newest checkpoint, hex; `uploads` is `UploadStatistics.summary`."""
+    """What one run did. `digest` is that of the newest checkpoint, hex; `uploads` is `UploadStatistics.summary`.
+
+    `recovered` says what it gave up to be able to go on; None where nothing was damaged.
+    """
 
     stream: str
     checkpoints: list[int]
@@ -36,13 +45,15 @@ class RunResult:
     bytes: int
     seconds: float
     uploads: Mapping[str, float]
+    recovered: Recovery | None = None
 
 
 @dataclass(frozen=True)
 class RunRequest:
     """How much to run: `batches` micro-batches at most, or, with `follow`, on and on; `options` go to the source.
 
-    `openmetrics` is a file that holds the run's upload metrics so far, as OpenMetrics text, after each checkpoint.
+    `openmetrics` is a file that holds the metrics of the run's uploads so far, and of materialization, as OpenMetrics
+    text, after each checkpoint.
     """
 
     batches: int | None = None
@@ -60,6 +71,9 @@ def run(
 ) -> RunResult:
     """Process what the stream's source has, from the newest completed checkpoint on.
 
+    Where that is found to be damaged before a checkpoint was completed, the stream is recovered, and the run goes on;
+    once, and unless the settings say otherwise.
+
     Raises:
         SiltstoneError: see `Region.open`, `open_source` and `run_stream`.
     """
@@ -73,7 +87,10 @@ def run(
         uploads = uploads.merge(checkpoint.uploads)
         if request.openmetrics is not None:
             try:
-                write_metrics(request.openmetrics, stream.name, uploads)
+                health = materialization_health(
+                    place.catalog, stream.name, settings.materialization, settings.policy_options
+                )
+                write_metrics(request.openmetrics, stream.name, uploads, health)
             except Unreachable as error:  # nobody's state depends on it
                 _LOG.warning("%s", error)
         on_checkpoint(checkpoint)
@@ -87,9 +104,20 @@ def run(
         spark = spark_session(settings.master, settings.spark)
         # Before the stream is taken over: a source that cannot be had changes nothing.
         rows = open_source(spark, stream, place.warehouse, request.options)
-        with _running(settings, stream, place, spark, request, completed) as runner:
-            run_stream(runner, rows, follow=request.follow)
-        digest = done[-1].digest if done else runner.region.digest
+        recovery = SelfRecovery(settings, place, stream.name, spark)
+
+        def run_once() -> str | None:
+            with _running(settings, stream, place, spark, request, completed) as runner:
+                run_stream(runner, rows, follow=request.follow)
+            return runner.region.digest
+
+        try:
+            digest = run_once()
+        except DAMAGED as error:
+            if done:
+                raise
+            recovery.attempt(error)
+            digest = run_once()
     return RunResult(
         stream=stream.name,
         checkpoints=[c.id for c in done],
@@ -98,10 +126,13 @@ def run(
         bytes=sum(c.bytes for c in done),
         seconds=round(time.perf_counter() - start, 3),
         uploads=uploads.summary(),
+        recovered=recovery.done,
     )
 
 
-def write_metrics(path: Path, stream: str, uploads: UploadStatistics) -> None:
+def write_metrics(
+    path: Path, stream: str, uploads: UploadStatistics, health: Mapping[str, OperatorHealth] | None = None
+) -> None:
     """Replace the file that holds a run's metrics, at once, so that a collector never reads half of it.
 
     Raises:
@@ -109,7 +140,7 @@ def write_metrics(path: Path, stream: str, uploads: UploadStatistics) -> None:
     """
     written = path.with_name(f".{path.name}.partial")
     with reaching(f"write the metrics to {path}"):
-        written.write_text(openmetrics(uploads, {"stream": stream}))
+        written.write_text(openmetrics(uploads, {"stream": stream}, health_metrics(health or {}, stream)))
         written.replace(path)
 
 
@@ -117,15 +148,18 @@ def write_metrics(path: Path, stream: str, uploads: UploadStatistics) -> None:
 def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> Iterator[StreamRunner]:
     """Take a stream over for a query of the user's own: give the runner to `foreachBatch`.
 
-    The stream's source is not used. Leave the block when the query has ended.
+    The stream's source is not used. Leave the block when the query has ended. Where the newest checkpoint's manifest is
+    damaged, the stream is recovered first, unless the settings say otherwise.
 
     Raises:
         SiltstoneError: see `Region.open`.
     """
-    with (
-        Place.writable(settings.warehouse, settings.catalog) as place,
-        _running(settings, stream, place, spark, RunRequest(), lambda _: None) as runner,
-    ):
+    with Place.writable(settings.warehouse, settings.catalog) as place, ExitStack() as stack:
+        try:
+            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), lambda _: None))
+        except DAMAGED as error:
+            SelfRecovery(settings, place, stream.name, spark).attempt(error)
+            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), lambda _: None))
         yield runner
         if runner.failure is None:
             runner.finish()
@@ -140,13 +174,23 @@ def _running(
     request: RunRequest,
     on_checkpoint: Callable[[Completed], None],
 ) -> Iterator[StreamRunner]:
-    """One writer epoch: taken at the start, and how it ended noted in the catalog."""
+    """One writer epoch: taken at the start, and how it ended noted in the catalog; with its background."""
     region = open_region(settings, stream, place, request.options, spark.sparkContext.defaultParallelism)
+    background = _background(settings, place, spark, region)
+
+    def completed(checkpoint: Completed) -> None:
+        background.completed()
+        on_checkpoint(checkpoint)
+
     outcome = "failed"
     try:
-        runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=on_checkpoint)
+        runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=completed)
+        if settings.materialization.enabled:
+            background.start()
         yield runner
         outcome = "done" if runner.failure is None else "failed"
+        if outcome == "done":
+            background.finish()
     except Fenced:
         outcome = "fenced"
         raise
@@ -154,9 +198,18 @@ def _running(
         outcome = "interrupted"
         raise
     finally:
+        background.stop()
         # How it ended is a note for people; what ended it must not be hidden by a catalog that is away.
         with suppress(Unreachable):
             region.close(outcome)
+
+
+def _background(settings: Settings, place: Place, spark: SparkSession, region: Region) -> Background:
+    stream, units = region.stream.name, SparkUnits(spark, region.stream.name)
+    options = BackgroundOptions(
+        settings.materialization, settings.policy_options, settings.retention, region.options.parallelism
+    )
+    return Background(place, stream, options, units, units.cancel)
 
 
 def open_region(
