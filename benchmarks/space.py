@@ -1,0 +1,138 @@
+"""Space amplification: all stored bytes of an operator over the bytes of its live state, at every checkpoint.
+
+Two workloads under the default policy, one checkpoint a step, only the newest retained and the stream truncated after
+each:
+
+    update-heavy      a tenth of the keys get new values at each step
+    sliding window    rows come at each step, and those of ten steps ago go; Flink's changelog reached 45 here
+
+Live bytes are those of the base that the live tables would make, written to nowhere. Stored are bases and segments with
+their indexes; the manifests, which are of the checkpoints and not of one operator, are counted apart.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.goals import Goal, Report, table_of
+from benchmarks.states import MAX_PARALLELISM, SUBTASKS, Balances, rows_for
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import ObjectKind
+from siltstone.changelog.base import write_base
+from siltstone.lifecycle.retention import truncate
+from siltstone.model import KeyGroupRange
+from siltstone.operator import Operator, Rows, State, WindowState
+from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions, named
+from siltstone.policy.retention import RetentionOptions
+from siltstone.state.backends import backend
+from siltstone.stream import Stream
+from tests.region_run import RegionRun
+
+FLINK = 45
+WINDOW_STEPS = 10
+_KEEP = RetentionOptions(keep_last=1)
+
+
+class Sliding(Operator):
+    """The rows of the last steps, by key."""
+
+    name = "sliding"
+    key = {"key": pa.int64()}  # noqa: RUF012
+    window = WindowState(value={"step": pa.int64(), "amount": pa.int64()}, order="step")
+
+    def process(self, rows: Rows, state: State) -> None:
+        state.window.insert(rows.keys, rows.group, rows.table.select(["step", "amount"]))
+        newest = int(rows.table.column("step")[0].as_py())
+        state.window.evict(rows.keys, newest - WINDOW_STEPS + 1)
+
+
+def update_heavy(keys: int) -> Callable[[int], pa.Table]:
+    """The rows of each step: all keys first, then a tenth of them."""
+    draw = np.random.default_rng(1)
+    return lambda step: rows_for(draw.choice(keys, keys // 10, replace=False) if step else draw.permutation(keys), draw)
+
+
+def sliding_window(keys: int) -> Callable[[int], pa.Table]:
+    """The rows of each step: one of each key."""
+    draw = np.random.default_rng(1)
+    return lambda step: pa.table(
+        {"key": np.arange(keys), "step": np.full(keys, step), "amount": draw.integers(0, 1_000_000, keys)}
+    )
+
+
+class _Nowhere:
+    """A file that only counts."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def write(self, data: bytes | memoryview | pa.Buffer) -> int:
+        size = len(memoryview(data))
+        self.bytes += size
+        return size
+
+    def flush(self) -> None:
+        pass
+
+
+def live_bytes(place: Place, run: RegionRun, operator: Operator) -> int:
+    """What a base of the live state takes."""
+    out = _Nowhere()
+    for subtask, groups in enumerate(KeyGroupRange(0, MAX_PARALLELISM).split(SUBTASKS)):
+        directory = place.warehouse.local.state(run.region.stream.name, run.region.epoch, operator.name, subtask)
+        state = backend("heap").open(directory, operator.tables(), (), groups, MAX_PARALLELISM)
+        for table in state.tables.values():
+            write_base(out, table.schema, table.scan(groups))  # type: ignore[arg-type]
+        state.close()
+    return out.bytes
+
+
+@dataclass(frozen=True)
+class Found:
+    """Space amplification at each checkpoint: of the operator's own objects, and with the manifests."""
+
+    own: list[float]
+    all: list[float]
+
+
+def amplification(place: Place, operator: Operator, rows: Callable[[int], pa.Table], steps: int) -> Found:
+    """Of each checkpoint after the first."""
+    no_source = lambda spark, options: spark.sql("")  # noqa: E731
+    stream = Stream(operator.name, source=no_source, operators=[operator], max_parallelism=MAX_PARALLELISM)
+    run = RegionRun(place, stream, named(DEFAULT_POLICY), SUBTASKS)
+    found = Found([], [])
+    for step in range(steps + 1):
+        run.step(rows(step))
+        truncate(place, stream.name, _KEEP)
+        if step:
+            live, objects = live_bytes(place, run, operator), place.catalog.objects(stream.name)
+            found.all.append(sum(stored.bytes for stored in objects) / live)
+            found.own.append(sum(o.bytes for o in objects if o.kind is not ObjectKind.MANIFEST) / live)
+    return found
+
+
+def run(scratch: Path, *, quick: bool = False) -> Report:
+    """Both workloads."""
+    keys, steps = (50_000, 15) if quick else (500_000, 60)
+    cap = PolicyOptions().space_amplification_max
+    workloads = {
+        "update-heavy": (Balances(), update_heavy(keys)),
+        "sliding window": (Sliding(), sliding_window(keys // WINDOW_STEPS)),
+    }
+    heads = ("workload", "checkpoints", "median", "most", "most, with manifests")
+    report = Report([table_of("space amplification: stored over live bytes, one checkpoint retained", *heads)])
+    with Place.writable(str(scratch / "space")) as place:
+        for name, (operator, rows) in workloads.items():
+            found = amplification(place, operator, rows, steps)
+            cells = [f"{value:.2f}" for value in (median(found.own), max(found.own), max(found.all))]
+            report.tables[0].add_row(name, str(steps), *cells)
+            report.goals.append(Goal(f"space amplification, {name}: most", max(found.own), at_most=cap))
+            report.numbers[name] = vars(found)
+    report.tables[0].add_row("Flink's changelog on windows, as reported", "", "", str(FLINK), "")
+    return report
