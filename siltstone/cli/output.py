@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,17 @@ def checkpoint_line(c: Any) -> str:
     """A checkpoint that has just completed."""
     forms = ", ".join(f"{name} {form.value} (D={c.d[name]})" for name, form in c.forms.items())
     return f"checkpoint {c.id}: {forms}, {size(c.bytes)}, {c.rows_in:,} rows"
+
+
+def health_line(health: Mapping[str, Any]) -> str:
+    """How materialization does: an operator each, the reason where one is not fine."""
+    said = [
+        found.reason
+        if not found.fine
+        else f"{operator} fine ({found.facts.deltas} deltas, {found.facts.amplification or 1:.2f} times its live state)"
+        for operator, found in health.items()
+    ]
+    return "materialization: " + "; ".join(said)
 
 
 def joined(values: dict[str, Any]) -> str:

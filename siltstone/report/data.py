@@ -1,14 +1,19 @@
 """What a report says, as pure values gathered from the catalog's checkpoint records."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from siltstone.catalog.records import CheckpointRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import UnknownCheckpoint
+from siltstone.lifecycle.compaction import OperatorHealth, materialization_health
+from siltstone.lifecycle.costs import recorded_chain
 from siltstone.model import Form
+from siltstone.policy.chain import amplification
+from siltstone.policy.compaction import MaterializationOptions
+from siltstone.policy.protocol import PolicyOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +31,7 @@ class OperatorPart:
         chain_deltas: how many deltas these are.
         bound_bytes: the most that a restore was predicted to read before the next base; None if not recorded.
         bound_s: the same in seconds.
+        amplification: bytes of its chain, as it was then, per byte of live state; None where there was none.
     """
 
     form: Form
@@ -38,6 +44,7 @@ class OperatorPart:
     chain_deltas: int
     bound_bytes: float | None
     bound_s: float | None
+    amplification: float | None = None
 
     @property
     def chain_bytes(self) -> int:
@@ -56,6 +63,7 @@ class OperatorPart:
             "chain_deltas": self.chain_deltas,
             "restore_bound_bytes": self.bound_bytes,
             "restore_bound_seconds": self.bound_s,
+            "amplification": self.amplification,
         }
 
 
@@ -127,10 +135,11 @@ class CheckpointPoint:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """A stream's retained checkpoints, oldest first; at least one."""
+    """A stream's retained checkpoints, oldest first; at least one. `materialization` is operator -> how that does."""
 
     stream: str
     checkpoints: tuple[CheckpointPoint, ...]
+    materialization: Mapping[str, OperatorHealth] = field(default_factory=dict)
 
     @property
     def newest(self) -> CheckpointPoint:
@@ -168,11 +177,17 @@ class ReportData:
             "chain_bytes": self.newest.chain_bytes,
             "amplification": self.amplification,
             "restore_amplification": self.restore_amplification,
+            "materialization": {name: found.to_dict() for name, found in self.materialization.items()},
             "checkpoints": [point.to_dict() for point in self.checkpoints],
         }
 
 
-def report_data(catalog: Catalog, stream: str) -> ReportData:
+def report_data(
+    catalog: Catalog,
+    stream: str,
+    options: MaterializationOptions | None = None,
+    policy_options: PolicyOptions | None = None,
+) -> ReportData:
     """Gather a report of all checkpoints of `stream` but those that are deleted.
 
     A deleted one that others build on is a part of their chains, and is counted there.
@@ -198,7 +213,10 @@ def report_data(catalog: Catalog, stream: str) -> ReportData:
         if record.deleted_at is None:
             other = sum(others[min(started.values(), default=at) :])
             points.append(_point(record, parts, others[-1], sum(bases.values()), other))
-    return ReportData(stream, tuple(points))
+    health = materialization_health(
+        catalog, stream, options or MaterializationOptions(), policy_options or PolicyOptions()
+    )
+    return ReportData(stream, tuple(points), health)
 
 
 def _part(
@@ -221,6 +239,7 @@ def _part(
         chain_deltas=(before.chain_deltas if before else 0) + 1 if delta else 0,
         bound_bytes=said.get("restore_bound_bytes"),
         bound_s=said.get("restore_bound_s"),
+        amplification=amplification(recorded_chain(record, name)[1]),
     )
 
 

@@ -16,7 +16,9 @@ def summary_table(data: ReportData) -> Table:
     title = f"{data.stream}: {count} checkpoint{'s' * (count != 1)}, {filesize.decimal(data.stored_bytes)} stored"
     if data.amplification:
         title += f", {data.amplification:.1f} times the newest base"
-    table = Table(title=title, title_justify="left", box=None, show_footer=True)
+    ill = "\n".join(found.reason for found in data.materialization.values() if not found.fine)
+    table = Table(title=title, title_justify="left", box=None, show_footer=True, caption=ill or None)
+    table.caption_justify = "left"
     newest = data.newest
     table.add_column("operator", "all")
     table.add_column("state rows", f"{newest.rows:,}", justify="right")
@@ -27,6 +29,7 @@ def summary_table(data: ReportData) -> Table:
     table.add_column("D", justify="right")
     table.add_column("restore reads", filesize.decimal(newest.chain_bytes), justify="right")
     table.add_column("at most", _size(newest.bound_bytes), justify="right")
+    table.add_column("amplified", justify="right")
     table.add_column("restore s", _measured(data), justify="right")
     table.add_column("at most s", _seconds(newest.bound_s), justify="right")
     for name in data.operators:
@@ -43,6 +46,7 @@ def summary_table(data: ReportData) -> Table:
             str(last.d),
             filesize.decimal(last.chain_bytes),
             _size(last.bound_bytes),
+            _ratio(data, name),
             "",
             _seconds(last.bound_s),
         )
@@ -89,6 +93,13 @@ def _measured(data: ReportData) -> str:
 
 def _mean(sizes: list[int]) -> str:
     return filesize.decimal(round(sum(sizes) / len(sizes))) if sizes else "-"
+
+
+def _ratio(data: ReportData, operator: str) -> str:
+    """Bytes of the chain per byte of live state, as it is by now."""
+    found = data.materialization.get(operator)
+    ratio = None if found is None else found.facts.amplification
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def _size(count: float | None) -> str:

@@ -3,11 +3,12 @@
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
+from siltstone.lifecycle.compaction import materialization_health
 from siltstone.lifecycle.materialize import Materialized
 from siltstone.lifecycle.materialize import materialize as materialize_operator
 from siltstone.settings import Settings
@@ -19,7 +20,8 @@ from siltstone.spark.session import needs_spark, spark_session
 class MaterializeResult:
     """What was materialized at a checkpoint: rows and bytes of all new bases, and what each operator came to.
 
-    `kept` are operators whose chains begin at the checkpoint anyway.
+    `kept` are operators whose chains begin at the checkpoint anyway. `triggers` says of which operators why they were
+    due, where only such were to be materialized.
     """
 
     stream: str
@@ -29,6 +31,7 @@ class MaterializeResult:
     seconds: float
     operators: list[Materialized]
     kept: list[str]
+    triggers: dict[str, str] = field(default_factory=dict)
 
 
 @needs_spark
@@ -38,6 +41,7 @@ def materialize(
     *,
     at: str = "latest",
     operators: Sequence[str] = (),
+    due: bool = False,
     on_operator: Callable[[str], None] = lambda _: None,
 ) -> MaterializeResult:
     """Consolidate the chains of a checkpoint into new bases, which it and all later ones begin with from then on.
@@ -46,6 +50,7 @@ def materialize(
 
     Args:
         operators: those to materialize, one after the other; all, if none is named.
+        due: of these, only those for which it is time, as the settings say; `at` is the newest checkpoint then.
         on_operator: called with each as its turn comes.
 
     Raises:
@@ -62,6 +67,12 @@ def materialize(
             known = ", ".join(sorted(begins))
             raise UsageError(f"checkpoint {checkpoint} of {stream} has no operator {unknown[0]!r}: it has {known}")
         wanted = [name for name in begins if name in (operators or begins)]
+        triggers: dict[str, str] = {}
+        if due:
+            options = settings.materialization, settings.policy_options
+            health = materialization_health(place.catalog, stream, *options)
+            triggers = {name: h.trigger.reason for name, h in health.items() if h.trigger and name in wanted}
+            wanted = list(triggers)
         kept = [name for name in wanted if begins[name] == checkpoint]
         done = []
         for name in (name for name in wanted if name not in kept):
@@ -71,4 +82,6 @@ def materialize(
             run, id = partial(spark_map, spark), uuid.uuid4().hex
             done.append(materialize_operator(place, stream, name, checkpoint, id=id, parallelism=parallelism, run=run))
     rows, size = sum(m.rows for m in done), sum(m.bytes for m in done)
-    return MaterializeResult(stream, checkpoint, rows, size, round(time.perf_counter() - start, 3), done, kept)
+    return MaterializeResult(
+        stream, checkpoint, rows, size, round(time.perf_counter() - start, 3), done, kept, triggers
+    )
