@@ -1,4 +1,4 @@
-"""Commands of last resort: state from the logged input."""
+"""Commands for when something broke, and of last resort: a stream made ready again, state from the logged input."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -7,8 +7,33 @@ import typer
 
 from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, settings_of, stream_of
-from siltstone.cli.output import print_result, progress
+from siltstone.cli.output import print_result, progress, size
 from siltstone.model import LATEST
+
+
+@app.command()
+def recover(
+    stream: StreamName,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be given up and why; change nothing, stop no run.")
+    ] = False,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a stream ready again: go back to its newest checkpoint that restores. A run at work is stopped.
+
+    What is given up comes again from the source with the next run, under the same ids. `run` does all this by itself.
+    """
+    from siltstone.spark import operations
+
+    with progress(f"recovering {stream}") as tell:
+        result = operations.recover(settings_of(warehouse, catalog), stream, dry_run=dry_run, on_step=tell)
+    line = f"{stream}: {result.summary}; {result.swept_objects} objects swept, {size(result.swept_bytes)}, "
+    line += f"{result.seconds:.2f} s"
+    for failure in result.failures:
+        line += f"\n  checkpoint {failure.checkpoint}: {failure.reason}"
+    print_result(asdict(result), as_json, line)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from siltstone.spark.operations.materializing import MaterializeResult, materialize
 from siltstone.spark.operations.proving import VerifyResult, verify
+from siltstone.spark.operations.recovering import recover
 from siltstone.spark.operations.replaying import ReplayResult, replay
 from siltstone.spark.operations.restoring import RestoreResult, restore
 from siltstone.spark.operations.running import RunRequest, RunResult, open_region, run, stream_runner
@@ -17,6 +18,7 @@ __all__ = [
     "VerifyResult",
     "materialize",
     "open_region",
+    "recover",
     "replay",
     "restore",
     "run",

@@ -1,0 +1,66 @@
+"""Makes a stream ready again after something of it was damaged: on demand, or as a run finds out."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from pyspark.sql import SparkSession
+
+from siltstone.catalog.place import Place
+from siltstone.errors import CorruptObject, ProofFailed, StateError
+from siltstone.lifecycle import recovery
+from siltstone.lifecycle.recovery import Recovery
+from siltstone.settings import Settings
+from siltstone.spark.executor import spark_map
+from siltstone.spark.session import needs_spark, spark_session
+
+_LOG = logging.getLogger(__name__)
+DAMAGED = (CorruptObject, ProofFailed)
+"""what a run may fail with that going back to another checkpoint helps against"""
+
+
+@needs_spark
+def recover(
+    settings: Settings, stream: str, *, dry_run: bool = False, on_step: Callable[[str], None] = lambda _: None
+) -> Recovery:
+    """Leave a stream ready to run on from its newest checkpoint that restores; see `lifecycle.recovery`.
+
+    Args:
+        dry_run: only look; nothing changes.
+        on_step: told what is done and found, line by line.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: no such stream has run here, or it has no checkpoint yet.
+        Fenced: a run has taken the stream over meanwhile; nothing was given up.
+        Unreachable: the store or the catalog failed; nothing was given up.
+    """
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        place.catalog.latest(stream)
+        spark = spark_session(settings.master, settings.spark)
+        return recovery.recover(place, stream, run=partial(spark_map, spark), dry_run=dry_run, tell=on_step)
+
+
+class SelfRecovery:
+    """Lets one run recover its stream by itself, once.
+
+    Attributes:
+        done: what it did; None as long as it was not needed.
+    """
+
+    def __init__(self, settings: Settings, place: Place, stream: str, spark: SparkSession) -> None:
+        self.done: Recovery | None = None
+        self._allowed = settings.recovery.automatic
+        self._place, self._stream, self._spark = place, stream, spark
+
+    def attempt(self, error: StateError) -> None:
+        """Recover, since the run has failed with `error` before it completed a checkpoint; it may begin again then.
+
+        Raises:
+            StateError: `error` itself: it has recovered before, or is not allowed to.
+            Fenced, Unreachable: as `recover`.
+        """
+        if self.done is not None or not self._allowed:
+            raise error
+        _LOG.warning("stream %s is damaged and recovers by itself: %s", self._stream, error)
+        self.done = recovery.recover(self._place, self._stream, run=partial(spark_map, self._spark))
+        _LOG.warning("stream %s has recovered: %s", self._stream, self.done.summary)
