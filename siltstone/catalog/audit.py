@@ -8,7 +8,7 @@ What several streams refer to, as forks do, none of them deletes but the last: t
 last two let go at once, each may see the other still; then the object is an orphan of the stream it is named after.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
@@ -22,7 +22,9 @@ from siltstone.catalog.transactions import Transactions
 from siltstone.store.paths import stream_prefix
 
 RECORDS_KEPT = timedelta(days=90)
-"""how long a deletion can be looked up, at least"""
+"""how long the deletion of an orphan can be looked up, at least"""
+RECORDS_MAX = 100_000
+"""how many newer deletions a stream may have until that of what a deleted checkpoint wrote is forgotten"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class Audit(Transactions):
             spared = _shared(connection, stream, [each.name for each in doomed])
             doomed = [each for each in doomed if each.name not in spared]
             _record(connection, stream, who, doomed, self.now())
+            _forget_old(connection, stream, {each.reason for each in doomed})
             return doomed
 
     def shared(self, stream: str, names: Iterable[str]) -> frozenset[str]:
@@ -185,3 +188,17 @@ def _record(connection: Connection, stream: str, who: str, doomed: Sequence[Doom
         if new:
             place = {"stream": stream, "who": who, "deleted_at": now}
             connection.execute(insert(t.deletion), [each | place for each in new.values()])
+
+
+def _forget_old(connection: Connection, stream: str, reasons: Collection[str]) -> None:
+    """Old records of these reasons, of deletions of checkpoints, make room for many new ones.
+
+    As sentences they are not needed any more: what a checkpoint wrote is named in its one commit, and under names that
+    nothing writes again. Of orphans, in contrast, a process that hangs might still make something refer to them.
+    """
+    d = t.deletion.c
+    of_stream = select(d.deleted_at).where(d.stream == stream).order_by(d.deleted_at.desc())
+    oldest = connection.scalar(of_stream.offset(RECORDS_MAX).limit(1))
+    if oldest is not None:
+        old = (d.stream == stream) & (d.deleted_at < oldest) & d.reason.in_(reasons)
+        connection.execute(delete(t.deletion).where(old))

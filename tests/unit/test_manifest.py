@@ -2,6 +2,7 @@ import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from siltstone.catalog.manifest import Manifest, decode_manifest, encode_manifes
 from siltstone.errors import CorruptObject
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
+from tests.orphans import NAME, filesystem, new_run, rows
 
 PREFIX = "flights/00000001/000000000007"
 
@@ -114,6 +116,21 @@ def test_it_is_small_and_fast() -> None:
     digests = 6 * 128 * 8
     assert len(data) < digests + 7000
     assert min(seconds) < 0.005
+
+
+def test_a_manifest_grows_with_its_handles_and_not_with_the_stream(tmp_path: Path) -> None:
+    with filesystem(tmp_path) as place:
+        run = new_run(place)
+        for n in range(1, 33):
+            run.step(rows(n))
+        by_shape: dict[tuple[int, str], list[int]] = {}
+        for checkpoint in place.catalog.checkpoints(NAME):
+            manifest = decode_manifest(place.warehouse.store.read(checkpoint.manifest))
+            shape = len(manifest.handles), manifest.forms["by_key"]
+            by_shape.setdefault(shape, []).append(checkpoint.manifest.bytes)
+    assert sum(map(len, by_shape.values())) == 32
+    repeated = [sizes for sizes in by_shape.values() if len(sizes) > 4]
+    assert repeated and all(max(sizes) - min(sizes) < 150 for sizes in repeated)
 
 
 def test_every_altered_or_missing_byte_is_noticed() -> None:

@@ -58,7 +58,7 @@ def upgrade() -> None:
         sa.Column("bytes", sa.BigInteger, nullable=False),
         sa.Column("forms", sa.Text, nullable=False),
         sa.Column("d", sa.Text, nullable=False),
-        sa.Column("statistics", sa.Text, nullable=False),
+        sa.Column("statistics", sa.LargeBinary, nullable=False),
         _time("event_time_max", nullable=True),
         _time("proven_at", nullable=True),
         sa.Column("proof", sa.Text),
@@ -89,8 +89,8 @@ def upgrade() -> None:
         sa.Column("checkpoint", sa.BigInteger, nullable=False),
         sa.Column("step", sa.BigInteger, primary_key=True),
         sa.Column("batch_id", sa.BigInteger, nullable=False),
-        sa.Column("offsets", sa.Text, nullable=False),
-        sa.Column("sources", sa.Text, nullable=False),
+        sa.Column("offsets", sa.LargeBinary, nullable=False),
+        sa.Column("sources", sa.LargeBinary, nullable=False),
         sa.Index("step_by_checkpoint", "stream", "checkpoint"),
     )
     op.create_table(

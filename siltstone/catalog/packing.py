@@ -1,0 +1,81 @@
+"""Text of the catalog in few bytes: what is the same in nearly all of it is in a dictionary here.
+
+Each step of the input log has Spark's offsets, of which more than a thousand characters name its options and never
+change; each checkpoint has statistics, whose names never do. Deflate (RFC 1950) is given both beforehand, so that
+little more is stored than what differs.
+
+    version (1 byte, 1) | zlib stream with the dictionary of that version
+
+The dictionary of a version is fixed for good: another one is another version. Text it does not foresee, such as that of
+a later Spark, takes more bytes and nothing else.
+"""
+
+import zlib
+
+from siltstone.errors import StateError
+
+_VERSION = 1
+_OPTIONS = (
+    "sql.streaming.stateStore.providerClass",
+    "sql.dropDuplicates.deterministicKeyOrder.enabled",
+    "sql.streaming.stateStore.rocksdb.mergeOperatorVersion",
+    "sql.streaming.stateStore.rocksdb.formatVersion",
+    "sql.streaming.queryEvolution.enableSourceEvolution",
+    "sql.streaming.stateStore.encodingFormat",
+    "sql.streaming.statefulOperator.useStrictDistribution",
+    "sql.streaming.flatMapGroupsWithState.stateFormatVersion",
+    "sql.streaming.multipleWatermarkPolicy",
+    "sql.streaming.stateStore.rowChecksum.enabled",
+    "sql.streaming.statefulOperator.alwaysNullableOutput.enabled",
+    "sql.streaming.aggregation.stateFormatVersion",
+    "sql.function.protobufExtensions.enabled",
+    "sql.shuffle.partitions",
+    "sql.streaming.join.stateFormatVersion",
+    "sql.streaming.stateStore.compression.codec",
+    "sql.optimizer.pruneFiltersCanPruneStreamingSubplan",
+)
+_VALUES = (
+    "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+    *("true", "2", "5", "false", "unsaferow", "true", "2", "min", "false", "true", "2", "false", "200", "2"),
+    *("lz4", "false"),
+)
+_SPARK = ",".join(f'"spark.{option}":"{value}"' for option, value in zip(_OPTIONS, _VALUES, strict=True))
+_STATISTICS = (
+    '{"rows_in": 0, "state_rows": 0, "parallelism": 2, "operators": {"": {"rows_in": 0, "state_rows": 0, "bytes": 0, '
+    '"incremental_bytes": 0, "index_bytes": 0, "chain": {"first": 1, "rows": 0, "base_bytes": 0.0, "base_s": 0.0, '
+    '"base_rows": 0, "deltas": 0, "deltas_bytes": 0.0, "deltas_s": 0.0, "index_bytes": 0.0, "base_factor": 1.2, '
+    '"delta_factor": 1.2}, "restore_bound_bytes": 0, "restore_bound_s": 0.0, "seconds": {"base": 0.0, "commit": 0.0, '
+    '"delta": 0.0, "open": 0.0, "persist": 0.0, "process": 0.0, "restore": 0.0}}}, "uploads": {"requests": 1, '
+    '"attempts": 1, "objects": 1, "bytes": 0, "queue_high_water": 1, "in_flight_high_water_bytes": 0, "latency_s": '
+    '{"sum": 0.0, "buckets": [-1], "counts": [1]}, "batch_segments": {"sum": 1.0, "buckets": [0], "counts": [1]}, '
+    '"object_bytes": {"sum": 0.0, "buckets": [1], "counts": [1]}}}'
+)
+_SOURCE = (
+    '{"0": {"0": "v1\\n{\\"path\\":\\"file:///source/.parquet\\",\\"timestamp\\":1300000000000,\\"batchId\\":0}"}}'
+)
+_OFFSETS = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1700000000000,"conf":{{{_SPARK}}}}}\n{{"logOffset":0}}'
+_DICTIONARY = (_STATISTICS + _SOURCE + _OFFSETS).encode()
+
+
+def pack(text: str) -> bytes:
+    """The text in few bytes."""
+    packer = zlib.compressobj(9, zdict=_DICTIONARY)
+    return bytes([_VERSION]) + packer.compress(text.encode()) + packer.flush()
+
+
+def unpack(data: bytes) -> str:
+    """The inverse of `pack`.
+
+    Raises:
+        StateError: it is not what `pack` made, or a later Siltstone did.
+    """
+    if data[:1] != bytes([_VERSION]):
+        raise StateError("packed text of the catalog is damaged, or of a newer Siltstone: upgrade siltstone")
+    unpacker = zlib.decompressobj(zdict=_DICTIONARY)
+    try:
+        text = unpacker.decompress(data[1:]) + unpacker.flush()
+    except zlib.error as error:
+        raise StateError(f"packed text of the catalog is damaged ({error}): restore the catalog's backup") from None
+    if not unpacker.eof:
+        raise StateError("packed text of the catalog is cut short: restore the catalog's backup")
+    return text.decode()

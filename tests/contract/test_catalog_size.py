@@ -1,0 +1,135 @@
+"""The catalog stays within the bounds that `siltstone.catalog.tables` states, over every database it can be in."""
+
+import json
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import text
+
+from siltstone.catalog import audit
+from siltstone.catalog.audit import Doomed
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import CheckpointCommit, Step
+from siltstone.catalog.repository import Catalog
+from siltstone.lifecycle.retention import truncate
+from siltstone.model import Form, StoredObject
+from siltstone.policy.retention import RetentionOptions
+
+NAME = "flights"
+CHECKPOINT_BYTES, OBJECT_BYTES, STEP_BYTES, DELETION_BYTES = 800, 250, 250, 300
+ROUND, KEPT = 250, 50
+CONF = ",".join(f'"spark.sql.streaming.{word}.stateFormatVersion":"2"' for word in ("join", "aggregation", "state"))
+OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{"spark.sql.shuffle.partitions":"200",%s}}\n%s'
+
+
+def commit_of(id: int) -> CheckpointCommit:
+    """As a run of one operator writes it, a delta as a rule: a manifest and a segment, one file read."""
+
+    def stored(file: str) -> StoredObject:
+        return StoredObject(f"{NAME}/00000001/{id:012d}/{file}", 5000, f"{id * 7919:032x}")
+
+    seconds = {phase: id * 1e-6 for phase in ("commit", "delta", "open", "persist", "process")}
+    operator = {"rows_in": id, "state_rows": 10 * id, "bytes": 7 * id, "restore_bound_s": id * 1e-6, "seconds": seconds}
+    latency = {"sum": id * 1e-6, "buckets": [-374 - id % 9], "counts": [1]}
+    uploads = {"requests": 1, "attempts": 1, "objects": 1, "bytes": 420 + id, "latency_s": latency}
+    file = {"path": f"file:///data/flights/day-{id}.parquet", "timestamp": 1372896000000 + id, "batchId": id}
+    return CheckpointCommit(
+        id=id,
+        manifest=stored("manifest.arrow"),
+        digest=f"{id * 104729:032x}",
+        rows=id,
+        bytes=id,
+        forms={"aircraft": Form.DELTA if id % 10 else Form.BASE},
+        d={"aircraft": 9},
+        statistics={"rows_in": id, "state_rows": id, "operators": {"aircraft": operator}, "uploads": uploads},
+        segments=[stored(f"{id:032x}-7.segment")],
+        first={"aircraft": max(1, id // 10 * 10)},
+        steps=[
+            Step(
+                id,
+                id - 1,
+                OFFSETS % (1372896000000 + id, CONF, json.dumps({"logOffset": id})),
+                json.dumps({"0": {str(id): f"v1\n{json.dumps(file)}"}}),
+            )
+        ],
+    )
+
+
+def used_bytes(catalog: Catalog) -> int:
+    """What tables and indexes take."""
+    with catalog._engine.connect() as connection:
+        if connection.dialect.name == "sqlite":
+            pages, free, size = (
+                connection.scalar(text(f"PRAGMA {name}")) for name in ("page_count", "freelist_count", "page_size")
+            )
+            return (pages - free) * size
+        sizes = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' AND relnamespace = "
+        return int(connection.scalar(text(sizes + "current_schema()::regnamespace")))
+
+
+def file_bytes(catalog: Catalog) -> int:
+    with catalog._engine.connect() as connection:
+        return connection.scalar(text("PRAGMA page_count")) * connection.scalar(text("PRAGMA page_size"))
+
+
+@pytest.fixture
+def catalog(catalog_url: str) -> Iterator[Catalog]:
+    with open_catalog(catalog_url) as opened:
+        opened.register(NAME, 128, {"operators": []})
+        opened.new_epoch(NAME, "host:1")
+        yield opened
+
+
+def commit_round(catalog: Catalog, number: int) -> None:
+    for id in range(number * ROUND + 1, (number + 1) * ROUND + 1):
+        catalog.commit(NAME, 1, commit_of(id))
+
+
+def test_a_catalog_grows_by_what_is_stated_for_each_checkpoint_step_and_deletion(catalog: Catalog) -> None:
+    store = SimpleNamespace(delete=lambda names: None)
+    place = Place(cast(Any, SimpleNamespace(store=store)), catalog)
+    before, start = used_bytes(catalog), time.perf_counter()
+    commit_round(catalog, 0)
+    assert ROUND / (time.perf_counter() - start) > 10  # checkpoints a second
+    grown = used_bytes(catalog) - before
+    slack = 24 * 8192  # pages of tables and indexes that have just begun
+    assert grown < ROUND * (CHECKPOINT_BYTES + 2 * OBJECT_BYTES + STEP_BYTES) + slack
+
+    rules = RetentionOptions(keep_last=KEPT)
+    assert truncate(place, NAME, rules).objects >= 2 * (ROUND - KEPT - 9)  # a chain has ten
+    if catalog.url.startswith("postgresql"):
+        return  # which gives pages back when it vacuums
+    bound = before + KEPT * (CHECKPOINT_BYTES + 2 * OBJECT_BYTES) + slack
+    assert used_bytes(catalog) < bound + ROUND * STEP_BYTES + 2 * ROUND * DELETION_BYTES
+
+    largest = file_bytes(catalog)
+    for number in (1, 2):
+        commit_round(catalog, number)
+        truncate(place, NAME, rules)
+        grows_by = ROUND * (STEP_BYTES + 2 * DELETION_BYTES) + slack  # all else finds room where others have gone
+        assert file_bytes(catalog) < largest + grows_by
+        largest = file_bytes(catalog)
+    assert len(catalog.steps(NAME, 3 * ROUND)) == 3 * ROUND
+
+
+def test_records_of_deleted_checkpoints_make_room_and_those_of_orphans_stay(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def doomed(what: str, count: int, reason: str = "deleted") -> list[Doomed]:
+        return [Doomed(f"{NAME}/00000001/{i:012d}/{what}.segment", 10, reason) for i in range(count)]
+
+    monkeypatch.setattr(audit, "RECORDS_MAX", 5)
+    orphans = doomed("lost", 3, "an orphan")
+    catalog.record_orphans(NAME, "sweep", [each.name for each in orphans], lambda _: orphans)
+    for what in ("first", "second", "third"):
+        catalog.record_deletion(NAME, 1, "truncate", doomed(what, 4))
+    names = [record.name.rpartition("/")[2].partition(".")[0] for record in catalog.deletions(NAME)]
+    assert names == ["lost"] * 3 + ["second"] * 4 + ["third"] * 4
+    # However many go at once, what is being deleted right now is written down.
+    catalog.record_deletion(NAME, 1, "truncate", doomed("many", 9))
+    names = [record.name.rpartition("/")[2].partition(".")[0] for record in catalog.deletions(NAME)]
+    assert names == ["lost"] * 3 + ["many"] * 9
