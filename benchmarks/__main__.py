@@ -6,9 +6,15 @@
     stores      large values through each store beside its raw client (`benchmarks.stores`)
     changelog   batching, checkpoints of many writers, restoring one variable, the index (`benchmarks.changelog`)
     hedging     uploads with and without hedging on a slow store (`benchmarks.hedging`)
+    lifecycle   materialization, restores, sweeps, ways to resume, space (`benchmarks.lifecycle`)
 
 All parts run, one after the other, where none is named. Numbers depend on the machine; ratios of one run are what
-counts. The stores are real servers, started by what the tests start them with.
+counts. The stores are real servers, started by what the tests start them with. The exit code is 1 where a goal is
+missed.
+
+    python -m benchmarks side-by-side [--minutes M] ...
+
+is no such part: a stream alone and then beside the commands of its life cycle (`benchmarks.side_by_side`).
 """
 
 import argparse
@@ -69,17 +75,39 @@ def hedging_report(numbers: dict[str, dict[str, float]]) -> Report:
     return Report([], goals, numbers)
 
 
-PARTS: dict[str, Part] = {"step": step, "stores": stores, "changelog": changelog, "hedging": hedging}
+def lifecycle(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.lifecycle`; its picture goes beside that of the step."""
+    from benchmarks import lifecycle
+
+    picture = options.picture.with_stem(f"{options.picture.stem}-lifecycle")
+    return lifecycle.run(scratch, picture, quick=options.quick)
+
+
+PARTS: dict[str, Part] = {
+    "step": step,
+    "stores": stores,
+    "changelog": changelog,
+    "hedging": hedging,
+    "lifecycle": lifecycle,
+}
+SIDE_BY_SIDE = "side-by-side"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, draw; the exit code does not depend on what was measured."""
+    """Measure, print, draw; 1 where a goal is missed."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == [SIDE_BY_SIDE]:
+        from benchmarks import side_by_side
+
+        return side_by_side.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Siltstone, side by side.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few minutes")
     parser.add_argument("--directory", type=Path, help="where to work: a disk, not memory (default: the system's)")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the numbers go")
-    parser.add_argument("--picture", type=Path, default=Path("bench.png"), help="where the PNG of the step goes")
+    parser.add_argument(
+        "--picture", type=Path, default=Path("bench.png"), help="where the PNG of the step goes, others beside it"
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"there is no part {min(unknown)}: use {', '.join(PARTS)}")
@@ -103,7 +131,10 @@ def main(arguments: list[str] | None = None) -> int:
     for name, report in reports.items():
         console.print(goals_table(report.goals, f"{name}: goals ({seconds[name]:.0f} s)"))
     console.print(f"numbers: {options.json}" + (f", picture: {options.picture}" if "step" in reports else ""))
-    return 0
+    missed = [goal.what for report in reports.values() for goal in report.goals if goal.kept is False]
+    for what in missed:
+        console.print(f"missed: {what}", markup=False, highlight=False, soft_wrap=True)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -82,12 +82,13 @@ class Chain:
             AssertionError: the policy has taken a base before that.
         """
         assert options.size_ratio_max is not None
-        probed = self.change(max(1, self.rows // 1000))
-        room = _SHARE_OF_ROOM * options.size_ratio_max * self.base.bytes - probed.bytes
-        changed = self.rows // 100
-        deltas = [probed, self.change(changed)]
+        few, many = max(1, self.rows // 1000), self.rows // 50
+        deltas = [self.change(few), self.change(many)]
+        a_row = (deltas[1].bytes - deltas[0].bytes) / (many - few)
+        beside = deltas[0].bytes - few * a_row
         left = options.d_max - len(deltas)
-        changed = min(self.rows, int(changed * (room - deltas[1].bytes) / left / deltas[1].bytes))
+        room = _SHARE_OF_ROOM * options.size_ratio_max * self.base.bytes - sum(delta.bytes for delta in deltas)
+        changed = min(self.rows, int((room / left - beside) / a_row))
         deltas += [self.change(changed) for _ in range(left)]
         assert all(delta.forms[OPERATOR] is Form.DELTA for delta in deltas), "the chain is longer than the bounds allow"
         return deltas[-1].id, sum(delta.bytes for delta in deltas) / self.base.bytes

@@ -108,12 +108,20 @@ def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(bench, "PARTS", {name: part(name) for name in bench.PARTS})
     out = ["--json", str(tmp_path / "bench.json")]
     assert bench.main(out) == 0
-    assert ran == ["step", "stores", "changelog", "hedging"]
+    every = ["step", "stores", "changelog", "hedging", "lifecycle"]
+    assert ran == every
     assert bench.main(["stores", *out]) == 0
-    assert ran[4:] == ["stores"]
+    assert ran[len(every) :] == ["stores"]
     assert '"stores"' in (tmp_path / "bench.json").read_text()
     with pytest.raises(SystemExit):
         bench.main(["memory"])
+
+
+def test_a_missed_goal_is_named_and_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    report = Report(goals=[Goal("seconds", 2.0, at_most=1), Goal("rows", 1.0, at_most=1), Goal("bytes", 3.0)])
+    monkeypatch.setattr(bench, "PARTS", {"step": lambda scratch, options: report})
+    assert bench.main(["--json", str(tmp_path / "bench.json")]) == 1
+    assert [line for line in capsys.readouterr().out.splitlines() if "missed:" in line] == ["missed: seconds"]
 
 
 def test_hedging_is_held_to_the_goals_of_the_flip():
