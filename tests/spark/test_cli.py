@@ -31,7 +31,7 @@ CHECKPOINTS = 4
 DIGEST = r"[0-9a-f]{32}"
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 COMMANDS = ["run", "checkpoints", "show", "report", "restore", "verify", "snapshot", "delete"]
-COMMANDS += ["materialize", "truncate", "savepoint", "savepoints", "sweep", "demo", "ui"]
+COMMANDS += ["materialize", "truncate", "savepoint", "savepoints", "sweep", "fork", "demo", "ui"]
 
 
 def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
@@ -82,7 +82,7 @@ def new_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_checkpoints() -> None:
     found = siltstone("checkpoints", "little", "--json").json
-    assert list(found) == ["stream", "checkpoints"]
+    assert list(found) == ["stream", "forked_from", "forked_at", "checkpoints", "materialization"]
     assert [c["id"] for c in found["checkpoints"]] == [1, 2, 3, 4]
     fields = ["id", "forms", "bytes", "D", "rows", "digest", "proven", "proof", "event_time_max", "committed_at"]
     assert all(list(c) == fields for c in found["checkpoints"])
