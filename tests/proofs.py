@@ -5,21 +5,16 @@ from collections.abc import Sequence
 from siltstone.catalog.place import Place
 from siltstone.errors import ProofFailed
 from siltstone.lifecycle.export import restore_unit, unit_tasks, whole_digest
+from siltstone.lifecycle.proof import prove_checkpoints
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
-from siltstone.lifecycle.verify import Failure, check_indexes, plan_proof, prove
+from siltstone.lifecycle.verify import Failure
 
 
 def failures(place: Place, stream: str, wanted: Sequence[int] | None = None) -> list[Failure]:
-    """Why these checkpoints (all, for None) are not proven; empty where all are."""
-    catalog, store = place.catalog, place.warehouse.store
-    chains = {c: catalog.chain(stream, c) for c in wanted or [c.id for c in catalog.checkpoints(stream)]}
-    needed = sorted({c for chain in chains.values() for c in chain})
-    stored = {c: catalog.checkpoint(stream, c).manifest for c in needed}
-    materialized = {m.id: m for c in chains for m in catalog.chain_materializations(stream, c)}
-    plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
-    walked = [failure for task in plan.tasks for failure in prove(store, task).failures]
-    checked = [failure for checks in plan.indexes for failure in check_indexes(store, checks)]
-    return [*plan.failures, *walked, *checked]
+    """Why these checkpoints (all, for None) are not proven, one reason each; empty where all are."""
+    ids = wanted or [c.id for c in place.catalog.checkpoints(stream)]
+    proof = prove_checkpoints(place, stream, ids, lambda function, pieces: [function(piece) for piece in pieces])
+    return [proof.failures[c] for c in sorted(proof.failures)]
 
 
 def restored_digest(place: Place, stream: str, checkpoint: int, parallelism: int = 1) -> str:

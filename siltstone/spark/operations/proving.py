@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -13,9 +14,10 @@ from siltstone.lifecycle.export import (
     unit_tasks,
 )
 from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.proof import prove_checkpoints
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
 from siltstone.lifecycle.snapshot import compare, compare_tasks
-from siltstone.lifecycle.verify import Failure, check_indexes, check_objects, plan_proof, prove
+from siltstone.lifecycle.verify import Failure, check_objects
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import needs_spark, spark_session
@@ -63,27 +65,15 @@ def verify(
         spark = spark_session(settings.master, settings.spark)
         start = time.perf_counter()
         with reading(catalog, stream, wanted, what="verifies"):
-            chains = {c: catalog.chain(stream, c) for c in wanted}
-            stored = {
-                c: catalog.checkpoint(stream, c).manifest
-                for c in sorted({c for chain in chains.values() for c in chain})
-            }
-            materialized = {m.id: m for c in wanted for m in catalog.chain_materializations(stream, c)}
-            plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
-            proofs = spark_map(spark, lambda task: prove(store, task), plan.tasks)
-            failures = [*plan.failures, *(f for proof in proofs for f in proof.failures)]
-            checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
-            failures += [failure for found in checked for failure in found]
-            taken = [(stored, [c]) for c, s in snapshots.items() if c in chains for stored in s.objects]
-            failures += check_objects(store, taken)
+            proof = prove_checkpoints(place, stream, wanted, partial(spark_map, spark))
+            taken = [(stored, [c]) for c, s in snapshots.items() if c in wanted for stored in s.objects]
+            failures = check_objects(store, taken)
             if deep:
                 failures += _deep(settings, spark, place, [s for c, s in snapshots.items() if c in wanted])
-        first = {f.checkpoint: f for f in reversed(failures) if f.checkpoint in chains}
+        first = {f.checkpoint: f for f in reversed(failures)} | proof.failures
         for checkpoint in wanted:
             failure = first.get(checkpoint)
-            # The slowest unit: with a core for each, this is how long the restore takes.
-            restore_s = max((p.restore_s.get(checkpoint, 0.0) for p in proofs), default=0.0)
-            read = sum(p.restore_bytes.get(checkpoint, 0) for p in proofs)
+            restore_s, read = proof.restore_s[checkpoint], proof.restore_bytes[checkpoint]
             measured = {} if failure else {"restore_s": round(restore_s, 6), "restore_bytes": read}
             catalog.record_proof(stream, checkpoint, failure is None, failure.reason if failure else None, **measured)
         health = materialization_health(catalog, stream, settings.materialization, settings.policy_options)
