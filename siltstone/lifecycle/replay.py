@@ -226,7 +226,8 @@ def follow(completed: int, logged: Sequence[StepRecord]) -> list[Follow]:
         completed: the checkpoint that the first of the steps follows.
     """
     way = [Follow(None, ends=True)] * (logged[0].checkpoint - completed - 1 if logged else 0)
-    for step, later in zip(logged, [*logged[1:], None], strict=True):
+    for n, step in enumerate(logged, 1):
+        later = logged[n] if n < len(logged) else None
         if later is None or later.checkpoint == step.checkpoint:
             way.append(Follow(step, ends=later is None))
             continue

@@ -7,19 +7,18 @@ a query for each batch.
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.records import Step
-from siltstone.errors import StateError
+from siltstone.errors import StateError, UsageError
 from siltstone.lifecycle.subtask import OperatorFailed
-from siltstone.spark.source_log import SourceLog
+from siltstone.spark.source_log import SourceLog, files_of
 
 POLL_S = 0.05
 WORKER_DIED = ("Python worker exited unexpectedly", "java.net.SocketException", "java.io.EOFException")
 """what Spark says when the process that ran a task is gone"""
-DATA_GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "PATH_NOT_FOUND")
-"""what Spark says when a file that it is to read is not there"""
 
 
 def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[DataFrame], None]) -> None:
@@ -30,9 +29,11 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
         work: called once with the batch's rows, on another thread, while the caller waits.
 
     Raises:
+        UsageError: a file that the batch read is gone; Spark would run the batch without it.
         Exception: what `work` raised, or Spark did.
         StateError: Spark ended the query without running the batch.
     """
+    _check_files(source.sparkSession, step)
     log.rerun(step)
     batch = _Batch(step, work)
     writer = source.writeStream.foreachBatch(batch).option("checkpointLocation", str(log.location))
@@ -47,6 +48,15 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
         raise batch.failure
     if not batch.done.is_set():
         raise query.exception() or StateError(f"Spark did not run batch {step.batch_id} again")
+
+
+def _check_files(spark: SparkSession, step: Step) -> None:
+    context: Any = spark.sparkContext
+    jvm, configuration = context._jvm, context._jsc.hadoopConfiguration()
+    for url in files_of(step):
+        path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(url))
+        if not path.getFileSystem(configuration).exists(path):
+            raise UsageError(f"the source data of step {step.step} are gone: there is no {url}; bring it back")
 
 
 class _Batch:
@@ -95,9 +105,3 @@ def explained(error: BaseException, again: str) -> str:
     if any(sign in line for line in lines for sign in WORKER_DIED):
         return f"a Python worker died, killed or out of memory ({said}); {again} again to resume"
     return said
-
-
-def data_gone(error: BaseException) -> str | None:
-    """What Spark says of source data that are not there any more, if that is what failed."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if any(sign in line for sign in DATA_GONE)), None)

@@ -179,6 +179,13 @@ def _is_file_source(entry: str) -> bool:
     return bool(lines) and lines[-1].startswith("{") and "batchId" in json.loads(lines[-1])
 
 
+def files_of(step: Step) -> list[str]:
+    """The URLs of the files that a batch reads of file sources."""
+    texts = [text for entries in json.loads(step.sources).values() for text in entries.values()]
+    lines = [line for text in texts if _is_file_source(text) for line in text.splitlines()[1:]]
+    return [json.loads(line)["path"] for line in lines]
+
+
 def _only_entry(compact: str, number: int) -> str:
     header, *lines = compact.splitlines()
     return "\n".join([header, *(line for line in lines if json.loads(line).get("batchId") == number)])

@@ -11,7 +11,7 @@ import pytest
 
 from siltstone.catalog.records import Step
 from siltstone.errors import StateError
-from siltstone.spark.source_log import SourceLog
+from siltstone.spark.source_log import SourceLog, files_of
 
 ENTRIES = 64
 
@@ -152,3 +152,8 @@ def test_batches_without_new_entries_come_again(tmp_path: Path) -> None:
         log.rerun(step)
         assert (tmp_path / "sources" / "0" / "0").read_text() == "v1\n17"
     assert json.loads((tmp_path / "commits" / "1").read_text().split("\n")[1]) == {"nextBatchWatermarkMs": 1}
+
+
+def test_the_files_of_a_batch_are_known_and_other_sources_have_none() -> None:
+    entries = {"0": {"7": f"v1\n{entry(7)}\n{entry(8)}"}, "1": {"0": "v1\n17"}}
+    assert files_of(Step(1, 0, "v1\n{}\n", json.dumps(entries))) == ["file:///in/7.parquet", "file:///in/8.parquet"]

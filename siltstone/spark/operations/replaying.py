@@ -18,7 +18,7 @@ from siltstone.lifecycle.replay import ReplayPlan, check_replayed, plan_replay, 
 from siltstone.lifecycle.task import RestorePoint, StepTask
 from siltstone.operator import SOURCE
 from siltstone.settings import Settings
-from siltstone.spark.logged import data_gone, explained, rerun_batch
+from siltstone.spark.logged import explained, rerun_batch
 from siltstone.spark.runner import open_source
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
@@ -152,17 +152,14 @@ class _Replay:
         )
 
     def _step(self, source: DataFrame, step: StepRecord) -> None:
-        where = f"step {step.step} of {self.plan.stream}, which is part of checkpoint {step.checkpoint},"
+        where = f"step {step.step} of {self.plan.stream}, part of checkpoint {step.checkpoint},"
         try:
             rerun_batch(source, self._log, step, self._run)
+        except UsageError as error:
+            raise UsageError(f"{where} cannot be replayed: {error}, or replay --from a later checkpoint") from error
         except SiltstoneError:
             raise
         except Exception as error:
-            if (gone := data_gone(error)) is not None:
-                raise UsageError(
-                    f"{where} cannot be replayed, its source data are gone: {gone}; bring them back, or replay from "
-                    f"checkpoint {step.checkpoint} or later (--from)"
-                ) from error
             raise StateError(f"{where} stopped the replay: {explained(error, 'replay it')}") from error
 
     def _run(self, rows: DataFrame) -> None:
