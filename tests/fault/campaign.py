@@ -9,9 +9,11 @@ import os
 import random
 import shutil
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,18 +53,25 @@ class Campaign:
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reach: dict[str, tuple[float, float]] = {}
+
     def run(self) -> None:
-        """Do it. Processes with Spark come in between, a share of every warehouse's turn."""
-        chance, number = random.Random(self.seed), 0
-        reach: dict[str, tuple[float, float]] = {}
-        while not self.broken and (self._left(spark=False) or self._left(spark=True)):
-            store = self.stores[number % len(self.stores)]
-            directory = Path(tempfile.mkdtemp(prefix="siltstone-fault-"))
-            if self._left(spark=False):
-                self._forked(directory, chance, store, reach)
-            if self._left(spark=True) and not self.broken:
-                # One of three of flights, which take longer.
-                self._with_spark(directory / "spark", chance, store, on_flights=number % 3 == 1)
+        """Do it: processes without a JVM and processes with Spark side by side, each on warehouses of their own."""
+        with ThreadPoolExecutor(2) as pool:
+            both = [
+                pool.submit(self._turns, name, one) for name, one in (("forked", self._forked), ("spark", self._spark))
+            ]
+        for done in both:
+            done.result()
+
+    def _turns(self, name: str, one: Callable[[Path, random.Random, int], None]) -> None:
+        """One warehouse after the other."""
+        chance, number = random.Random(f"{name} {self.seed}"), 0
+        while self._left(spark=name == "spark") and not self.broken:
+            directory = Path(tempfile.mkdtemp(prefix=f"siltstone-fault-{name}-"))
+            one(directory, chance, number)
             if self.broken:
                 self.tell(f"left as it is, to look at: {directory}", [])
             else:
@@ -71,7 +80,9 @@ class Campaign:
 
     def total(self, column: str, *, spark: bool | None = None) -> int:
         """Over all kinds."""
-        chosen_ = [c for kind, c in self.counts.items() if spark is None or kind.endswith("Spark") == spark]
+        with self._lock:
+            counts = dict(self.counts)
+        chosen_ = [c for kind, c in counts.items() if spark is None or kind.endswith("Spark") == spark]
         return sum(count[column] for count in chosen_)
 
     def _left(self, *, spark: bool) -> int:
@@ -79,7 +90,8 @@ class Campaign:
         return max(0, wanted - self.total("kills", spark=spark))
 
     def _count(self, kind: str, column: str, by: int = 1) -> None:
-        self.counts.setdefault(kind, Counter())[column] += by
+        with self._lock:
+            self.counts.setdefault(kind, Counter())[column] += by
 
     def _told(self, line: str, violations: list[str]) -> None:
         self.broken += violations
@@ -87,11 +99,10 @@ class Campaign:
 
     # --- without a JVM ----------------------------------------------------------------------------------------------
 
-    def _forked(
-        self, directory: Path, chance: random.Random, store: str, reach: dict[str, tuple[float, float]]
-    ) -> None:
+    def _forked(self, directory: Path, chance: random.Random, number: int) -> None:
+        store = self.stores[number % len(self.stores)]
         with small_disk(directory / "disk") as disk:
-            rounds = Rounds(disk, chance, store, reach)
+            rounds = Rounds(disk, chance, store, self._reach)
             while self._left(spark=False) and not self.broken:
                 known = rounds.known()
                 if known.left < 2:
@@ -120,23 +131,22 @@ class Campaign:
 
     # --- with Spark -------------------------------------------------------------------------------------------------
 
-    def _with_spark(self, directory: Path, chance: random.Random, store: str, *, on_flights: bool) -> None:
-        directory.mkdir()
-        life = Life(flights() if on_flights else small(), directory, chance, store)
+    def _spark(self, directory: Path, chance: random.Random, number: int) -> None:
+        # One of three of flights, which take longer.
+        reference = flights() if number % 3 == 2 else small()
+        life = Life(reference, directory, chance, self.stores[number % len(self.stores)])
         targets = [*KILLS]
         chance.shuffle(targets)
-        share = max(1, self.spark_kills // (2 * len(self.stores)))
-        done = 0
-        while self._left(spark=True) and done < share and life.left > 1 and not self.broken:
-            hurt = life.kill(targets[done % len(targets)])
-            if hurt is None:
-                continue
-            done += 1
-            self._recorded(hurt, "kills")
+        for target in targets * 2:
+            if not self._left(spark=True) or life.left < 2 or self.broken:
+                break
+            hurt = life.kill(target)
+            if hurt is not None:
+                self._recorded(hurt, "kills")
         if life.left > 1 and not self.broken:
             self._recorded(life.zombie(stopped=chance.random() < 0.7), "zombies")
         if not self.broken:
-            self._told(f"    a warehouse of {life.stream} on {store} at its end: proven", life.finish())
+            self._told(f"    a warehouse of {life.stream} on {life.store} at its end: proven", life.finish())
 
     def _recorded(self, hurt: Hurt, column: str) -> None:
         kind = f"{hurt.work}, Spark"

@@ -109,6 +109,7 @@ COMMANDS = {
     "savepoint": Command(_savepoint, [OVERTAKEN, GONE, (2, "no savepoint|has a savepoint")]),
     "fork": Command(_fork, [GONE, (2, "there is a stream")]),
     "snapshot": Command(_nothing, [OVERTAKEN, GONE, (1, "live state|working state"), (2, "has a snapshot already")]),
+    "recover": Command(_nothing, [OVERTAKEN, GONE]),
     "verify": Command(_verify, [GONE]),
     "restore": Command(_restore, [GONE]),
 }

@@ -8,6 +8,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from siltstone.catalog.place import Place
+from siltstone.store.paths import is_opaque
 from tests.fault.disk import Disk
 from tests.proxy import LOST_ANSWER, LOST_REQUEST, Fault, Proxy, http, resp
 
@@ -93,3 +95,21 @@ def faults_of(store: str, disk: Disk, chance: Random) -> Faults:
             return Faults(kind, chance, {Fault(flips=True): chance.choice([0.1, 1.0])})
         case _:
             return Faults(kind, chance, gone_after=chance.randrange(40))
+
+
+def damage(place: Place, stream: str, chance: Random) -> str:
+    """Alter an object that a restore of the newest checkpoint needs, or lose its manifest; says which."""
+    catalog, store = place.catalog, place.warehouse.store
+    newest = catalog.last_id(stream)
+    manifest = catalog.checkpoint(stream, newest).manifest
+    chain = [stored for stored in catalog.objects(stream, catalog.chain(stream, newest)) if stored.bytes]
+    needed = [stored.name for stored in chain if stored.checkpoint == newest or not is_opaque(stored.name)]
+    name = chance.choice([manifest.name, *needed])
+    size = dict(store.list(name))[name]
+    data = bytearray(store.read_range(name, 0, size).to_pybytes())
+    store.delete([name])
+    if name == manifest.name and chance.random() < 0.5:
+        return f"without {name}"
+    data[chance.randrange(size)] ^= 1 << chance.randrange(8)
+    store.put(name, bytes(data))
+    return f"{name} altered"

@@ -106,7 +106,7 @@ class Life:
         """Processes of every kind, a few steps of the stream first and in between."""
         chance, left = self.chance, self.left
         commands = []
-        for after in chance.sample(["materialize", "verify", "restore", "materialize"], 3):
+        for after in chance.sample(["materialize", "materialize", "verify", "restore", "replay", "recover"], 3):
             batches = min(left, chance.randint(1, 3))
             left -= batches
             if batches:

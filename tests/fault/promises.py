@@ -22,22 +22,33 @@ UNFINISHED = timedelta(seconds=10)
 """older than this, what was never finished is gone after a sweep whose age guard is shorter"""
 
 
-def broken(reference: Reference, place: Place, *, unpublished: Collection[str] = (), proven: bool = True) -> list[str]:
+def broken(
+    reference: Reference,
+    place: Place,
+    *,
+    unpublished: Collection[str] = (),
+    proven: bool = True,
+    before: set[object] | None = None,
+) -> list[str]:
     """All that is broken, of the reference's stream and of its forks, which go on with the same input.
 
     Args:
         unpublished: streams whose newest run did not end well, so that the newest rows may not be in sight yet.
         proven: also restore and prove every checkpoint.
+        before: what has been proven already, of objects that are written once; added to. None proves everything.
     """
+    seen: set[object] = set() if before is None else before
     return [
         f"{stream.name}: {line}"
         for stream in place.catalog.streams()
         if reference.stream.name in place.catalog.lineage(stream.name)
-        for line in _broken(reference, place, stream, stream.name not in unpublished, proven)
+        for line in _broken(reference, place, stream, stream.name not in unpublished, seen if proven else None)
     ]
 
 
-def _broken(reference: Reference, place: Place, stream: StreamRecord, published: bool, proven: bool) -> list[str]:
+def _broken(
+    reference: Reference, place: Place, stream: StreamRecord, published: bool, seen: set[object] | None
+) -> list[str]:
     catalog, name = place.catalog, stream.name
     newest = catalog.last_id(name)
     steps, logged = catalog.steps(name, newest) if newest else [], catalog.logged_steps(name)
@@ -47,10 +58,32 @@ def _broken(reference: Reference, place: Place, stream: StreamRecord, published:
     sink = place.warehouse.local.sink(name) / reference.sink
     own = {checkpoint: held for checkpoint, held in of.items() if checkpoint > (stream.forked_at or 0)}
     found += _sink(reference, sink, own, _held(logged), published)
-    if proven and newest:
-        found += [f"checkpoint {f.checkpoint} is not proven: {f.reason}" for f in failures(place, name)]
+    if seen is not None and newest:
+        new = {id: key for id, key in _chains(place, name).items() if key not in seen}
+        wrong = failures(place, name, [*new]) if new else []
+        found += [f"checkpoint {f.checkpoint} is not proven: {f.reason}" for f in wrong]
+        seen.update(new.values() if not wrong else ())
         found += _oracle(reference, place, newest, found)
     return found
+
+
+def _chains(place: Place, name: str) -> dict[int, object]:
+    """Visible checkpoint -> what names all that its restore reads."""
+    catalog = place.catalog
+    of: dict[int, list[str]] = {}
+    for stored in catalog.objects(name):
+        of.setdefault(stored.checkpoint, []).append(stored.checksum + stored.name)
+    ids = [checkpoint.id for checkpoint in catalog.checkpoints(name)]
+    firsts = {id: catalog.firsts(name, id) for id in ids}
+    return {
+        id: (
+            name,
+            id,
+            *sorted(first.items()),
+            *(o for c in range(min(first.values(), default=id), id + 1) for o in of.get(c, ())),
+        )
+        for id, first in firsts.items()
+    }
 
 
 def _held(steps: Iterable[StepRecord]) -> dict[int, list[int]]:
@@ -125,7 +158,7 @@ def _needed(checkpoint: int, retained: Mapping[int, RetainedCheckpoint], sentenc
 def _orphans(place: Place, name: str) -> Iterable[str]:
     """Promise 4: once the next run has ended and leases have expired, every orphan is one that a sweep deletes."""
     standing = place.catalog.standing(name)
-    later = replace(standing, epoch=standing.epoch + 1, ended=True, leases=())
+    later = replace(standing, epoch=standing.epoch + 1, ended=True, leases=(), at=standing.at + 2 * AGE_GUARD)
     for object in _sizes(place, name):
         if (reason := judge(object, later, AGE_GUARD)) is not None and reason not in DELETES:
             yield f"object {object}, which nothing refers to, would be kept for good: {reason}"

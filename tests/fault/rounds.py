@@ -4,6 +4,7 @@
     two      two at once, of the same kind or of others; one or both are killed, or none
     zombie   one is frozen at a random line, the stream taken over, leases expired, others at work; then it wakes up
     fault    its store lags, refuses, cuts connections, says wrong bytes; or its disk fails, or fills
+    damage   an object is altered or gone, and the stream recovered, by a process that may be killed as well
 
 After each the promises are checked. Now and then, and at the end, the warehouse is settled: the next run begins where
 the last was, leases expire, a truncation and a sweep run, and nothing may be left over.
@@ -28,19 +29,19 @@ from siltstone.store.open import Warehouse
 from tests.fault import promises
 from tests.fault.commands import COMMANDS, NAME, Known, chosen, wrong
 from tests.fault.disk import Disk
-from tests.fault.faults import Faults, faults_of
+from tests.fault.faults import Faults, damage, faults_of
 from tests.fault.forked import Victim
 from tests.fault.processes import End
 from tests.fault.reference import small
 from tests.fault.victims import Orders
 from tests.fault.warehouses import WAREHOUSES
 
-SHAPES = ("kill", "kill", "kill", "two", "two", "zombie", "fault")
+SHAPES = ("kill",) * 4 + ("two",) * 3 + ("zombie",) * 2 + ("fault", "damage")
 """of rounds, as often as they come"""
 LEASE = timedelta(hours=1)
 """after which every lease has expired"""
-AGE_GUARD = "5s"
-"""of a sweep that is to leave nothing; no write of the campaign takes so long"""
+AGE_GUARD = "1s"
+"""of a sweep that is to leave nothing; nobody is at work then"""
 CONTENDED = "lock|busy|holds it|another process"
 """what is said where a frozen process holds what others need"""
 
@@ -76,6 +77,7 @@ class Rounds:
         self._said.mkdir()
         self._count = 0
         self._unpublished: set[str] = set()
+        self._proven: set[object] = set()
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
@@ -176,10 +178,14 @@ class Rounds:
             round.violations.append(f"the harness itself met {type(error).__name__}: {error}")
         return round
 
-    def check(self) -> list[str]:
-        """Every promise, as things are."""
+    def check(self, *, afresh: bool = False) -> list[str]:
+        """Every promise, as things are; what was proven before only is once more if `afresh`."""
+        if afresh:
+            self._proven = set()
         with self._place() as place:
-            return [] if place is None else promises.broken(self.reference, place, unpublished=self._unpublished)
+            if place is None:
+                return []
+            return promises.broken(self.reference, place, unpublished=self._unpublished, before=self._proven)
 
     def _kill(self, round: Round, kind: str) -> None:
         known = self._some()
@@ -288,27 +294,53 @@ class Rounds:
         round.violations += self.check()
         self._undisturbed(round, kind, known.stream)
 
+    def _damage(self, round: Round, kind: str) -> None:
+        """An object that the newest checkpoint needs is altered or gone; processes meet it; then all is recovered."""
+        with self._place() as place:
+            if place is None or not self.known().checkpoints:
+                return
+            harmed = damage(place, NAME, self.chance)
+        round.faults[kind] += 1
+        round.outcomes.append(f"({harmed})")
+        self._judge(round, self._start(kind, self.known()), alone=True, faulty=True)
+        while self.chance.random() < 0.4:
+            end = self._judge(round, self._start("recover", self.known(), at_line=self._at_line("recover")), alone=True)
+            round.kills["recover"] += end.code == -9
+            self._learn("recover", end.code == -9, None)
+        for stream in self.streams():
+            self.strict(round, "recover", stream)
+        round.violations += self.check(afresh=True)
+
     # --- the end ----------------------------------------------------------------------------------------------
 
     def settle(self, round: Round) -> None:
         """The next run goes on, leases expire, retention and a sweep run: nothing is left over, nobody is hindered."""
-        self._strict(round, "run", NAME)
+        self.strict(round, "run", NAME)
         self._expire()
         for stream in self.streams():
             if stream != NAME:
-                self._strict(round, "run", stream)
-            self._strict(round, self.chance.choice(["materialize", "verify"]), stream)
-            self._strict(round, "truncate", stream)
+                self.strict(round, "run", stream)
+            self.strict(round, self.chance.choice(["materialize", "verify"]), stream)
+            self.strict(round, "truncate", stream)
+        self._outwait_rewindings()
         # All of them first: what one deletes may be what another was the last to refer to.
         for stream in self.streams():
-            self._strict(round, "sweep", stream, ("--age-guard", AGE_GUARD))
+            self.strict(round, "sweep", stream, ("--age-guard", AGE_GUARD))
         with self._place() as place:
             assert place is not None
             for stream in self.streams():
                 round.violations += promises.left_over(place, stream)
-        round.violations += self.check()
+        round.violations += self.check(afresh=True)
 
-    def _strict(self, round: Round, kind: str, stream: str, arguments: tuple[str, ...] | None = None) -> None:
+    def _outwait_rewindings(self) -> None:
+        """What was given up is kept for the age guard."""
+        with self._place() as place:
+            assert place is not None
+            at = [rewinding.rewound_at for name in self.streams() for rewinding in place.catalog.rewindings(name)]
+            if at:
+                time.sleep(max(0.0, 1.1 - (place.catalog.now() - max(at)).total_seconds()))
+
+    def strict(self, round: Round, kind: str, stream: str, arguments: tuple[str, ...] | None = None) -> None:
         """A command that has to succeed."""
         self._count += 1
         if arguments is None:
@@ -324,6 +356,6 @@ class Rounds:
     def finish(self) -> list[str]:
         """An undisturbed run to the end, settled."""
         round = Round("end", self.store, ())
-        self._strict(round, "run", NAME, ("--batches", str(max(1, self.known().left)), "--parallelism", "2"))
+        self.strict(round, "run", NAME, ("--batches", str(max(1, self.known().left)), "--parallelism", "2"))
         self.settle(round)
         return round.violations

@@ -1,26 +1,61 @@
-"""A handful of the fault campaign's kills and one take-over (`make fault` does many); see `campaign`."""
+"""A few of the fault campaign's rounds and kills (`make fault` does many): see `campaign`."""
 
 from pathlib import Path
 from random import Random
 
+import pytest
+
+from tests.fault.disk import small_disk
 from tests.fault.life import Life
-from tests.fault.reference import flights, small
+from tests.fault.reference import small
+from tests.fault.rounds import Round, Rounds
+from tests.fault.warehouses import WAREHOUSES
+
+EVERYWHERE = [("kill", "run"), ("fault", "run")]
+PLAN = {
+    "filesystem": [
+        *EVERYWHERE,
+        ("two", "run"),
+        ("two", "materialize"),
+        ("kill", "truncate"),
+        ("zombie", "run"),
+        ("zombie", "materialize"),
+        ("kill", "sweep"),
+        ("damage", "verify"),
+    ],
+    "s3": [*EVERYWHERE, ("kill", "materialize")],
+    "redis": [*EVERYWHERE, ("zombie", "truncate")],
+    "rocksdb": [*EVERYWHERE, ("two", "sweep")],
+}
 
 
-def test_a_small_stream_killed_and_taken_over_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    life = Life(small(), tmp_path, Random(5))
-    for kind in ("jvm", "worker"):  # drivers are killed on other kinds of warehouses (test_store_kills)
-        while (hurt := life.kill(kind)) is None:
-            continue  # the run was through before the kill came
-        assert not hurt.violations, hurt
+def hurt(rounds: Rounds, shape: str, kind: str) -> Round:
+    """A round of that shape; a kill that came too late is tried again."""
+    while True:
+        played = rounds.play(shape, kind)
+        assert not played.violations, played
+        if shape not in ("kill", "zombie") or played.kills[kind] or played.zombies[kind]:
+            return played
+
+
+@pytest.mark.parametrize("store", WAREHOUSES)
+def test_processes_of_every_kind_are_hurt_and_every_promise_holds(store: str, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        rounds = Rounds(disk, Random(f"a few on {store}"), store, {})
+        begun = Round("start", store, ("run",))
+        rounds.strict(begun, "run", small().stream.name, ("--batches", "3", "--parallelism", "2"))
+        for shape, kind in PLAN[store]:
+            hurt(rounds, shape, kind)
+        rounds.settle(begun)
+        assert not begun.violations
+
+
+def test_a_driver_under_spark_is_killed_and_another_frozen_and_fenced(tmp_path: Path) -> None:
+    life = Life(small(), tmp_path, Random(5), "s3")
+    while (killed := life.kill("driver")) is None:
+        continue  # it was through before the kill came
+    assert not killed.violations, killed
     fenced = life.zombie(stopped=True)
     assert not fenced.violations, fenced
     assert fenced.outcome == "fenced"
-    assert not life.finish()
-
-
-def test_flights_killed_end_as_pandas_says(tmp_path: Path) -> None:
-    life = Life(flights(), tmp_path, Random(6))
-    hurt = life.kill("tree")
-    assert hurt is not None and not hurt.violations, hurt
-    assert not life.finish()
+    assert not life.look(ended=True, proven=True)
