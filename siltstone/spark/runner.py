@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -27,9 +27,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from siltstone.catalog.records import Step
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.lifecycle.region import Completed, Region
+from siltstone.lifecycle.replay import follow
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE
-from siltstone.spark.logged import explained
+from siltstone.spark.logged import explained, rerun_batch
 from siltstone.spark.sinks import FunctionSink, ParquetSink
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.step import StepRun, columns_read, run_empty, run_operators
@@ -130,38 +131,84 @@ class StreamRunner:
                 f"micro-batch {batch} of {region.stream.name} came where {self._next_batch} was due: start the query "
                 "with .option('checkpointLocation', runner.checkpoint_location)"
             )
-        self._interval.sources.append(self._log.read(batch, region.step + 1))
-        self._next_batch += 1
         last = self._steps_left == 1
-        self._run_operators(rows, region.begin_step(ends=last or None))
+        self._take(rows, self._log.read(batch, region.step + 1), ends=last or None)
+        if last:
+            self.enough.set()
+
+    def _take(self, rows: DataFrame, step: Step, ends: bool | None) -> None:
+        """A step of these rows; whether it ends in a checkpoint, None lets the region say."""
+        region = self.region
+        self._interval.sources.append(step)
+        self._next_batch = step.batch_id + 1
+        done = run_operators(region.stream, rows, region.begin_step(ends=ends))
+        for name, received in done.received.items():
+            region.acknowledge(name, received)
+        self._interval.runs.append(done)
         if region.checkpoint_due:
             self._checkpoint()
         if self._steps_left is not None:
             self._steps_left -= 1
-        if last:
-            self.enough.set()
 
-    def _run_operators(self, rows: DataFrame, tasks: Mapping[str, StepTask]) -> None:
-        done = run_operators(self.region.stream, rows, tasks)
+    def follow_log(self, source: DataFrame, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Run the steps that the input log holds of checkpoints that were given up, with the same boundaries, so that
+        the same checkpoints come again. To be called before a query begins, if at all.
+
+        It ends early, and with `enough` set, only where a checkpoint does: once there were `max_steps`, or on demand.
+
+        Args:
+            source: the streaming DataFrame that the query will read.
+            interrupted: whether to end early.
+
+        Raises:
+            Exception: what a step failed with, or Spark.
+        """
+        region = self.region
+        way = follow(region.completed, region.logged_steps())
+        try:
+            for piece in way:
+                done = self._steps_left is not None and self._steps_left <= 0
+                if region.step == region.completed_step and (done or interrupted()):
+                    self.enough.set()
+                    return
+                if piece.step is None:
+                    self.step_without_input()
+                    continue
+                logged = Step(region.step + 1, piece.step.batch_id, piece.step.offsets, piece.step.sources)
+                rerun_batch(source, self._log, logged, partial(self._take, step=logged, ends=piece.ends))
+        except BaseException as error:
+            self.failure = self.failure or error
+            raise
+        if way:
+            self._log.prepare(region.recorded_steps())
+            if self._steps_left is not None and self._steps_left <= 0:
+                self.enough.set()
+
+    def step_without_input(
+        self,
+        run: Callable[[SparkSession, Mapping[str, StepTask]], StepRun] = run_empty,
+        changed: Callable[[StepRun], Mapping[str, Any]] = lambda _: {},
+    ) -> Completed:
+        """A step that takes no input, and ends in a checkpoint.
+
+        Args:
+            run: runs the tasks of its operators.
+            changed: is told what they said, before the checkpoint comes to exist; what it returns is recorded with it
+                (see `Region.complete`), what it raises keeps it from existing.
+        """
+        done = run(self.spark, self.region.begin_step(ends=True))
         for name, received in done.received.items():
             self.region.acknowledge(name, received)
-        self._interval.runs.append(done)
+        return self._checkpoint(**changed(done))
 
-    def _empty_checkpoint(self) -> None:
-        """A step without rows that ends in a checkpoint."""
-        done = run_empty(self.spark, self.region.begin_step(ends=True))
-        for name, received in done.received.items():
-            self.region.acknowledge(name, received)
-        self._checkpoint()
-
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, **changes: Any) -> Completed:
         region, interval = self.region, self._interval
         checkpoint = region.checkpoint
         region.check_fence()
         for name, sink in self._sinks.items():
             if outputs := [done.outputs[name] for done in interval.runs]:
                 sink.write(reduce(DataFrame.unionAll, outputs), checkpoint, region.epoch)
-        completed = region.complete(interval.sources)
+        completed = region.complete(interval.sources, **changes)
         for sink in self._sinks.values():
             sink.publish(checkpoint, region.epoch)
         for done in interval.runs:
@@ -170,6 +217,7 @@ class StreamRunner:
         for operator in region.stream.operators:
             operator.region_checkpointed(checkpoint)
         self._on_checkpoint(completed)
+        return completed
 
     def finish(self) -> None:
         """The query has ended well: take the checkpoint that an unfinished interval still waits for.
@@ -185,7 +233,7 @@ class StreamRunner:
             self._check_not_failed()
             if not self._interval.sources:
                 return
-            self._empty_checkpoint()
+            self.step_without_input()
 
     def _check_not_failed(self) -> None:
         """What a failed step left behind is known to a new run only: nothing more may build on it."""
@@ -246,17 +294,21 @@ def run_stream(runner: StreamRunner, rows: DataFrame, *, follow: bool = False, p
     writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
     writer = writer.trigger(processingTime=f"{poll_s} seconds") if follow else writer.trigger(availableNow=True)
     try:
-        query = writer.start()
         with _interruptible() as interrupted:
-            try:
-                while not (runner.enough.is_set() or interrupted.is_set()):
-                    if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
-                        break
-            finally:
-                runner.stop(query)
+            runner.follow_log(rows, interrupted.is_set)
+            if not (runner.enough.is_set() or interrupted.is_set()):
+                query = writer.start()
+                try:
+                    while not (runner.enough.is_set() or interrupted.is_set()):
+                        if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
+                            break
+                finally:
+                    runner.stop(query)
             if runner.failure is None:
                 runner.finish()
-    except (SiltstoneError, PySparkException, Py4JError, OSError) as error:
+    except Exception as error:
+        if runner.failure is None and not isinstance(error, SiltstoneError | PySparkException | Py4JError | OSError):
+            raise
         reason = _reason(runner, error)
         raise reason from (None if reason is error else error)
     if runner.failure is not None:
