@@ -190,6 +190,7 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewi
         proven: bool,
         reason: str | None = None,
         *,
+        epoch: int | None = None,
         restore_s: float | None = None,
         restore_bytes: int | None = None,
     ) -> None:
@@ -197,6 +198,9 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewi
 
         A proof that restored this checkpoint alone also says what that took and read (`restore_s`,
         `restore_bytes`), in place of what was measured before; one that did not leaves that as it is.
+
+        Args:
+            epoch: the writer epoch of what was proven: given up and made again meanwhile, it is another's.
 
         Raises:
             UnknownCheckpoint
@@ -209,6 +213,7 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewi
             values |= {"restore_s": restore_s, "restore_bytes": restore_bytes}
         with self._writing(f"the proof of checkpoint {id} of stream {stream}") as connection:
             at = update(t.checkpoint).where(t.checkpoint.c.stream == stream, rows.is_(id))
+            at = at if epoch is None else at.where(t.checkpoint.c.epoch == epoch)
             if connection.execute(at.values(values)).rowcount == 0:
                 raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
 

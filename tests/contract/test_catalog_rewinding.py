@@ -133,6 +133,16 @@ def test_an_edit_that_is_given_up_is_told_of_once_and_stays_on_record(catalog: C
     assert catalog.rewind("flights", again, 4, "damaged again", "host:2").edits == ()
 
 
+def test_a_proof_of_what_was_given_up_is_no_proof_of_what_was_made_again(catalog: Catalog) -> None:
+    epoch = rewind(catalog, 5)
+    commit(catalog, 6, epoch=epoch)
+    with pytest.raises(UnknownCheckpoint):
+        catalog.record_proof("flights", 6, False, "damaged", epoch=1)
+    assert catalog.latest("flights").proven is None
+    catalog.record_proof("flights", 6, True, epoch=epoch)
+    assert catalog.latest("flights").proven
+
+
 # Refused
 
 

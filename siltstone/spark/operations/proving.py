@@ -1,6 +1,7 @@
 """Proves checkpoints, from their digests and row by row."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -8,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import SnapshotRecord
-from siltstone.errors import StateError, UsageError
+from siltstone.errors import StateError, UnknownCheckpoint, UsageError
 from siltstone.lifecycle.compaction import materialization_health
 from siltstone.lifecycle.export import (
     unit_tasks,
@@ -58,7 +59,9 @@ def verify(
     """
     with Place.existing(settings.warehouse, settings.catalog) as place:
         catalog, store = place.catalog, place.warehouse.store
-        wanted = [c.id for c in catalog.checkpoints(stream)] if every else [catalog.resolve(stream, at)]
+        some = catalog.checkpoints(stream) if every else [catalog.checkpoint(stream, catalog.resolve(stream, at))]
+        written_by = {c.id: c.epoch for c in some}
+        wanted = list(written_by)
         snapshots = {s.checkpoint: s for s in catalog.snapshots(stream)}
         if deep and not snapshots.keys() & set(wanted):
             raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
@@ -75,7 +78,9 @@ def verify(
             failure = first.get(checkpoint)
             restore_s, read = proof.restore_s[checkpoint], proof.restore_bytes[checkpoint]
             measured = {} if failure else {"restore_s": round(restore_s, 6), "restore_bytes": read}
-            catalog.record_proof(stream, checkpoint, failure is None, failure.reason if failure else None, **measured)
+            reason, epoch = failure.reason if failure else None, written_by[checkpoint]
+            with suppress(UnknownCheckpoint):  # it was deleted or given up since
+                catalog.record_proof(stream, checkpoint, failure is None, reason, epoch=epoch, **measured)
         health = materialization_health(catalog, stream, settings.materialization, settings.policy_options)
         stalled = [Stalled(name, h.health.value, h.reason) for name, h in health.items() if not h.fine]
         seconds = round(time.perf_counter() - start, 3)
