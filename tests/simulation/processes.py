@@ -45,13 +45,15 @@ class Clock:
 class Process:
     """Runs `work(process)` in a thread, from stop to stop."""
 
-    def __init__(self, kind: str, work: "Callable[[Process], Any]") -> None:
-        self.kind = kind
+    def __init__(self, kind: str, stream: str, work: "Callable[[Process], Any]") -> None:
+        self.kind, self.stream = kind, stream
         self.ended = False
         self.dead = False
         self.error: BaseException | None = None
         self.epoch = 0
         """the writer epoch it acts for, 0 before it knows"""
+        self.excused = False
+        """it may fail as it does"""
         self.fault = ""
         """`before` or `after`: how the next call fails"""
         self._work = work

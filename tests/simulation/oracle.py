@@ -1,0 +1,178 @@
+"""What must hold at any time, of all streams, from what the catalog and the store hold and nobody says."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from siltstone.catalog.manifest import Manifest
+from siltstone.catalog.packing import unpack
+from siltstone.catalog.repository import Catalog
+from siltstone.lifecycle.export import unit_tasks
+from siltstone.lifecycle.restore import chain_manifests, read_manifest, with_materializations
+from tests.simulation.processes import MemoryStore, SimulatedStore
+from tests.simulation.writer import OPERATORS, TABLE, Contents, apply, digests_of, restored
+
+_RESTORED = 8
+"""of how many chains that come to be one is restored at once"""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A checkpoint as it was first seen."""
+
+    epoch: int
+    contents: Contents
+    last_step: int
+
+
+_NOTHING = _Seen(0, {operator: {} for operator in OPERATORS}, 0)
+
+
+@dataclass
+class _Followed:
+    """What is known of one stream."""
+
+    checkpoints: dict[int, _Seen] = field(default_factory=lambda: {0: _NOTHING})
+    rewindings: int = 0
+
+
+class Oracle:
+    """Follows the catalog's rows; replays the input log, and knows nothing of chains.
+
+    Args:
+        raw: the catalog's database.
+        memory: the store. Names in `damaged` hold wrong bytes.
+    """
+
+    def __init__(self, catalog: Catalog, raw: Any, memory: MemoryStore) -> None:
+        self.damaged: set[str] = set()
+        self._catalog, self._raw, self._memory = catalog, raw, memory
+        self._store = SimulatedStore(memory)
+        self._streams: dict[str, _Followed] = {}
+        self._needed: dict[Any, frozenset[str]] = {}
+        """a checkpoint and what its chain is made of -> the objects that a restore reads"""
+        self._manifests: dict[str, Manifest] = {}
+        self._lost: set[str] = set()
+
+    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """What the database says, whoever is in the middle of what."""
+        return self._raw.execute(query, values).fetchall()
+
+    def streams(self) -> list[str]:
+        """All there are, the oldest first."""
+        return [name for (name,) in self.rows("SELECT name FROM stream ORDER BY created_at, name")]
+
+    def contents(self, stream: str, id: int) -> Contents:
+        """What a checkpoint is."""
+        return self._streams[stream].checkpoints[id].contents
+
+    def epoch(self, stream: str) -> int:
+        """The newest writer's."""
+        return self.rows("SELECT epoch FROM stream WHERE name = ?", stream)[0][0]
+
+    def lost(self, lease: str) -> bool:
+        """Whether a lease has, at any time, not been there any more."""
+        return lease in self._lost or not self.rows("SELECT 1 FROM lease WHERE id = ?", lease)
+
+    def is_written_down(self, name: str) -> bool:
+        """Whether the deletion of an object is recorded."""
+        return bool(self.rows("SELECT 1 FROM deletion WHERE name = ?", name))
+
+    def visible(self, stream: str) -> list[int]:
+        """Checkpoints that are there to be seen."""
+        query = "SELECT id FROM checkpoint WHERE stream = ? AND deleted_at IS NULL ORDER BY id"
+        return [id for (id,) in self.rows(query, stream)]
+
+    def whole(self, stream: str, id: int) -> bool:
+        """Whether nothing that a restore of a checkpoint reads is damaged."""
+        return not (self.damaged and self._objects_of(stream, id) & self.damaged)
+
+    def check(self, now: datetime) -> None:
+        """Everything that must hold."""
+        for stream in self.streams():
+            self._follow(stream)
+        text = now.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
+        self._lost |= {id for (id,) in self.rows("SELECT id FROM lease WHERE expires_at <= ?", text)}
+        stored = self._memory.objects.keys()
+        for stream in self.streams():
+            for id in self.visible(stream):
+                if self.whole(stream, id):
+                    needed = self._objects_of(stream, id)
+                    assert needed <= stored, f"checkpoint {id} of {stream} lacks {sorted(needed - stored)}"
+        visible = self.rows(
+            "SELECT o.name FROM object o JOIN checkpoint c ON c.stream = o.stream AND c.id = o.checkpoint "
+            "WHERE c.deleted_at IS NULL"
+        )
+        gone = {name for (name,) in visible} - stored
+        assert not gone, f"rows of visible checkpoints refer to {sorted(gone)}"
+        dangling = {name for (name,) in self.rows("SELECT name FROM object")} - stored
+        assert all(map(self.is_written_down, dangling)), dangling
+        pinned = self.rows(
+            "SELECT p.name FROM savepoint p LEFT JOIN checkpoint c ON c.stream = p.stream AND c.id = p.checkpoint "
+            "WHERE (p.expires_at IS NULL OR p.expires_at > ?) AND (c.id IS NULL OR c.deleted_at IS NOT NULL)",
+            text,
+        )
+        assert not pinned, pinned
+
+    def _follow(self, stream: str) -> None:
+        """What came to be since, of this stream: committed by its newest writer, or given up, or forked."""
+        if stream not in self._streams:
+            self._streams[stream] = self._forked(stream)
+        known = self._streams[stream]
+        back = self.rows("SELECT checkpoint FROM rewinding WHERE stream = ? ORDER BY epoch", stream)
+        for (checkpoint,) in back[known.rewindings :]:
+            known.checkpoints = {id: seen for id, seen in known.checkpoints.items() if id <= checkpoint}
+        known.rewindings = len(back)
+        last = max(known.checkpoints)
+        found = "SELECT id, epoch FROM checkpoint WHERE stream = ? AND id > ? ORDER BY id"
+        for id, epoch in self.rows(found, stream, last):
+            assert id == last + 1 and epoch == self.epoch(stream), f"checkpoint {id} of epoch {epoch} of {stream}"
+            known.checkpoints[id] = self._replayed(stream, id, epoch, known.checkpoints[last])
+            last = id
+        for id, epoch in self.rows("SELECT id, epoch FROM checkpoint WHERE stream = ?", stream):
+            assert known.checkpoints[id].epoch == epoch, f"checkpoint {id} of {stream} is another one now"
+
+    def _replayed(self, stream: str, id: int, epoch: int, before: _Seen) -> _Seen:
+        contents = {operator: dict(rows) for operator, rows in before.contents.items()}
+        last_step = before.last_step
+        query = "SELECT step, offsets FROM step WHERE stream = ? AND checkpoint = ? ORDER BY step"
+        for step, packed in self.rows(query, stream, id):
+            assert step == last_step + 1, f"step {step} of {stream} follows {last_step}"
+            apply(contents, unpack(packed))
+            last_step = step
+        return _Seen(epoch, contents, last_step)
+
+    def _forked(self, stream: str) -> _Followed:
+        """A fork begins as what its parent was."""
+        [(parent, at)] = self.rows("SELECT forked_from, forked_at FROM stream WHERE name = ?", stream)
+        if parent is None:
+            return _Followed()
+        known = self._streams[parent].checkpoints
+        [(rewindings,)] = self.rows("SELECT count(*) FROM rewinding WHERE stream = ?", stream)
+        return _Followed({id: seen for id, seen in known.items() if id <= at}, rewindings)
+
+    def restore(self, stream: str, id: int) -> None:
+        """A checkpoint is what it was when it was made."""
+        found = restored(self._store, chain_manifests(self._catalog, stream, id))
+        assert found == self.contents(stream, id), f"checkpoint {id} of {stream} is not what it was"
+
+    def _objects_of(self, stream: str, id: int) -> frozenset[str]:
+        """All that a restore of a checkpoint reads. Its digests are compared; of some, the rows as well."""
+        firsts = "SELECT operator, first FROM dependency WHERE stream = ? AND checkpoint = ? ORDER BY operator"
+        chain = tuple(self.rows(firsts, stream, id))
+        made = "SELECT operator, checkpoint, id FROM materialization WHERE stream = ? AND manifest IS NOT NULL"
+        based = tuple(m for m in sorted(self.rows(made, stream)) if (m[0], m[1]) in chain)
+        key = (stream, id, self._streams[stream].checkpoints[id].epoch, chain, based)
+        if key not in self._needed:
+            names = [stored.name for stored in chain_manifests(self._catalog, stream, id)]
+            for stored in chain_manifests(self._catalog, stream, id):
+                if stored.name not in self._manifests:
+                    self._manifests[stored.name] = read_manifest(self._store, stored)
+            manifests = with_materializations([self._manifests[name] for name in names])
+            recorded = {op: digests[TABLE].tolist() for op, digests in manifests[id].digests.items()}
+            assert digests_of(self.contents(stream, id)) == recorded, f"checkpoint {id} of {stream}"
+            reads = [read for task in unit_tasks(manifests, id, 1, None)[0] for read in task.unit.reads]
+            self._needed[key] = frozenset([*names, *(read.handle.object for read in reads)])
+            if len(self._needed) % _RESTORED == 0 and not self.damaged:
+                self.restore(stream, id)
+        return self._needed[key]

@@ -1,0 +1,314 @@
+"""All there is in one simulation, and what a schedule can do in it.
+
+Each action starts a process, lets one run on for some calls, kills one, makes a call fail, moves the clock, or damages
+an object; and then everything must hold (`oracle`). Processes are left lying between any two calls and may wake up long
+after they were fenced.
+"""
+
+import random
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import Fenced, StateError, Unreachable, UsageError
+from siltstone.lifecycle.definition import definition_of
+from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.lifecycle.fork import fork
+from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.materialize import materialize
+from siltstone.lifecycle.recovery import recover
+from siltstone.lifecycle.region import Region, RegionOptions
+from siltstone.lifecycle.restore import chain_manifests
+from siltstone.lifecycle.retention import truncate
+from siltstone.lifecycle.savepoint import drop_savepoint, set_savepoint
+from siltstone.lifecycle.sweep import SweepOptions, sweep
+from siltstone.policy.adjust_d import AdjustD
+from siltstone.policy.protocol import PolicyOptions
+from siltstone.policy.retention import RetentionOptions
+from siltstone.store.paths import CheckpointPath
+from tests.simulation.oracle import Oracle
+from tests.simulation.processes import (
+    NOON,
+    Clock,
+    MemoryStore,
+    Process,
+    SimulatedCatalog,
+    SimulatedStore,
+    memory_engine,
+)
+from tests.simulation.writer import GROUPS, NAME, OPERATORS, STREAM, TABLE, Writer, restored
+
+POLICY = AdjustD(PolicyOptions(d0=3, d_max=4, size_ratio_max=None))
+GUARD = timedelta(days=3)
+PROCESSES = 6
+JUMPS_S = (10, 130, 3600, 4 * 86400, -60, -7200)
+STARTS = (
+    *("run", "materialize", "truncate", "delete", "sweep", "read", "snapshot", "savepoint", "fork", "recover"),
+    "rewind",
+)
+Work = Callable[[Process, Place, str], Any]
+
+
+class World:
+    """Streams, processes, a store, a catalog and the time."""
+
+    _database: Any = None
+    """engine, connection, and the database as it begins: made once"""
+
+    def __init__(self) -> None:
+        if World._database is None:
+            engine, raw = memory_engine()
+            World._database = engine, raw, raw.serialize()
+        self.engine, raw, empty = World._database
+        raw.deserialize(empty)
+        raw.execute("PRAGMA foreign_keys = ON")
+        self.clock = Clock()
+        self.memory = MemoryStore(self.clock.now)
+        self.catalog = Catalog(self.engine, self.clock.now)
+        self.catalog.register(NAME, GROUPS, definition_of(STREAM, {}))
+        self.oracle = Oracle(self.catalog, raw, self.memory)
+        self.memory.may_delete = self.oracle.is_written_down
+        self.processes: list[Process] = []
+        self.counts: Counter[str] = Counter()
+        self._names = 0
+
+    def start(self, kind: str, stream: str, work: Work) -> Process:
+        """A process at its first stop."""
+
+        def run(process: Process) -> None:
+            catalog = SimulatedCatalog(self.engine, self.clock.now, process)
+            warehouse = SimpleNamespace(store=SimulatedStore(self.memory, process))
+            work(process, Place(cast(Any, warehouse), catalog), stream)
+
+        process = Process(kind, stream, run)
+        self.processes.append(process)
+        return process
+
+    def act(self, action: str, a: int, b: int) -> None:
+        """One action, chosen by `a`, for `b` stops; and then everything must hold."""
+        self.counts[action] += 1
+        alive = [p for p in self.processes if not p.ended]
+        if action in STARTS:
+            if len(alive) < PROCESSES:
+                streams = self.oracle.streams()
+                stream = streams[a % 5 % len(streams)]
+                self.start(action, stream, getattr(self, f"_{action}")(a)).resume(b)
+        elif action == "clock":
+            self.clock.time += timedelta(seconds=JUMPS_S[a % len(JUMPS_S)])
+        elif action == "damage":
+            self._damage(a)
+        elif alive:
+            process = alive[a % len(alive)]
+            if action == "go":
+                process.resume(b)
+            elif action == "finish":
+                process.finish()
+            elif action == "kill":
+                process.kill()
+            else:
+                process.fault = "before" if a % 2 else "after"
+                process.resume(b)
+        self.check()
+
+    def _new(self, kind: str) -> str:
+        self._names += 1
+        return f"{kind}{self._names}"
+
+    def _damage(self, a: int) -> None:
+        """Something of the newest checkpoint of the first stream is not what it was."""
+        visible = self.oracle.visible(NAME)
+        if a % 2 or not visible:
+            return
+        names = sorted({o.name for o in self.catalog.objects(NAME, visible[-1:])} & self.memory.objects.keys())
+        name = names[a // 2 % len(names)]
+        data, written = self.memory.objects[name]
+        self.memory.objects[name] = data[:-1] + bytes([data[-1] ^ 1]), written
+        self.oracle.damaged.add(name)
+
+    # What processes do
+
+    def _run(self, a: int) -> Work:
+        chance = random.Random(a)
+        options = RegionOptions(parallelism=chance.choice([1, 2]), checkpoint_steps=chance.choice([1, 1, 2]))
+
+        def work(process: Process, place: Place, stream: str) -> None:
+            definition = replace(STREAM, name=stream)
+            region = Region.open(definition, place.warehouse, place.catalog, POLICY, options, "a writer")
+            process.epoch = region.epoch
+            Writer(place.warehouse.store, chance).run(region)
+
+        return work
+
+    def _materialize(self, a: int) -> Work:
+        operator, id = OPERATORS[a % 2], uuid.uuid5(uuid.NAMESPACE_OID, self._new("m")).hex
+
+        def work(process: Process, place: Place, stream: str) -> None:
+            visible = [c.id for c in place.catalog.checkpoints(stream)]
+            checkpoint = visible[-1 - a // 2 % len(visible)] if visible else 1
+            if place.catalog.firsts(stream, checkpoint).get(operator) != checkpoint:
+                materialize(place, stream, operator, checkpoint, id=id, parallelism=1 + a % 2, run=_in_order)
+                self.counts["materialized"] += 1
+
+        return work
+
+    def _truncate(self, a: int) -> Work:
+        options = RetentionOptions(keep_last=1 + a % 3)
+        return lambda process, place, stream: truncate(place, stream, options, dry_run=a % 11 == 0)
+
+    def _delete(self, a: int) -> Work:
+        def work(process: Process, place: Place, stream: str) -> None:
+            last = place.catalog.last_id(stream)
+            delete_checkpoints(place, stream, random.Random(a).sample(range(1, last + 1), min(last, 1 + a % 3)))
+
+        return work
+
+    def _sweep(self, a: int) -> Work:
+        options = SweepOptions(limit=None if a % 3 else 2, dry_run=a % 13 == 0, incomplete=a % 4 == 1, age_guard=GUARD)
+        return lambda process, place, stream: sweep(place, stream, options)
+
+    def _read(self, a: int) -> Work:
+        lease = self._new("r")
+
+        def work(process: Process, place: Place, stream: str) -> None:
+            visible = [c.id for c in place.catalog.checkpoints(stream)]
+            checkpoint = visible[a % len(visible)] if visible else 1
+            with reading(place.catalog, stream, [checkpoint] if a % 5 else None, id=lease):
+                manifests = chain_manifests(place.catalog, stream, checkpoint)
+                expected = self.oracle.contents(stream, checkpoint)
+                try:
+                    found = restored(place.warehouse.store, manifests)
+                except StateError:
+                    damaged = not self.oracle.damaged.isdisjoint(self.memory.objects)
+                    assert damaged or self.oracle.lost(lease), "what is leased was deleted"
+                    process.excused = True
+                    raise
+                assert found == expected, f"checkpoint {checkpoint} of {stream} was read as something else"
+                self.counts["restored"] += 1
+
+        return work
+
+    def _snapshot(self, a: int) -> Work:
+        label = self._new("s")
+
+        def work(process: Process, place: Place, stream: str) -> None:
+            record, epoch = place.catalog.latest(stream), place.catalog.stream(stream).epoch
+            with reading(place.catalog, stream, [record.id], id=label):
+                path = CheckpointPath(stream, record.epoch, record.id).snapshot("a", TABLE, 0, label)
+                stored = place.warehouse.store.put(path, b"rows")
+                place.catalog.add_snapshot(stream, epoch, record.id, [stored], 1)
+
+        return work
+
+    def _savepoint(self, a: int) -> Work:
+        def work(process: Process, place: Place, stream: str) -> None:
+            name = f"p{a % 3}"
+            if a % 4 == 0:
+                drop_savepoint(place.catalog, stream, name)
+            else:
+                last = place.catalog.last_id(stream)
+                expires = timedelta(hours=1) if a % 4 == 1 else None
+                set_savepoint(place.catalog, stream, name, at=str(max(1, last - a % 3)), expires_in=expires)
+
+        return work
+
+    def _fork(self, a: int) -> Work:
+        new = f"f{a % 2}"
+
+        def work(process: Process, place: Place, stream: str) -> None:
+            last = place.catalog.last_id(stream)
+            fork(place.catalog, stream, new, str(max(1, last - a % 3)))
+
+        return work
+
+    def _recover(self, a: int) -> Work:
+        def work(process: Process, place: Place, stream: str) -> None:
+            before, damaged = self.oracle.visible(stream), set(self.oracle.damaged)
+            whole = [id for id in before if self.oracle.whole(stream, id)]
+            done = recover(place, stream, run=_in_order, dry_run=a % 7 == 0)
+            alone = [id for id in before if id <= done.checkpoint] == self.oracle.visible(stream)
+            if alone and damaged == self.oracle.damaged and not (done.rebuilt or done.dry_run):
+                best = [0, *whole][-1]
+                assert done.checkpoint == best, f"{stream} goes back to {done.checkpoint} rather than {best}"
+            self.counts["given up"] += len(done.given_up)
+
+        return work
+
+    def _rewind(self, a: int) -> Work:
+        def work(process: Process, place: Place, stream: str) -> None:
+            epoch = place.catalog.new_epoch(stream, "rewinds")
+            last = place.catalog.last_id(stream)
+            place.catalog.rewind(stream, epoch, max(last - a % 3, 0), "the schedule says so", "a test")
+
+        return work
+
+    # What must hold
+
+    def check(self) -> None:
+        """After every action."""
+        self.oracle.check(self.clock.now())
+        for process in self.processes:
+            if process.ended and process.error is not None:
+                self._judge(process)
+
+    def _judge(self, process: Process) -> None:
+        """Whether a process may end so; whether it was right to refuse something, the oracle tells."""
+        error, process.error = process.error, None
+        if process.dead:
+            return
+        self.counts[f"{process.kind}: {type(error).__name__}"] += 1
+        said = str(error)
+        if isinstance(error, Fenced | UsageError) or process.excused:
+            return
+        if isinstance(error, Unreachable) and ("the schedule says so" in said or "discarded" in said):
+            return
+        if type(error) is StateError and "was deleted by" in said:
+            return
+        if isinstance(error, StateError) and (self.oracle.damaged or process.epoch < self.oracle.epoch(process.stream)):
+            return
+        raise AssertionError(f"{process.kind} of {process.stream} failed") from error
+
+    def end(self, finish: bool) -> None:
+        """Everybody ends, time passes; one more run, truncation and sweep leave nothing behind."""
+        for process in self.processes:
+            process.finish() if finish else process.kill()
+            self.check()
+        streams = self.oracle.streams()
+        for action in ("recover", "run", "truncate", "sweep", "sweep"):
+            self.clock.time = max(self.clock.time, NOON) + timedelta(days=10)
+            for stream in streams if self.catalog.last_id(NAME) else ():
+                work = self._sweep(2) if action == "sweep" else getattr(self, f"_{action}")(2)
+                last = self.start(action, stream, work)
+                last.finish()
+                if last.error is not None and not _nothing_there(last.error):
+                    raise AssertionError(f"{action} of {stream} fails in the end") from last.error
+                self.check()
+        for stream in streams:
+            for id in self.oracle.visible(stream):
+                if self.oracle.whole(stream, id):
+                    self.oracle.restore(stream, id)
+            assert not self.catalog.live_leases(stream)
+            self.counts["checkpoints"] += self.catalog.last_id(stream)
+        if self.catalog.last_id(NAME):
+            named = {name for (name,) in self.oracle.rows("SELECT name FROM object")}
+            assert named == set(self.memory.objects), sorted(named ^ set(self.memory.objects))
+            assert not self.memory.begun
+
+    def close(self) -> None:
+        """No thread is left."""
+        for process in self.processes:
+            process.kill()
+
+
+def _nothing_there(error: BaseException) -> bool:
+    """Whether a stream has no checkpoint: everything was given up."""
+    return isinstance(error, UsageError) and "it has none yet" in str(error)
+
+
+def _in_order(of: Callable[[Any], Any], tasks: Any) -> list[Any]:
+    return [of(task) for task in tasks]

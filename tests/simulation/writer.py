@@ -1,0 +1,190 @@
+"""A stream of two operators with tiny data, and what its executors do: the state, and each subtask's part of a
+checkpoint, made here directly. All that reads it is the real code.
+"""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.catalog.records import Step
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.base import write_base
+from siltstone.changelog.block import encode_block
+from siltstone.lifecycle.export import rebuild, unit_tasks
+from siltstone.lifecycle.region import Region
+from siltstone.lifecycle.restore import read_manifests
+from siltstone.lifecycle.task import CheckpointOrder, StepTask
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.state.digest import group_sums, row_digests
+from siltstone.state.hashing import key_groups, xxhash64
+from siltstone.state.schema import DELETED
+from siltstone.store.base import Store
+from siltstone.store.paths import CheckpointPath
+from siltstone.stream import Stream
+
+NAME, TABLE, GROUPS = "s", "totals", 2
+
+
+class Totals(Operator):
+    """Its rows are made up by `changes_of_step`, so it processes none."""
+
+    key = {"k": pa.int64()}  # noqa: RUF012
+    totals = ValueState(value={"n": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> None:
+        raise NotImplementedError
+
+
+OPERATORS = ("a", "b")
+STREAM = Stream(
+    NAME, lambda spark, _: spark.sql(""), operators=[Totals(name=name) for name in OPERATORS], max_parallelism=GROUPS
+)
+SCHEMA = STREAM.operators[0].tables()[TABLE]
+KEYS = range(6)
+GROUP_OF = dict(zip(KEYS, key_groups(xxhash64([pa.array(KEYS, pa.int64())]), GROUPS).tolist(), strict=True))
+Rows_ = dict[int, int]
+Contents = dict[str, Rows_]
+"""operator -> key -> value"""
+
+
+def changes_of_step(offsets: str) -> dict[str, dict[int, int | None]]:
+    """What a step of the input does: operator -> key -> its new value, or None to delete it."""
+    chance = random.Random(offsets)
+    return {
+        operator: {k: chance.choice([None, chance.randrange(100)]) for k in chance.sample(KEYS, chance.randint(0, 2))}
+        for operator in OPERATORS
+    }
+
+
+def apply(contents: Contents, offsets: str) -> None:
+    """A step, on what was before it."""
+    for operator, changes in changes_of_step(offsets).items():
+        for key, value in changes.items():
+            if value is None:
+                contents[operator].pop(key, None)
+            else:
+                contents[operator][key] = value
+
+
+def table_of(rows: Rows_, groups: KeyGroupRange) -> tuple[pa.Table, np.ndarray]:
+    """Those of some key groups, as the changelog takes them."""
+    keys = sorted((k for k in rows if GROUP_OF[k] in groups), key=lambda k: (GROUP_OF[k], k))
+    table = pa.table([keys, [rows[k] for k in keys]], schema=SCHEMA.rows)
+    return table, np.array([GROUP_OF[k] for k in keys], np.uint16)
+
+
+def digests_of(contents: Contents) -> dict[str, list[int]]:
+    """Operator -> the digest of each key group."""
+    found = {}
+    for operator, rows in contents.items():
+        table, owners = table_of(rows, KeyGroupRange(0, GROUPS))
+        found[operator] = group_sums(row_digests(table), owners, GROUPS).tolist()
+    return found
+
+
+def restored(store: Store, stored: Sequence[StoredObject], operators: Sequence[str] = OPERATORS) -> Contents:
+    """The state that a chain holds, its digests proven; `stored` are its manifests."""
+    manifests = read_manifests(store, stored)
+    found: Contents = {operator: {} for operator in operators}
+    only = {(operator, TABLE) for operator in operators}
+    for task in unit_tasks(manifests, max(manifests), 1, None, only)[0]:
+        for rows, _ in rebuild(store, task).tables[TABLE].scan(KeyGroupRange(0, GROUPS)):
+            found[task.unit.operator] |= dict(zip(*rows.to_pydict().values(), strict=True))
+    return found
+
+
+class Writer:
+    """What the executors of one run do: keep the state, and write each subtask's part of a checkpoint."""
+
+    def __init__(self, store: Store, chance: random.Random) -> None:
+        self.chance, self.store = chance, store
+        self.version = -1
+        self.contents: Contents = {}
+        self.changed: dict[str, set[int]] = {}
+
+    def run(self, region: Region) -> None:
+        """Some steps, and the clean end of the run."""
+        steps: list[Step] = []
+        logged = {step.step: step.offsets for step in region.logged_steps()}
+        for _ in range(self.chance.randint(1, 6)):
+            tasks = region.begin_step()
+            self._have_state(tasks)
+            offsets = logged.get(region.step, f"{region.epoch}.{region.step}.{self.chance.random()}")
+            steps.append(Step(region.step, region.step - 1, offsets))
+            apply(self.contents, offsets)
+            for operator, changes in changes_of_step(offsets).items():
+                self.changed[operator] |= changes.keys()
+            self.version = region.step
+            for operator, task in tasks.items():
+                region.acknowledge(operator, self._acknowledged(task))
+            if region.checkpoint_due:
+                region.complete(steps)
+                steps, self.changed = [], {operator: set() for operator in OPERATORS}
+        region.close("done")
+
+    def _have_state(self, tasks: dict[str, StepTask]) -> None:
+        """An executor that starts, or has lost its state, restores it where that can be."""
+        task = next(iter(tasks.values()))
+        lost = self.chance.random() < 0.2 and task.base_step == task.restore.step
+        if self.version == task.base_step and not lost:
+            return
+        assert task.base_step == task.restore.step
+        self.changed = {operator: set() for operator in OPERATORS}
+        self.contents = {operator: {} for operator in OPERATORS}
+        for operator, of_operator in tasks.items():
+            point = of_operator.restore
+            if point.checkpoint:
+                self.contents[operator] = restored(self.store, point.manifests, [operator])[operator]
+        self.version = task.base_step
+
+    def _acknowledged(self, task: StepTask) -> list[Acknowledgement]:
+        return [self._part(task, subtask) for subtask in range(task.parallelism)]
+
+    def _part(self, task: StepTask, subtask: int) -> Acknowledgement:
+        operator, groups, order = task.operator.name, task.groups(subtask), task.checkpoint
+        rows, owners = table_of(self.contents[operator], groups)
+        handles: list[Handle] = []
+        stored: list[StoredObject] = []
+        if order is not None:
+            base = order.form is Form.BASE or self.chance.random() < 0.2
+            handle, object_ = (self._base if base else self._delta)(task, order, subtask, groups)
+            handles, stored = [handle], [object_]
+        digests = group_sums(row_digests(rows), owners, GROUPS)[groups.start : groups.end]
+        said = {"digests": {TABLE: digests}, "rows_in": 1, "state_rows": len(rows)}
+        return Acknowledgement(operator, subtask, groups, handles, stored, **said)
+
+    def _base(
+        self, task: StepTask, order: CheckpointOrder, subtask: int, groups: KeyGroupRange
+    ) -> tuple[Handle, StoredObject]:
+        operator = task.operator.name
+        name = self._path(task, order).base(operator, TABLE, subtask, self._attempt())
+        with self.store.create(name) as out:
+            rows = write_base(out, SCHEMA, [table_of(self.contents[operator], groups)])
+        assert out.stored is not None
+        return _handle(operator, Form.BASE, out.stored, groups, rows, 0), out.stored
+
+    def _delta(
+        self, task: StepTask, order: CheckpointOrder, subtask: int, groups: KeyGroupRange
+    ) -> tuple[Handle, StoredObject]:
+        operator = task.operator.name
+        keys = sorted((k for k in self.changed[operator] if GROUP_OF[k] in groups), key=lambda k: (GROUP_OF[k], k))
+        values = [self.contents[operator].get(k) for k in keys]
+        columns = {"k": keys, "n": values, DELETED: [value is None for value in values]}
+        changes = pa.table({n: columns[n] for n in SCHEMA.changes.names}, schema=SCHEMA.changes)
+        block = encode_block(changes, np.array([GROUP_OF[k] for k in keys], np.uint16))
+        stored = self.store.put(self._path(task, order).segment(self._attempt()), block.data)
+        return _handle(operator, Form.DELTA, stored, groups, len(keys), order.previous), stored
+
+    def _path(self, task: StepTask, order: CheckpointOrder) -> CheckpointPath:
+        return CheckpointPath(task.stream, task.epoch, order.checkpoint)
+
+    def _attempt(self) -> str:
+        return f"t{self.chance.randrange(1 << 60):x}"
+
+
+def _handle(operator: str, form: Form, stored: StoredObject, groups: KeyGroupRange, rows: int, previous: int) -> Handle:
+    place = (stored.name, 0, stored.bytes, stored.checksum, groups)
+    return Handle(operator, TABLE, Kind.INCREMENTAL, form, *place, rows=rows, previous=previous)
