@@ -34,6 +34,7 @@ class Acknowledgement:
         seconds: seconds by phase.
         state_rows: live rows of all tables.
         tracked_bytes: if bases were written since the deltas were too large, the deltas' bytes; else 0.
+        restored_bytes: what was read from the store since the working state was not here.
         error: (class, message) of what the subtask failed with; None if it did not.
     """
 
@@ -50,6 +51,7 @@ class Acknowledgement:
     seconds: Mapping[str, float] = field(default_factory=dict)
     state_rows: int = 0
     tracked_bytes: int = 0
+    restored_bytes: int = 0
     error: tuple[str, str] | None = None
 
     @property

@@ -137,6 +137,10 @@ def show(
     _print_origin(stream, found)
     out.print(f"checkpoint {found['checkpoint']} of {stream}, epoch {found['epoch']}, chain {found['chain']}")
     out.print(f"digest {found['digest']}, committed {found['committed_at']}, event time {found['event_time_max']}")
+    if edit := found["edit"]:
+        what = f"{edit['operator']}.{edit['variable']}: {edit['upserts']:,} put, {edit['deletes']:,} deleted"
+        line = f"edited by {edit['who']} at {edit['edited_at']}: {what}, from {edit['source']}"
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
     table = Table("operator", "table", "form", "key groups", "rows", "bytes", "builds on", "object", box=None)
     for h in found["handles"]:
         table.add_row(

@@ -1,4 +1,4 @@
-"""Seconds by phase."""
+"""Seconds by phase, and bytes read."""
 
 import time
 from collections.abc import Iterator
@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Clock:
-    """Adds up how long each phase of one piece of work took, in seconds."""
+    """Adds up how long each phase of one piece of work took, in seconds, and what it read."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    restored_bytes: int = 0
+    """read from the store to restore state"""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

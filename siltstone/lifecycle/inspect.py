@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from siltstone.catalog.records import CheckpointRecord
+from siltstone.catalog.records import CheckpointRecord, EditRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.lifecycle.compaction import OperatorHealth
 from siltstone.lifecycle.costs import recorded_chain
@@ -18,7 +18,8 @@ def list_checkpoints(catalog: Catalog, stream: str, limit: int | None = None) ->
     Raises:
         UnknownStream: no such stream has run here.
     """
-    return [_summary(record) for record in catalog.checkpoints(stream, limit)]
+    edits = _edits(catalog, stream)
+    return [_summary(record, edits) for record in catalog.checkpoints(stream, limit)]
 
 
 def describe_origin(catalog: Catalog, stream: str) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
         **describe_origin(catalog, stream),
         "checkpoint": record.id,
         "epoch": record.epoch,
-        **_summary(record),
+        **_summary(record, _edits(catalog, stream)),
         "chain": catalog.chain(stream, record.id),
         "manifest": record.manifest.name,
         "statistics": record.statistics,
@@ -74,7 +75,18 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
     }
 
 
-def _summary(record: CheckpointRecord) -> dict[str, Any]:
+def _edits(catalog: Catalog, stream: str) -> dict[tuple[int, int], EditRecord]:
+    """What was changed by hand, by checkpoint and the epoch that wrote it."""
+    return {(edit.checkpoint, edit.epoch): edit for edit in catalog.edits(stream)}
+
+
+def _described(edit: EditRecord) -> dict[str, Any]:
+    fields = ("operator", "variable", "upserts", "deletes", "source", "source_checksum", "who")
+    return {name: getattr(edit, name) for name in fields} | {"edited_at": edit.edited_at.isoformat(timespec="seconds")}
+
+
+def _summary(record: CheckpointRecord, edits: Mapping[tuple[int, int], EditRecord]) -> dict[str, Any]:
+    edit = edits.get((record.id, record.epoch))
     space = {name: amplification(recorded_chain(record, name)[1]) for name in record.forms}
     return {
         "id": record.id,
@@ -88,4 +100,5 @@ def _summary(record: CheckpointRecord) -> dict[str, Any]:
         "proof": record.proof,
         "event_time_max": record.event_time_max.isoformat() if record.event_time_max else None,
         "committed_at": record.committed_at.isoformat(timespec="seconds"),
+        "edit": _described(edit) if edit else None,
     }

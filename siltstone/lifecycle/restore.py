@@ -268,26 +268,31 @@ def load_state(
     operator: str,
     step: int,
     stream: str | None = None,
-) -> None:
+) -> int:
     """Fill empty working state from a chain, proven, and make it version `step` with no change pending.
 
     Args:
         stored: the chain's manifest objects, the target's last; none for an operator that is new, which stays empty.
         stream: as in `read_manifest`.
 
+    Returns:
+        How many bytes of blocks were read.
+
     Raises:
         CorruptObject, ProofFailed: the chain is damaged.
     """
     manifests = read_manifests(store, stored, stream)
+    reader = BlockReader(store, objects_of(manifests))
     state.begin(step, tracking=False)
     if manifests:
         target = manifests[max(manifests)]
         handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
         plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups)
         reads = unit_reads(plan.units[0], manifests, target.checkpoint)
-        apply_reads(state, reads, BlockReader(store, objects_of(manifests)))
+        apply_reads(state, reads, reader)
         check_digests(state, operator, target)
     for table in state.tables.values():
         table.mark()
     state.commit()
     state.release(step)
+    return reader.fetched_bytes

@@ -112,6 +112,7 @@ def _run(
             seconds=clock.seconds,
             state_rows=sum(table.rows for table in state.tables.values()),
             tracked_bytes=part.tracked_bytes,
+            restored_bytes=clock.restored_bytes,
         )
         yield _acknowledge(acknowledgement, schema)
     finally:

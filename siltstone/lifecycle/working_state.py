@@ -28,7 +28,7 @@ LOCK_POLL_S = 0.02
 def working_state(task: StepTask, subtask: int, clock: Clock) -> Iterator[SubtaskState]:
     """The state of one subtask at version `task.base_step`, with exclusive use of its directory.
 
-    A restore from the changelog is counted as phase "restore" of `clock`.
+    A restore from the changelog is counted as phase "restore" of `clock`, and what it reads.
 
     Raises:
         TimeoutError: another attempt keeps the directory; it may well succeed, so this one must not speak for both.
@@ -83,7 +83,7 @@ def _restored(task: StepTask, subtask: int, directory: Path, clock: Clock) -> Su
         if task.restore.checkpoint:
             with clock.phase("restore"):
                 restore = task.restore
-                load_state(
+                clock.restored_bytes += load_state(
                     state, task.warehouse.store, restore.manifests, task.operator.name, restore.step, task.stream
                 )
     except BaseException:

@@ -10,7 +10,7 @@ the read offset has passed it.
 
 import io
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +51,12 @@ class BlockReader:
     def __init__(self, store: Store, objects: Iterable[StoredObject]) -> None:
         self._store = store
         self._objects = {stored.name: stored for stored in objects}
+        self._fetched: list[int] = []
+
+    @property
+    def fetched_bytes(self) -> int:
+        """How many bytes were fetched so far."""
+        return sum(self._fetched)
 
     def blocks(self, wanted: Iterable[Wanted]) -> Generator[pa.Buffer | pa.NativeFile, None, None]:
         """Each block's bytes, or file if it is wanted in parts, in order.
@@ -94,8 +100,11 @@ class BlockReader:
             if wanted.handle.offset + wanted.handle.length > stored.bytes:
                 raise CorruptObject(f"{name}: {wanted.handle.variable} should lie beyond its end")
         if run[0].in_parts:
-            return [pa.PythonFile(RangedFile(self._store, wanted.handle), mode="r") for wanted in run]
+            return [
+                pa.PythonFile(RangedFile(self._store, wanted.handle, self._fetched.append), mode="r") for wanted in run
+            ]
         if len(run) == 1 and run[0].handle.length == stored.bytes:
+            self._fetched.append(stored.bytes)
             return [self._store.read(stored)]
         return self._fetch_ranges([w.handle for w in run])
 
@@ -107,6 +116,7 @@ class BlockReader:
                 spans[-1] = (spans[-1][0], max(spans[-1][1], end))
             else:
                 spans.append((start, end))
+        self._fetched += [end - start for start, end in spans]
         fetched = [(start, self._store.read_range(handles[0].object, start, end - start)) for start, end in spans]
         return [_verified(handle, fetched) for handle in handles]
 
@@ -123,8 +133,10 @@ def _verified(handle: Handle, fetched: Sequence[tuple[int, pa.Buffer]]) -> pa.Bu
 class RangedFile(io.RawIOBase):
     """A block as a file for pyarrow's readers: a read fetches at least a chunk, and the newest chunk is kept."""
 
-    def __init__(self, store: Store, handle: Handle) -> None:
+    def __init__(self, store: Store, handle: Handle, fetched: Callable[[int], None] = lambda _: None) -> None:
+        """`fetched` is told how many bytes each fetch brings."""
         self._fetch = partial(store.read_range, handle.object)
+        self._fetched = fetched
         self._start, self._size = handle.offset, handle.length
         self._position = 0
         self._chunk: tuple[int, pa.Buffer] = (0, pa.py_buffer(b""))
@@ -156,6 +168,7 @@ class RangedFile(io.RawIOBase):
             # Parquet is read from its end: what lies before it is fetched with it.
             first = max(0, self._size - CHUNK_BYTES) if end == self._size and end - start < CHUNK_BYTES else start
             last = min(max(end, first + CHUNK_BYTES), self._size)
+            self._fetched(last - first)
             at, chunk = self._chunk = (first, self._fetch(self._start + first, last - first))
         self._position = end
         return chunk.slice(start - at, end - start).to_pybytes()

@@ -1,25 +1,31 @@
 """What a user can do to a stream, one function each: the command line, the jobs and the assets all call these."""
 
+from siltstone.spark.operations.editing import EditResult, edit
 from siltstone.spark.operations.materializing import MaterializeResult, materialize
 from siltstone.spark.operations.proving import VerifyResult, verify
 from siltstone.spark.operations.recovering import recover
 from siltstone.spark.operations.replaying import ReplayResult, replay
+from siltstone.spark.operations.rescaling import RescaleResult, rescale
 from siltstone.spark.operations.restoring import RestoreResult, restore
 from siltstone.spark.operations.running import RunRequest, RunResult, open_region, run, stream_runner
 from siltstone.spark.operations.snapshots import SnapshotResult, snapshot
 
 __all__ = [
+    "EditResult",
     "MaterializeResult",
     "ReplayResult",
+    "RescaleResult",
     "RestoreResult",
     "RunRequest",
     "RunResult",
     "SnapshotResult",
     "VerifyResult",
+    "edit",
     "materialize",
     "open_region",
     "recover",
     "replay",
+    "rescale",
     "restore",
     "run",
     "snapshot",

@@ -219,9 +219,13 @@ def open_region(
     options: Mapping[str, str],
     default_parallelism: int,
 ) -> Region:
-    """Take a stream over, as the settings say."""
+    """Take a stream over, as the settings say.
+
+    The parallelism is the settings', else what a `rescale` recorded, else `default_parallelism`.
+    """
+    recorded = next((s.parallelism for s in place.catalog.streams() if s.name == stream.name), None)
     region_options = RegionOptions(
-        parallelism=settings.parallelism or min(default_parallelism, stream.max_parallelism),
+        parallelism=settings.parallelism or recorded or min(default_parallelism, stream.max_parallelism),
         backend=settings.backend,
         checkpoint_steps=settings.checkpoint_steps,
         checkpoint_s=settings.checkpoint_s,

@@ -1,0 +1,77 @@
+"""What people change of a stream apart from its input: a step that takes none, between two runs."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
+from siltstone.lifecycle.definition import check_definition, check_run, definition_of
+from siltstone.settings import Settings
+from siltstone.spark.logged import explained
+from siltstone.spark.operations.running import open_region
+from siltstone.spark.runner import StreamRunner
+from siltstone.stream import Stream
+
+
+def check_changeable(catalog: Catalog, stream: Stream, parallelism: int) -> Mapping[str, str]:
+    """The source options that the stream was started with, if it has a checkpoint and can be taken over.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: it has never run here, or completed nothing.
+        SchemaConflict: its definition no longer fits the recorded state.
+        UsageError: more parallelism than key groups, or logged steps are to be run again first.
+    """
+    record = catalog.stream(stream.name)
+    options = record.definition["options"]
+    check_run(stream, options, parallelism)
+    check_definition(stream.name, record.definition, definition_of(stream, options))
+    catalog.latest(stream.name)
+    _check_log(catalog, stream.name)
+    return options
+
+
+def _check_log(catalog: Catalog, stream: str) -> None:
+    """What comes next has to be what was logged, or sinks would get rows twice (`catalog.rewinding`)."""
+    logged = len(catalog.logged_steps(stream))
+    if logged:
+        raise UsageError(
+            f"stream {stream} was taken back, and {logged} logged steps are to be run again first: "
+            f"run it (siltstone run {stream}), then do this"
+        )
+
+
+@contextmanager
+def taken_over(
+    settings: Settings, stream: Stream, place: Place, spark: SparkSession, options: Mapping[str, str]
+) -> Iterator[StreamRunner]:
+    """One writer epoch without input: a run at work is fenced. How it ended is noted in the catalog.
+
+    Raises:
+        SiltstoneError: see `Region.open`; or a step failed, and nothing of it is visible.
+    """
+    region = open_region(settings, stream, place, options, spark.sparkContext.defaultParallelism)
+    outcome = "failed"
+    try:
+        _check_log(place.catalog, stream.name)
+        yield StreamRunner(spark, region)
+        outcome = "done"
+    except Fenced:
+        outcome = "fenced"
+        raise
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
+    except PySparkException as error:
+        with suppress(Unreachable):
+            region.check_fence()  # then that is why
+        said = explained(error, "do it again")
+        raise StateError(f"stream {stream.name}: step {region.step} failed, nothing was changed: {said}") from error
+    except SiltstoneError:
+        raise
+    finally:
+        with suppress(Unreachable):
+            region.close(outcome)

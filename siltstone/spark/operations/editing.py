@@ -1,0 +1,243 @@
+"""Applies rows that somebody corrected to a stream's state, as a new checkpoint."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import Edit
+from siltstone.errors import UsageError
+from siltstone.lifecycle.edit import COUNTS, Editing, check_columns, conformed, editable
+from siltstone.lifecycle.lease import this_process
+from siltstone.lifecycle.task import StepTask
+from siltstone.settings import Settings
+from siltstone.spark.logged import explained
+from siltstone.spark.operations.changing import check_changeable, taken_over
+from siltstone.spark.operations.proving import verify
+from siltstone.spark.session import needs_spark, spark_session
+from siltstone.spark.step import StepRun, acknowledgements, output_rows, run_empty, step_frame
+from siltstone.spark.types import spark_type
+from siltstone.state.schema import DELETED, TableSchema
+from siltstone.stream import Stream
+
+_REFUSED = "__refused"
+"""column that says, once, why the rows cannot be taken"""
+_BATCH_ROWS = 1 << 16
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class EditResult:
+    """What an edit changed, or, without a checkpoint, would change.
+
+    `upserts` rows were put and `deletes` deleted; `absent` keys that were to be deleted were not there. None is what
+    only the edit itself can tell. `proven`: the new checkpoint restores to what it should; else `failure` says why not.
+    """
+
+    stream: str
+    operator: str
+    variable: str
+    checkpoint: int | None
+    upserts: int
+    inserts: int | None
+    deletes: int
+    absent: int | None
+    source: str
+    source_checksum: str | None
+    digest: str | None
+    proven: bool | None
+    failure: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Rows as they were given: who they are from, and what is known of them before they are read."""
+
+    source: str
+    checksum: str | None
+    rows: Path | DataFrame
+
+
+@needs_spark
+def edit(
+    settings: Settings, stream: Stream, operator: str, variable: str, rows: Path | DataFrame, *, dry_run: bool = False
+) -> EditResult:
+    """Put rows into the table of one variable, or delete them, as a new checkpoint, and prove it.
+
+    A run at work is fenced. All rows are checked before anything changes.
+
+    Args:
+        rows: a Parquet file that every executor sees, or a DataFrame: the primary key (the operator's key, of a map its
+            key too), the value columns, and perhaps `__deleted` (boolean), which says which keys are to be deleted.
+        dry_run: only say how many rows there are; changes nothing.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: it has never run here, or completed nothing.
+        UsageError: no such operator or variable, one that has no rows, or rows that do not fit; nothing was changed.
+        SiltstoneError: see `Region.open`.
+    """
+    start = time.perf_counter()
+    edited, schema = editable(stream, operator, variable)
+    given = _given(rows, schema)
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        options = check_changeable(place.catalog, stream, settings.parallelism or 1)
+        # Where the working state is here, it is used as it is.
+        last = place.catalog.latest(stream.name).statistics["parallelism"]
+        spark = spark_session(settings.master, settings.spark)
+        frame = _checked_frame(spark, given, schema).persist()
+        try:
+            puts, deletes = _check_rows(frame, schema, given.source)
+            found = EditResult(
+                *(stream.name, operator, variable, None, puts, None, deletes, None, given.source, given.checksum),
+                *(None, None, None, 0.0),
+            )
+            if not dry_run:
+                chosen = settings.model_copy(update={"parallelism": settings.parallelism or last})
+                with taken_over(chosen, stream, place, spark, options) as runner:
+                    applied = _Applied(Editing(edited, variable), frame.drop(_REFUSED), found)
+                    completed = runner.step_without_input(applied.run, applied.record)
+                found = replace(applied.result, checkpoint=completed.id, digest=completed.digest)
+        except PySparkException as error:
+            raise UsageError(f"{given.source} cannot be read: {explained(error, 'edit')}") from error
+        finally:
+            frame.unpersist()
+    if found.checkpoint is not None:
+        proof = verify(settings, stream.name, at=str(found.checkpoint))
+        failure = proof.failed[0].reason if proof.failed else None
+        found = replace(found, proven=failure is None, failure=failure)
+    return replace(found, seconds=round(time.perf_counter() - start, 3))
+
+
+class _Applied:
+    """The step that applies the rows: runs it, and says what it did."""
+
+    def __init__(self, editing: Editing, frame: DataFrame, planned: EditResult) -> None:
+        self._editing, self._frame = editing, frame
+        self.result = planned
+
+    def run(self, spark: SparkSession, tasks: Mapping[str, StepTask]) -> StepRun:
+        """The operator that is edited takes the rows, the others nothing."""
+        name = self._editing.name
+        task = replace(tasks[name], operator=self._editing, event_time=None)
+        frame = step_frame(self._frame, task).persist()
+        try:
+            received = acknowledgements(frame, task)
+            totals = output_rows(frame).agg(*(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in COUNTS.names)).first()
+        finally:
+            frame.unpersist()
+        assert totals is not None
+        self.result = replace(self.result, **totals.asDict())
+        others = run_empty(spark, {other: task for other, task in tasks.items() if other != name})
+        return StepRun({**others.received, name: received})
+
+    def record(self, _: StepRun) -> dict[str, Any]:
+        """The edit, for the catalog."""
+        done = self.result
+        return {
+            "edit": Edit(
+                operator=done.operator,
+                variable=done.variable,
+                upserts=done.upserts,
+                deletes=done.deletes,
+                source=done.source,
+                source_checksum=done.source_checksum,
+                who=this_process(),
+            )
+        }
+
+
+def _given(rows: Path | DataFrame, schema: TableSchema) -> _Given:
+    """What is known without reading a row.
+
+    Raises:
+        UsageError: no such file, no Parquet file, or columns that do not fit.
+    """
+    if isinstance(rows, DataFrame):
+        check_columns(to_arrow_schema(rows.schema), schema, "the DataFrame")
+        return _Given("a DataFrame", None, rows)
+    path = rows.absolute()
+    if not path.is_file():
+        raise UsageError(f"{rows} is {'a directory' if path.is_dir() else 'not there'}: name a Parquet file")
+    try:
+        check_columns(pq.read_schema(path), schema, str(rows))
+        checksum = xxhash.xxh3_128()
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                checksum.update(piece)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UsageError(f"{rows} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None
+    return _Given(str(path), checksum.hexdigest(), path)
+
+
+def _checked_frame(spark: SparkSession, given: _Given, schema: TableSchema) -> DataFrame:
+    """The rows as changes of the table, and, in a row of its own, why a part of them cannot be taken."""
+    fields = [StructField(f.name, spark_type(f.type)) for f in schema.changes]
+    shape = StructType([*fields, StructField(_REFUSED, StringType())])
+    check = partial(_checked, schema=schema, out=to_arrow_schema(shape, timezone="UTC"), what=given.source)
+    if isinstance(given.rows, DataFrame):
+        return given.rows.mapInArrow(lambda batches: check(_tables(batches)), shape)
+    path, count = str(given.rows), pq.read_metadata(given.rows).num_row_groups
+    pieces = spark.range(0, count, 1, max(1, min(count, 2 * spark.sparkContext.defaultParallelism)))
+    return pieces.mapInArrow(lambda ids: check(_row_groups(path, ids)), shape)
+
+
+def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    return (pa.Table.from_batches([batch]) for batch in batches)
+
+
+def _row_groups(path: str, ids: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows of some row groups of a file, some at a time."""
+    with pq.ParquetFile(path) as file:
+        for batch in ids:
+            yield from _tables(file.iter_batches(_BATCH_ROWS, batch.column(0).to_pylist()))
+
+
+def _checked(rows: Iterator[pa.Table], schema: TableSchema, out: pa.Schema, what: str) -> Iterator[pa.RecordBatch]:
+    refused = None
+    for table in rows:
+        if refused is None:
+            try:
+                changes = conformed(table, schema, what).cast(pa.schema(list(out)[:-1]))
+                yield from changes.append_column(_REFUSED, pa.nulls(len(changes), pa.string())).to_batches()
+            except UsageError as error:
+                refused = str(error)  # the rest is read to its end: a worker that stops early is not used again
+    if refused is not None:
+        nulls = [pa.nulls(1, field.type) for field in list(out)[:-1]]
+        yield pa.record_batch([*nulls, pa.array([refused])], schema=out)
+
+
+def _check_rows(frame: DataFrame, schema: TableSchema, what: str) -> tuple[int, int]:
+    """(rows to put, rows to delete) of the changes.
+
+    Raises:
+        UsageError: some do not fit, there are none, or a key comes twice.
+    """
+    deleted = F.coalesce(F.sum(F.col(DELETED).cast("long")), F.lit(0))
+    summary = frame.agg(F.max(_REFUSED), F.count("*"), deleted).first()
+    assert summary is not None
+    refused, count, deletes = summary
+    if refused is not None:
+        raise UsageError(refused)
+    if not count:
+        raise UsageError(f"{what} has no rows: there is nothing to edit")
+    keys = [F.col(f"`{name}`") for name in schema.primary_key.names]
+    repeated = frame.groupBy(*keys).count().where("count > 1")
+    summary = repeated.agg(F.count("*"), F.min(F.struct(*keys))).first()
+    assert summary is not None
+    if summary[0]:
+        such = ", ".join(f"{name} {value}" for name, value in summary[1].asDict().items())
+        raise UsageError(f"{what} has {summary[0]} keys more than once, such as {such}: name each once")
+    return count - deletes, deletes
