@@ -31,7 +31,7 @@ CHECKPOINTS = 4
 DIGEST = r"[0-9a-f]{32}"
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 COMMANDS = ["run", "checkpoints", "show", "report", "restore", "verify", "snapshot", "delete"]
-COMMANDS += ["materialize", "truncate", "savepoint", "savepoints", "sweep", "fork", "demo", "ui"]
+COMMANDS += ["materialize", "truncate", "savepoint", "savepoints", "sweep", "fork", "rescale", "edit", "demo", "ui"]
 
 
 def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
@@ -84,7 +84,8 @@ def test_checkpoints() -> None:
     found = siltstone("checkpoints", "little", "--json").json
     assert list(found) == ["stream", "forked_from", "forked_at", "checkpoints", "materialization"]
     assert [c["id"] for c in found["checkpoints"]] == [1, 2, 3, 4]
-    fields = ["id", "forms", "bytes", "D", "rows", "digest", "proven", "proof", "event_time_max", "committed_at"]
+    fields = ["id", "forms", "bytes", "D", "rows", "amplification", "digest", "proven", "proof"]
+    fields += ["event_time_max", "committed_at", "edit"]
     assert all(list(c) == fields for c in found["checkpoints"])
     newest = found["checkpoints"][-1]
     assert set(newest["forms"]) == set(newest["D"]) == {"accounts", "daily", "places"}
