@@ -28,9 +28,18 @@ def check_run(stream: Stream, options: Mapping[str, str], parallelism: int) -> N
     Raises:
         UsageError: an option that the stream does not have, or more parallelism than key groups.
     """
-    if not 1 <= parallelism <= stream.max_parallelism:
-        raise UsageError(f"parallelism is {parallelism}: use 1 to max_parallelism {stream.max_parallelism}")
+    check_parallelism(parallelism, stream.max_parallelism)
     definition_of(stream, options)
+
+
+def check_parallelism(parallelism: int, max_parallelism: int) -> None:
+    """Refuse more tasks an operator than there are key groups.
+
+    Raises:
+        UsageError
+    """
+    if not 1 <= parallelism <= max_parallelism:
+        raise UsageError(f"parallelism is {parallelism}: use 1 to max_parallelism {max_parallelism}")
 
 
 def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str]) -> None:

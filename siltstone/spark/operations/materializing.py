@@ -9,6 +9,7 @@ from functools import partial
 from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
 from siltstone.lifecycle.compaction import materialization_health
+from siltstone.lifecycle.definition import check_parallelism
 from siltstone.lifecycle.materialize import Materialized
 from siltstone.lifecycle.materialize import materialize as materialize_operator
 from siltstone.settings import Settings
@@ -55,12 +56,13 @@ def materialize(
 
     Raises:
         UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
-        UsageError: there is no such operator, or another process is materializing it.
+        UsageError: there is no such operator, another process is materializing it, or more parallelism than key groups.
         CorruptObject, ProofFailed: a chain is damaged; nothing of that operator changed.
     """
     start = time.perf_counter()
     with Place.existing(settings.warehouse, settings.catalog) as place:
         checkpoint = place.catalog.resolve(stream, at)
+        check_parallelism(settings.parallelism or 1, place.catalog.stream(stream).max_parallelism)
         begins = place.catalog.firsts(stream, checkpoint)
         unknown = sorted(set(operators) - begins.keys())
         if unknown:

@@ -8,6 +8,7 @@ from pathlib import Path
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import parse_time
 from siltstone.errors import ProofFailed
+from siltstone.lifecycle.definition import check_parallelism
 from siltstone.lifecycle.export import (
     chosen,
     discard,
@@ -60,13 +61,14 @@ def restore(
 
     Raises:
         UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
-        UsageError: `only` names what is not there.
+        UsageError: `only` names what is not there, or more parallelism than key groups.
         CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
     """
     with Place.existing(settings.warehouse, settings.catalog) as place:
         catalog, store = place.catalog, place.warehouse.store
         checkpoint = catalog.as_of(stream, parse_time(as_of)) if as_of else catalog.resolve(stream, at)
         record = catalog.checkpoint(stream, checkpoint)
+        check_parallelism(settings.parallelism or 1, catalog.stream(stream).max_parallelism)
         staged = None if to is None else staging(to)
         try:
             with reading(catalog, stream, [checkpoint], what="restores"):
