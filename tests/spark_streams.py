@@ -39,11 +39,11 @@ def write_files(directory: Path, tables: Sequence[pa.Table]) -> None:
             os.utime(path, times=(_FIRST_MODIFIED_S + number, _FIRST_MODIFIED_S + number))
 
 
-def read_files(spark: "SparkSession", directory: Path, schema: pa.Schema) -> "DataFrame":
-    """The files of a directory as a stream, a micro-batch a file."""
+def read_files(spark: "SparkSession", directory: Path, schema: pa.Schema, at_once: int = 1) -> "DataFrame":
+    """The files of a directory as a stream, so many a micro-batch."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    reader = spark.readStream.schema(from_arrow_schema(schema)).option("maxFilesPerTrigger", 1)
+    reader = spark.readStream.schema(from_arrow_schema(schema)).option("maxFilesPerTrigger", at_once)
     return reader.parquet(directory.absolute().as_uri())
 
 
@@ -54,6 +54,14 @@ def source(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
     directory = Path(options[DIRECTORY])
     write_files(directory, purchases()[: int(options["files"])])
     return read_files(spark, directory, SCHEMA)
+
+
+def arriving(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
+    """The purchases of whatever files there are, two files a micro-batch; amounts depend on when Spark planned it."""
+    from pyspark.sql import functions as F
+
+    rows = read_files(spark, Path(options[DIRECTORY]), SCHEMA, at_once=2)
+    return rows.withColumn("amount", F.expr("amount + unix_millis(current_timestamp()) % 1000"))
 
 
 def source_of(tables: Sequence[pa.Table]) -> "FileSource":
@@ -189,6 +197,7 @@ STEPS = [
     keyed([2, 9, 9], [1, 2, 3]),
 ]
 LITTLE = replace(SMALL, name="little", source=source, options={"files": str(FILES)})
+UNEVEN = replace(SMALL, name="uneven", source=arriving)
 COUNTS = Stream("counts", source_of(STEPS), [Counts()], max_parallelism=8)
 FLAKY = replace(COUNTS, name="flaky", operators=[Flaky()])
 NOTICING = replace(COUNTS, name="noticing", operators=[Noticing()])
