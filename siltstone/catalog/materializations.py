@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
+from siltstone.catalog.audit import RECORDS_KEPT
 from siltstone.catalog.leases import leases
 from siltstone.catalog.records import MaterializationRecord, ObjectKind
 from siltstone.catalog.transactions import Transactions
@@ -47,8 +48,17 @@ class Materializations(Transactions):
                 raise UsageError(
                     f"checkpoint {checkpoint} of stream {stream} has no operator {operator!r}: it has {known}"
                 )
+            self._forget_old(connection, stream, operator)
             values = {"stream": stream, "id": id, "operator": operator, "checkpoint": checkpoint, "who": who}
             connection.execute(insert(t.materialization), values | {"began_at": self.now()})
+
+    def _forget_old(self, connection: Connection, stream: str, operator: str) -> None:
+        """Of long ago and at checkpoints that are gone; the newest that was completed stays, whenever that was."""
+        mine = (_M.stream == stream) & (_M.operator == operator)
+        newest = select(func.max(_M.ended_at)).where(mine, _M.manifest.is_not(None)).scalar_subquery()
+        there = select(t.checkpoint.c.id).where(t.checkpoint.c.stream == stream)
+        old = mine & (_M.ended_at < self.now() - RECORDS_KEPT) & _M.checkpoint.not_in(there)
+        connection.execute(delete(t.materialization).where(old, _M.manifest.is_(None) | (_M.ended_at < newest)))
 
     def _refuse_second(self, connection: Connection, stream: str, operator: str) -> None:
         running = (_M.stream == stream) & (_M.operator == operator) & _M.ended_at.is_(None)

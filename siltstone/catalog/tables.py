@@ -23,9 +23,10 @@ How large it gets, in bytes with all indexes (tests/contract/test_catalog_size.p
     300  a deletion, for 90 days; of what deleted checkpoints wrote only the newest 100 000 in a stream
 
 So ten checkpoints a second for an hour, of which the last thousand are kept, come to less than 35 MB: 1.5 of
-checkpoints, 9 of steps, 22 of deletions, and what further operators add; the next hour adds the steps. A run, an edit,
-a rewinding and a materialization are a row of some hundred bytes each. SQLite's file does not shrink when rows go; it
-uses their room again. A manifest holds one checkpoint's handles, digests and policy and grows with nothing else.
+checkpoints, 9 of steps, 22 of deletions, and what further operators add; the next hour adds the steps. A run, an edit
+and a rewinding are a row of some hundred bytes each, and so is a materialization, for 90 days. SQLite's file does not
+shrink when rows go; it uses their room again. A manifest holds one checkpoint's handles, digests and policy and grows
+with nothing else.
 
 A change here needs a new file in `migrations/versions` and its number in `REVISION`.
 """

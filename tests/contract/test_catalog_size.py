@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -133,3 +134,36 @@ def test_records_of_deleted_checkpoints_make_room_and_those_of_orphans_stay(
     catalog.record_deletion(NAME, 1, "truncate", doomed("many", 9))
     names = [record.name.rpartition("/")[2].partition(".")[0] for record in catalog.deletions(NAME)]
     assert names == ["lost"] * 3 + ["many"] * 9
+
+
+def test_materializations_of_long_ago_are_forgotten_with_their_checkpoints(catalog_url: str) -> None:
+    time = datetime(2013, 7, 4, tzinfo=UTC)
+    with open_catalog(catalog_url, now=lambda: time) as catalog:
+        catalog.register(NAME, 128, {"operators": []})
+        catalog.new_epoch(NAME, "host:1")
+        for id in range(1, 6):
+            catalog.commit(NAME, 1, commit_of(id))
+            for what in ("failed", "done"):
+                name = f"{what}{id}"
+                catalog.take_lease(NAME, [id], id=name, who="host:2", lasts=timedelta(minutes=1))
+                catalog.begin_materialization(NAME, "aircraft", id, id=name, who="host:2")
+                if what == "failed":
+                    catalog.fail_materialization(NAME, name, "a test")
+                else:
+                    stored = StoredObject(f"{NAME}/00000001/{id:012d}/aircraft.{name}.materialized.arrow", 1, "0" * 32)
+                    catalog.complete_materialization(NAME, name, stored, [], rows_=1, bytes_=1, seconds=1.0)
+                catalog.release_lease(name)
+            time += timedelta(days=40)
+        catalog.mark_deleted(NAME, 1, [1, 2, 3])
+        catalog.forget(NAME, 1, [1, 2, 3], [stored.name for stored in catalog.objects(NAME, [1, 2, 3])])
+        ids = [f"{what}{id}" for id in range(1, 6) for what in ("failed", "done")]
+        assert sorted(m.id for m in catalog.materializations(NAME)) == sorted(ids)
+        catalog.begin_materialization(NAME, "aircraft", 5, id="next", who="host:2")
+        # 1, 2 and 3 are gone, 200 to 120 days old.
+        assert sorted(m.id for m in catalog.materializations(NAME)) == sorted([*ids[6:], "next"])
+        catalog.fail_materialization(NAME, "next", "a test")
+        catalog.mark_deleted(NAME, 1, [4])
+        catalog.forget(NAME, 1, [4], [stored.name for stored in catalog.objects(NAME, [4])])
+        catalog.begin_materialization(NAME, "aircraft", 5, id="more", who="host:2")
+        # 4 is 80 days old.
+        assert sorted(m.id for m in catalog.materializations(NAME)) == sorted([*ids[6:], "next", "more"])
