@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,8 +102,7 @@ class Campaign:
 
     def _forked(self, directory: Path, chance: random.Random, number: int) -> None:
         store = self.stores[number % len(self.stores)]
-        with small_disk(directory / "disk") as disk:
-            rounds = Rounds(disk, chance, store, self._reach)
+        with small_disk(directory / "disk") as disk, closing(Rounds(disk, chance, store, self._reach)) as rounds:
             while self._left(spark=False) and not self.broken:
                 known = rounds.known()
                 if known.left < 2:

@@ -63,10 +63,10 @@ class Life:
 
     @property
     def step(self) -> int:
-        """The last step that a completed checkpoint holds."""
+        """How many batches completed checkpoints hold."""
         with self._catalog() as catalog:
             newest = catalog.last_id(self.stream) if catalog is not None else 0
-            return catalog.steps(self.stream, newest)[-1].step if catalog is not None and newest else 0
+            return catalog.steps(self.stream, newest)[-1].batch_id + 1 if catalog is not None and newest else 0
 
     @property
     def completed(self) -> int:

@@ -78,18 +78,23 @@ class Rounds:
         self._count = 0
         self._unpublished: set[str] = set()
         self._proven: set[object] = set()
+        self._opened: Place | None = None
+        self._later = timedelta(0)
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _place(self, later: timedelta = timedelta(0)) -> Iterator[Place | None]:
-        """The warehouse, its catalog's clock ahead; None while there is none."""
+        """The warehouse, its catalog's clock ahead; None while there is none. Opened once."""
         warehouse = Warehouse.at(self.url)
-        if not warehouse.local.catalog.exists():
-            yield None
-            return
-        with closing(open_catalog(warehouse.catalog_url, now=lambda: datetime.now(UTC) + later)) as catalog:
-            yield Place(warehouse, catalog)
+        if self._opened is None and warehouse.local.catalog.exists():
+            catalog = open_catalog(warehouse.catalog_url, now=lambda: datetime.now(UTC) + self._later)
+            self._opened = Place(warehouse, catalog)
+        self._later = later
+        try:
+            yield self._opened
+        finally:
+            self._later = timedelta(0)
 
     def streams(self) -> list[str]:
         """The small stream and its forks, as far as they are recorded; the small one first."""
@@ -352,6 +357,11 @@ class Rounds:
             round.violations.append(told)
         elif kind == "run":
             self._unpublished.discard(stream)
+
+    def close(self) -> None:
+        """Let go of the catalog."""
+        if self._opened is not None:
+            self._opened.catalog.close()
 
     def finish(self) -> list[str]:
         """An undisturbed run to the end, settled."""

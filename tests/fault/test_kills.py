@@ -1,5 +1,6 @@
 """A few of the fault campaign's rounds and kills (`make fault` does many): see `campaign`."""
 
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -40,8 +41,8 @@ def hurt(rounds: Rounds, shape: str, kind: str) -> Round:
 
 @pytest.mark.parametrize("store", WAREHOUSES)
 def test_processes_of_every_kind_are_hurt_and_every_promise_holds(store: str, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as disk:
-        rounds = Rounds(disk, Random(f"a few on {store}"), store, {})
+    chance = Random(f"a few on {store}")
+    with small_disk(tmp_path / "disk") as disk, closing(Rounds(disk, chance, store, {})) as rounds:
         begun = Round("start", store, ("run",))
         rounds.strict(begun, "run", small().stream.name, ("--batches", "3", "--parallelism", "2"))
         for shape, kind in PLAN[store]:
