@@ -92,6 +92,7 @@ def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
                 deltas_bytes=round(state.deltas_bytes + state.index_bytes),
                 chain_bytes=round(chain.stored_bytes(state)),
                 amplification=chain.amplification(state),
+                delta_amplification=_delta_amplification(state),
                 restore_s=chain.restore_s(state),
                 base_restore_s=state.base_factor * chain.next_base(state)[1],
                 since=began,
@@ -103,6 +104,11 @@ def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
             )
         )
     return found
+
+
+def _delta_amplification(state: PolicyState) -> float:
+    live = chain.next_base(state)[0]
+    return (state.deltas_bytes + state.index_bytes) / state.deltas / live if state.deltas and live else 0.0
 
 
 def _chain(

@@ -53,7 +53,8 @@ class ChainFacts:
         checkpoint: the newest.
         deltas: how many follow the chain's base; `deltas_bytes` is what they take, indexes and all.
         chain_bytes: what the whole chain takes.
-        amplification: `chain_bytes` per byte of live state; None while there is none.
+        amplification: `chain_bytes` per byte of live state; None while there is none. A delta adds about
+            `delta_amplification` to it.
         restore_s: what restoring it is predicted to take, and `base_restore_s`, if it were materialized.
         since: when the chain got its base, or the materialization that it begins with was completed.
         newest_at: when the newest checkpoint was committed.
@@ -71,6 +72,7 @@ class ChainFacts:
     base_restore_s: float
     since: datetime
     newest_at: datetime
+    delta_amplification: float = 0.0
     succeeded_at: datetime | None = None
     failures: int = 0
     failed_at: datetime | None = None
@@ -122,9 +124,15 @@ def _reason(
     if budget is not None and facts.base_restore_s < options.early * budget <= facts.restore_s:
         return f"a restore is predicted to take {facts.restore_s:.1f} s of its {budget:g} s"
     cap = policy_options.space_amplification_max
-    if cap is not None and (facts.amplification or 0) >= 1 + options.early * (cap - 1):
+    if cap is not None and (facts.amplification or 0) >= _space_level(cap, facts.delta_amplification, options.early):
         return f"its chain takes {facts.amplification:.2f} times its live state, at most {cap:g} is allowed"
     return None
+
+
+def _space_level(cap: float, delta: float, early: float) -> float:
+    """The amplification from which on to act: `early` of the way, and before a second delta more would pass the cap,
+    since by then the policy has chosen a base; but for that, not before half of the way."""
+    return max(1 + min(early, 0.5) * (cap - 1), min(1 + early * (cap - 1), cap - 2 * delta))
 
 
 def retry_delay(failures: int) -> timedelta:

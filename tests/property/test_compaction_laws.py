@@ -46,6 +46,7 @@ def facts(draw: st.DrawFn) -> ChainFacts:
         deltas_bytes=deltas_bytes,
         chain_bytes=deltas_bytes + draw(st.integers(1, 10**9)),
         amplification=draw(st.none() | st.floats(1, 50)),
+        delta_amplification=draw(st.floats(0, 5)),
         restore_s=draw(st.floats(0, 200)),
         base_restore_s=draw(st.floats(0, 200)),
         since=since,
