@@ -31,7 +31,8 @@ CHECKPOINTS = 4
 DIGEST = r"[0-9a-f]{32}"
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 COMMANDS = ["run", "checkpoints", "show", "report", "restore", "verify", "snapshot", "delete"]
-COMMANDS += ["materialize", "truncate", "savepoint", "savepoints", "sweep", "fork", "rescale", "edit", "demo", "ui"]
+COMMANDS += ["materialize", "truncate", "savepoint", "savepoints", "sweep", "fork", "rescale", "edit"]
+COMMANDS += ["recover", "replay", "demo", "ui"]
 
 
 def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
@@ -56,7 +57,7 @@ def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
     path = tmp_path_factory.mktemp("project")
     (path / "siltstone.toml").write_text(CONFIGURATION)
     first = siltstone("run", "little", "--batches", 3, "--json", cwd=path).json
-    assert list(first) == ["stream", "checkpoints", "digest", "rows", "bytes", "seconds", "uploads"]
+    assert list(first) == ["stream", "checkpoints", "digest", "rows", "bytes", "seconds", "uploads", "recovered"]
     assert first["uploads"]["objects"] >= 3 and first["uploads"]["failures"] == 0 < first["uploads"]["latency_p999_s"]
     assert (first["stream"], first["checkpoints"], first["rows"]) == ("little", [1, 2, 3], 900)
     second = siltstone("run", "little", "--batches", 1, "--parallelism", 1, cwd=path)
