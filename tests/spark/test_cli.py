@@ -93,8 +93,9 @@ def test_checkpoints() -> None:
     assert newest["event_time_max"].startswith("2020-01-01T") and newest["event_time_max"].endswith("+00:00")
     limited = siltstone("checkpoints", "little", "--limit", 2, "--json").json
     assert limited["checkpoints"] == found["checkpoints"][2:]
-    head, *lines = plain(siltstone("checkpoints", "little"))
+    head, *lines, said = plain(siltstone("checkpoints", "little"))
     assert head.split()[:4] == ["id", "forms", "bytes", "D"] and len(lines) == CHECKPOINTS
+    assert said.startswith("materialization: accounts fine (")
 
 
 def test_show() -> None:
