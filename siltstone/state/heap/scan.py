@@ -9,11 +9,13 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.columns import one_array
 from siltstone.state.heap.records import Records
 
+PART_ROWS = 1 << 18
+
 
 def ordered(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:
     """Ids of the live records of `groups`, a batch at a time.
 
-    Memory: a few bytes for each record of these groups, and the keys of one key group or one batch.
+    Memory: four bytes for each record of these groups, and the keys of one key group or one batch.
     """
     ids, ends = _by_group(records, groups)
     size = records.batch_rows
@@ -29,12 +31,30 @@ def ordered(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:
 
 
 def _by_group(records: Records, groups: KeyGroupRange) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (uint32) by key group, and where each key group ends among them."""
-    group = records.column("group")
-    ids = np.flatnonzero((records.column("live") != 0) & (group >= groups.start) & (group < groups.end))
-    group = group[ids]
-    order = np.argsort(group, kind="stable")
-    return ids.astype(np.uint32)[order], np.cumsum(np.bincount(group, minlength=1))
+    """Ids (uint32) by key group, and where each key group ends among them: a counting sort, some records at a time, so
+    that it needs little more memory than its result."""
+    counts = np.zeros(len(groups), np.int64)
+    for _, owners in _live(records, groups):
+        counts += np.bincount(owners, minlength=len(groups))
+    ends = np.cumsum(counts)
+    ids, place = np.empty(int(counts.sum()), np.uint32), ends - counts
+    for found, owners in _live(records, groups):
+        order = np.argsort(owners, kind="stable")
+        here = np.bincount(owners, minlength=len(groups))
+        # The nth of a key group in this part goes to its nth free place.
+        nth = np.arange(len(order)) - np.repeat(np.cumsum(here) - here, here)
+        ids[np.repeat(place, here) + nth] = found[order]
+        place += here
+    return ids, ends
+
+
+def _live(records: Records, groups: KeyGroupRange) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ids of live records of `groups`, ascending, a part at a time, and the ordinal of each one's key group."""
+    group, live = records.column("group"), records.column("live")
+    for start in range(0, records.rows, PART_ROWS):
+        part = group[start : start + PART_ROWS]
+        found = np.flatnonzero((live[start : start + PART_ROWS] != 0) & (part >= groups.start) & (part < groups.end))
+        yield found + start, part[found] - np.uint16(groups.start)
 
 
 def _by_key(records: Records, ids: np.ndarray) -> np.ndarray:

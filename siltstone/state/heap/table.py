@@ -307,14 +307,18 @@ class HeapTable:
         keep = self._records.column("live") != 0
         listed = self._listed.items[: counts.listed]
         keep[listed] = True  # a deleted row that changed must still be told
+        parts = range(0, len(keep), _COMPACT_ROWS)
+        kept = [(np.flatnonzero(keep[at : at + _COMPACT_ROWS]) + at).astype(np.uint32) for at in parts]
+        ids = np.concatenate([np.zeros(0, np.uint32), *kept])
+        del keep, kept
         home = self._home(counts.generation + 1)
         if home and home.exists():
             shutil.rmtree(home)
-        records = self._records.copy(np.flatnonzero(keep), home)
+        records = self._records.copy(ids, home)
         counts = replace(counts, generation=counts.generation + 1, rows=records.rows, entries=records.arena.entries)
         moved = self._list(replace(counts, listed=0))
         moved.reserve(len(listed))
-        moved.items[: len(listed)] = (np.cumsum(keep) - 1)[listed]
+        moved.items[: len(listed)] = np.searchsorted(ids, listed)
         self._records, self._listed, self._counts = records, moved, counts
         self._mutation += 1
         return True
