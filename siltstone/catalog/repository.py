@@ -264,6 +264,9 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewi
             fencing.hold(connection, stream, epoch)
             if rows.newest(connection, stream, t.checkpoint.c.id == checkpoint) is None:
                 raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
+            at = (t.snapshot.c.stream == stream) & (t.snapshot.c.checkpoint == checkpoint)
+            if connection.scalar(select(t.snapshot.c.checkpoint).where(at)) is not None:
+                raise UsageError(f"checkpoint {checkpoint} of {stream} has a snapshot already")
             size = sum(stored.bytes for stored in objects)
             values = {"stream": stream, "checkpoint": checkpoint, "rows": snapshot_rows, "bytes": size}
             connection.execute(insert(t.snapshot), values | {"taken_at": self._now()})

@@ -531,7 +531,7 @@ def test_a_snapshot_belongs_to_one_checkpoint(flights: Catalog) -> None:
     assert (found.checkpoint, found.rows, found.bytes, found.taken_at) == (2, 14, 42, NOON)
     assert found.objects == tuple(full)
     assert [o.name for o in flights.objects("flights", [2]) if o.kind == ObjectKind.SNAPSHOT] == [o.name for o in full]
-    with pytest.raises(UsageError, match="snapshot of checkpoint 2 of stream flights"):
+    with pytest.raises(UsageError, match=r"^checkpoint 2 of flights has a snapshot already$"):
         flights.add_snapshot("flights", 1, 2, [stored(2, "c.snapshot.parquet")], 14)
     with pytest.raises(UnknownCheckpoint):
         flights.add_snapshot("flights", 1, 3, full, 14)

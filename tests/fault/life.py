@@ -112,6 +112,8 @@ class Life:
             if batches:
                 commands.append(self.command("run", batches=batches, **self._options()))
             commands.append(self.command(after))
+            if chance.random() < 0.4:
+                commands.append(self.command("rescale", parallelism=chance.choice([1, 2, 3, 4])))
             if chance.random() < 0.3:
                 commands.append(self.command("truncate", keep_last=3))
         return commands
