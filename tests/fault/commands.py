@@ -132,6 +132,8 @@ def wrong(kind: str, end: End, *, alone: bool, faulty: bool, begun: bool) -> str
     """
     if end.code in (0, -9):
         return None
+    if kind == "verify" and faulty and end.code == 1:  # its result, not an error: it has found what is damaged
+        return None
     said = end.error
     told = f"{kind} ended with {end.code}: {end.said[-1500:] or 'nothing said'}"
     if not said or "Traceback" in end.said:
