@@ -101,19 +101,6 @@ class Segment:
         return cls._of(found, view[:non], view[non : non + incr])
 
     @classmethod
-    def of_sections(cls, sections: Mapping[Section, Bytes], name: str = "a segment") -> "Segment":
-        """The segment whose sections were stored apart.
-
-        Raises:
-            CorruptObject: a section is cut or of another segment, or INDEX is altered.
-        """
-        non, incr, index = (memoryview(sections[section]).cast("B") for section in Section)
-        found, sizes = _read_trailer(index, name)
-        if sizes != (len(non), len(incr), len(index)):
-            raise CorruptObject(f"{name} is cut short, or its sections are not of one segment")
-        return cls._of(found, non, incr)
-
-    @classmethod
     def _of(cls, found: "_Trailer", non: Bytes, incr: Bytes) -> "Segment":
         return cls(found.operator, found.key_groups, found.checkpoint, non, incr, found.index, found.opaque)
 

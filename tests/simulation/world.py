@@ -125,7 +125,10 @@ class World:
         visible = self.oracle.visible(NAME)
         if a % 2 or not visible:
             return
-        names = sorted({o.name for o in self.catalog.objects(NAME, visible[-1:])} & self.memory.objects.keys())
+        stored = {o.name for o in self.catalog.objects(NAME, visible[-1:])} & self.memory.objects.keys()
+        names = sorted(stored - self.oracle.damaged)
+        if not names:
+            return
         name = names[a // 2 % len(names)]
         data, written = self.memory.objects[name]
         self.memory.objects[name] = data[:-1] + bytes([data[-1] ^ 1]), written

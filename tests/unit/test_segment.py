@@ -63,7 +63,7 @@ def test_handles_point_straight_at_the_bytes(packed: bytes) -> None:
         assert (handle.object, handle.operator, handle.key_groups) == ("the/segment", "o", GROUPS)
         assert xxhash.xxh3_128_hexdigest(data) == handle.checksum
         if handle.kind == Kind.INDEX:
-            assert Segment.of_sections({**segment.sections, Section.INDEX: data}) == segment
+            assert Segment.unpack(b"".join((segment.non, segment.incr, data))) == segment
         elif handle.kind == Kind.OPAQUE:
             assert handle.form == Form.BASE
             assert decode_opaque(data) == OPAQUE[variable]
@@ -91,8 +91,8 @@ def test_every_byte_of_a_segment_belongs_to_exactly_one_handle(offset: int) -> N
 
 def test_sections_of_two_segments_are_not_mixed_up() -> None:
     one, other = _segment(), SegmentBuilder("o", 7, GROUPS).build()
-    with pytest.raises(CorruptObject, match="not of one segment"):
-        Segment.of_sections({**one.sections, Section.INCR: other.sections[Section.INCR]})
+    with pytest.raises(CorruptObject, match="is cut short, or no segment"):
+        Segment.unpack(b"".join((one.non, other.incr, one.sections[Section.INDEX])))
 
 
 def test_a_variable_twice_is_refused() -> None:
