@@ -226,6 +226,7 @@ def test_json_has_the_names_of_the_command_line(data: ReportData) -> None:
         "chain_deltas": 2,
         "restore_bound_bytes": 2000.0,
         "restore_bound_seconds": 2.0,
+        "amplification": None,
     }
 
 
@@ -415,7 +416,7 @@ def rows_of(table: Table) -> list[list[str]]:
 def test_the_summary_has_an_operator_a_row(data: ReportData) -> None:
     title, _, aircraft, routes, all_ = rows_of(summary_table(data))
     assert " ".join(title) == "flights: 5 checkpoints, 4.1 kB stored, 2.3 times the newest base"
-    assert " ".join(aircraft) == "aircraft 50 2 1.1 kB 3 200 bytes 2 1.5 kB 2.0 kB 2.00"
+    assert " ".join(aircraft) == "aircraft 50 2 1.1 kB 3 200 bytes 2 1.5 kB 2.0 kB - 2.00"
     assert " ".join(routes) == "routes 50 2 550 bytes 3 50 bytes 2 710 bytes 904 bytes 0.90"
     assert " ".join(all_) == "all 100 2.2 kB 2.9 kB 1.50 (at 3) 2.90"
 
@@ -425,7 +426,7 @@ def test_the_summary_of_a_chain_without_bounds_or_restores(catalog: Catalog) -> 
     data = report_data(catalog, "flights")
     title, _, aircraft, all_ = rows_of(summary_table(data))
     assert " ".join(title) == "flights: 1 checkpoint, 1.0 kB stored, 1.0 times the newest base"
-    assert " ".join(aircraft) == "aircraft 10 1 1.0 kB 0 - 2 1.0 kB - -"
+    assert " ".join(aircraft) == "aircraft 10 1 1.0 kB 0 - 2 1.0 kB - - -"
     assert " ".join(all_) == "all 10 1.0 kB - - -"
     assert " ".join(rows_of(checkpoint_table(data))[1]) == "1 base 2 1.0 kB 1.0 kB - - -"
 
