@@ -17,11 +17,9 @@ PLAN = {
     "filesystem": [
         *EVERYWHERE,
         ("two", "run"),
-        ("two", "materialize"),
         ("kill", "truncate"),
         ("zombie", "run"),
         ("zombie", "materialize"),
-        ("kill", "sweep"),
         ("damage", "verify"),
     ],
     "s3": [*EVERYWHERE, ("kill", "materialize")],
