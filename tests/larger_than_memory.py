@@ -1,0 +1,95 @@
+"""A stream whose state is more than three times the memory its process may have, from the first row to a restore.
+
+Run as a program, in a new warehouse: fills the state, takes a base, changes some of it, takes a delta, loses the
+working state, restores it, and prints what it took as JSON. Anonymous memory (the heap, Arrow's pool, NumPy's
+arrays) is limited by the kernel (RLIMIT_DATA); files that are mapped are not, since the kernel takes their pages back.
+"""
+
+import json
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.catalog.place import Place
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.state.heap.layout import Layout
+from siltstone.stream import Stream
+from tests.region_run import RegionRun
+
+WIDTH = 8
+ROWS = 5_200_000
+STEP_ROWS = 100_000
+CHANGED_STEPS = 2
+GROUPS = 128
+LONG = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None))
+"""one base, then deltas"""
+
+
+class Wide(Operator):
+    """Keeps a wide row a key."""
+
+    name = "wide"
+    key = {"k": pa.int64()}  # noqa: RUF012
+    kept = ValueState({f"v{i}": pa.int64() for i in range(WIDTH)})
+
+    def process(self, rows: Rows, state: State) -> None:
+        n = rows.table.column("n").combine_chunks()
+        first = np.zeros(len(rows.keys), np.int64)
+        first[rows.group] = n.to_numpy()
+        state.kept.put(rows.keys, {f"v{i}": first + i for i in range(WIDTH)})
+
+
+STREAM = Stream("wide", lambda spark, options: spark.sql(""), [Wide()], max_parallelism=GROUPS)
+
+
+def anonymous_bytes(field: str = "RssAnon") -> int:
+    """Of this process, now."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+
+
+def run(warehouse: str, limit_bytes: int) -> dict[str, object]:
+    """All of it, with `limit_bytes` of memory beyond what the program takes before it begins."""
+    baseline, data = anonymous_bytes(), anonymous_bytes("VmData")
+    resource.setrlimit(resource.RLIMIT_DATA, (data + limit_bytes, resource.RLIM_INFINITY))
+    peaks: dict[str, int] = {}
+
+    def note(phase: str) -> None:
+        peaks[phase] = max(peaks.get(phase, 0), anonymous_bytes() - baseline)
+
+    with Place.writable(warehouse) as place:
+        first = RegionRun(place, STREAM, LONG, checkpoint_steps=ROWS // STEP_ROWS)
+        for at in range(0, ROWS, STEP_ROWS):
+            first.step(pa.table({"k": np.arange(at, at + STEP_ROWS), "n": np.arange(at, at + STEP_ROWS)}))
+            note("fill")
+        for step in range(1, CHANGED_STEPS + 1):
+            changed = np.arange(step, ROWS, ROWS // STEP_ROWS)
+            last = first.step(pa.table({"k": changed, "n": changed + 1}), last=step == CHANGED_STEPS)
+            note("change")
+        assert last is not None
+        work = place.warehouse.local.state("wide", 1, "wide", 0)
+        index = sum(path.stat().st_size for path in work.rglob("index"))
+        held = ROWS * Layout(STREAM.operators[0].tables()["kept"]).dtype.itemsize + index
+        shutil.rmtree(work)
+        again = RegionRun(place, STREAM, LONG)
+        restored = again.step(pa.table({"k": np.zeros(0, np.int64), "n": np.zeros(0, np.int64)}))
+        note("restore")
+        forms = [str(c.forms["wide"]) for c in place.catalog.checkpoints("wide")]
+    assert restored is not None
+    return {
+        "state_bytes": held,
+        "limit_bytes": limit_bytes,
+        "anonymous_bytes": peaks,
+        "same": restored.digest == last.digest,
+        "rows": restored.state_rows,
+        "forms": forms,
+    }
+
+
+if __name__ == "__main__":
+    json.dump(run(sys.argv[1], int(sys.argv[2])), sys.stdout)
