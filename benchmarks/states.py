@@ -88,7 +88,7 @@ class Chain:
         beside = deltas[0].bytes - few * a_row
         left = options.d_max - len(deltas)
         room = _SHARE_OF_ROOM * options.size_ratio_max * self.base.bytes - sum(delta.bytes for delta in deltas)
-        changed = min(self.rows, int((room / left - beside) / a_row))
+        changed = max(1, min(self.rows, int((room / left - beside) / a_row)))
         deltas += [self.change(changed) for _ in range(left)]
         assert all(delta.forms[OPERATOR] is Form.DELTA for delta in deltas), "the chain is longer than the bounds allow"
         return deltas[-1].id, sum(delta.bytes for delta in deltas) / self.base.bytes
