@@ -1,13 +1,14 @@
 """A stream alone, and then beside the commands of its life cycle: what they take of its throughput.
 
-    python -m benchmarks side-by-side [--minutes 10] [--pause 30] [--rows N] [--json PATH]
+    python -m benchmarks side-by-side [--minutes 10] [--pause 30] [--nice 10] [--rows N] [--json PATH]
 
-`siltstone run feed --follow` takes rows as fast as it can, in a process of its own: so many minutes alone, then as many
-while `materialize`, `truncate`, `sweep` and `verify --all` loop beside it, each in processes of its own. Throughput is
-that of the steps that were committed within those minutes, from the catalog's input log. Each loop pauses between its
-rounds, its commands run one task at a time and at the lowest priority (nice 19): on a machine whose every core the
-stream uses they would take from it what they take. Its own background materialization is turned off, for only one may
-be at work. At the end the stream is stopped and swept, and nothing may be left to sweep.
+`siltstone run feed --follow` takes rows as fast as it can, in a process of its own: so many minutes alone, then as
+many while `materialize`, `truncate`, `sweep` and `verify --all` loop beside it, each in processes of its own.
+Throughput is that of the steps that were committed within those minutes, from the catalog's input log. Each loop
+pauses between its rounds, its commands run one task at a time and at a low priority (nice 10, `--nice`): on a machine
+whose every core the stream uses they would take from it what they take, and at the lowest priority they would not
+end. Its own background materialization is turned off, for only one may be at work. At the end the stream is stopped
+and swept, and nothing may be left to sweep.
 
 The exit code is 1 where throughput drops by more than 15 %, a command fails, or an orphan is left.
 """
@@ -42,7 +43,7 @@ COMMANDS: dict[str, list[str]] = {
     "sweep": ["sweep", FEED.name],
     "verify": ["verify", FEED.name, "--all"],
 }
-_NICE = 19
+_NICE = 10
 _POLL_S = 0.5
 _WAIT_S = 600.0
 """for a step, or for the stream's end"""
@@ -140,7 +141,7 @@ def throughput(warehouse: str, rows: int, seconds: float) -> float:
 
 
 @contextmanager
-def looping(warehouse: str, pause_s: float) -> Iterator[dict[str, Loop]]:
+def looping(warehouse: str, pause_s: float, nice: int) -> Iterator[dict[str, Loop]]:
     """Every command again and again, each on its own, until the block ends; rounds under way are let end."""
     done = threading.Event()
     loops = {name: Loop() for name in COMMANDS}
@@ -150,7 +151,7 @@ def looping(warehouse: str, pause_s: float) -> Iterator[dict[str, Loop]]:
         while not done.is_set():
             began = time.monotonic()
             ended = subprocess.run(
-                ["nice", "-n", str(_NICE), *command(warehouse, COMMANDS[name])],
+                ["nice", "-n", str(nice), *command(warehouse, COMMANDS[name])],
                 env=environment(1),
                 capture_output=True,
                 text=True,
@@ -182,7 +183,7 @@ def left_to_sweep(warehouse: str) -> int:
     return json.loads(said)["found"]
 
 
-def measure(warehouse: str, minutes: float, pause_s: float, rows: int) -> dict[str, Any]:
+def measure(warehouse: str, minutes: float, pause_s: float, rows: int, nice: int) -> dict[str, Any]:
     """Alone, then beside, then clean."""
     console = Console(stderr=True)
     with streaming(warehouse, rows) as process:
@@ -191,7 +192,7 @@ def measure(warehouse: str, minutes: float, pause_s: float, rows: int) -> dict[s
         console.print(f"{minutes:g} minutes alone ...")
         alone = throughput(warehouse, rows, 60 * minutes)
         console.print(f"{minutes:g} minutes beside {', '.join(COMMANDS)} ...")
-        with looping(warehouse, pause_s) as loops:
+        with looping(warehouse, pause_s, nice) as loops:
             beside = throughput(warehouse, rows, 60 * minutes)
     return {
         "alone_rows_per_s": alone,
@@ -209,15 +210,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, default=10, help="how long alone, and as long beside (default: 10)")
     parser.add_argument("--pause", type=float, default=30, help="seconds between a loop's rounds (default: 30)")
+    parser.add_argument("--nice", type=int, default=_NICE, help=f"priority of the commands, 0 to 19 (default: {_NICE})")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows a micro-batch (default: 1,000,000)")
     parser.add_argument("--directory", type=Path, help="where to work: a disk, not memory (default: the system's)")
     parser.add_argument("--json", type=Path, default=Path("side-by-side.json"), help="where the numbers go")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="siltstone-beside-", dir=options.directory) as scratch:
-        found = measure(str(Path(scratch) / "warehouse"), options.minutes, options.pause, options.rows)
+        found = measure(str(Path(scratch) / "warehouse"), options.minutes, options.pause, options.rows, options.nice)
     options.json.write_text(json.dumps(found, indent=1))
     console = Console(width=None if sys.stdout.isatty() else 150)
-    how = f"nice {_NICE}, one task at a time, {options.pause:g} s between rounds, {os.cpu_count()} cores"
+    how = f"nice {options.nice}, one task at a time, {options.pause:g} s between rounds, {os.cpu_count()} cores"
     table = table_of(f"commands beside the stream ({how})", "command", "rounds", "failed", "median s")
     for name, loop in found["loops"].items():
         seconds = loop["seconds"]
