@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
 from siltstone.catalog.rewinding import Rewound
 from siltstone.errors import Fenced, StateError, UnknownCheckpoint, Unreachable, UsageError
 from siltstone.lifecycle.deletion import delete_checkpoints
@@ -104,7 +105,7 @@ def recover(
     """
     start = time.perf_counter()
     catalog = place.catalog
-    catalog.latest(stream)
+    check_recoverable(catalog, stream)
     place.warehouse.store.check(writable=not dry_run)
     # Before the epoch: a deletion that was planned without seeing the lease is of an older epoch, and refused.
     with reading(catalog, stream, None, what="recovers"):
@@ -128,6 +129,16 @@ def recover(
         swept_bytes=swept[1],
         seconds=round(time.perf_counter() - start, 3),
     )
+
+
+def check_recoverable(catalog: Catalog, stream: str) -> None:
+    """A stream that has completed something, even if all of it was given up and is to come again.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: as `recover`.
+    """
+    if not catalog.logged_steps(stream):
+        catalog.latest(stream)
 
 
 def _rewind(place: Place, stream: str, run: Map, tell: Callable[[str], None]) -> tuple[int, _Choice, Rewound]:

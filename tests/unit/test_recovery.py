@@ -157,6 +157,8 @@ def test_everything(place: Place) -> None:
     assert (
         done.savepoints == ("precious",) and "begins from nothing; lost with them: savepoint precious" in done.summary
     )
+    again = recover(place, NAME, run=in_a_loop)  # as after a kill
+    assert (again.checkpoint, again.given_up) == (0, ()) and "gave nothing up" in again.summary
     check_goes_on(place, done, before)
     assert not failures(place, NAME)
 

@@ -35,7 +35,7 @@ def recover(
         Unreachable: the store or the catalog failed; nothing was given up.
     """
     with Place.existing(settings.warehouse, settings.catalog) as place:
-        place.catalog.latest(stream)
+        recovery.check_recoverable(place.catalog, stream)
         spark = spark_session(settings.master, settings.spark)
         return recovery.recover(place, stream, run=partial(spark_map, spark), dry_run=dry_run, tell=on_step)
 
