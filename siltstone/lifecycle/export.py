@@ -162,7 +162,7 @@ def restore_unit(store: Store, task: UnitTask) -> UnitResult:
     target = rebuild(store, task)
     unit, groups = task.unit, target.groups
     if task.path is not None:
-        _write(target, task.path / unit.operator)
+        write_state(target, task.path / unit.operator)
     part = slice(groups.start, groups.end)
     digests = {name: table.digests[part].copy() for name, table in target.tables.items()}
     digests |= {name: opaque_digests(values, groups) for name, values in target.opaque.items()}
@@ -204,7 +204,12 @@ def opaque_rows(values: Mapping[int, bytes]) -> pa.Table:
     return pa.table([list(values), list(values.values())], schema=OPAQUE_SCHEMA)
 
 
-def _write(target: MemoryState, directory: Path) -> None:
+def write_state(target: MemoryState, directory: Path) -> None:
+    """Write the rows of one operator's key groups below `directory`, a directory a table.
+
+    Raises:
+        Unreachable: it cannot be written.
+    """
     name = f"part-{target.groups.start:05d}.parquet"
     try:
         for table_name, table in target.tables.items():

@@ -7,7 +7,7 @@ that the stream kept change by change (promise 1).
 
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice, takewhile
@@ -157,8 +157,12 @@ class ChainProof:
     restore_bytes: dict[int, int]
 
 
-def prove(store: Store, task: ProofTask) -> ChainProof:
-    """Walk one chain."""
+def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], None] = lambda *_: None) -> ChainProof:
+    """Walk one chain.
+
+    Args:
+        visit: called with each checkpoint that is proven and the state that it had, which is only lent.
+    """
     start, read = time.perf_counter(), 0
     restore_s: dict[int, float] = {}
     restore_bytes: dict[int, int] = {}
@@ -186,6 +190,7 @@ def prove(store: Store, task: ProofTask) -> ChainProof:
                 check_digests(target, chain.operator, manifests[step.checkpoint])
                 restore_s[step.checkpoint] = time.perf_counter() - start
                 restore_bytes[step.checkpoint] = read + sum(h.length for h in opaque)
+                visit(step.checkpoint, target)
             except StateError as error:
                 broken = next((h.object for h in opaque if h.object in str(error)), None)
                 failures.append(Failure(step.checkpoint, str(error), broken))

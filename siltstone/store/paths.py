@@ -20,6 +20,7 @@
     |- source/<stream>/                         what the stream's own source prepared to read
     |- sink/<stream>/                           what the stream's own sink wrote
     |- restored/<stream>/<checkpoint:012d>/     state restored for others to read, proven, as Parquet
+    |- restored/<stream>/series/<label>/        the same of many checkpoints, such as those of each day
     '- dagster/                                 Dagster's home: its runs and events
 
 In a store that is not a local directory the object names are the same under the store's prefix. A name begins
@@ -43,6 +44,7 @@ _MATERIALIZED = ".materialized.parquet"
 _MATERIALIZATION = ".materialized.arrow"
 _OPAQUE = ".NON"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+_LABEL = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,99}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILE = re.compile(
     r"manifest\.arrow|[A-Za-z0-9_-]{1,64}\.(segment|NON|INCR|INDEX)"
@@ -131,6 +133,17 @@ class CheckpointPath:
         """The checkpoint that an object name belongs to; None for a name that is not built here."""
         found = _PLACE.fullmatch(name)
         return cls(found[1], int(found[2]), int(found[3])) if found else None
+
+
+def check_label(label: str) -> str:
+    """Return `label` if a restored checkpoint can lie under it: letters, digits, `.`, `_`, `:` and `-`, no dot first.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not _LABEL.fullmatch(label):
+        raise UsageError(f"{label!r} is no label: use letters, digits, '.', '_', ':' and '-', and no dot first")
+    return label
 
 
 def is_built_here(name: str) -> bool:
@@ -227,6 +240,10 @@ class LocalLayout:
     def restored(self, stream: str, checkpoint: int) -> Path:
         """Where the state of one checkpoint is restored to, unless another place is named."""
         return self.root / "restored" / check_name("stream", stream) / f"{checkpoint:012d}"
+
+    def restored_series(self, stream: str) -> Path:
+        """Where many checkpoints are restored to, each under a label."""
+        return self.root / "restored" / check_name("stream", stream) / "series"
 
     @property
     def dagster(self) -> Path:

@@ -16,9 +16,10 @@ from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind, ObjectRecord
 from siltstone.errors import CorruptObject
+from siltstone.lifecycle.comparison import compare, compare_tasks
 from siltstone.lifecycle.export import unit_tasks
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
-from siltstone.lifecycle.snapshot import compare, compare_tasks, snapshot_tasks, take_snapshot
+from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.verify import check_objects
 from siltstone.model import Handle, Kind
 from siltstone.policy.adaptive import PolicyOptions, named
@@ -188,7 +189,7 @@ def test_an_altered_or_cut_snapshot_is_noticed_and_no_restore_needs_it(stored: S
     [snapshot] = stored.place.catalog.snapshots(name)
     units, _ = unit_tasks(manifests, newest, 1, None)
     tasks = {task.unit.unit.operator: task for task in compare_tasks(units, snapshot.objects)}
-    assert not [line for task in tasks.values() for line in compare(store, task)]
+    assert all(table.same for task in tasks.values() for table in compare(store, task))
     cases = positions(chance, stored.objects[ObjectKind.SNAPSHOT])
     for case in range(POSITIONS):
         record, at = next(cases)

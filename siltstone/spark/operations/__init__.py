@@ -2,12 +2,13 @@
 
 from siltstone.spark.operations.editing import EditResult, edit
 from siltstone.spark.operations.materializing import MaterializeResult, materialize
-from siltstone.spark.operations.proving import VerifyResult, verify
+from siltstone.spark.operations.proving import SnapshotComparison, VerifyResult, compare_snapshot, verify
 from siltstone.spark.operations.recovering import recover
 from siltstone.spark.operations.replaying import ReplayResult, replay
 from siltstone.spark.operations.rescaling import RescaleResult, rescale
 from siltstone.spark.operations.restoring import RestoreResult, restore
 from siltstone.spark.operations.running import RunRequest, RunResult, open_region, run, stream_runner
+from siltstone.spark.operations.series import SeriesResult, restore_series
 from siltstone.spark.operations.snapshots import SnapshotResult, snapshot
 
 __all__ = [
@@ -18,8 +19,11 @@ __all__ = [
     "RestoreResult",
     "RunRequest",
     "RunResult",
+    "SeriesResult",
+    "SnapshotComparison",
     "SnapshotResult",
     "VerifyResult",
+    "compare_snapshot",
     "edit",
     "materialize",
     "open_region",
@@ -27,6 +31,7 @@ __all__ = [
     "replay",
     "rescale",
     "restore",
+    "restore_series",
     "run",
     "snapshot",
     "stream_runner",

@@ -11,13 +11,11 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.records import SnapshotRecord
 from siltstone.errors import StateError, UnknownCheckpoint, UsageError
 from siltstone.lifecycle.compaction import materialization_health
-from siltstone.lifecycle.export import (
-    unit_tasks,
-)
+from siltstone.lifecycle.comparison import TableComparison, compare, compare_tasks
+from siltstone.lifecycle.export import unit_tasks
 from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.proof import prove_checkpoints
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
-from siltstone.lifecycle.snapshot import compare, compare_tasks
 from siltstone.lifecycle.verify import Failure, check_objects
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
@@ -88,18 +86,51 @@ def verify(
     return VerifyResult(stream, proven, [first[c] for c in sorted(first)], seconds, stalled)
 
 
+@dataclass(frozen=True)
+class SnapshotComparison:
+    """A checkpoint's restored state beside its full snapshot, table by table and part by part."""
+
+    stream: str
+    checkpoint: int
+    tables: list[TableComparison]
+
+
+@needs_spark
+def compare_snapshot(settings: Settings, stream: str) -> SnapshotComparison:
+    """Restore the newest checkpoint that has a full snapshot, and compare both row by row.
+
+    Raises:
+        UsageError: none has a snapshot.
+        CorruptObject, ProofFailed: the chain or the snapshot is damaged.
+    """
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        place.catalog.latest(stream)
+        snapshots = place.catalog.snapshots(stream)
+        if not snapshots:
+            raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
+        spark = spark_session(settings.master, settings.spark)
+        with reading(place.catalog, stream, [snapshots[-1].checkpoint], what="compares"):
+            tables = _compared(settings, spark, place, snapshots[-1])
+    return SnapshotComparison(stream, snapshots[-1].checkpoint, tables)
+
+
 def _deep(settings: Settings, spark: SparkSession, place: Place, snapshots: list[SnapshotRecord]) -> list[Failure]:
     """Row by row against the full snapshots."""
-    store = place.warehouse.store
     failures = []
     for snapshot in snapshots:
-        stored = chain_manifests(place.catalog, snapshot.stream, snapshot.checkpoint)
         try:
-            manifests = read_manifests(store, stored, snapshot.stream)
-            parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
-            tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)
-            compared = spark_map(spark, lambda task: compare(store, task), compare_tasks(tasks, snapshot.objects))
-            failures += [Failure(snapshot.checkpoint, line) for lines in compared for line in lines]
+            tables = _compared(settings, spark, place, snapshot)
+            failures += [Failure(snapshot.checkpoint, str(table)) for table in tables if not table.same]
         except StateError as error:
             failures.append(Failure(snapshot.checkpoint, str(error)))
     return failures
+
+
+def _compared(settings: Settings, spark: SparkSession, place: Place, snapshot: SnapshotRecord) -> list[TableComparison]:
+    store = place.warehouse.store
+    stored = chain_manifests(place.catalog, snapshot.stream, snapshot.checkpoint)
+    manifests = read_manifests(store, stored, snapshot.stream)
+    parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
+    tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)
+    compared = spark_map(spark, lambda task: compare(store, task), compare_tasks(tasks, snapshot.objects))
+    return [table for tables in compared for table in tables]

@@ -1,0 +1,144 @@
+"""Rebuilds the state of many checkpoints, such as that of each day of a year."""
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from siltstone.catalog.place import Place
+from siltstone.errors import Unreachable
+from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.restore import read_manifest
+from siltstone.lifecycle.series import (
+    RestoredLabel,
+    digest_of,
+    labels_by_checkpoint,
+    lying,
+    publish_labels,
+    restore_chain,
+)
+from siltstone.lifecycle.verify import Failure, plan_proof
+from siltstone.settings import Settings
+from siltstone.spark.executor import spark_map
+from siltstone.spark.session import needs_spark, spark_session
+from siltstone.store.paths import check_label
+
+AT_ONCE = 64
+"""how many checkpoints are restored before their labels appear: a chain that is cut there is read twice"""
+STAGED = ".series-"
+LEFT_S = 86_400.0
+"""what nobody has touched for so long is of a process that was killed"""
+
+
+@dataclass(frozen=True)
+class SeriesResult:
+    """What lies below `root` under the labels now: `restored` anew, `kept` since it lay there already; what failed."""
+
+    stream: str
+    root: str
+    restored: list[RestoredLabel]
+    kept: list[RestoredLabel]
+    failed: list[Failure]
+    seconds: float
+
+
+@needs_spark
+def restore_series(
+    settings: Settings,
+    stream: str,
+    labels: Mapping[str, int],
+    on_label: Callable[[RestoredLabel], None] = lambda _: None,
+) -> SeriesResult:
+    """Restore checkpoints to `<warehouse>/restored/<stream>/series/<label>`; those that share a base read it once.
+
+    A label that holds its checkpoint already is kept, so that what was killed goes on where it was.
+
+    Args:
+        labels: label, a name for a directory -> checkpoint id.
+        on_label: called with each label that is restored.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: there is no such stream or checkpoint.
+        UsageError: not a label.
+        Unreachable: the store cannot be read, or the warehouse not be written; labels that appeared are whole.
+    """
+    start = time.perf_counter()
+    for label in labels:
+        check_label(label)
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        catalog, root = place.catalog, place.warehouse.local.restored_series(stream)
+        catalog.stream(stream)
+        recorded = {id: catalog.checkpoint(stream, id).digest for id in set(labels.values())}
+        there = {label: lying(root, label) for label in labels}
+        kept = [
+            found
+            for label, found in there.items()
+            if found and (found.checkpoint, found.digest) == (labels[label], recorded[labels[label]])
+        ]
+        missing = {label: id for label, id in labels.items() if label not in {found.label for found in kept}}
+        restored: list[RestoredLabel] = []
+        failed: list[Failure] = []
+        by_checkpoint = labels_by_checkpoint(missing)
+        for some in _parts(list(by_checkpoint)):
+            with _staging(root) as staged, reading(catalog, stream, some, what="restores"):
+                done, failures = _restore(settings, place, stream, some, staged, recorded)
+                failed += failures
+                for id, rows in done.items():
+                    shown = [RestoredLabel(label, id, recorded[id], rows) for label in by_checkpoint[id]]
+                    publish_labels(root, staged / str(id), shown)
+                    restored += shown
+                    for label in shown:
+                        on_label(label)
+    return SeriesResult(stream, str(root), restored, kept, failed, round(time.perf_counter() - start, 3))
+
+
+def _restore(
+    settings: Settings, place: Place, stream: str, ids: Sequence[int], staged: Path, recorded: Mapping[int, str]
+) -> tuple[dict[int, int], list[Failure]]:
+    """Write some checkpoints below `staged`: (id -> rows of those that are proven, why the others are not)."""
+    catalog, store = place.catalog, place.warehouse.store
+    spark = spark_session(settings.master, settings.spark)
+    chains = {id: catalog.chain(stream, id) for id in ids}
+    stored = {
+        c: catalog.checkpoint(stream, c).manifest for c in sorted({c for chain in chains.values() for c in chain})
+    }
+    materialized = {m.id: m for id in ids for m in catalog.chain_materializations(stream, id)}
+    plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest])
+    parts = spark_map(spark, lambda task: restore_chain(store, task, staged), plan.tasks)
+    failures = [*plan.failures, *(failure for part in parts for failure in part.failures)]
+    first = {failure.checkpoint: failure for failure in reversed(failures)}
+    done: dict[int, int] = {}
+    for id in ids:
+        if id in first:
+            continue
+        digest, rows = digest_of(parts, read_manifest(store, stored[id]))
+        if digest == recorded[id]:
+            done[id] = rows
+        else:
+            why = f"checkpoint {id} of {stream}: digest {digest} is not the recorded {recorded[id]}"
+            first[id] = Failure(id, why)
+    return done, [first[id] for id in sorted(first) if id in chains]
+
+
+@contextmanager
+def _staging(root: Path) -> Iterator[Path]:
+    """A directory beside the labels that is gone afterwards; so are those that killed processes left a day ago."""
+    path = root / f"{STAGED}{uuid.uuid4().hex[:12]}"
+    try:
+        path.mkdir(parents=True)
+        for left in root.glob(f"{STAGED}*"):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                shutil.rmtree(left, ignore_errors=True)
+    except OSError as error:
+        raise Unreachable(f"cannot write below {root}: {error.strerror}; check permissions and free space") from error
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _parts(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (ids[i : i + AT_ONCE] for i in range(0, len(ids), AT_ONCE))
