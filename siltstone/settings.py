@@ -46,6 +46,17 @@ class RecoveryOptions(BaseModel):
     automatic: bool = Field(default=True, description="whether a run that finds its stream damaged recovers it itself")
 
 
+class AlertOptions(BaseModel):
+    """When people are told, and where."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    webhook: str | None = Field(default=None, repr=False, description="URL to post alerts to; default only the log")
+    still_s: float = Field(
+        default=1800.0, gt=0, description="seconds without a checkpoint after which a stream that runs stands still"
+    )
+
+
 class Settings(BaseSettings):
     """All options of the engine; unknown names are refused."""
 
@@ -82,6 +93,11 @@ class Settings(BaseSettings):
     )
     retention: RetentionOptions = Field(
         default_factory=RetentionOptions, description="which checkpoints `truncate` keeps; without a rule all"
+    )
+    alerts: AlertOptions = Field(default_factory=AlertOptions, description="when people are told, and where")
+    schedules: dict[str, dict[str, str]] = Field(
+        default={},
+        description="by stream and operation: a cron expression (UTC), or off; see orchestration/schedules.py",
     )
     recovery: RecoveryOptions = Field(default_factory=RecoveryOptions, description="what a run may do about damage")
 

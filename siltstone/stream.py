@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,6 +55,7 @@ class Stream:
         options: the source options there are, with their defaults; fixed for the stream's life.
         operators: each reads the source or another operator's output.
         event_time: the source column that holds event time (timestamp), where there is one.
+        event_days: the first and the last day (UTC) of its events, where they are known: state is then restored by day.
         sinks: operator name -> `Sink`, or a function `(rows, checkpoint)`; such operators need an `output` schema.
         max_parallelism: how many key groups there are; fixed for the stream's life.
         origin: of a fork, the first stream it goes back to, in whose `directory` its source goes on reading.
@@ -66,6 +68,7 @@ class Stream:
     source: Callable[["SparkSession", Mapping[str, str]], "DataFrame"] | None
     operators: Sequence[Operator]
     event_time: str | None = None
+    event_days: tuple[date, date] | None = None
     sinks: Mapping[str, Any] = field(default_factory=dict)
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
     options: Mapping[str, str] = field(default_factory=dict)
@@ -87,6 +90,8 @@ class Stream:
         for name, sink in self.sinks.items():
             if not (hasattr(sink, "write") or callable(sink)):
                 raise UsageError(f"the sink of {name} is a {type(sink).__name__}: use a ParquetSink or a function")
+        if self.event_days is not None and (self.event_time is None or self.event_days[0] > self.event_days[1]):
+            raise UsageError(f"stream {self.name}: event_days are the first and last day of its event_time, in order")
         if self.event_time is not None and self.event_time_operator() is None:
             raise UsageError(
                 f"stream {self.name} has an event time, so one operator must read the source without map_side"

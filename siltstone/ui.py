@@ -19,6 +19,19 @@ telemetry:
   enabled: false
 nux:  # the window that asks for an address at the first visit
   enabled: false
+concurrency:
+  pools:
+    default_limit: 1  # each operation on each stream is a pool of its own: one run of it at a time
+    granularity: op
+run_monitoring:  # a run whose process was killed becomes a failed run, which the sensors see
+  enabled: true
+  poll_interval_seconds: 10
+"""
+POSTGRES = """\
+storage:
+  postgres:
+    postgres_url:
+      env: {variable}
 """
 
 

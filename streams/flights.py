@@ -10,6 +10,7 @@ the order of the flights alone, not on how they are cut into micro-batches.
 """
 
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -329,6 +330,7 @@ FLIGHTS = Stream(
     source=source,
     operators=[Aircraft(), ROUTES, Carriers()],
     event_time="event_time",
+    event_days=(date(2013, 1, 1), date(2013, 12, 31)),
     sinks={"aircraft": ParquetSink()},
     options={"period": "week"},
 )

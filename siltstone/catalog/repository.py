@@ -107,6 +107,12 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewi
             rows.get_stream(connection, stream)
             return [rows.to_checkpoint(row) for row in connection.execute(query)][::-1]
 
+    def checkpoints_after(self, stream: str, id: int, limit: int) -> list[CheckpointRecord]:
+        """The `limit` oldest checkpoints later than `id`, oldest first; none where there is no such stream."""
+        later = rows.checkpoints_of(stream).where(t.checkpoint.c.id > id).order_by(None).order_by(t.checkpoint.c.id)
+        with self._reading() as connection:
+            return [rows.to_checkpoint(row) for row in connection.execute(later.limit(limit))]
+
     def resolve(self, stream: str, at: str) -> int:
         """The id that `at` means: `latest`, an id, a savepoint, or a time (ISO 8601, UTC): the last commit by then.
 

@@ -53,13 +53,14 @@ class RunRequest:
     """How much to run: `batches` micro-batches at most, or, with `follow`, on and on; `options` go to the source.
 
     `openmetrics` is a file that holds the metrics of the run's uploads so far, and of materialization, as OpenMetrics
-    text, after each checkpoint.
+    text, after each checkpoint. `who` is what the catalog tells people of whose the run is: this process, for None.
     """
 
     batches: int | None = None
     follow: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     openmetrics: Path | None = None
+    who: str | None = None
 
 
 @needs_spark
@@ -175,7 +176,8 @@ def _running(
     on_checkpoint: Callable[[Completed], None],
 ) -> Iterator[StreamRunner]:
     """One writer epoch: taken at the start, and how it ended noted in the catalog; with its background."""
-    region = open_region(settings, stream, place, request.options, spark.sparkContext.defaultParallelism)
+    cores = spark.sparkContext.defaultParallelism
+    region = open_region(settings, stream, place, request.options, cores, who=request.who)
     background = _background(settings, place, spark, region)
 
     def completed(checkpoint: Completed) -> None:
@@ -218,6 +220,8 @@ def open_region(
     place: Place,
     options: Mapping[str, str],
     default_parallelism: int,
+    *,
+    who: str | None = None,
 ) -> Region:
     """Take a stream over, as the settings say.
 
@@ -233,4 +237,4 @@ def open_region(
         upload=settings.upload,
     )
     policy = named(settings.policy, settings.policy_options)
-    return Region.open(stream, place.warehouse, place.catalog, policy, region_options, this_process())
+    return Region.open(stream, place.warehouse, place.catalog, policy, region_options, who or this_process())
