@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from siltstone.catalog.place import Place
+from siltstone.lifecycle.costs import recorded_chain
+from siltstone.lifecycle.export import recorded_digest
 from siltstone.lifecycle.inspect import list_checkpoints
+from siltstone.lifecycle.restore import read_manifest
+from siltstone.model import Handle
+from siltstone.policy.chain import amplification
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:
-    from siltstone.spark.operations import RestoreResult, RunResult
+    from siltstone.spark.operations import RunResult
 
 NEWEST = 10
 """rows of the table of checkpoints"""
@@ -27,6 +32,15 @@ COLUMNS = {
     "proven": "string",
     "committed_at": "string",
     "digest": "string",
+}
+HANDLES = {
+    "table": "string",
+    "form": "string",
+    "key_groups": "string",
+    "rows": "int",
+    "bytes": "int",
+    "builds_on": "int",
+    "object": "string",
 }
 Metadata = dict[str, Any]
 
@@ -62,17 +76,36 @@ def checkpoints_metadata(settings: Settings, result: "RunResult") -> Metadata:
         }
 
 
-def restored_metadata(result: "RestoreResult") -> Metadata:
-    """What a restore rebuilt, and where it lies."""
-    return {
-        "checkpoint": result.checkpoint,
-        "dagster/row_count": result.rows,
-        "bytes": result.bytes,
-        "seconds": result.seconds,
-        "digest": result.digest,
-        "proven": result.proven,
-        "path": dg.MetadataValue.path(result.path) if result.path else dg.MetadataValue.null(),
+def operator_metadata(place: Place, stream: str, operator: str, checkpoint: int) -> tuple[Metadata, str]:
+    """What one operator wrote at a checkpoint, with its part of the manifest as a table; and the digest of its state.
+
+    Raises:
+        SiltstoneError: the catalog or the manifest cannot be read.
+    """
+    record = place.catalog.checkpoint(stream, checkpoint)
+    manifest = read_manifest(place.warehouse.store, record.manifest)
+    said = record.statistics["operators"][operator]
+    handles = [handle for handle in manifest.handles if handle.operator == operator]
+    digest = recorded_digest(manifest, [(operator, name) for name in manifest.digests[operator]])
+    first, chain = recorded_chain(record, operator)
+    times_live = amplification(chain)
+    sqns = [handle.sqn for handle in handles]
+    metadata: Metadata = {
+        "checkpoint": checkpoint,
+        "digest": digest,
+        "form": record.forms[operator].value,
+        "first_sqn": min(sqns, default=0),
+        "last_sqn": max(sqns, default=0),
+        "bytes": said["bytes"],
+        "dagster/row_count": said["state_rows"],
+        "rows_in": said["rows_in"],
+        "seconds": sum(said["seconds"].values()),
+        "D": record.d.get(operator, 0),
+        "chain": _ranges(range(first, checkpoint + 1)),
+        "committed_at": record.committed_at.isoformat(timespec="seconds"),
+        "manifest": table(HANDLES, map(_handle, handles)),
     }
+    return metadata | ({} if times_live is None else {"amplification": round(times_live, 3)}), digest
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:
@@ -91,6 +124,18 @@ def _row(checkpoint: Mapping[str, Any]) -> Metadata:
         "proven": {True: "yes", False: "FAILED", None: "not yet"}[checkpoint["proven"]],
         "committed_at": checkpoint["committed_at"],
         "digest": checkpoint["digest"],
+    }
+
+
+def _handle(handle: Handle) -> Metadata:
+    return {
+        "table": handle.variable or handle.kind.value,
+        "form": handle.form.value,
+        "key_groups": f"{handle.key_groups.start}-{handle.key_groups.end - 1}",
+        "rows": handle.rows,
+        "bytes": handle.length,
+        "builds_on": handle.previous,
+        "object": handle.object,
     }
 
 

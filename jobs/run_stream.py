@@ -20,6 +20,7 @@ def run_stream(
     batches: int | None = None,
     options: Mapping[str, str] | None = None,
     on_checkpoint: Callable[[Completed], None] = lambda _: None,
+    who: str | None = None,
 ) -> "RunResult":
     """Run the stream of that name over what is available.
 
@@ -27,6 +28,7 @@ def run_stream(
         batches: micro-batches at most.
         options: source options of the stream.
         on_checkpoint: called with each completed checkpoint.
+        who: tells people whose run it is; this process, for None.
 
     Raises:
         SiltstoneError: see `siltstone.spark.operations.run`.
@@ -36,7 +38,7 @@ def run_stream(
     definition = stream_named(settings, stream)
     from siltstone.spark.operations import RunRequest, run
 
-    return run(settings, definition, RunRequest(batches, options=options or {}), on_checkpoint)
+    return run(settings, definition, RunRequest(batches, options=options or {}, who=who), on_checkpoint)
 
 
 def main() -> None:

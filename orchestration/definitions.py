@@ -8,12 +8,20 @@ from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
-from assets.checkpoints import checkpoints_asset
+from assets.full_snapshot import full_snapshot_asset
+from assets.materialization import materialization_asset
 from assets.names import dagster_name
 from assets.restored_state import restored_state_asset
-from checks.digest import digest_check
-from resources import SparkResource, WarehouseResource
-from siltstone.settings import load_settings
+from assets.stream_run import events_asset, run_asset
+from checks.asset_checks import stream_checks
+from orchestration.alerts import alert_sensor
+from orchestration.automation import RESTORE
+from orchestration.observation import new_checkpoints_sensor
+from orchestration.operations import OPERATION_TAG, RECOVER, SWEEP, asset_jobs, op_jobs
+from orchestration.recovery import recovery_sensor, sweep_sensor
+from orchestration.schedules import stream_schedules
+from resources import LogNotifier, SparkResource, WarehouseResource, WebhookNotifier
+from siltstone.settings import Settings, load_settings
 from siltstone.stream import Stream, find_streams
 
 BROKEN = "broken_stream_modules"
@@ -26,36 +34,57 @@ def siltstone() -> dg.Definitions:
     Raises:
         UsageError: siltstone.toml or a `SILTSTONE_*` variable holds what is no option.
     """
-    return definitions_of(*find_streams(load_settings().streams))
+    settings = load_settings()
+    return definitions_of(*find_streams(settings.streams), settings)
 
 
-def definitions_of(streams: Mapping[str, Stream], broken: Mapping[str, str]) -> dg.Definitions:
+def definitions_of(
+    streams: Mapping[str, Stream], broken: Mapping[str, str], settings: Settings | None = None
+) -> dg.Definitions:
     """Definitions for some streams; each of `broken` (what did not load -> why) is shown with its reason."""
+    settings = settings or load_settings()
     shown, clashing = _distinct(streams.values())
     not_loaded = {**broken, **clashing}
     for what, why in not_loaded.items():
         dg.get_dagster_logger().warning(f"{what} did not load: {why}")
+    by_name = {stream.name: stream for stream in shown}
+    kept = [job for stream in shown for job in op_jobs(stream)]
+    recoveries, sweeps = ([j for j in kept if j.tags[OPERATION_TAG] == operation] for operation in (RECOVER, SWEEP))
     return dg.Definitions(
         assets=[
-            *(factory(stream) for stream in shown for factory in (checkpoints_asset, restored_state_asset)),
+            *(asset for stream in shown for asset in stream_assets(stream)),
             *(_broken(what, why) for what, why in not_loaded.items()),
         ],
-        asset_checks=[digest_check(stream) for stream in shown],
-        jobs=[stream_job(stream) for stream in shown],
-        resources={"warehouse": WarehouseResource(), "spark": SparkResource()},
+        asset_checks=[check for stream in shown for check in stream_checks(stream)],
+        jobs=[*(job for stream in shown for job in asset_jobs(stream)), *kept],
+        schedules=[schedule for stream in shown for schedule in stream_schedules(stream, settings)],
+        sensors=[
+            new_checkpoints_sensor(by_name),
+            recovery_sensor(by_name, recoveries),
+            sweep_sensor(by_name, recoveries, sweeps),
+            alert_sensor(by_name),
+        ]
+        if shown
+        else [],
+        resources={
+            "warehouse": WarehouseResource(),
+            "spark": SparkResource(),
+            "notifier": WebhookNotifier(url=settings.alerts.webhook) if settings.alerts.webhook else LogNotifier(),
+        },
         # One process, hence one Spark session, for all steps of a run.
         executor=dg.in_process_executor,
     )
 
 
-def stream_job(stream: Stream):  # Dagster does not export the type of what define_asset_job returns
-    """Everything of one stream in one run. Unlike a run from the asset graph it refuses config of unknown steps."""
-    name = dagster_name(stream.name)
-    return dg.define_asset_job(
-        name,
-        selection=dg.AssetSelection.groups(name),
-        description=f"Run `{stream.name}` over what is available, prove its checkpoints, restore the newest.",
-    )
+def stream_assets(stream: Stream) -> list[dg.AssetSpec | dg.AssetsDefinition]:
+    """The assets of one stream, upstream first."""
+    return [
+        events_asset(stream),
+        run_asset(stream),
+        materialization_asset(stream),
+        full_snapshot_asset(stream),
+        restored_state_asset(stream, RESTORE),
+    ]
 
 
 def _distinct(streams: Iterable[Stream]) -> tuple[list[Stream], dict[str, str]]:

@@ -1,0 +1,164 @@
+"""The stream's run, as one multi-asset: what each operator laid down, and the checkpoints all of them make together."""
+
+from collections.abc import Iterator
+
+import dagster as dg
+from pydantic import Field
+
+from assets.failures import told_clearly
+from assets.metadata import Metadata, checkpoints_metadata, operator_metadata
+from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, EVENTS, SINK, asset_key, dagster_name, pool
+from jobs.run_stream import run_stream
+from resources import SparkResource, WarehouseResource
+from siltstone.catalog.place import Place
+from siltstone.lifecycle.region import Completed
+from siltstone.model import Form
+from siltstone.operator import SOURCE
+from siltstone.settings import Settings
+from siltstone.stream import Stream
+
+OWNERS = ["team:siltstone"]
+BY_DAGSTER = "Dagster run "
+"""what the catalog says of whose a writer epoch is begins so where Dagster ran the stream"""
+
+
+class RunConfig(dg.Config):
+    """How much of the stream to run, and how. What is not given is as in siltstone.toml and `SILTSTONE_*`."""
+
+    batches: int | None = Field(default=None, description="stop after so many micro-batches; default all there are")
+    parallelism: int | None = Field(default=None, description="subtasks an operator; default as the run before")
+    policy: str | None = Field(default=None, description="when to take a base: marginal-cost or adjust-d")
+    options: dict[str, str] = Field(default={}, description="source options of the stream")
+
+
+def run_by_dagster(who: str) -> bool:
+    """Whether a writer epoch was that of a run of Dagster's, which tells of its checkpoints itself."""
+    return who.startswith(BY_DAGSTER)
+
+
+def events_asset(stream: Stream) -> dg.AssetSpec:
+    """What the stream's source has; nobody materializes it."""
+    options = ", ".join(f"`{name}` {value}" for name, value in stream.options.items()) or "none"
+    return dg.AssetSpec(
+        asset_key(stream.name, EVENTS),
+        group_name=dagster_name(stream.name),
+        kinds={"spark"},
+        owners=OWNERS,
+        description=f"The events that `{stream.name}` reads, micro-batch by micro-batch. Source options: {options}.",
+    )
+
+
+def run_asset(stream: Stream) -> dg.AssetsDefinition:
+    """The run of one stream. A base appears only where one was taken."""
+
+    @dg.multi_asset(
+        name=dagster_name(stream.name, "run"),
+        specs=run_specs(stream),
+        pool=pool(stream.name, "run"),
+        op_tags={"siltstone/stream": stream.name, "siltstone/operation": "run"},
+    )
+    def run(
+        context: dg.AssetExecutionContext, config: RunConfig, warehouse: WarehouseResource, spark: SparkResource
+    ) -> Iterator[dg.MaterializeResult]:
+        def tell(checkpoint: Completed) -> None:
+            forms = ", ".join(f"{name} {form.value}" for name, form in checkpoint.forms.items())
+            context.log.info(f"checkpoint {checkpoint.id}: {forms}; {checkpoint.rows_in:,} rows in")
+
+        with told_clearly():
+            settings = warehouse.settings(spark, parallelism=config.parallelism, policy=config.policy)
+            result = run_stream(
+                settings,
+                stream.name,
+                batches=config.batches,
+                options=config.options,
+                on_checkpoint=tell,
+                who=f"{BY_DAGSTER}{context.run_id}",
+            )
+            yield from _parts(settings, stream, result.checkpoints)
+            yield dg.MaterializeResult(
+                asset_key(stream.name, CHECKPOINTS),
+                metadata=checkpoints_metadata(settings, result),
+                data_version=dg.DataVersion(result.digest) if result.digest else None,
+            )
+
+    return run
+
+
+def run_specs(stream: Stream) -> list[dg.AssetSpec]:
+    """Everything that a run of the stream lays down, with what it is made from."""
+    name = stream.name
+    common = {"group_name": dagster_name(name), "owners": OWNERS}
+    specs = []
+    for operator in stream.topological():
+        base, deltas = (asset_key(name, operator.name, form) for form in (BASE_CHECKPOINT, DELTA_CHAIN))
+        reads = [asset_key(name, EVENTS)]
+        if operator.reads != SOURCE:
+            reads = [asset_key(name, operator.reads, form) for form in (BASE_CHECKPOINT, DELTA_CHAIN)]
+        variables = ", ".join(f"`{variable}`" for variable in operator.definition()["variables"])
+        specs += [
+            dg.AssetSpec(
+                base,
+                deps=reads,
+                skippable=True,
+                kinds={"spark", "parquet"},
+                description=f"All state of operator `{operator.name}` ({variables}), as plain Parquet: where its "
+                "chain begins. There is an event only where a run took a base.",
+                **common,
+            ),
+            dg.AssetSpec(
+                deltas,
+                deps=[*reads, base],
+                skippable=True,
+                kinds={"spark"},
+                description=f"What changed in the state of operator `{operator.name}` since its base, checkpoint by "
+                "checkpoint: what a restore reads after the base.",
+                **common,
+            ),
+        ]
+    parts = [spec.key for spec in specs]
+    specs += [
+        dg.AssetSpec(
+            asset_key(name, operator, SINK),
+            deps=[asset_key(name, operator, DELTA_CHAIN), asset_key(name, operator, BASE_CHECKPOINT)],
+            skippable=True,
+            kinds={"spark", "parquet"},
+            description=f"The rows that operator `{operator}` puts out, each exactly once.",
+            **common,
+        )
+        for operator in stream.sinks
+    ]
+    specs.append(
+        dg.AssetSpec(
+            asset_key(name, CHECKPOINTS),
+            deps=parts,
+            kinds={"spark"},
+            description=f"The checkpoints of `{name}`: the state of all its operators at one point each. Materializing "
+            "runs the stream over what its source has, from the newest completed checkpoint on.",
+            **common,
+        )
+    )
+    return specs
+
+
+def _parts(settings: Settings, stream: Stream, checkpoints: list[int]) -> Iterator[dg.MaterializeResult]:
+    """An event for each operator's newest base and newest delta of a run, and for its sink."""
+    newest: dict[tuple[str, Form], int] = {}
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        for id in checkpoints:
+            for operator, form in place.catalog.checkpoint(stream.name, id).forms.items():
+                newest[operator, form] = id
+        for (operator, form), id in newest.items():
+            metadata, version = operator_metadata(place, stream.name, operator, id)
+            yield dg.MaterializeResult(
+                asset_key(stream.name, operator, BASE_CHECKPOINT if form is Form.BASE else DELTA_CHAIN),
+                metadata=metadata,
+                data_version=dg.DataVersion(version),
+            )
+    for operator in stream.sinks if checkpoints else ():
+        yield dg.MaterializeResult(
+            asset_key(stream.name, operator, SINK), metadata=_sink_metadata(settings, stream, operator, checkpoints)
+        )
+
+
+def _sink_metadata(settings: Settings, stream: Stream, operator: str, checkpoints: list[int]) -> Metadata:
+    return {"first_checkpoint": checkpoints[0], "last_checkpoint": checkpoints[-1]}

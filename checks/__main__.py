@@ -1,0 +1,52 @@
+"""Check a stream outside Dagster: `python -m checks STREAM`; exit code 1 if a property does not hold."""
+
+import json
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from checks.data_docs import build_data_docs
+from checks.facts import Subject
+from checks.suites import RESTORE_EQUALS_SNAPSHOT, SUITES
+from checks.validation import check
+from siltstone.cli import main
+from siltstone.lifecycle.fork import stream_named
+from siltstone.settings import load_settings
+
+
+def _command() -> int:
+    parser = ArgumentParser(prog="python -m checks", description=__doc__, allow_abbrev=False)
+    parser.add_argument("stream", help="name of the stream")
+    parser.add_argument("--warehouse", metavar="URL", help="where objects lie [./warehouse]")
+    parser.add_argument("--catalog", metavar="URL", help="SQLAlchemy URL [SQLite inside the warehouse]")
+    names = [suite.name for suite in SUITES]
+    parser.add_argument("--only", action="append", choices=names, help="check this; may be given again [all]")
+    parser.add_argument("--data-docs", type=Path, metavar="DIRECTORY", help="write pages for a browser there as well")
+    given = parser.parse_args()
+    settings = load_settings(warehouse=given.warehouse, catalog=given.catalog)
+    subject = Subject(settings, stream_named(settings, given.stream))
+    # A full snapshot is taken on request only: without one, nothing is compared unless it is asked for.
+    suites = [s for s in SUITES if s.name in given.only] if given.only else _default(subject)
+    outcomes = [check(subject, suite) for suite in suites]
+    said: dict[str, Any] = {
+        "stream": subject.name,
+        "checks": [
+            {"name": o.suite.name, "holds": o.holds, "summary": o.summary, "facts": o.facts, "failing": o.rows}
+            for o in outcomes
+        ],
+    }
+    if given.data_docs is not None:
+        said["data_docs"] = str(build_data_docs(subject, given.data_docs, suites))
+    sys.stdout.write(json.dumps(said) + "\n")
+    return 0 if all(outcome.holds for outcome in outcomes) else 1
+
+
+def _default(subject: Subject) -> list[Any]:
+    with subject.place() as place:
+        snapshots = place.catalog.snapshots(subject.name)
+    return [suite for suite in SUITES if snapshots or suite is not RESTORE_EQUALS_SNAPSHOT]
+
+
+if __name__ == "__main__":
+    main(_command)

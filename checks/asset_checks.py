@@ -1,0 +1,52 @@
+"""The adapter to Dagster: each property of `checks.suites` as a check of the asset whose state it is about."""
+
+import dagster as dg
+
+from assets.failures import told_clearly
+from assets.metadata import Metadata, table
+from assets.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
+from checks.facts import Subject
+from checks.suites import NOT_STALLED, RESTORE_EQUALS_SNAPSHOT, SUITES, Suite
+from checks.validation import Outcome, check
+from resources import SparkResource, WarehouseResource
+from siltstone.stream import Stream
+
+ABOUT = {RESTORE_EQUALS_SNAPSHOT.name: FULL_SNAPSHOT, NOT_STALLED.name: MATERIALIZATION}
+"""the assets that checks are of; all others are of the checkpoints"""
+
+
+def stream_checks(stream: Stream) -> list[dg.AssetChecksDefinition]:
+    """Every check of one stream."""
+    return [asset_check(stream, suite) for suite in SUITES]
+
+
+def asset_check(stream: Stream, suite: Suite) -> dg.AssetChecksDefinition:
+    """One property of one stream. Where it blocks, no asset that is made from the checked one follows in that run."""
+
+    @dg.asset_check(
+        asset=asset_key(stream.name, ABOUT.get(suite.name, CHECKPOINTS)),
+        name=suite.name,
+        blocking=suite.blocking,
+        description=suite.description,
+        op_tags={"siltstone/stream": stream.name, "siltstone/operation": "check"},
+        pool=dagster_name(stream.name, "check"),
+    )
+    def checked(warehouse: WarehouseResource, spark: SparkResource) -> dg.AssetCheckResult:
+        with told_clearly():
+            return _result(check(Subject(warehouse.settings(spark), stream), suite))
+
+    return checked
+
+
+def _result(outcome: Outcome) -> dg.AssetCheckResult:
+    metadata: Metadata = {"facts": outcome.facts, "failing": outcome.failing}
+    if outcome.rows:
+        names = outcome.rows[0].keys()
+        rows = [{name: None if row[name] is None else str(row[name]) for name in names} for row in outcome.rows]
+        metadata["rows"] = table(dict.fromkeys(names, "string"), rows)
+    return dg.AssetCheckResult(
+        passed=outcome.holds,
+        severity=dg.AssetCheckSeverity.ERROR if outcome.suite.blocking else dg.AssetCheckSeverity.WARN,
+        description=outcome.summary,
+        metadata=metadata,
+    )

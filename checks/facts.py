@@ -1,0 +1,248 @@
+"""What the engine knows of a stream, as pandas tables: a row for each thing that may be wrong.
+
+Each function takes a `Subject` and raises `SiltstoneError` where the facts cannot be had.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from siltstone.catalog.place import Place
+from siltstone.lifecycle.compaction import materialization_health
+from siltstone.lifecycle.costs import recorded_chain
+from siltstone.lifecycle.restore import read_manifest
+from siltstone.lifecycle.sweep import SweepOptions, sweep
+from siltstone.model import Form, Kind
+from siltstone.policy.chain import amplification
+from siltstone.settings import Settings
+from siltstone.store.paths import stream_prefix
+from siltstone.stream import Stream
+
+Facts = pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A stream and where its state is."""
+
+    settings: Settings
+    stream: Stream
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return self.stream.name
+
+    def place(self) -> Place:
+        """Its warehouse and catalog, to be closed."""
+        return Place.existing(self.settings.warehouse, self.settings.catalog)
+
+
+def proofs(subject: Subject) -> Facts:
+    """A row a retained checkpoint: is it proven, and if not, why, and because of which object. Proves all of them."""
+    from siltstone.spark.operations import verify
+
+    found = verify(subject.settings, subject.name, every=True)
+    failed = {failure.checkpoint: failure for failure in found.failed}
+    return _facts(
+        {
+            "checkpoint": id,
+            "proven": id not in failed,
+            "object": failed[id].object if id in failed else None,
+            "reason": failed[id].reason if id in failed else None,
+        }
+        for id in sorted({*found.proven, *failed})
+    )
+
+
+def links(subject: Subject) -> Facts:
+    """A row a table of a retained checkpoint: which checkpoint it builds on, and whether that one holds the table."""
+    rows: list[dict[str, Any]] = []
+    with subject.place() as place:
+        retained = {c.id: c.manifest for c in place.catalog.checkpoints(subject.name, marked=True)}
+        manifests = {id: read_manifest(place.warehouse.store, stored) for id, stored in retained.items()}
+        tables = {
+            id: {(h.operator, h.variable) for h in manifest.handles if h.kind is Kind.INCREMENTAL}
+            for id, manifest in manifests.items()
+        }
+        begins = {c.id: place.catalog.firsts(subject.name, c.id) for c in place.catalog.checkpoints(subject.name)}
+    for id, first in begins.items():
+        builds_on: dict[tuple[str, str], int] = {}
+        for handle in manifests[id].handles:
+            # Where a materialization begins the chain, what the checkpoint itself wrote is not read any more.
+            if handle.kind is Kind.INCREMENTAL and handle.form is Form.DELTA and first.get(handle.operator, id) < id:
+                key = handle.operator, handle.variable
+                builds_on[key] = min(handle.previous, builds_on.get(key, handle.previous))
+        rows += [
+            {
+                "checkpoint": id,
+                "operator": operator,
+                "table": table,
+                "builds_on": builds_on.get((operator, table), 0),
+                "whole": (operator, table) not in builds_on
+                or (operator, table) in tables.get(builds_on[operator, table], set()),
+            }
+            for operator, table in sorted(tables[id])
+        ]
+    return _facts(rows)
+
+
+def references(subject: Subject) -> Facts:
+    """A row an object that the catalog refers to: its bytes as recorded, and as the store says; null if missing.
+
+    Objects of deleted checkpoints whose deletion is under way may be gone, and are left out.
+    """
+    with subject.place() as place:
+        catalog, store = place.catalog, place.warehouse.store
+        # The catalog first: what comes to be in between is not asked for, and what goes is written down before it does.
+        referred = catalog.objects(subject.name)
+        # A fork shares objects of the stream it was made from, whose name theirs begin with.
+        prefixes = {stream_prefix(stored.name.partition("/")[0]) for stored in referred}
+        lying = dict(chain.from_iterable(store.list(prefix) for prefix in sorted(prefixes)))
+        going = {record.name for record in catalog.deletions(subject.name)}
+        marked = {checkpoint.id for checkpoint in catalog.retained(subject.name) if checkpoint.deleted}
+    return _facts(
+        {
+            "checkpoint": stored.checkpoint,
+            "kind": stored.kind.value,
+            "object": stored.name,
+            "recorded_bytes": stored.bytes,
+            "stored_bytes": lying.get(stored.name),
+        }
+        for stored in referred
+        if not (stored.checkpoint in marked and stored.name in going)
+    )
+
+
+def restore_costs(subject: Subject) -> Facts:
+    """A row an operator of a retained checkpoint: its chain, and the most that the policy's bounds allow (promise 7).
+
+    `restore_s` is that of the newest measured restore of the whole checkpoint; null where none was measured.
+    """
+    options = subject.settings.policy_options
+    rows = []
+    with subject.place() as place:
+        for record in place.catalog.checkpoints(subject.name):
+            for operator in record.forms:
+                _, taken = recorded_chain(record, operator)
+                most = None if options.size_ratio_max is None else options.size_ratio_max * taken.base_bytes
+                rows.append(
+                    {
+                        "checkpoint": record.id,
+                        "operator": operator,
+                        "deltas": taken.deltas,
+                        "most_deltas": options.d_max,
+                        "delta_bytes": taken.deltas_bytes,
+                        "most_delta_bytes": most,
+                        "restore_s": record.restore_s,
+                        "most_restore_s": options.restore_budget_s,
+                    }
+                )
+    return _facts(rows)
+
+
+def amplifications(subject: Subject) -> Facts:
+    """A row an operator of a retained checkpoint: bytes of its chain per byte of live state, and the cap."""
+    rows = []
+    with subject.place() as place:
+        for record in place.catalog.checkpoints(subject.name):
+            for operator in record.forms:
+                _, taken = recorded_chain(record, operator)
+                rows.append(
+                    {
+                        "checkpoint": record.id,
+                        "operator": operator,
+                        "amplification": amplification(taken),
+                        "most": subject.settings.policy_options.space_amplification_max,
+                    }
+                )
+    return _facts(rows)
+
+
+def orphans(subject: Subject) -> Facts:
+    """A row a reason why objects that nothing refers to are there; `sweep` would delete those that are `deletable`."""
+    with subject.place() as place:
+        found = sweep(place, subject.name, SweepOptions(dry_run=True))
+    return _facts(
+        {
+            "reason": finding.reason,
+            "objects": finding.objects,
+            "bytes": finding.bytes,
+            "deletable": finding.deletes,
+            "such_as": ", ".join(finding.names),
+        }
+        for finding in found.reasons
+    )
+
+
+def materializations(subject: Subject) -> Facts:
+    """A row an operator: whether materialization keeps up with its chain."""
+    options = subject.settings.materialization
+    with subject.place() as place:
+        found = materialization_health(place.catalog, subject.name, options, subject.settings.policy_options)
+    return _facts({"operator": name, **each.to_dict()} for name, each in found.items())
+
+
+def comparisons(subject: Subject) -> Facts:
+    """A row a key group of a table: the newest checkpoint with a full snapshot, restored and live, side by side."""
+    from siltstone.spark.operations import compare_snapshot
+
+    found = compare_snapshot(subject.settings, subject.name)
+    parts = []
+    for table in found.tables:
+        columns = ", ".join(f"{name} in {count}" for name, count in table.columns.items())
+        part = pd.DataFrame(
+            {
+                "checkpoint": found.checkpoint,
+                "operator": table.operator,
+                "table": table.table,
+                "key_group": table.key_groups,
+                "restored_rows": table.restored_rows,
+                "live_rows": table.live_rows,
+                "only_restored": table.only_restored,
+                "only_live": table.only_live,
+                "unequal": table.unequal,
+                "restored_digest": [f"{digest:016x}" for digest in table.restored_digests],
+                "live_digest": [f"{digest:016x}" for digest in table.live_digests],
+            }
+        )
+        differs = part["only_restored"] + part["only_live"] + part["unequal"] > 0
+        part["columns"] = pd.Series(columns or None, index=part.index, dtype=object).where(part["unequal"] > 0, None)
+        part["such_as"] = pd.Series(str(list(table.examples)), index=part.index, dtype=object).where(differs, None)
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def sinks(subject: Subject) -> Facts:
+    """A row a checkpoint of a Parquet sink: has it completed, and is it published? Both, or neither."""
+    rows: list[dict[str, Any]] = []
+    with subject.place() as place:
+        record, newest = place.catalog.stream(subject.name), place.catalog.last_id(subject.name)
+        local = place.warehouse.local
+    for operator, path in _parquet_sinks(subject.stream, local.sink(subject.name)).items():
+        published = {
+            int(found.name.removeprefix("checkpoint=")) for found in path.glob("checkpoint=*") if found.is_dir()
+        }
+        completed = range((record.forked_at or 0) + 1, newest + 1)
+        rows += [
+            {"sink": operator, "checkpoint": id, "completed": id in completed, "published": id in published}
+            for id in sorted({*completed, *published})
+        ]
+    return _facts(rows)
+
+
+def _parquet_sinks(stream: Stream, own: Path) -> Mapping[str, Path]:
+    found = {}
+    for operator, sink in stream.sinks.items():
+        path = getattr(sink, "path", sink)
+        if hasattr(sink, "publish") and (path is None or isinstance(path, str | Path)):
+            found[operator] = own / operator if path is None else Path(path)
+    return found
+
+
+def _facts(rows: Iterable[Mapping[str, Any]]) -> Facts:
+    return pd.DataFrame(list(rows))

@@ -1,0 +1,152 @@
+"""The properties that are checked, one each: which facts of a stream, and what is expected of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checks import facts
+from checks.facts import Facts, Subject
+
+Expected = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One property of a stream.
+
+    Attributes:
+        name: an identifier.
+        description: what holds, in a sentence.
+        gather: the facts.
+        expectations: of Great Expectations, over the columns of the facts, each as its type and arguments.
+        row: the columns that tell people which row it is.
+        blocking: whether going on would spread damage, where it does not hold.
+        needs_rows: whether no facts at all are a failure.
+    """
+
+    name: str
+    description: str
+    gather: Callable[[Subject], Facts]
+    expectations: Sequence[Expected]
+    row: tuple[str, ...]
+    blocking: bool = False
+    needs_rows: bool = True
+
+
+def _in(column: str, *values: object) -> Expected:
+    return {"type": "expect_column_values_to_be_in_set", "kwargs": {"column": column, "value_set": list(values)}}
+
+
+def _known(column: str) -> Expected:
+    return {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": column}}
+
+
+def _unknown(column: str) -> Expected:
+    return {"type": "expect_column_values_to_be_null", "kwargs": {"column": column}}
+
+
+def _equal(a: str, b: str, ignored: str = "neither") -> Expected:
+    kwargs = {"column_A": a, "column_B": b, "ignore_row_if": ignored}
+    return {"type": "expect_column_pair_values_to_be_equal", "kwargs": kwargs}
+
+
+def _at_most(value: str, most: str) -> Expected:
+    """Where both are known."""
+    kwargs = {"column_A": most, "column_B": value, "or_equal": True, "ignore_row_if": "either_value_is_missing"}
+    return {"type": "expect_column_pair_values_a_to_be_greater_than_b", "kwargs": kwargs}
+
+
+PROVEN = Suite(
+    "digest",
+    "Every retained checkpoint restores to exactly the state the stream had: it is rebuilt from its base and deltas, "
+    "and each digest compared with the one kept while the stream ran.",
+    facts.proofs,
+    [_in("proven", True)],
+    ("checkpoint", "object", "reason"),
+    blocking=True,
+)
+NO_GAP = Suite(
+    "no_gap",
+    "No chain has a gap: whatever a table of a retained checkpoint builds on is there.",
+    facts.links,
+    [_in("whole", True)],
+    ("checkpoint", "operator", "table", "builds_on"),
+    blocking=True,
+)
+NOTHING_MISSING = Suite(
+    "nothing_missing",
+    "Whatever the catalog refers to lies in the store, with the bytes that were recorded.",
+    facts.references,
+    [_known("stored_bytes"), _equal("stored_bytes", "recorded_bytes", "either_value_is_missing")],
+    ("checkpoint", "kind", "object", "recorded_bytes", "stored_bytes"),
+    blocking=True,
+)
+RESTORE_COST = Suite(
+    "restore_cost",
+    "No chain is longer, and no restore slower, than the policy's bounds allow.",
+    facts.restore_costs,
+    [
+        _at_most("deltas", "most_deltas"),
+        _at_most("delta_bytes", "most_delta_bytes"),
+        _at_most("restore_s", "most_restore_s"),
+    ],
+    (
+        *("checkpoint", "operator", "deltas", "most_deltas"),
+        *("delta_bytes", "most_delta_bytes", "restore_s", "most_restore_s"),
+    ),
+)
+AMPLIFICATION = Suite(
+    "space_amplification",
+    "No chain takes more space, per byte of live state, than the cap allows.",
+    facts.amplifications,
+    [_at_most("amplification", "most")],
+    ("checkpoint", "operator", "amplification", "most"),
+)
+NO_ORPHAN = Suite(
+    "no_orphan",
+    "Nothing lies in the store that nothing refers to, and that a sweep would delete.",
+    facts.orphans,
+    [_in("deletable", False)],
+    ("reason", "objects", "bytes", "such_as"),
+    needs_rows=False,
+)
+NOT_STALLED = Suite(
+    "materialization_not_stalled",
+    "Materialization keeps up with every operator's chain: it neither fails again and again nor is overdue.",
+    facts.materializations,
+    [_in("state", "fine")],
+    ("operator", "state", "failures", "last_success", "error"),
+)
+SINK_AGREES = Suite(
+    "sink_agrees",
+    "The stream's sinks show the output of every completed checkpoint, once, and of no other.",
+    facts.sinks,
+    [_equal("completed", "published")],
+    ("sink", "checkpoint", "completed", "published"),
+    needs_rows=False,
+)
+RESTORE_EQUALS_SNAPSHOT = Suite(
+    "restore_equals_snapshot",
+    "The checkpoint, restored from base and deltas, equals the full snapshot of its live state: row count, key set, "
+    "every column, and the digest of each key group.",
+    facts.comparisons,
+    [
+        _equal("restored_rows", "live_rows"),
+        *(_in(column, 0) for column in ("only_restored", "only_live", "unequal")),
+        _unknown("columns"),
+        _equal("restored_digest", "live_digest"),
+    ],
+    ("checkpoint", "operator", "table", "key_group", "columns", "such_as"),
+    blocking=True,
+)
+SUITES = (
+    PROVEN,
+    NO_GAP,
+    NOTHING_MISSING,
+    RESTORE_COST,
+    AMPLIFICATION,
+    NO_ORPHAN,
+    NOT_STALLED,
+    SINK_AGREES,
+    RESTORE_EQUALS_SNAPSHOT,
+)

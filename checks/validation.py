@@ -1,0 +1,122 @@
+"""Facts and expectations in, an outcome out: whether a property holds, and the rows for which it does not."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from checks.facts import Facts, Subject
+from checks.suites import Suite
+
+if TYPE_CHECKING:
+    from great_expectations import ExpectationSuite
+    from great_expectations.data_context import AbstractDataContext
+
+ROWS_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether one property holds.
+
+    Attributes:
+        suite: which property.
+        holds: whether it does.
+        summary: one line.
+        facts: how many rows were looked at.
+        failing: how many of them fail some expectation.
+        rows: of those, at most ROWS_SHOWN, by the suite's `row` columns; `expected` says what was expected.
+    """
+
+    suite: Suite
+    holds: bool
+    summary: str
+    facts: int
+    failing: int
+    rows: list[dict[str, Any]]
+
+
+def check(subject: Subject, suite: Suite) -> Outcome:
+    """Gather the facts of one property and compare them with what is expected.
+
+    Raises:
+        SiltstoneError: the facts cannot be had.
+    """
+    return validate(suite, suite.gather(subject))
+
+
+def validate(suite: Suite, facts: Facts) -> Outcome:
+    """Compare facts with what is expected of them."""
+    if facts.empty:
+        said = "there is nothing to look at" if suite.needs_rows else "nothing is there"
+        return Outcome(suite, not suite.needs_rows, said, 0, 0, [])
+    context = quiet_context()
+    source = context.data_sources.add_pandas("facts")
+    batch = source.add_dataframe_asset(suite.name).add_batch_definition_whole_dataframe("all")
+    indexed = facts.reset_index(names="__row")
+    result = batch.get_batch({"dataframe": indexed}).validate(
+        expectation_suite(suite),
+        result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["__row"]},
+    )
+    expected: dict[int, str] = {}
+    for found in result.results:
+        config = found.expectation_config
+        assert config is not None
+        if (found.exception_info or {}).get("raised_exception"):
+            raise RuntimeError(f"expectation {config.type} of {suite.name}: {found.exception_info}")
+        for at in found.result.get("unexpected_index_list") or []:
+            expected.setdefault(int(at["__row"]), _told(config.type, config.kwargs))
+    failing = sorted(expected)
+    rows = [
+        {"expected": expected[at], **{name: _plain(facts.iloc[at][name]) for name in suite.row}}
+        for at in failing[:ROWS_SHOWN]
+    ]
+    summary = (
+        f"{len(facts)} of {len(facts)} as expected" if not failing else _summary(rows[0], len(failing), len(facts))
+    )
+    return Outcome(suite, bool(result.success), summary, len(facts), len(failing), rows)
+
+
+def expectation_suite(suite: Suite) -> "ExpectationSuite":
+    """The property as a suite of Great Expectations."""
+    import great_expectations as gx
+
+    return gx.ExpectationSuite(suite.name, expectations=list(suite.expectations), meta={"notes": suite.description})
+
+
+def quiet_context(directory: str | None = None) -> "AbstractDataContext":
+    """A data context that tells nobody and draws no bars; in memory, or in files below `directory`."""
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    import great_expectations as gx
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+
+    if directory is None:
+        context = gx.get_context(mode="ephemeral")
+    else:
+        context = gx.get_context(mode="file", project_root_dir=directory)
+    context.enable_analytics(False)
+    context.variables.progress_bars = ProgressBarsConfig(globally=False)
+    return context
+
+
+def _told(type: str, kwargs: Mapping[str, Any]) -> str:
+    """An expectation in a few words, such as `proven True`, `stored_bytes = recorded_bytes`."""
+    if "column" not in kwargs:
+        a, b = kwargs["column_A"], kwargs["column_B"]
+        return f"{a} = {b}" if "equal" in type else f"{b} at most {a}"
+    if "value_set" in kwargs:
+        return f"{kwargs['column']} {' or '.join(map(str, kwargs['value_set']))}"
+    return f"{kwargs['column']} {'known' if 'not_be_null' in type else 'none'}"
+
+
+def _summary(first: dict[str, Any], failing: int, facts: int) -> str:
+    told = ", ".join(f"{name} {value}" for name, value in first.items() if value is not None and name != "expected")
+    return f"{failing} of {facts} not as expected ({first['expected']}), such as {told}"
+
+
+def _plain(value: Any) -> Any:
+    """A value of a table as JSON has it."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if pd.isna(value) else value

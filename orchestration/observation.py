@@ -1,0 +1,86 @@
+"""Checkpoints of streams that run outside Dagster, seen in the catalog and told as asset events."""
+
+import json
+from collections.abc import Iterator, Mapping
+
+import dagster as dg
+
+from assets.metadata import operator_metadata
+from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key
+from assets.partitions import hours_of, partitions_of
+from assets.stream_run import run_by_dagster
+from resources import SparkResource, WarehouseResource
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import CheckpointRecord
+from siltstone.errors import SiltstoneError
+from siltstone.model import Form
+from siltstone.stream import Stream
+
+AT_ONCE = 50
+"""how many checkpoints of a stream one look tells of"""
+EVERY_S = 30
+
+
+def new_checkpoints_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition:
+    """Tells of checkpoints that came to be outside Dagster, and adds the hours in which any did as partitions."""
+
+    @dg.sensor(
+        name="new_checkpoints",
+        minimum_interval_seconds=EVERY_S,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Turns checkpoints that streams took outside Dagster into asset events.",
+    )
+    def new_checkpoints(
+        context: dg.SensorEvaluationContext, warehouse: WarehouseResource, spark: SparkResource
+    ) -> dg.SensorResult | dg.SkipReason:
+        seen: dict[str, int] = json.loads(context.cursor) if context.cursor else {}
+        events: list[dg.AssetMaterialization] = []
+        hours: list[dg.AddDynamicPartitionsRequest] = []
+        settings = warehouse.settings(spark)
+        try:
+            with Place.existing(settings.warehouse, settings.catalog) as place:
+                there = {record.name for record in place.catalog.streams()}
+                for name in sorted(there & streams.keys()):
+                    records = place.catalog.checkpoints_after(name, seen.get(name, 0), AT_ONCE)
+                    if not records:
+                        continue
+                    by_dagster = {run.epoch for run in place.catalog.runs(name) if run_by_dagster(run.who)}
+                    for record in records:
+                        if record.epoch not in by_dagster:
+                            events += _events(place, record)
+                    seen[name] = records[-1].id
+                    hours += _hours(streams[name], records)
+        except SiltstoneError as error:
+            return dg.SkipReason(str(error))
+        return dg.SensorResult(asset_events=events, dynamic_partitions_requests=hours, cursor=json.dumps(seen))
+
+    return new_checkpoints
+
+
+def _events(place: Place, record: CheckpointRecord) -> Iterator[dg.AssetMaterialization]:
+    stream = record.stream
+    for operator, form in record.forms.items():
+        metadata, digest = operator_metadata(place, stream, operator, record.id)
+        yield dg.AssetMaterialization(
+            asset_key(stream, operator, BASE_CHECKPOINT if form is Form.BASE else DELTA_CHAIN),
+            metadata=metadata,
+            tags={"dagster/data_version": digest},
+        )
+    yield dg.AssetMaterialization(
+        asset_key(stream, CHECKPOINTS),
+        metadata={
+            "checkpoint": record.id,
+            "digest": record.digest,
+            "state_rows": record.rows,
+            "bytes": record.bytes,
+            "committed_at": record.committed_at.isoformat(timespec="seconds"),
+        },
+        tags={"dagster/data_version": record.digest},
+    )
+
+
+def _hours(stream: Stream, records: list[CheckpointRecord]) -> list[dg.AddDynamicPartitionsRequest]:
+    partitions = partitions_of(stream)
+    if not isinstance(partitions, dg.DynamicPartitionsDefinition):
+        return []
+    return [partitions.build_add_request(hours_of(record.committed_at for record in records))]

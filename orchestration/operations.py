@@ -1,0 +1,140 @@
+"""What is done to a stream beside running it, as Dagster jobs: one a stream and operation.
+
+<stream>__materialize  __verify  __verify_deep     of assets and checks
+<stream>__truncate  __sweep  __recover             of one op each, which says in its output what it did
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from assets.failures import told_clearly
+from assets.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool
+from checks.suites import RESTORE_EQUALS_SNAPSHOT
+from jobs.recover import recover
+from jobs.sweep import sweep
+from jobs.truncate import truncate
+from resources import SparkResource, WarehouseResource
+from siltstone.stream import Stream
+
+RUN, MATERIALIZE, VERIFY, VERIFY_DEEP = "run", "materialize", "verify", "verify_deep"
+TRUNCATE, SWEEP, RECOVER = "truncate", "sweep", "recover"
+STREAM_TAG, OPERATION_TAG = "siltstone/stream", "siltstone/operation"
+
+
+def job_tags(stream: Stream, operation: str) -> dict[str, str]:
+    """What tells runs of one operation on one stream from all others."""
+    return {STREAM_TAG: stream.name, OPERATION_TAG: operation}
+
+
+def asset_jobs(stream: Stream) -> list[Any]:  # Dagster does not export the type of what define_asset_job returns
+    """The jobs of one stream that make assets or check them."""
+    name = stream.name
+    deep = dg.AssetCheckKey(asset_key(name, "full_snapshot"), RESTORE_EQUALS_SNAPSHOT.name)
+    quick = dg.AssetSelection.checks_for_assets(asset_key(name, CHECKPOINTS), asset_key(name, MATERIALIZATION))
+    checkpoints = dg.AssetSelection.assets(asset_key(name, CHECKPOINTS)).required_multi_asset_neighbors()
+    return [
+        dg.define_asset_job(
+            dagster_name(name),
+            selection=checkpoints,
+            tags=job_tags(stream, RUN),
+            description=f"Run `{name}` over what is available, then check what it laid down.",
+        ),
+        dg.define_asset_job(
+            dagster_name(name, MATERIALIZE),
+            selection=dg.AssetSelection.assets(asset_key(name, MATERIALIZATION)),
+            tags=job_tags(stream, MATERIALIZE),
+            description=f"Consolidate the chains of `{name}`.",
+        ),
+        dg.define_asset_job(
+            dagster_name(name, VERIFY),
+            selection=quick,
+            tags=job_tags(stream, VERIFY),
+            description=f"Prove every checkpoint of `{name}`, and check its chains, store, sinks and materialization.",
+        ),
+        dg.define_asset_job(
+            dagster_name(name, VERIFY_DEEP),
+            selection=dg.AssetSelection.checks(deep),
+            tags=job_tags(stream, VERIFY_DEEP),
+            description=f"Compare the newest full snapshot of `{name}` with a restore, row by row.",
+        ),
+    ]
+
+
+class SweepConfig(dg.Config):
+    """What a sweep may do."""
+
+    dry_run: bool = Field(default=False, description="only say what would be deleted")
+    limit: int | None = Field(default=None, description="delete at most so many objects")
+    incomplete: bool = Field(default=False, description="look only where checkpoints did not complete")
+
+
+class TruncateConfig(dg.Config):
+    """What a truncation may do; which checkpoints are kept says [retention] in siltstone.toml."""
+
+    dry_run: bool = Field(default=False, description="only say what would be deleted")
+
+
+class RecoverConfig(dg.Config):
+    """What a recovery may do."""
+
+    dry_run: bool = Field(default=False, description="only say what would be given up")
+    if_damaged: bool = Field(default=False, description="leave a sound stream, and its run, alone")
+
+
+def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
+    """The jobs of one stream that keep its store."""
+    name = stream.name
+
+    @dg.op(name=dagster_name(name, SWEEP, "op"), pool=pool(name, SWEEP), tags=job_tags(stream, SWEEP))
+    def sweep_op(
+        context: dg.OpExecutionContext, config: SweepConfig, warehouse: WarehouseResource, spark: SparkResource
+    ) -> None:
+        with told_clearly():
+            options = {"dry_run": config.dry_run, "limit": config.limit, "incomplete": config.incomplete}
+            _tell(context, sweep(warehouse.settings(spark), name, **options))
+
+    @dg.op(name=dagster_name(name, TRUNCATE, "op"), pool=pool(name, TRUNCATE), tags=job_tags(stream, TRUNCATE))
+    def truncate_op(
+        context: dg.OpExecutionContext, config: TruncateConfig, warehouse: WarehouseResource, spark: SparkResource
+    ) -> None:
+        with told_clearly():
+            _tell(context, truncate(warehouse.settings(spark), name, dry_run=config.dry_run))
+
+    @dg.op(name=dagster_name(name, RECOVER, "op"), pool=pool(name, RUN), tags=job_tags(stream, RECOVER))
+    def recover_op(
+        context: dg.OpExecutionContext, config: RecoverConfig, warehouse: WarehouseResource, spark: SparkResource
+    ) -> None:
+        with told_clearly():
+            settings = warehouse.settings(spark)
+            options = {"dry_run": config.dry_run, "if_damaged": config.if_damaged}
+            _tell(context, recover(settings, name, **options, on_step=context.log.info))
+
+    said = {
+        SWEEP: (sweep_op, f"Delete what nothing refers to in the store of `{name}`."),
+        TRUNCATE: (truncate_op, f"Delete the checkpoints of `{name}` that retention does not keep."),
+        RECOVER: (recover_op, f"Bring `{name}` back to its newest checkpoint that proves. A run at work is fenced."),
+    }
+    return [_job(stream, operation, op, description) for operation, (op, description) in said.items()]
+
+
+def _job(stream: Stream, operation: str, op: Callable[..., Any], description: str) -> dg.JobDefinition:
+    @dg.job(name=dagster_name(stream.name, operation), tags=job_tags(stream, operation), description=description)
+    def job() -> None:
+        op()
+
+    return job
+
+
+def _tell(context: dg.OpExecutionContext, result: Any) -> None:
+    """The result of an operation as metadata of its output, numbers plotted from run to run."""
+    plain = {
+        name: value if isinstance(value, str | int | float | bool) else dg.MetadataValue.json(value)
+        for name, value in asdict(result).items()
+        if value is not None
+    }
+    context.add_output_metadata(plain)
+    context.log.info(", ".join(f"{name} {value}" for name, value in plain.items() if isinstance(value, int | float)))
