@@ -42,7 +42,7 @@ LEASE = timedelta(hours=1)
 """after which every lease has expired"""
 AGE_GUARD = "1s"
 """of a sweep that is to leave nothing; nobody is at work then"""
-CONTENDED = "lock|busy|holds it|another process"
+CONTENDED = "locked|busy|holds it|another process"
 """what is said where a frozen process holds what others need"""
 
 
@@ -257,7 +257,7 @@ class Rounds:
         """A command beside a frozen one; False if that one keeps it from a lock of the store or catalog."""
         victim = self._start(kind, self.known(stream))
         end = victim.wait()
-        if end.code == 3 and re.search(CONTENDED, end.error):
+        if end.code in (1, 3) and re.search(CONTENDED, end.error):
             return False
         self._judge(round, victim, alone=False)
         return True

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 import siltstone
 from siltstone import cli
 from siltstone.catalog.place import Place
-from siltstone.errors import Fenced, SiltstoneError, Unreachable
+from siltstone.errors import Fenced, Unreachable
 from siltstone.lifecycle.fork import stream_named
 from siltstone.lifecycle.region import Completed, Region
 from siltstone.settings import load_settings
@@ -172,7 +172,7 @@ def run(name: str, options: Mapping[str, str]) -> None:
                 if number >= batches and ends.get(step) is not False:
                     break
             outcome = "done"
-        except SiltstoneError as error:
+        except Exception as error:
             if isinstance(error, Fenced):
                 outcome = "fenced"
             else:
