@@ -83,6 +83,10 @@ class Oracle:
         query = "SELECT id FROM checkpoint WHERE stream = ? AND deleted_at IS NULL ORDER BY id"
         return [id for (id,) in self.rows(query, stream)]
 
+    def written_by(self, stream: str) -> dict[int, int]:
+        """Visible checkpoint -> the writer epoch that made it."""
+        return dict(self.rows("SELECT id, epoch FROM checkpoint WHERE stream = ? AND deleted_at IS NULL", stream))
+
     def whole(self, stream: str, id: int) -> bool:
         """Whether nothing that a restore of a checkpoint reads is damaged."""
         return not (self.damaged and self._objects_of(stream, id) & self.damaged)

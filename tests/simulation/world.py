@@ -231,12 +231,13 @@ class World:
 
     def _recover(self, a: int) -> Work:
         def work(process: Process, place: Place, stream: str) -> None:
-            before, damaged = self.oracle.visible(stream), set(self.oracle.damaged)
+            before, damaged = self.oracle.written_by(stream), set(self.oracle.damaged)
             whole = [id for id in before if self.oracle.whole(stream, id)]
             done = recover(place, stream, run=_in_order, dry_run=a % 7 == 0)
-            alone = [id for id in before if id <= done.checkpoint] == self.oracle.visible(stream)
-            if alone and damaged == self.oracle.damaged and not (done.rebuilt or done.dry_run):
-                best = [0, *whole][-1]
+            kept = {id: epoch for id, epoch in before.items() if id <= done.checkpoint}
+            alone = kept == self.oracle.written_by(stream) and damaged == self.oracle.damaged
+            if alone and not (done.rebuilt or done.dry_run):
+                best = max(whole, default=0)
                 assert done.checkpoint == best, f"{stream} goes back to {done.checkpoint} rather than {best}"
             self.counts["given up"] += len(done.given_up)
 
