@@ -11,13 +11,15 @@ from pathlib import Path
 
 from tests.fault.processes import POLL_S, ROOT, End, ended, send
 from tests.fault.victims import Orders, main
+from tests.servers import use_test_credentials
 
 LIMIT_S = 300.0
 """no victim takes so long"""
 
 
 def _context() -> multiprocessing.context.ForkServerContext:
-    """The server starts once; it finds this repository by its environment alone."""
+    """The server starts once; it finds this repository, and its victims find S3, by the environment of that moment."""
+    use_test_credentials()
     known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if str(ROOT) not in known:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *known])
