@@ -8,18 +8,19 @@ from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
+from assets.code import code_reference
 from assets.full_snapshot import full_snapshot_asset
 from assets.materialization import materialization_asset
-from assets.names import dagster_name
+from assets.names import SINK, dagster_name, store_kinds
 from assets.restored_state import restored_state_asset
 from assets.stream_run import events_asset, run_asset
 from checks.asset_checks import stream_checks
 from orchestration.alerts import alert_sensor
-from orchestration.automation import RESTORE
+from orchestration.automation import restore_condition
 from orchestration.observation import new_checkpoints_sensor
 from orchestration.operations import OPERATION_TAG, RECOVER, SWEEP, asset_jobs, op_jobs
 from orchestration.recovery import recovery_sensor, sweep_sensor
-from orchestration.schedules import stream_schedules
+from orchestration.schedules import all_schedules
 from resources import LogNotifier, SparkResource, WarehouseResource, WebhookNotifier
 from siltstone.settings import Settings, load_settings
 from siltstone.stream import Stream, find_streams
@@ -52,16 +53,16 @@ def definitions_of(
     recoveries, sweeps = ([j for j in kept if j.tags[OPERATION_TAG] == operation] for operation in (RECOVER, SWEEP))
     return dg.Definitions(
         assets=[
-            *(asset for stream in shown for asset in stream_assets(stream)),
+            *(asset for stream in shown for asset in stream_assets(stream, settings)),
             *(_broken(what, why) for what, why in not_loaded.items()),
         ],
         asset_checks=[check for stream in shown for check in stream_checks(stream)],
         jobs=[*(job for stream in shown for job in asset_jobs(stream)), *kept],
-        schedules=[schedule for stream in shown for schedule in stream_schedules(stream, settings)],
+        schedules=all_schedules(shown, settings, not_loaded),
         sensors=[
             new_checkpoints_sensor(by_name),
-            recovery_sensor(by_name, recoveries),
-            sweep_sensor(by_name, recoveries, sweeps),
+            recovery_sensor(by_name, recoveries, settings),
+            sweep_sensor(by_name, recoveries, sweeps, settings),
             alert_sensor(by_name),
         ]
         if shown
@@ -76,15 +77,16 @@ def definitions_of(
     )
 
 
-def stream_assets(stream: Stream) -> list[dg.AssetSpec | dg.AssetsDefinition]:
-    """The assets of one stream, upstream first."""
-    return [
+def stream_assets(stream: Stream, settings: Settings) -> list[dg.AssetSpec | dg.AssetsDefinition]:
+    """The assets of one stream, upstream first, each with the code that it comes from and the store it lies in."""
+    stored = [run_asset(stream), materialization_asset(stream), full_snapshot_asset(stream)]
+    in_store = store_kinds(settings.warehouse)
+    assets: list[dg.AssetSpec | dg.AssetsDefinition] = [
         events_asset(stream),
-        run_asset(stream),
-        materialization_asset(stream),
-        full_snapshot_asset(stream),
-        restored_state_asset(stream, RESTORE),
+        *dg.map_asset_specs(lambda s: s if s.key.path[-1] == SINK else s.merge_attributes(kinds=in_store), stored),
+        restored_state_asset(stream, restore_condition(stream.name)),
     ]
+    return list(dg.map_asset_specs(lambda s: s.merge_attributes(metadata=code_reference(stream, s.key)), assets))
 
 
 def _distinct(streams: Iterable[Stream]) -> tuple[list[Stream], dict[str, str]]:

@@ -1,67 +1,89 @@
 """What follows a failed run: the recovery of its stream, a few times, each later than the one before; then a sweep."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 
 import dagster as dg
 
-from assets.names import dagster_name
+from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, SINK, dagster_name
 from orchestration.operations import OPERATION_TAG, RECOVER, RUN, STREAM_TAG, SWEEP, job_tags
 from orchestration.schedules import unfinished
+from siltstone.settings import RecoveryOptions, Settings
 from siltstone.stream import Stream
 
-ATTEMPTS = 3
-DELAY_S = 10.0
-"""before the first attempt; each further one waits three times as long"""
-EVERY_S = 10
 LOOK_BACK_S = 86_400.0
+NEWEST = 500
+"""how many runs one look takes in"""
 MENDS_TAG = "siltstone/recovers"
 ATTEMPT_TAG = "siltstone/attempt"
+FOLLOWS_TAG = "siltstone/follows"
+"""of a sweep: the recovery that it follows. No recovery follows it, else the two could go on for ever"""
 NOT_MENDED = {2, 4}
 """exit codes of errors that a recovery does not mend: bad input, and being fenced by a newer run"""
 
 
-def recovery_sensor(streams: Mapping[str, Stream], recoveries: list[dg.JobDefinition]) -> dg.SensorDefinition:
-    """Starts the recovery of a stream when a run of any of its jobs has failed, unless that could not help."""
+def recovery_sensor(
+    streams: Mapping[str, Stream], recoveries: list[dg.JobDefinition], settings: Settings
+) -> dg.SensorDefinition:
+    """Starts the recovery of a stream when a run of any of its jobs or assets has failed, unless it could not help."""
+    options = settings.recovery
 
     @dg.sensor(
         name="recover_failed",
         jobs=recoveries,
-        minimum_interval_seconds=EVERY_S,
+        minimum_interval_seconds=settings.ui.sensors_s,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Recovers a stream after a failed run: at most {ATTEMPTS} attempts, each later than the one "
-        "before, and none after bad input.",
+        description=f"Recovers a stream after a failed run: at most {options.attempts} attempts, each later than the "
+        "one before, and none after bad input.",
     )
     def recover_failed(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         requested = False
-        for stream in streams.values():
-            request = _next_attempt(context.instance, stream, time.time())
-            if request is not None:
-                requested = True
-                yield request
+        for request in due_recoveries(context.instance, streams, options, time.time()):
+            requested = True
+            yield request
         if not requested:
             yield dg.SkipReason("no failed run needs a recovery now")
 
     return recover_failed
 
 
-def _next_attempt(instance: dg.DagsterInstance, stream: Stream, now: float) -> dg.RunRequest | None:
-    """The recovery that is due for a stream's newest failure, if any."""
-    records = instance.get_run_records(dg.RunsFilter(tags={STREAM_TAG: stream.name}), limit=100)
-    runs = [r for r in records if r.update_timestamp.timestamp() > now - LOOK_BACK_S]
-    others = [r for r in runs if r.dagster_run.tags.get(OPERATION_TAG) != RECOVER]
-    failed = next((r for r in others if r.dagster_run.status is dg.DagsterRunStatus.FAILURE), None)
-    if failed is None or not _mendable(instance, failed.dagster_run.run_id):
+def due_recoveries(
+    instance: dg.DagsterInstance, streams: Mapping[str, Stream], options: RecoveryOptions, now: float
+) -> Iterator[dg.RunRequest]:
+    """The recovery of each stream that is due for the newest failure of its runs; `now` in seconds since 1970."""
+    since = datetime.fromtimestamp(now - LOOK_BACK_S, UTC)
+    newest = instance.get_run_records(dg.RunsFilter(updated_after=since), limit=NEWEST)
+    for stream in streams.values():
+        runs = [record for record in newest if _stream_of(record.dagster_run) == stream.name]
+        request = _next_attempt(instance, stream, runs, options, now)
+        if request is not None:
+            yield request
+
+
+def _next_attempt(
+    instance: dg.DagsterInstance,
+    stream: Stream,
+    runs: Sequence[dg.RunRecord],
+    options: RecoveryOptions,
+    now: float,
+) -> dg.RunRequest | None:
+    """`runs` are those of the stream, newest first."""
+    others = [r for r in runs if _operation_of(r.dagster_run) != RECOVER and FOLLOWS_TAG not in r.dagster_run.tags]
+    failed = next((r for r in others if _has_failed(r)), None)
+    if failed is None:
         return None
-    id, operation = failed.dagster_run.run_id, failed.dagster_run.tags.get(OPERATION_TAG)
+    id, operation = failed.dagster_run.run_id, _operation_of(failed.dagster_run)
     later = others[: others.index(failed)]
-    if any(r.dagster_run.is_success and r.dagster_run.tags.get(OPERATION_TAG) == operation for r in later):
+    if any(r.dagster_run.is_success and _operation_of(r.dagster_run) == operation for r in later):
         return None  # somebody has done it again already
     attempts = [r for r in runs if r.dagster_run.tags.get(MENDS_TAG) == id]
-    if len(attempts) >= ATTEMPTS or any(r.dagster_run.status is not dg.DagsterRunStatus.FAILURE for r in attempts):
+    if len(attempts) >= options.attempts or not all(_has_failed(r) for r in attempts):
         return None
-    ended = max(r.end_time or now for r in (failed, *attempts))
-    if now < ended + DELAY_S * 3 ** len(attempts):
+    if not all(_mendable(instance, r.dagster_run.run_id) for r in (failed, *attempts)):
+        return None
+    ended = max(r.end_time or r.update_timestamp.timestamp() for r in (failed, *attempts))
+    if now < ended + options.delay_s * 3 ** len(attempts):
         return None
     config = {} if operation == RUN else {"if_damaged": True}
     return dg.RunRequest(
@@ -70,6 +92,22 @@ def _next_attempt(instance: dg.DagsterInstance, stream: Stream, now: float) -> d
         run_config={"ops": {dagster_name(stream.name, RECOVER, "op"): {"config": config}}},
         tags={**job_tags(stream, RECOVER), MENDS_TAG: id, ATTEMPT_TAG: str(len(attempts) + 1)},
     )
+
+
+def _has_failed(record: dg.RunRecord) -> bool:
+    return record.dagster_run.status is dg.DagsterRunStatus.FAILURE
+
+
+def _stream_of(run: dg.DagsterRun) -> str | None:
+    """Our jobs say it in a tag; a run of some assets, as the page starts it, has only their names."""
+    keys = sorted(run.asset_selection or ())
+    return run.tags.get(STREAM_TAG) or (keys[0].path[0] if keys else None)
+
+
+def _operation_of(run: dg.DagsterRun) -> str | None:
+    runs_stream = {CHECKPOINTS, BASE_CHECKPOINT, DELTA_CHAIN, SINK}
+    selected = {key.path[-1] for key in run.asset_selection or ()}
+    return run.tags.get(OPERATION_TAG) or (RUN if selected & runs_stream else ",".join(sorted(selected)))
 
 
 def _mendable(instance: dg.DagsterInstance, run_id: str) -> bool:
@@ -83,16 +121,19 @@ def _mendable(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 
 def sweep_sensor(
-    streams: Mapping[str, Stream], recoveries: list[dg.JobDefinition], sweeps: list[dg.JobDefinition]
+    streams: Mapping[str, Stream],
+    recoveries: list[dg.JobDefinition],
+    sweeps: list[dg.JobDefinition],
+    settings: Settings,
 ) -> dg.SensorDefinition:
-    """Sweeps a stream's orphans after a recovery that a failed run had started."""
+    """Sweeps a stream's orphans after a recovery."""
 
     @dg.run_status_sensor(
         name="sweep_recovered",
         run_status=dg.DagsterRunStatus.SUCCESS,
         monitored_jobs=recoveries,
         request_jobs=sweeps,
-        minimum_interval_seconds=EVERY_S,
+        minimum_interval_seconds=settings.ui.sensors_s,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Sweeps a stream after it was recovered.",
     )
@@ -104,7 +145,9 @@ def sweep_sensor(
         if going := unfinished(context.instance, stream, SWEEP):
             return dg.SkipReason(f"sweep {going} is not done yet")
         return dg.RunRequest(
-            run_key=run.run_id, job_name=dagster_name(stream.name, SWEEP), tags=job_tags(stream, SWEEP)
+            run_key=run.run_id,
+            job_name=dagster_name(stream.name, SWEEP),
+            tags={**job_tags(stream, SWEEP), FOLLOWS_TAG: run.run_id},
         )
 
     return sweep_recovered

@@ -15,6 +15,8 @@ The first of these that names an option wins. In `siltstone.toml` the names are 
     keep_daily = 7
     [recovery]
     automatic = false
+    [ui]
+    sensors_s = 30
 """
 
 from pathlib import Path
@@ -39,11 +41,15 @@ CONFIGURATION = Path("siltstone.toml")
 
 
 class RecoveryOptions(BaseModel):
-    """What a run may do about damage."""
+    """What a run may do about damage, and what follows a run that Dagster saw fail."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     automatic: bool = Field(default=True, description="whether a run that finds its stream damaged recovers it itself")
+    attempts: int = Field(default=3, ge=0, description="how many recoveries follow a failed run under Dagster, at most")
+    delay_s: float = Field(
+        default=10.0, ge=0, description="seconds before the first of them; each further one waits three times as long"
+    )
 
 
 class AlertOptions(BaseModel):
@@ -55,6 +61,17 @@ class AlertOptions(BaseModel):
     still_s: float = Field(
         default=1800.0, gt=0, description="seconds without a checkpoint after which a stream that runs stands still"
     )
+
+
+class UiOptions(BaseModel):
+    """How `siltstone ui` runs Dagster."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    storage: str | None = Field(
+        default=None, repr=False, description="postgresql:// URL for runs and events; default files in the warehouse"
+    )
+    sensors_s: int = Field(default=10, ge=1, description="seconds between two looks of a sensor, at least")
 
 
 class Settings(BaseSettings):
@@ -94,6 +111,7 @@ class Settings(BaseSettings):
     retention: RetentionOptions = Field(
         default_factory=RetentionOptions, description="which checkpoints `truncate` keeps; without a rule all"
     )
+    ui: UiOptions = Field(default_factory=UiOptions, description="how `siltstone ui` runs Dagster")
     alerts: AlertOptions = Field(default_factory=AlertOptions, description="when people are told, and where")
     schedules: dict[str, dict[str, str]] = Field(
         default={},

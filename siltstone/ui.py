@@ -7,14 +7,20 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from siltstone.catalog.engine import check_reachable
 from siltstone.errors import Unreachable, UsageError
 from siltstone.settings import Settings
 from siltstone.store.open import Warehouse
 
 WORKSPACE = Path("workspace.yaml")
 NEEDED = ("dagster", "dagster_webserver")
+POSTGRES_DRIVER = "dagster_postgres"
+STORAGE = "SILTSTONE_UI__STORAGE"
+"""the variable that Dagster reads the database's URL from: it may hold a password, and no file does"""
+OURS = "# Written by `siltstone ui` at each start. Remove this line to make it yours: then it stays as it is.\n"
+    "# Written by `siltstone ui` at each start. To change it, remove this line: then it is yours, and stays as it is.\n"
+)
 INSTANCE = """\
-# Dagster's own settings for this warehouse; Siltstone writes this file once and leaves it alone after that.
 telemetry:
   enabled: false
 nux:  # the window that asks for an address at the first visit
@@ -23,15 +29,19 @@ concurrency:
   pools:
     default_limit: 1  # each operation on each stream is a pool of its own: one run of it at a time
     granularity: op
+run_launcher:  # a run whose code server is gone has failed, too
+  module: orchestration.launcher
+  class: CodeServerRunLauncher
 run_monitoring:  # a run whose process was killed becomes a failed run, which the sensors see
   enabled: true
-  poll_interval_seconds: 10
+  poll_interval_seconds: 5
+  free_slots_after_run_end_seconds: 1  # what it held of a pool is free for the run that recovers
 """
-POSTGRES = """\
+IN_POSTGRES = f"""\
 storage:
   postgres:
     postgres_url:
-      env: {variable}
+      env: {STORAGE}
 """
 
 
@@ -41,34 +51,44 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     The warehouse and catalog of `settings` are those of every run that is launched from the page.
 
     Raises:
-        UsageError: Dagster is not installed, no workspace.yaml here, an address or port that cannot be listened on.
-        Unreachable: the warehouse cannot be written.
+        UsageError: Dagster is not installed, no workspace.yaml here, an address or port that cannot be listened on, a
+            storage that is no URL of PostgreSQL, or one that the user's own dagster.yaml does not use.
+        Unreachable: the warehouse cannot be written, or the storage not be reached.
     """
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"the page needs {' and '.join(missing)}: pip install 'siltstone[dagster]'")
+    storage = settings.ui.storage
+    for needed, extra in ((NEEDED, "dagster"), ((POSTGRES_DRIVER,) if storage else (), "dagster,postgres")):
+        if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+            raise UsageError(f"the page needs {' and '.join(missing)}: pip install 'siltstone[{extra}]'")
     if not WORKSPACE.is_file():
         raise UsageError(f"no {WORKSPACE} in {Path.cwd()}: run this in a checkout of Siltstone's repository")
     _check_free(host, port)
+    if storage:
+        check_reachable(storage, "Dagster's storage")
     warehouse = Warehouse.at(settings.warehouse)
     warehouse.prepare()
-    environment = {**os.environ, "SILTSTONE_WAREHOUSE": warehouse.url, "DAGSTER_HOME": str(_home(warehouse))}
+    environment = {**os.environ, "SILTSTONE_WAREHOUSE": warehouse.url, "DAGSTER_HOME": str(_home(warehouse, storage))}
     if settings.catalog:
         environment["SILTSTONE_CATALOG"] = settings.catalog
+    if storage:
+        environment[STORAGE] = storage
     # Dagster warns on every start that it has a second command line, `dg`, for projects of another layout.
     python = [sys.executable, "-W", "ignore:Function `dev_command` is superseded"]
     dagster = ["-m", "dagster", "dev", "-w", str(WORKSPACE), "-h", host, "-p", str(port)]
     os.execve(sys.executable, [*python, *dagster], environment)
 
 
-def _home(warehouse: Warehouse) -> Path:
-    """Dagster's home, made where it is missing."""
+def _home(warehouse: Warehouse, storage: str | None) -> Path:
+    """Dagster's home. Its configuration is written anew at each start, unless the user has made it their own."""
     home = warehouse.local.dagster
+    configuration = home / "dagster.yaml"
     try:
         home.mkdir(exist_ok=True)
-        configuration = home / "dagster.yaml"
-        if not configuration.exists():
-            configuration.write_text(INSTANCE)
+        theirs = configuration.read_text() if configuration.exists() else OURS
+        if theirs.startswith(OURS):
+            configuration.write_text(OURS + INSTANCE + (IN_POSTGRES if storage else ""))
+        elif storage and STORAGE not in theirs:
+            lines = " ".join(IN_POSTGRES.split())
+            raise UsageError(f"{configuration} is your own and does not use {STORAGE}: write `{lines}` there as YAML")
     except OSError as error:
         raise Unreachable(f"cannot write {home}: {error.strerror}; check permissions and free space") from error
     return home

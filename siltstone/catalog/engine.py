@@ -73,6 +73,28 @@ def reaching(url: URL, what: str = "") -> Iterator[None]:
         raise UsageError(f"the catalog cannot hold {what or 'this'}: {_reason(error)}") from error
 
 
+def check_reachable(url: str, what: str, timeout_s: float = 10.0) -> None:
+    """Connect to a PostgreSQL database that others are to use, once.
+
+    Raises:
+        UsageError: not a URL of PostgreSQL, or its driver is not installed.
+        Unreachable: no connection.
+    """
+    try:
+        parsed = parse_url(url)
+    except UsageError:
+        parsed = None
+    if parsed is None or parsed.drivername == "sqlite":
+        raise UsageError(f"{what} cannot be kept there: use postgresql://USER:PASSWORD@HOST/DATABASE")
+    engine = open_engine(parsed, create=False, timeout_s=timeout_s)
+    try:
+        engine.connect().close()
+    except (sa.DBAPIError, sa.TimeoutError) as error:
+        raise Unreachable(f"cannot use {what} {shown(parsed)}: {_reason(error)}; {_advice(parsed)}") from error
+    finally:
+        engine.dispose()
+
+
 def _reason(error: sa.SQLAlchemyError) -> str:
     lines = str(getattr(error, "orig", None) or error).strip().splitlines()
     return lines[0].rstrip(" .;:") if lines else type(error).__name__
