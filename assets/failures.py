@@ -12,6 +12,8 @@ from siltstone.errors import Fenced, SiltstoneError, UsageError
 def told_clearly() -> Iterator[None]:
     """Turn an error of the engine into a failed step; no retry follows where it could not help.
 
+    The traceback is left out: it is of the engine's code, and the line says what to do.
+
     Raises:
         Failure: with the error's own line, its class and its exit code.
     """
@@ -23,4 +25,4 @@ def told_clearly() -> Iterator[None]:
             metadata={"error": type(error).__name__, "exit_code": error.exit_code},
             # Bad input stays bad, and who was fenced must not take the stream back from who fenced it.
             allow_retries=not isinstance(error, UsageError | Fenced),
-        ) from error
+        ) from None

@@ -3,10 +3,13 @@
 import dagster as dg
 
 from assets.failures import told_clearly
+from assets.metadata import Metadata
 from assets.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, pool
 from assets.stream_run import OWNERS
 from jobs.take_snapshot import take_snapshot
 from resources import SparkResource, WarehouseResource
+from siltstone.catalog.place import Place
+from siltstone.settings import Settings
 from siltstone.stream import Stream
 
 
@@ -28,14 +31,33 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
     )
     def full_snapshot(warehouse: WarehouseResource, spark: SparkResource) -> dg.MaterializeResult:
         with told_clearly():
-            taken = take_snapshot(warehouse.settings(spark), stream.name)
-        return dg.MaterializeResult(
-            metadata={
-                "checkpoint": taken.checkpoint,
-                "dagster/row_count": taken.rows,
-                "bytes": taken.bytes,
-                "seconds": taken.seconds,
-            }
-        )
+            settings = warehouse.settings(spark)
+            taken = {}
+            if not _is_there(settings, stream.name):
+                result = take_snapshot(settings, stream.name)
+                taken = {"seconds": result.seconds}
+            metadata, digest = _newest(settings, stream.name)
+        metadata |= {"taken": "now" if taken else "before", **taken}
+        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(digest))
 
     return full_snapshot
+
+
+def _is_there(settings: Settings, stream: str) -> bool:
+    """Whether the newest checkpoint has a full snapshot; the state of one checkpoint never changes."""
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        newest = place.catalog.latest(stream).id
+        return any(snapshot.checkpoint == newest for snapshot in place.catalog.snapshots(stream))
+
+
+def _newest(settings: Settings, stream: str) -> tuple[Metadata, str]:
+    """The newest full snapshot, and the digest of its checkpoint."""
+    with Place.existing(settings.warehouse, settings.catalog) as place:
+        snapshot = place.catalog.snapshots(stream)[-1]
+        digest = place.catalog.checkpoint(stream, snapshot.checkpoint).digest
+    return {
+        "checkpoint": snapshot.checkpoint,
+        "digest": digest,
+        "dagster/row_count": snapshot.rows,
+        "bytes": snapshot.bytes,
+    }, digest

@@ -3,11 +3,12 @@
 import base64
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
+import pyarrow.parquet as pq
 
 from siltstone.catalog.place import Place
 from siltstone.lifecycle.costs import recorded_chain
@@ -16,10 +17,7 @@ from siltstone.lifecycle.inspect import list_checkpoints
 from siltstone.lifecycle.restore import read_manifest
 from siltstone.model import Handle
 from siltstone.policy.chain import amplification
-from siltstone.settings import Settings
-
-if TYPE_CHECKING:
-    from siltstone.spark.operations import RunResult
+from siltstone.spark.sinks import ParquetSink
 
 NEWEST = 10
 """rows of the table of checkpoints"""
@@ -45,35 +43,30 @@ HANDLES = {
 Metadata = dict[str, Any]
 
 
-def checkpoints_metadata(settings: Settings, result: "RunResult") -> Metadata:
-    """What a run made, and how the stream's chain now looks.
+def checkpoints_metadata(place: Place, stream: str) -> Metadata:
+    """The newest checkpoint of a stream, and how its chain looks; nothing where there is none.
 
     Raises:
         SiltstoneError: the catalog cannot be read.
     """
-    made: Metadata = {
-        "checkpoints_made": len(result.checkpoints),
-        "rows": result.rows,
-        "bytes": result.bytes,
-        "seconds": result.seconds,
+    newest = list_checkpoints(place.catalog, stream, NEWEST)
+    if not newest:
+        return {}
+    last = newest[-1]
+    chain = place.catalog.chain(stream, last["id"])
+    return {
+        "checkpoint": last["id"],
+        "digest": last["digest"],
+        "state_rows": last["rows"],
+        "forms": _each(last["forms"]),
+        "D": _each(last["D"]),
+        "amplification": _each(last["amplification"]),
+        "chain": _ranges(chain),
+        "chain_length": len(chain),
+        "committed_at": last["committed_at"],
+        "chain_picture": _picture(place, stream),
+        "newest_checkpoints": table(COLUMNS, map(_row, reversed(newest))),
     }
-    with Place.existing(settings.warehouse, settings.catalog) as place:
-        newest = list_checkpoints(place.catalog, result.stream, NEWEST)
-        if not newest:
-            return made
-        last = newest[-1]
-        chain = place.catalog.chain(result.stream, last["id"])
-        return made | {
-            "checkpoint": last["id"],
-            "digest": last["digest"],
-            "state_rows": last["rows"],
-            "forms": _each(last["forms"]),
-            "D": _each(last["D"]),
-            "chain": _ranges(chain),
-            "chain_length": len(chain),
-            "chain_picture": _picture(place, result.stream),
-            "newest_checkpoints": table(COLUMNS, map(_row, reversed(newest))),
-        }
 
 
 def operator_metadata(place: Place, stream: str, operator: str, checkpoint: int) -> tuple[Metadata, str]:
@@ -106,6 +99,19 @@ def operator_metadata(place: Place, stream: str, operator: str, checkpoint: int)
         "manifest": table(HANDLES, map(_handle, handles)),
     }
     return metadata | ({} if times_live is None else {"amplification": round(times_live, 3)}), digest
+
+
+def sink_metadata(checkpoints: Sequence[int], sink: ParquetSink | None) -> Metadata:
+    """What the sink of a run's checkpoints shows of them; where it does not write Parquet, only which they are."""
+    said: Metadata = {"first_checkpoint": checkpoints[0], "last_checkpoint": checkpoints[-1]}
+    if sink is None:
+        return said
+    files = [file for id in checkpoints for file in sink.published(id).glob("*.parquet")]
+    return said | {
+        "dagster/row_count": sum(pq.read_metadata(file).num_rows for file in files),
+        "bytes": sum(file.stat().st_size for file in files),
+        "path": dg.MetadataValue.path(str(sink.path)),
+    }
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:

@@ -7,6 +7,8 @@
 <stream>/materialization  <stream>/full_snapshot  <stream>/restored_state
 """
 
+from urllib.parse import urlsplit
+
 import dagster as dg
 
 EVENTS = "events"
@@ -27,6 +29,11 @@ def asset_key(stream: str, *asset: str) -> dg.AssetKey:
 def dagster_name(stream: str, *what: str) -> str:
     """A stream's name where Dagster allows no dash, and what is done to it: for groups, jobs, pools, schedules."""
     return "__".join((stream, *what)).replace("-", "_")
+
+
+def store_kinds(warehouse: str) -> set[str]:
+    """What kind of store a warehouse's URL names, such as `s3`; none for files."""
+    return {urlsplit(warehouse).scheme} & {"s3", "redis", "rocksdb"}
 
 
 def pool(stream: str, operation: str) -> str:

@@ -48,6 +48,6 @@ def checkpoint_of(catalog: Catalog, stream: Stream, partition: str) -> int:
             return catalog.as_of(stream.name, end - timedelta(microseconds=1))
         end = datetime.strptime(partition, _HOUR).replace(tzinfo=UTC) + timedelta(hours=1)
     except ValueError:
-        form = "day like 2013-07-04" if stream.event_days else "hour like 2013-07-04-12"
-        raise UsageError(f"{partition!r} is no partition of stream {stream.name}: use a {form} (UTC)") from None
+        form = "a day like 2013-07-04" if stream.event_days else "an hour like 2013-07-04-12"
+        raise UsageError(f"{partition!r} is no partition of stream {stream.name}: use {form} (UTC)") from None
     return catalog.resolve(stream.name, (end - timedelta(microseconds=1)).isoformat())

@@ -1,5 +1,8 @@
 """The asset `<stream>/restored_state`: the state as it was, day by day or hour by hour, rebuilt and proven."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import dagster as dg
 from pydantic import Field
 
@@ -10,6 +13,7 @@ from assets.stream_run import OWNERS
 from jobs.restore_series import restore_series
 from resources import SparkResource, WarehouseResource
 from siltstone.lifecycle.series import RestoredLabel
+from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
 
 
@@ -27,6 +31,7 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         deps=[asset_key(stream.name, CHECKPOINTS), asset_key(stream.name, MATERIALIZATION)],
         partitions_def=partitions_of(stream),
         backfill_policy=dg.BackfillPolicy.single_run(),
+        output_required=False,
         automation_condition=automation,
         group_name=dagster_name(stream.name),
         kinds={"spark", "parquet"},
@@ -43,37 +48,44 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         config: RestoredStateConfig,
         warehouse: WarehouseResource,
         spark: SparkResource,
-    ) -> dg.MaterializeResult:
+    ) -> Iterator[dg.MaterializeResult]:
+        # An event a partition, each with a digest of its own and as soon as it lies there: what Dagster makes of one
+        # output has one data version for all of them, and comes when the last is done.
+        def tell(label: RestoredLabel, anew: bool = True) -> None:
+            context.log_event(_event(stream, label, root / label.label, anew))
+
         partitions = list(context.partition_keys)
-
-        def tell(label: RestoredLabel) -> None:
-            context.log.info(f"{label.label}: checkpoint {label.checkpoint}, {label.rows:,} rows, proven")
-
         with told_clearly():
             settings = warehouse.settings(spark, parallelism=config.parallelism)
+            root = Warehouse.at(settings.warehouse).local.restored_series(stream.name)
             result = restore_series(
                 settings,
                 stream.name,
                 lambda catalog: {key: checkpoint_of(catalog, stream, key) for key in partitions},
                 on_label=tell,
             )
-        for label in (*result.restored, *result.kept):
-            context.add_asset_metadata(
-                {
-                    "checkpoint": label.checkpoint,
-                    "digest": label.digest,
-                    "dagster/row_count": label.rows,
-                    "path": dg.MetadataValue.path(f"{result.root}/{label.label}"),
-                },
-                partition_key=label.label,
-            )
-        return dg.MaterializeResult(
-            metadata={
-                "restored": len(result.restored),
-                "kept": len(result.kept),
-                "checkpoints": len({label.checkpoint for label in result.restored}),
-                "seconds": result.seconds,
-            }
+        for label in result.kept:
+            tell(label, anew=False)
+        checkpoints = len({label.checkpoint for label in result.restored})
+        context.log.info(
+            f"{len(result.restored)} partitions restored of {checkpoints} checkpoints in {result.seconds:.1f} s, "
+            f"{len(result.kept)} lay there proven, below {root}"
         )
+        yield from ()
 
     return restored_state
+
+
+def _event(stream: Stream, label: RestoredLabel, path: Path, anew: bool) -> dg.AssetMaterialization:
+    return dg.AssetMaterialization(
+        asset_key(stream.name, RESTORED_STATE),
+        partition=label.label,
+        metadata={
+            "checkpoint": label.checkpoint,
+            "digest": label.digest,
+            "dagster/row_count": label.rows,
+            "path": dg.MetadataValue.path(str(path)),
+            "restored": "now" if anew else "before",
+        },
+        tags={"dagster/data_version": label.digest},
+    )

@@ -6,7 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.failures import told_clearly
-from assets.metadata import Metadata, checkpoints_metadata, operator_metadata
+from assets.metadata import checkpoints_metadata, operator_metadata, sink_metadata
 from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, EVENTS, SINK, asset_key, dagster_name, pool
 from jobs.run_stream import run_stream
 from resources import SparkResource, WarehouseResource
@@ -14,7 +14,7 @@ from siltstone.catalog.place import Place
 from siltstone.lifecycle.region import Completed
 from siltstone.model import Form
 from siltstone.operator import SOURCE
-from siltstone.settings import Settings
+from siltstone.spark.sinks import parquet_sinks
 from siltstone.stream import Stream
 
 OWNERS = ["team:siltstone"]
@@ -74,12 +74,19 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                 on_checkpoint=tell,
                 who=f"{BY_DAGSTER}{context.run_id}",
             )
-            yield from _parts(settings, stream, result.checkpoints)
-            yield dg.MaterializeResult(
-                asset_key(stream.name, CHECKPOINTS),
-                metadata=checkpoints_metadata(settings, result),
-                data_version=dg.DataVersion(result.digest) if result.digest else None,
-            )
+            made = {
+                "checkpoints_made": len(result.checkpoints),
+                "rows": result.rows,
+                "bytes": result.bytes,
+                "seconds": result.seconds,
+            }
+            with Place.existing(settings.warehouse, settings.catalog) as place:
+                yield from _parts(place, stream, result.checkpoints)
+                yield dg.MaterializeResult(
+                    asset_key(stream.name, CHECKPOINTS),
+                    metadata=made | checkpoints_metadata(place, stream.name),
+                    data_version=dg.DataVersion(result.digest) if result.digest else None,
+                )
 
     return run
 
@@ -140,25 +147,23 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
     return specs
 
 
-def _parts(settings: Settings, stream: Stream, checkpoints: list[int]) -> Iterator[dg.MaterializeResult]:
+def _parts(place: Place, stream: Stream, checkpoints: list[int]) -> Iterator[dg.MaterializeResult]:
     """An event for each operator's newest base and newest delta of a run, and for its sink."""
+    if not checkpoints:
+        return
     newest: dict[tuple[str, Form], int] = {}
-    with Place.existing(settings.warehouse, settings.catalog) as place:
-        for id in checkpoints:
-            for operator, form in place.catalog.checkpoint(stream.name, id).forms.items():
-                newest[operator, form] = id
-        for (operator, form), id in newest.items():
-            metadata, version = operator_metadata(place, stream.name, operator, id)
-            yield dg.MaterializeResult(
-                asset_key(stream.name, operator, BASE_CHECKPOINT if form is Form.BASE else DELTA_CHAIN),
-                metadata=metadata,
-                data_version=dg.DataVersion(version),
-            )
-    for operator in stream.sinks if checkpoints else ():
-        yield dg.MaterializeResult(
-            asset_key(stream.name, operator, SINK), metadata=_sink_metadata(settings, stream, operator, checkpoints)
-        )
-
-
-def _sink_metadata(settings: Settings, stream: Stream, operator: str, checkpoints: list[int]) -> Metadata:
-    return {"first_checkpoint": checkpoints[0], "last_checkpoint": checkpoints[-1]}
+    for id in checkpoints:
+        for operator, form in place.catalog.checkpoint(stream.name, id).forms.items():
+            newest[operator, form] = id
+    # Dagster wants what others are made from first.
+    for operator in stream.topological():
+        for form, part in ((Form.BASE, BASE_CHECKPOINT), (Form.DELTA, DELTA_CHAIN)):
+            if id := newest.get((operator.name, form)):
+                metadata, version = operator_metadata(place, stream.name, operator.name, id)
+                yield dg.MaterializeResult(
+                    asset_key(stream.name, operator.name, part), metadata=metadata, data_version=dg.DataVersion(version)
+                )
+    shown = parquet_sinks(stream.sinks, place.warehouse.local.sink(stream.name))
+    for operator in stream.sinks:
+        metadata = sink_metadata(checkpoints, shown.get(operator))
+        yield dg.MaterializeResult(asset_key(stream.name, operator, SINK), metadata=metadata)

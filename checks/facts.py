@@ -6,7 +6,6 @@ Each function takes a `Subject` and raises `SiltstoneError` where the facts cann
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,7 +17,9 @@ from siltstone.lifecycle.restore import read_manifest
 from siltstone.lifecycle.sweep import SweepOptions, sweep
 from siltstone.model import Form, Kind
 from siltstone.policy.chain import amplification
+from siltstone.policy.chain import restore_s as predicted_restore_s
 from siltstone.settings import Settings
+from siltstone.spark.sinks import parquet_sinks
 from siltstone.store.paths import stream_prefix
 from siltstone.stream import Stream
 
@@ -121,7 +122,9 @@ def references(subject: Subject) -> Facts:
 def restore_costs(subject: Subject) -> Facts:
     """A row an operator of a retained checkpoint: its chain, and the most that the policy's bounds allow (promise 7).
 
-    `restore_s` is that of the newest measured restore of the whole checkpoint; null where none was measured.
+    `predicted_s` is what the policy expected of a restore of that operator; `restore_s` is the newest measured one of
+    the checkpoint, null where none was measured. Seconds have no bound where the chain is a base alone: that is the least
+    there can be. The bounds are those of now; chains keep to those of their time.
     """
     options = subject.settings.policy_options
     rows = []
@@ -138,8 +141,9 @@ def restore_costs(subject: Subject) -> Facts:
                         "most_deltas": options.d_max,
                         "delta_bytes": taken.deltas_bytes,
                         "most_delta_bytes": most,
+                        "predicted_s": predicted_restore_s(taken),
                         "restore_s": record.restore_s,
-                        "most_restore_s": options.restore_budget_s,
+                        "most_restore_s": options.restore_budget_s if taken.deltas else None,
                     }
                 )
     return _facts(rows)
@@ -222,26 +226,15 @@ def sinks(subject: Subject) -> Facts:
     rows: list[dict[str, Any]] = []
     with subject.place() as place:
         record, newest = place.catalog.stream(subject.name), place.catalog.last_id(subject.name)
-        local = place.warehouse.local
-    for operator, path in _parquet_sinks(subject.stream, local.sink(subject.name)).items():
-        published = {
-            int(found.name.removeprefix("checkpoint=")) for found in path.glob("checkpoint=*") if found.is_dir()
-        }
+        own = place.warehouse.local.sink(subject.name)
+    for operator, sink in parquet_sinks(subject.stream.sinks, own).items():
+        published = sink.all_published()
         completed = range((record.forked_at or 0) + 1, newest + 1)
         rows += [
             {"sink": operator, "checkpoint": id, "completed": id in completed, "published": id in published}
             for id in sorted({*completed, *published})
         ]
     return _facts(rows)
-
-
-def _parquet_sinks(stream: Stream, own: Path) -> Mapping[str, Path]:
-    found = {}
-    for operator, sink in stream.sinks.items():
-        path = getattr(sink, "path", sink)
-        if hasattr(sink, "publish") and (path is None or isinstance(path, str | Path)):
-            found[operator] = own / operator if path is None else Path(path)
-    return found
 
 
 def _facts(rows: Iterable[Mapping[str, Any]]) -> Facts:

@@ -88,11 +88,12 @@ RESTORE_COST = Suite(
     [
         _at_most("deltas", "most_deltas"),
         _at_most("delta_bytes", "most_delta_bytes"),
+        _at_most("predicted_s", "most_restore_s"),
         _at_most("restore_s", "most_restore_s"),
     ],
     (
-        *("checkpoint", "operator", "deltas", "most_deltas"),
-        *("delta_bytes", "most_delta_bytes", "restore_s", "most_restore_s"),
+        *("checkpoint", "operator", "deltas", "most_deltas", "delta_bytes", "most_delta_bytes"),
+        *("predicted_s", "restore_s", "most_restore_s"),
     ),
 )
 AMPLIFICATION = Suite(

@@ -1,11 +1,11 @@
 """Checkpoints of streams that run outside Dagster, seen in the catalog and told as asset events."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import dagster as dg
 
-from assets.metadata import operator_metadata
+from assets.metadata import checkpoints_metadata, operator_metadata
 from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key
 from assets.partitions import hours_of, partitions_of
 from assets.stream_run import run_by_dagster
@@ -42,14 +42,10 @@ def new_checkpoints_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition
                 there = {record.name for record in place.catalog.streams()}
                 for name in sorted(there & streams.keys()):
                     records = place.catalog.checkpoints_after(name, seen.get(name, 0), AT_ONCE)
-                    if not records:
-                        continue
-                    by_dagster = {run.epoch for run in place.catalog.runs(name) if run_by_dagster(run.who)}
-                    for record in records:
-                        if record.epoch not in by_dagster:
-                            events += _events(place, record)
-                    seen[name] = records[-1].id
-                    hours += _hours(streams[name], records)
+                    if records:
+                        events += _events(place, name, records)
+                        hours += _hours(streams[name], records)
+                        seen[name] = records[-1].id
         except SiltstoneError as error:
             return dg.SkipReason(str(error))
         return dg.SensorResult(asset_events=events, dynamic_partitions_requests=hours, cursor=json.dumps(seen))
@@ -57,29 +53,35 @@ def new_checkpoints_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition
     return new_checkpoints
 
 
-def _events(place: Place, record: CheckpointRecord) -> Iterator[dg.AssetMaterialization]:
-    stream = record.stream
-    for operator, form in record.forms.items():
-        metadata, digest = operator_metadata(place, stream, operator, record.id)
+def _events(place: Place, stream: str, records: Sequence[CheckpointRecord]) -> Iterator[dg.AssetMaterialization]:
+    """The events of some checkpoints, but for those that runs of Dagster's told of themselves."""
+    by_dagster = {run.epoch for run in place.catalog.runs(stream) if run_by_dagster(run.who)}
+    for record in records:
+        if record.epoch in by_dagster:
+            continue
+        for operator, form in record.forms.items():
+            metadata, digest = operator_metadata(place, stream, operator, record.id)
+            yield dg.AssetMaterialization(
+                asset_key(stream, operator, BASE_CHECKPOINT if form is Form.BASE else DELTA_CHAIN),
+                metadata=metadata,
+                tags={"dagster/data_version": digest},
+            )
         yield dg.AssetMaterialization(
-            asset_key(stream, operator, BASE_CHECKPOINT if form is Form.BASE else DELTA_CHAIN),
-            metadata=metadata,
-            tags={"dagster/data_version": digest},
+            asset_key(stream, CHECKPOINTS),
+            metadata={
+                "checkpoint": record.id,
+                "digest": record.digest,
+                "state_rows": record.rows,
+                "bytes": record.bytes,
+                "committed_at": record.committed_at.isoformat(timespec="seconds"),
+                # What is drawn of the stream is drawn once a look, of what it is now.
+                **(checkpoints_metadata(place, stream) if record.id == place.catalog.last_id(stream) else {}),
+            },
+            tags={"dagster/data_version": record.digest},
         )
-    yield dg.AssetMaterialization(
-        asset_key(stream, CHECKPOINTS),
-        metadata={
-            "checkpoint": record.id,
-            "digest": record.digest,
-            "state_rows": record.rows,
-            "bytes": record.bytes,
-            "committed_at": record.committed_at.isoformat(timespec="seconds"),
-        },
-        tags={"dagster/data_version": record.digest},
-    )
 
 
-def _hours(stream: Stream, records: list[CheckpointRecord]) -> list[dg.AddDynamicPartitionsRequest]:
+def _hours(stream: Stream, records: Sequence[CheckpointRecord]) -> list[dg.AddDynamicPartitionsRequest]:
     partitions = partitions_of(stream)
     if not isinstance(partitions, dg.DynamicPartitionsDefinition):
         return []

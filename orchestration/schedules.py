@@ -5,11 +5,18 @@ sweep = "0 5 * * *"     # cron, UTC
 verify_deep = "off"     # no schedule at all
 """
 
+from collections.abc import Collection, Iterable
+
 import dagster as dg
 
 from assets.names import asset_key, dagster_name
 from orchestration.operations import MATERIALIZE, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP, job_tags
-from siltstone.settings import Settings
+from resources import SparkResource, WarehouseResource
+from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.lifecycle.compaction import materialization_health
+from siltstone.settings import CONFIGURATION, Settings
 from siltstone.stream import Stream
 
 OFF = "off"
@@ -23,28 +30,55 @@ DEFAULTS = {
 """operation -> cron, UTC: chains every ten minutes, where they are due; proofs hourly; row by row and orphans daily"""
 
 
-def stream_schedules(stream: Stream, settings: Settings) -> list[dg.ScheduleDefinition]:
-    """The schedules of one stream."""
+def all_schedules(
+    streams: Iterable[Stream], settings: Settings, missing: Collection[str] = ()
+) -> list[dg.ScheduleDefinition]:
+    """The schedules of some streams; `missing` is what did not load, whose streams' options are left alone.
+
+    Raises:
+        UsageError: the settings name an unknown stream or operation, or what is no cron expression.
+    """
+    by_name = {stream.name: stream for stream in streams}
+    for name, crons in settings.schedules.items():
+        where = f"[schedules.{name}] in {CONFIGURATION}"
+        if name not in by_name and not missing:
+            known = ", ".join(sorted(by_name)) or "none"
+            raise UsageError(f"{where}: no stream {name!r} is defined (defined: {known})")
+        for operation in sorted(crons.keys() - DEFAULTS):
+            raise UsageError(f"{where}: no operation {operation!r} has a schedule: use {', '.join(sorted(DEFAULTS))}")
+    return [schedule for stream in by_name.values() for schedule in _stream_schedules(stream, settings)]
+
+
+def _stream_schedules(stream: Stream, settings: Settings) -> list[dg.ScheduleDefinition]:
     crons = DEFAULTS | settings.schedules.get(stream.name, {})
     return [_schedule(stream, operation, cron) for operation, cron in crons.items() if cron != OFF]
 
 
 def _schedule(stream: Stream, operation: str, cron: str) -> dg.ScheduleDefinition:
-    job = dagster_name(stream.name, operation)
-
-    @dg.schedule(
-        name=dagster_name(stream.name, operation, "schedule"),
-        job_name=job,
-        cron_schedule=cron,
-        execution_timezone="UTC",
-        description=f"{operation} of `{stream.name}`; a tick is skipped while the run of an earlier one goes on",
-    )
-    def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+    def tick(
+        context: dg.ScheduleEvaluationContext, warehouse: WarehouseResource, spark: SparkResource
+    ) -> dg.RunRequest | dg.SkipReason:
         if before := unfinished(context.instance, stream, operation):
             return dg.SkipReason(f"run {before} is not done yet")
+        if reason := _nothing_to_do(warehouse.settings(spark), stream.name, operation):
+            return dg.SkipReason(reason)
         return dg.RunRequest(run_config=_config(stream, operation), tags=job_tags(stream, operation))
 
-    return schedule
+    decorated = dg.schedule(
+        name=dagster_name(stream.name, operation, "schedule"),
+        job_name=dagster_name(stream.name, operation),
+        cron_schedule=cron,
+        execution_timezone="UTC",
+        description=f"{operation} of `{stream.name}`; a tick is skipped while the run of an earlier one goes on, and "
+        "where there is nothing to do",
+    )
+    try:
+        return decorated(tick)
+    except dg.DagsterInvalidDefinitionError:
+        raise UsageError(
+            f"[schedules.{stream.name}] in {CONFIGURATION}: {operation} is {cron!r}, which is no cron expression: "
+            "write it like '0 5 * * *', or off"
+        ) from None
 
 
 def unfinished(instance: dg.DagsterInstance, stream: Stream, operation: str) -> str | None:
@@ -58,6 +92,29 @@ def unfinished(instance: dg.DagsterInstance, stream: Stream, operation: str) -> 
     ]
     found = instance.get_runs(dg.RunsFilter(tags=job_tags(stream, operation), statuses=going), limit=1)
     return found[0].run_id if found else None
+
+
+def _nothing_to_do(settings: Settings, stream: str, operation: str) -> str | None:
+    """Why no run is needed; None where one is, and where that cannot be told: the run then says what is wrong."""
+    try:
+        with Place.existing(settings.warehouse, settings.catalog) as place:
+            catalog = place.catalog
+            if not any(record.name == stream for record in catalog.streams()) or not catalog.checkpoints(stream, 1):
+                return f"{stream} has no checkpoint yet"
+            if operation == MATERIALIZE and not _due(settings, catalog, stream):
+                return "no chain is due"
+            if operation == VERIFY_DEEP and not catalog.snapshots(stream):
+                return f"there is no full snapshot to compare with: materialize {stream}/full_snapshot"
+    except UsageError as error:  # no warehouse yet, above all
+        return str(error)
+    except SiltstoneError:
+        pass
+    return None
+
+
+def _due(settings: Settings, catalog: Catalog, stream: str) -> bool:
+    health = materialization_health(catalog, stream, settings.materialization, settings.policy_options)
+    return any(each.trigger for each in health.values())
 
 
 def _config(stream: Stream, operation: str) -> dict:

@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ class ParquetSink:
 
     def publish(self, checkpoint: int, epoch: int) -> None:
         """Rename the staged rows into sight; done already is done."""
-        staged, published = self._staged(checkpoint, epoch), self._published(checkpoint)
+        staged, published = self._staged(checkpoint, epoch), self.published(checkpoint)
         if not staged.exists():
             return
         replaced = staged.with_name(f"{staged.name}-replaced")
@@ -66,6 +67,15 @@ class ParquetSink:
                 self.publish(completed, epoch)
             shutil.rmtree(staged, ignore_errors=True)
 
+    def published(self, checkpoint: int) -> Path:
+        """Where a checkpoint's rows are in sight."""
+        return self._root / f"checkpoint={checkpoint:012d}"
+
+    def all_published(self) -> set[int]:
+        """The checkpoints whose rows are in sight."""
+        found = self._root.glob("checkpoint=*")
+        return {int(path.name.removeprefix("checkpoint=")) for path in found if path.is_dir()}
+
     @property
     def _root(self) -> Path:
         assert self.path is not None, "the runner gives every Parquet sink its path"
@@ -75,8 +85,14 @@ class ParquetSink:
     def _staged(self, checkpoint: int, epoch: int) -> Path:
         return self._root / "_staged" / f"{checkpoint:012d}-{epoch:08d}"
 
-    def _published(self, checkpoint: int) -> Path:
-        return self._root / f"checkpoint={checkpoint:012d}"
+
+def parquet_sinks(sinks: Mapping[str, object], own: Path) -> dict[str, ParquetSink]:
+    """Those of a stream's sinks that write Parquet, each with its path: `own/<operator>` where it names none."""
+    return {
+        operator: sink if sink.path is not None else replace(sink, path=own / operator)
+        for operator, sink in sinks.items()
+        if isinstance(sink, ParquetSink)
+    }
 
 
 @dataclass(frozen=True)
