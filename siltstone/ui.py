@@ -18,8 +18,6 @@ POSTGRES_DRIVER = "dagster_postgres"
 STORAGE = "SILTSTONE_UI__STORAGE"
 """the variable that Dagster reads the database's URL from: it may hold a password, and no file does"""
 OURS = "# Written by `siltstone ui` at each start. Remove this line to make it yours: then it stays as it is.\n"
-    "# Written by `siltstone ui` at each start. To change it, remove this line: then it is yours, and stays as it is.\n"
-)
 INSTANCE = """\
 telemetry:
   enabled: false
