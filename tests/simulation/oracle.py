@@ -87,6 +87,10 @@ class Oracle:
         """Visible checkpoint -> the writer epoch that made it."""
         return dict(self.rows("SELECT id, epoch FROM checkpoint WHERE stream = ? AND deleted_at IS NULL", stream))
 
+    def rewindings(self, stream: str) -> int:
+        """How often checkpoints were given up."""
+        return self.rows("SELECT count(*) FROM rewinding WHERE stream = ?", stream)[0][0]
+
     def whole(self, stream: str, id: int) -> bool:
         """Whether nothing that a restore of a checkpoint reads is damaged."""
         return not (self.damaged and self._objects_of(stream, id) & self.damaged)
@@ -152,8 +156,7 @@ class Oracle:
         if parent is None:
             return _Followed()
         known = self._streams[parent].checkpoints
-        [(rewindings,)] = self.rows("SELECT count(*) FROM rewinding WHERE stream = ?", stream)
-        return _Followed({id: seen for id, seen in known.items() if id <= at}, rewindings)
+        return _Followed({id: seen for id, seen in known.items() if id <= at}, self.rewindings(stream))
 
     def restore(self, stream: str, id: int) -> None:
         """A checkpoint is what it was when it was made."""
