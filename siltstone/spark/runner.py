@@ -30,7 +30,8 @@ from siltstone.lifecycle.region import Completed, Region
 from siltstone.lifecycle.replay import follow
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE
-from siltstone.spark.logged import explained, rerun_batch
+from siltstone.spark.failures import explained
+from siltstone.spark.logged import rerun_batch
 from siltstone.spark.sinks import FunctionSink, ParquetSink
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.step import StepRun, columns_read, run_empty, run_operators

@@ -11,10 +11,12 @@ from typing import ParamSpec, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from siltstone.errors import Fenced, Unreachable
+from siltstone.errors import Fenced, StateError, Unreachable
 from siltstone.spark.datasource import register
+from siltstone.spark.failures import explained
 from siltstone.spark.source_log import FILE_SOURCE_COMPACT_INTERVAL
 
 P = ParamSpec("P")
@@ -85,7 +87,8 @@ def spark_session(master: str = "local[*]", extra: Mapping[str, str] | None = No
 
 
 def needs_spark(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorates what works on a Spark session: whatever fails because the JVM is gone fails as Unreachable.
+    """Decorates what works on a Spark session: whatever fails because the JVM is gone fails as Unreachable, and what
+    else fails inside Spark, such as a Python worker that is killed too often, as StateError; each in one line.
 
     Where a newer writer has fenced a run, that is the reason that counts.
     """
@@ -95,7 +98,11 @@ def needs_spark(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            if isinstance(error, Fenced) or not _gone():
+            if isinstance(error, Fenced):
+                raise
+            if not _gone():
+                if isinstance(error, PySparkException | Py4JError):
+                    raise StateError(f"Spark failed: {explained(error, 'run the same command')}") from error
                 raise
             raise Unreachable(
                 "Spark's JVM is gone, killed or out of memory: run the same command again; a stream goes on from its "

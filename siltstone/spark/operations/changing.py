@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -11,7 +12,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of
 from siltstone.settings import Settings
-from siltstone.spark.logged import explained
+from siltstone.spark.failures import explained
 from siltstone.spark.operations.running import open_region
 from siltstone.spark.runner import StreamRunner
 from siltstone.stream import Stream
@@ -65,7 +66,7 @@ def taken_over(
     except KeyboardInterrupt:
         outcome = "interrupted"
         raise
-    except PySparkException as error:
+    except (PySparkException, Py4JError) as error:
         with suppress(Unreachable):
             region.check_fence()  # then that is why
         said = explained(error, "do it again")

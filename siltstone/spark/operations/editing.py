@@ -23,7 +23,7 @@ from siltstone.lifecycle.edit import COUNTS, Editing, check_columns, conformed, 
 from siltstone.lifecycle.lease import this_process
 from siltstone.lifecycle.task import StepTask
 from siltstone.settings import Settings
-from siltstone.spark.logged import explained
+from siltstone.spark.failures import explained
 from siltstone.spark.operations.changing import check_changeable, taken_over
 from siltstone.spark.operations.proving import verify
 from siltstone.spark.session import needs_spark, spark_session

@@ -18,7 +18,8 @@ from siltstone.lifecycle.replay import ReplayPlan, check_replayed, plan_replay, 
 from siltstone.lifecycle.task import RestorePoint, StepTask
 from siltstone.operator import SOURCE
 from siltstone.settings import Settings
-from siltstone.spark.logged import explained, rerun_batch
+from siltstone.spark.failures import explained
+from siltstone.spark.logged import rerun_batch
 from siltstone.spark.runner import open_source
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
