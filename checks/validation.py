@@ -1,7 +1,9 @@
 """Facts and expectations in, an outcome out: whether a property holds, and the rows for which it does not."""
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +91,8 @@ def expectation_suite(suite: Suite) -> "ExpectationSuite":
 def quiet_context(directory: str | None = None) -> "AbstractDataContext":
     """A data context that tells nobody and draws no bars; in memory, or in files below `directory`."""
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    import great_expectations as gx
+    with _without_connect():
+        import great_expectations as gx
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
     if directory is None:
@@ -99,6 +102,24 @@ def quiet_context(directory: str | None = None) -> "AbstractDataContext":
     context.enable_analytics(False)
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
     return context
+
+
+@contextmanager
+def _without_connect() -> Iterator[None]:
+    """Spark Connect cannot be imported, as if it were not there.
+
+    Great Expectations looks for it, and where a package is missing that it needs, pyspark takes a process that
+    multiprocessing spawned, such as a run of Dagster, for a run of its own doctests, and ends it.
+    """
+    name = "pyspark.sql.connect"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def _told(type: str, kwargs: Mapping[str, Any]) -> str:
