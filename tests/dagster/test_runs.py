@@ -1,7 +1,11 @@
-"""Runs of the assets and the check, in this process, on the tests' own Spark."""
+"""Runs of the assets and checks, in this process, on the tests' own Spark."""
 
 import os
-from collections.abc import Mapping
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,115 +14,247 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from orchestration.definitions import definitions_of
+from assets.partitions import hours_of
 from siltstone.catalog.place import Place
-from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.records import CheckpointRecord, ObjectKind
+from tests.dagster_runs import Wing, checked, failure, made
 from tests.fault.small_stream import SMALL
 
-CHECKPOINTS = dg.AssetKey(["small", "checkpoints"])
-RESTORED = dg.AssetKey(["small", "restored_state"])
 BATCHES = 3
+DAYS = replace(SMALL, event_days=(date(2020, 1, 1), date(2020, 1, 5)))
+"""the same stream, which says of which days its first files are; a file holds five hours"""
 
 pytestmark = pytest.mark.usefixtures("spark", "_small_is_registered")
 
 
-@pytest.fixture
-def _small_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SILTSTONE_STREAMS", '["tests.fault.small_stream"]')
+@pytest.fixture(scope="module")
+def _small_is_registered() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SILTSTONE_STREAMS", '["tests.fault.small_stream"]')
+        yield
+
+
+class Ran:
+    """A run of the stream's job, and the warehouse it left."""
+
+    def __init__(self, warehouse: Path) -> None:
+        self.warehouse = warehouse
+        self.wing = Wing(SMALL, str(warehouse), dg.DagsterInstance.ephemeral())
+        self.result = self.wing.job(run={"batches": BATCHES, "parallelism": 2, "policy": "adjust-d"})
+        assert self.result.success
+        with Place.existing(str(warehouse)) as place:
+            self.records = place.catalog.checkpoints(SMALL.name)
+
+
+@pytest.fixture(scope="module")
+def ran(spark: SparkSession, _small_is_registered: None, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Once for all tests that only look."""
+    return Ran(tmp_path_factory.mktemp("ran") / "warehouse")
 
 
 @pytest.fixture
-def warehouse(tmp_path: Path) -> str:
-    return str(tmp_path / "warehouse")
+def wing(ran: Ran, tmp_path: Path) -> Iterator[Wing]:
+    """What that run left, to go on with; afterwards it is as it was. At the same path, which Spark's logs name."""
+    shutil.copytree(ran.warehouse, tmp_path / "as_it_was")
+    yield Wing(SMALL, str(ran.warehouse), dg.DagsterInstance.ephemeral())
+    shutil.rmtree(ran.warehouse)
+    shutil.move(tmp_path / "as_it_was", ran.warehouse)
 
 
-def execute(warehouse: str, *selected: dg.AssetKey, **config: Mapping[str, Any]) -> dg.ExecuteInProcessResult:
-    """Run the stream's job, or some assets of it, each with its checks; `config` is by step."""
-    job = definitions_of({SMALL.name: SMALL}, {}).resolve_job_def(SMALL.name)
-    return job.execute_in_process(
-        run_config={
-            "ops": {step: {"config": given} for step, given in config.items()},
-            "resources": {"warehouse": {"config": {"url": warehouse}}},
-        },
-        asset_selection=selected or None,
-        raise_on_error=False,
-    )
+def records(wing: Wing) -> list[CheckpointRecord]:
+    with Place.existing(wing.warehouse) as place:
+        return place.catalog.checkpoints(wing.stream.name)
 
 
-def made(result: dg.ExecuteInProcessResult, asset: dg.AssetKey) -> tuple[dict[str, Any], str]:
-    """The metadata and the data version of the one event of an asset."""
-    (event,) = [e for e in result.get_asset_materialization_events() if e.asset_key == asset]
-    materialization = event.step_materialization_data.materialization
-    version = (materialization.tags or {})["dagster/data_version"]
-    return plain(materialization.metadata), version
-
-
-def plain(metadata: Mapping[str, dg.MetadataValue]) -> dict[str, Any]:
-    """Values without their types; a table is a list of rows."""
-    return {
-        name: [dict(row.data) for row in value.records] if isinstance(value, dg.TableMetadataValue) else value.value
-        for name, value in metadata.items()
+def test_every_part_of_a_run_is_an_event_with_what_it_took(ran: Ran) -> None:
+    events, newest = made(ran.result), ran.records[-1]
+    assert [r.id for r in ran.records] == [1, 2, 3]
+    written = {
+        f"{name}/{'base_checkpoint' if form == 'base' else 'delta_chain'}": record
+        for record in ran.records
+        for name, form in record.forms.items()
     }
+    assert events.keys() == {*written, "accounts/sink", "checkpoints"}
+    for name, record in written.items():
+        event, said = events[name].metadata, record.statistics["operators"][name.partition("/")[0]]
+        assert events[name].version == event["digest"]
+        assert event["checkpoint"] == record.id
+        assert event["form"] == ("base" if name.endswith("base_checkpoint") else "delta")
+        assert (event["bytes"], event["dagster/row_count"]) == (said["bytes"], said["state_rows"])
+        assert event["rows_in"] == said["rows_in"] > 0 and event["seconds"] > 0
+        assert 0 <= event["first_sqn"] <= event["last_sqn"] and event["last_sqn"] > 0
+        assert event["D"] == record.d[name.partition("/")[0]]
+        assert event["amplification"] > 0.5
+        assert event["chain"].endswith(str(record.id))
+        assert sum(row["bytes"] for row in event["manifest"]) <= event["bytes"]
+        assert all(row["object"].startswith("small/00000001/") for row in event["manifest"])
+    bases = {name for name, record in written.items() if record.id == 1}
+    assert bases == {f"{name}/base_checkpoint" for name in ("accounts", "daily", "places")}, "only the first took bases"
+
+    event = events["checkpoints"]
+    assert event.version == event.metadata["digest"] == newest.digest
+    assert (event.metadata["checkpoints_made"], event.metadata["checkpoint"]) == (BATCHES, 3)
+    assert event.metadata["rows"] == BATCHES * 300
+    assert event.metadata["bytes"] == sum(r.bytes for r in ran.records)
+    assert (event.metadata["chain"], event.metadata["chain_length"]) == ("1-3", 3)
+    assert [row["checkpoint"] for row in event.metadata["newest_checkpoints"]] == [3, 2, 1]
+    assert event.metadata["chain_picture"].startswith("![chain of small](data:image/svg+xml;base64,")
+    assert len(event.metadata["chain_picture"]) < 200_000
+
+    sink = events["accounts/sink"].metadata
+    assert (sink["first_checkpoint"], sink["last_checkpoint"], sink["dagster/row_count"]) == (1, 3, BATCHES * 300)
+    assert pq.read_table(sink["path"]).num_rows == BATCHES * 300
 
 
-def failure(result: dg.ExecuteInProcessResult) -> tuple[str, dict[str, Any]]:
-    """What the failed step says, and the metadata with it."""
-    assert not result.success
-    (event,) = [e for e in result.all_events if e.is_step_failure]
-    said = event.step_failure_data.user_failure_data
-    assert said is not None
-    return said.description or "", plain(said.metadata)
+def test_the_checks_of_the_run_pass_and_say_what_they_looked_at(ran: Ran) -> None:
+    found = checked(ran.result)
+    facts = {name: evaluation.metadata["facts"].value for name, evaluation in found.items()}
+    operators = len(SMALL.operators)
+    assert facts == {
+        "digest": BATCHES,
+        "no_gap": BATCHES * 8,  # tables that are kept incrementally
+        "nothing_missing": facts["nothing_missing"],
+        "restore_cost": BATCHES * operators,
+        "space_amplification": BATCHES * operators,
+        "no_orphan": 0,
+        "sink_agrees": BATCHES,
+    }
+    assert isinstance(facts["nothing_missing"], int) and facts["nothing_missing"] > BATCHES
+    assert all(evaluation.passed and "rows" not in evaluation.metadata for evaluation in found.values())
+    with Place.existing(str(ran.warehouse)) as place:
+        assert all(record.proven for record in place.catalog.checkpoints(SMALL.name))
 
 
-def test_a_run_checkpoints_proves_and_restores(warehouse: str, spark: SparkSession) -> None:
-    result = execute(warehouse, small__checkpoints={"batches": BATCHES, "parallelism": 2})
+def test_a_second_run_goes_on(wing: Wing, spark: SparkSession) -> None:
+    result = wing.make("checkpoints", *_parts(), run={"batches": 1})
     assert result.success
-    with Place.existing(warehouse) as place:
-        records = place.catalog.checkpoints(SMALL.name)
-    newest = records[-1]
-    assert [r.id for r in records] == [1, 2, 3]
-    assert all(r.proven for r in records)
-
-    checkpoints, version = made(result, CHECKPOINTS)
-    assert version == checkpoints["digest"] == newest.digest
-    assert (checkpoints["checkpoints_made"], checkpoints["checkpoint"]) == (BATCHES, 3)
-    assert checkpoints["rows"] == BATCHES * 300
-    assert checkpoints["bytes"] == sum(r.bytes for r in records)
-    assert checkpoints["chain_length"] >= 1
-    assert checkpoints["forms"].count("base") + checkpoints["forms"].count("delta") == len(SMALL.operators)
-    assert [row["checkpoint"] for row in checkpoints["newest_checkpoints"]] == [3, 2, 1]
-    assert checkpoints["chain_picture"].startswith("![chain of small](data:image/svg+xml;base64,")
-
-    (check,) = result.get_asset_check_evaluations()
-    assert check.passed and check.blocking
-    assert plain(check.metadata)["proven"] == BATCHES
-
-    restored, version = made(result, RESTORED)
-    assert version == restored["digest"] == newest.digest
-    assert restored["proven"] is True
-    path = Path(restored["path"])
-    assert path == Path(warehouse) / "restored" / "small" / "000000000003"
-    tables = [p for p in path.glob("*/*") if p.name != "amounts"]  # that one is opaque: bytes, not rows
-    assert sum(pq.read_table(table).num_rows for table in tables) == newest.rows == restored["dagster/row_count"]
+    events = made(result)
+    assert (events["checkpoints"].metadata["checkpoint"], events["checkpoints"].metadata["checkpoints_made"]) == (4, 1)
+    assert events["accounts/sink"].metadata["first_checkpoint"] == 4
+    with Place.existing(wing.warehouse) as place:
+        assert place.catalog.runs(SMALL.name)[-1].who == f"Dagster run {result.run_id}"
     assert spark.range(3).count() == 3, "a session that ran before the run must outlive it"
 
 
-def test_a_second_run_goes_on_and_a_second_restore_keeps_what_is_there(warehouse: str) -> None:
-    assert execute(warehouse, small__checkpoints={"batches": 2}).success
-    first = Path(warehouse) / "restored" / "small" / "000000000002"
-    before = {p: os.stat(p).st_mtime_ns for p in first.rglob("*")}
+def _parts() -> list[str]:
+    operators = [operator.name for operator in SMALL.operators]
+    return [*(f"{name}/{part}" for name in operators for part in ("base_checkpoint", "delta_chain")), "accounts/sink"]
 
-    result = execute(warehouse, small__checkpoints={"batches": 1}, small__restored_state={"at": "2"})
+
+def test_materialization_and_snapshot_say_of_which_state_they_are(wing: Wing) -> None:
+    newest = records(wing)[-1]
+    result = wing.job("materialize", materialization={"operators": ["accounts", "places"]})
     assert result.success
-    assert made(result, CHECKPOINTS)[0]["checkpoint"] == 3
-    restored, _ = made(result, RESTORED)
-    assert (restored["checkpoint"], restored["proven"], restored["path"]) == (2, True, str(first))
-    assert {p: os.stat(p).st_mtime_ns for p in first.rglob("*")} == before
-    assert [p.name for p in first.parent.iterdir()] == [first.name]
+    event = made(result)["materialization"]
+    assert (event.version, event.metadata["checkpoint"]) == (newest.digest, 3)
+    assert [row["operator"] for row in event.metadata["operators"]] == ["accounts", "places"]
+    assert checked(result)["materialization_not_stalled"].passed
+
+    first, second = wing.make("full_snapshot"), wing.make("full_snapshot")
+    for result, taken in ((first, "now"), (second, "before")):
+        event = made(result)["full_snapshot"]
+        assert (event.version, event.metadata["dagster/row_count"]) == (newest.digest, newest.rows)
+        assert event.metadata["taken"] == taken
+        compared = checked(result)["restore_equals_snapshot"]
+        assert compared.passed and compared.blocking
+        assert compared.metadata["facts"].value == 9 * SMALL.max_parallelism  # tables, the opaque one included
+    deep = wing.job("verify_deep")
+    assert deep.success and checked(deep)["restore_equals_snapshot"].passed
 
 
-def test_damage_fails_the_check_by_name_and_blocks_the_restore(warehouse: str) -> None:
-    assert execute(warehouse, small__checkpoints={"batches": 2}).success
+def test_hours_are_restored_once_each_in_a_single_run(wing: Wing) -> None:
+    newest = records(wing)[-1]
+    (*_, hour) = hours_of([newest.committed_at])
+    later = f"{hour[:-2]}{int(hour[-2:]):02d}".replace("2026", "2126")  # an hour in which nothing was committed
+    wing.instance.add_dynamic_partitions("small__hours", [hour, later])
+    result = wing.make("restored_state", partitions=[hour, later])
+    assert result.success
+    events = made(result)
+    assert events.keys() == {f"restored_state@{hour}", f"restored_state@{later}"}
+    for event in events.values():
+        assert event.version == event.metadata["digest"] == newest.digest
+        assert (event.metadata["checkpoint"], event.metadata["dagster/row_count"]) == (3, newest.rows)
+        assert event.metadata["restored"] == "now"
+        path = Path(event.metadata["path"])
+        assert path == Path(wing.warehouse) / "restored" / "small" / "series" / str(event.partition)
+        tables = [p for p in path.glob("*/*") if p.name != "amounts"]  # that one is opaque: bytes, not rows
+        assert sum(pq.read_table(table).num_rows for table in tables) == newest.rows
+    root = path.parent
+    assert sorted(p.name for p in root.iterdir()) == sorted([hour, later]), "nothing else is left"
+
+    before = {p: os.stat(p).st_mtime_ns for p in root.rglob("*")}
+    again = made(wing.make("restored_state", partitions=[hour]))
+    assert again[f"restored_state@{hour}"].metadata["restored"] == "before"
+    assert again[f"restored_state@{hour}"].version == newest.digest
+    assert {p: os.stat(p).st_mtime_ns for p in root.rglob("*")} == before
+
+
+def test_days_are_restored_in_one_run_and_show_what_was_known_then(wing: Wing) -> None:
+    days = Wing(DAYS, wing.warehouse, wing.instance)
+    keys = [f"2020-01-0{day}" for day in range(1, 6)]
+    by_day = {
+        key: max((r for r in records(wing) if str(r.event_time_max.date()) <= key), key=lambda r: r.id)  # type: ignore[union-attr]
+        for key in keys
+    }
+    result = days.make("restored_state", partitions=keys)
+    assert result.success
+    events = made(result)
+    assert {e.partition: (e.metadata["checkpoint"], e.version) for e in events.values()} == {
+        key: (record.id, record.digest) for key, record in by_day.items()
+    }
+    files = [sorted(Path(e.metadata["path"]).glob("accounts/totals/*")) for e in events.values()]
+    assert os.path.samefile(files[0][0], files[-1][0]), "days that show the same checkpoint share its files"
+
+
+@pytest.mark.parametrize(
+    ("stream", "partition", "says"),
+    [(SMALL, "nonsense", "use an hour like"), (SMALL, "1999-01-01-00", "1999"), (DAYS, "2020-01-01", "2020-01-01")],
+)
+def test_a_partition_without_a_checkpoint_is_one_clear_line(
+    wing: Wing, stream: Any, partition: str, says: str
+) -> None:
+    warehouse = Path(wing.warehouse)
+    if stream is SMALL:
+        wing.instance.add_dynamic_partitions("small__hours", [partition])
+    else:
+        _begin_later(warehouse)
+    line, metadata = failure(Wing(stream, str(warehouse), wing.instance).make("restored_state", partitions=[partition]))
+    assert says in line and "\n" not in line
+    assert (metadata["exit_code"], metadata["error"]) in [(2, "UnknownCheckpoint"), (2, "UsageError")]
+    assert not (warehouse / "restored").exists()
+
+
+def _begin_later(warehouse: Path) -> None:
+    """The events of the first checkpoint are of the second day."""
+    with sqlite3.connect(warehouse / "catalog.db") as connection:
+        connection.execute("UPDATE checkpoint SET event_time_max = '2020-01-02 00:00:00.000000'")
+
+
+def test_a_day_out_of_range_is_no_partition(wing: Wing) -> None:
+    with pytest.raises(dg.DagsterUnknownPartitionError, match="2020-01-06"):
+        Wing(DAYS, wing.warehouse, wing.instance).make("restored_state", partitions=["2020-01-06"])
+
+
+def test_damage_fails_the_check_by_name_and_blocks_what_is_made_from_it(wing: Wing) -> None:
+    damaged = _flip_a_byte(wing.warehouse)
+    (hour, *_) = hours_of([records(wing)[-1].committed_at])
+    wing.instance.add_dynamic_partitions("small__hours", [hour])
+    result = wing.make(
+        "checkpoints", *_parts(), "materialization", "restored_state", "full_snapshot", run={"batches": 1}
+    )
+    assert not result.success
+    check = checked(result)["digest"]
+    assert not check.passed and check.severity is dg.AssetCheckSeverity.ERROR
+    assert damaged in (check.description or "")
+    rows = [dict(row.data) for row in check.metadata["rows"].records]  # type: ignore[union-attr]
+    assert check.metadata["failing"].value == len(rows) >= 1
+    assert damaged in {row["object"] for row in rows}
+    assert {row["expected"] for row in rows} == {"proven True"}
+    assert checked(result)["nothing_missing"].passed, "the object is there, with as many bytes"
+    assert not {event.asset for event in made(result).values()} & {"materialization", "restored_state", "full_snapshot"}
+
+
+def _flip_a_byte(warehouse: str) -> str:
     with Place.existing(warehouse) as place:
         (*_, damaged) = (o for o in place.catalog.objects(SMALL.name) if o.kind is ObjectKind.SEGMENT)
         path = place.warehouse.local.objects / damaged.name
@@ -126,34 +262,19 @@ def test_damage_fails_the_check_by_name_and_blocks_the_restore(warehouse: str) -
     content[len(content) // 2] ^= 1
     path.chmod(0o644)
     path.write_bytes(content)
-
-    result = execute(warehouse, small__checkpoints={"batches": 1})
-    assert not result.success
-    (check,) = result.get_asset_check_evaluations()
-    assert not check.passed
-    assert damaged.name in (check.description or "")
-    said = plain(check.metadata)
-    assert said["failed"] == len(said["failures"]) >= 1
-    assert (damaged.checkpoint, damaged.name) in {(row["checkpoint"], row["object"]) for row in said["failures"]}
-    assert [e.asset_key for e in result.get_asset_materialization_events()] == [CHECKPOINTS]
+    return damaged.name
 
 
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"at": "99"}, "99"),
-        ({"at": "yesterday"}, "yesterday"),
-        ({"as_of": "1999-01-01"}, "1999"),
-    ],
-)
-def test_an_unknown_checkpoint_is_one_clear_line(
-    warehouse: str, tmp_path: Path, config: dict[str, str], says: str
-) -> None:
-    execute(warehouse, CHECKPOINTS, small__checkpoints={"batches": 1})
-    line, metadata = failure(execute(warehouse, RESTORED, small__restored_state=config))
-    assert says in line and "\n" not in line
-    assert (metadata["exit_code"], metadata["error"]) in [(2, "UnknownCheckpoint"), (2, "UsageError")]
-    assert not (Path(warehouse) / "restored").exists()
+def test_jobs_that_keep_the_store_say_what_they_did(wing: Wing) -> None:
+    orphan = Path(wing.warehouse) / "objects" / "small" / "00000001" / "000000000002" / "lost.segment"
+    orphan.write_bytes(b"nothing refers to this")
+    for operation, said in (("sweep", {"deleted": 1}), ("truncate", {"dry_run": False}), ("recover", {})):
+        result = wing.job(operation)
+        assert result.success, operation
+        (output,) = [e for e in result.all_events if e.event_type_value == "STEP_OUTPUT"]
+        metadata = {name: value.value for name, value in output.step_output_data.metadata.items()}
+        assert metadata.items() >= {"stream": "small", **said}.items()
+    assert not orphan.exists()
 
 
 @pytest.mark.parametrize(
@@ -166,26 +287,35 @@ def test_an_unknown_checkpoint_is_one_clear_line(
     ],
 )
 def test_bad_config_is_one_clear_line_and_makes_no_checkpoint(
-    warehouse: str, config: dict[str, Any], says: str
+    tmp_path: Path, config: dict[str, Any], says: str
 ) -> None:
-    line, metadata = failure(execute(warehouse, CHECKPOINTS, small__checkpoints=config))
+    wing = Wing(SMALL, str(tmp_path / "warehouse"), dg.DagsterInstance.ephemeral())
+    line, metadata = failure(wing.job(run=config))
     assert says in line and "\n" not in line
     assert metadata["exit_code"] == 2
 
 
-def test_a_step_of_an_unknown_stream_or_a_wrong_type_is_refused_before_anything_runs(warehouse: str) -> None:
-    with pytest.raises(dg.DagsterInvalidConfigError, match="nosuch__checkpoints"):
-        execute(warehouse, nosuch__checkpoints={"batches": 1})
+def test_a_step_of_an_unknown_stream_or_a_wrong_type_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    wing = Wing(SMALL, str(tmp_path / "warehouse"), dg.DagsterInstance.ephemeral())
+    job = wing.definitions.resolve_job_def("small")
+    with pytest.raises(dg.DagsterInvalidConfigError, match="nosuch__run"):
+        job.execute_in_process(run_config={"ops": {"nosuch__run": {"config": {"batches": 1}}}})
     with pytest.raises(dg.DagsterInvalidConfigError, match="batches"):
-        execute(warehouse, small__checkpoints={"batches": "many"})
-    assert not Path(warehouse).exists()
+        wing.job(run={"batches": "many"})
+    assert not Path(wing.warehouse).exists()
 
 
-def test_a_stream_that_is_gone_and_a_warehouse_that_is_missing(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    line, metadata = failure(execute(warehouse, RESTORED))
-    assert f"no warehouse at {warehouse}" in line
+def test_a_stream_that_is_gone_a_warehouse_that_is_missing_and_a_store_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wing = Wing(SMALL, str(tmp_path / "warehouse"), dg.DagsterInstance.ephemeral())
+    line, metadata = failure(wing.job("sweep"))
+    assert f"no warehouse at {wing.warehouse}" in line
     assert metadata["error"] == "UsageError"
+    away = Wing(SMALL, f"redis://127.0.0.1:1/0?local={tmp_path / 'l'}&attempts=1", dg.DagsterInstance.ephemeral())
+    line, metadata = failure(away.job(run={"batches": 1}))
+    assert "127.0.0.1:1" in line and "\n" not in line and metadata["error"] == "Unreachable"
     monkeypatch.setenv("SILTSTONE_STREAMS", "[]")
-    line, metadata = failure(execute(warehouse, CHECKPOINTS))
+    line, metadata = failure(wing.job(run={}))
     assert line.startswith("no stream 'small' is defined")
     assert metadata["error"] == "UnknownStream"
