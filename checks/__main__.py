@@ -15,7 +15,8 @@ from siltstone.lifecycle.fork import stream_named
 from siltstone.settings import load_settings
 
 
-def _command() -> int:
+def check_command() -> int:
+    """The command: 0 if all holds, 1 if not."""
     parser = ArgumentParser(prog="python -m checks", description=__doc__, allow_abbrev=False)
     parser.add_argument("stream", help="name of the stream")
     parser.add_argument("--warehouse", metavar="URL", help="where objects lie [./warehouse]")
@@ -49,4 +50,4 @@ def _default(subject: Subject) -> list[Any]:
 
 
 if __name__ == "__main__":
-    main(_command)
+    main(check_command)

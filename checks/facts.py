@@ -123,8 +123,8 @@ def restore_costs(subject: Subject) -> Facts:
     """A row an operator of a retained checkpoint: its chain, and the most that the policy's bounds allow (promise 7).
 
     `predicted_s` is what the policy expected of a restore of that operator; `restore_s` is the newest measured one of
-    the checkpoint, null where none was measured. Seconds have no bound where the chain is a base alone: that is the least
-    there can be. The bounds are those of now; chains keep to those of their time.
+    the checkpoint, null where none was measured. Seconds have no bound where the chain is a base alone: that is
+    the least there can be. The bounds are those of now; chains keep to those of their time.
     """
     options = subject.settings.policy_options
     rows = []

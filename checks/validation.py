@@ -93,10 +93,15 @@ def quiet_context(directory: str | None = None) -> "AbstractDataContext":
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     with _without_connect():
         import great_expectations as gx
-    from great_expectations.data_context.types.base import ProgressBarsConfig
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+        ProgressBarsConfig,
+    )
 
     if directory is None:
-        context = gx.get_context(mode="ephemeral")
+        stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)  # it would leave a directory each time
+        context = gx.get_context(mode="ephemeral", project_config=DataContextConfig(store_backend_defaults=stores))
     else:
         context = gx.get_context(mode="file", project_root_dir=directory)
     context.enable_analytics(False)
