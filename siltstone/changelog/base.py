@@ -9,7 +9,7 @@ the table.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -37,10 +37,17 @@ _KEY_BITS = 47
 """what is left of a signed number for a key beside its key group"""
 
 
-def write_base(writer: ObjectWriter, schema: TableSchema, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> int:
+def write_base(
+    writer: ObjectWriter | BinaryIO,
+    schema: TableSchema,
+    batches: Iterable[tuple[pa.Table, np.ndarray]],
+    *,
+    key_groups: bool = True,
+) -> int:
     """Write all rows of a table and return how many there are.
 
-    `batches` yields (`schema.rows` table, key groups uint16[rows]), key groups ascending over all of them.
+    `batches` yields (`schema.rows` table, key groups uint16[rows]), key groups ascending over all of them. Without
+    `key_groups` the file has no column for them: it is not a base then, but a table for others to read.
 
     Raises:
         UsageError: key groups that are not ascending.
@@ -49,9 +56,11 @@ def write_base(writer: ObjectWriter, schema: TableSchema, batches: Iterable[tupl
     rows = 0
     pieces = _pieces(shape, batches)
     first = next(pieces, shape.empty_table())
-    with pq.ParquetWriter(writer, shape, **_encodings(schema, first.slice(0, SAMPLED_ROWS))) as out:
+    written = shape if key_groups else schema.rows
+    with pq.ParquetWriter(writer, written, **_encodings(schema, first.slice(0, SAMPLED_ROWS))) as out:
         for piece in chain([first], pieces) if len(first) else ():
-            out.write_table(_in_order(piece, schema.primary_key), row_group_size=ROW_GROUP_ROWS)
+            in_order = _in_order(piece, schema.primary_key).select(written.names)
+            out.write_table(in_order, row_group_size=ROW_GROUP_ROWS)
             rows += len(piece)
     return rows
 

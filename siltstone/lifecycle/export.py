@@ -8,7 +8,8 @@ Everything is written to a directory beside PATH first and renamed at the end, s
 
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,19 +18,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone.catalog.manifest import Manifest
+from siltstone.changelog.base import write_base
 from siltstone.errors import Unreachable, UsageError
+from siltstone.lifecycle.merge import Batch
 from siltstone.lifecycle.restore import (
     MemoryState,
     apply_reads,
     check_digests,
+    digests_of,
     objects_of,
-    opaque_digests,
     schemas_of,
     unit_reads,
 )
+from siltstone.lifecycle.tables import digested, merged_tables, of_tables
 from siltstone.model import Handle, KeyGroupRange
-from siltstone.policy.restore_plan import RestorePlan, RestoreUnit, plan_restore
+from siltstone.policy.restore_plan import Read, RestorePlan, RestoreUnit, plan_restore
 from siltstone.state.digest import checkpoint_digest
+from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 
@@ -147,26 +152,53 @@ def rebuild(store: Store, task: UnitTask) -> MemoryState:
         CorruptObject, ProofFailed: the chain is damaged.
     """
     unit, manifest = task.unit, task.manifests[task.checkpoint]
-    schemas = schemas_of(manifest, unit.operator)
-    if not task.whole:
-        schemas = {name: schema for name, schema in schemas.items() if name in unit.tables}
-    target = MemoryState.empty(schemas, unit.key_groups, manifest.max_parallelism)
-    reads = unit_reads(unit, task.manifests, task.checkpoint) if task.whole else unit.reads
-    apply_reads(target, reads, BlockReader(store, objects_of(task.manifests)))
-    check_digests(target, unit.operator, manifest, None if task.whole else {*unit.tables, *unit.opaque})
+    target = MemoryState.empty(_schemas(task), unit.key_groups, manifest.max_parallelism)
+    apply_reads(target, _reads(task), BlockReader(store, objects_of(task.manifests)))
+    _prove(task, digests_of(target))
     return target
 
 
 def restore_unit(store: Store, task: UnitTask) -> UnitResult:
-    """Rebuild one unit and write its rows."""
-    target = rebuild(store, task)
-    unit, groups = task.unit, target.groups
+    """Rebuild one unit and write its rows as they come, proven once they have all passed.
+
+    Raises:
+        CorruptObject, ProofFailed: the chain is damaged.
+        Unreachable: its rows cannot be written.
+    """
+    unit, max_parallelism = task.unit, task.manifests[task.checkpoint].max_parallelism
+    groups, schemas = unit.key_groups, _schemas(task)
+    reader = BlockReader(store, objects_of(task.manifests))
+    reads, others = of_tables(_reads(task))
+    state = MemoryState.empty({}, groups, max_parallelism)
+    apply_reads(state, others, reader)
+    digests, count = digests_of(state), 0
+    for name, batches in merged_tables(reads, schemas, reader, groups, max_parallelism):
+        found = np.zeros(max_parallelism, np.uint64)
+        passing = digested(batches, found)
+        if task.path is None:
+            count += sum(rows.num_rows for rows, _ in passing)
+        else:
+            count += _write_table(task.path / unit.operator, name, schemas[name], groups, passing)
+        digests[name] = found[groups.start : groups.end]
+    _prove(task, digests)
     if task.path is not None:
-        write_state(target, task.path / unit.operator)
-    part = slice(groups.start, groups.end)
-    digests = {name: table.digests[part].copy() for name, table in target.tables.items()}
-    digests |= {name: opaque_digests(values, groups) for name, values in target.opaque.items()}
-    return UnitResult(unit.operator, groups, digests, sum(table.rows for table in target.tables.values()))
+        _write_opaque(task.path / unit.operator, state)
+    return UnitResult(unit.operator, groups, digests, count)
+
+
+def _schemas(task: UnitTask) -> dict[str, TableSchema]:
+    """Those of the tables that are restored."""
+    schemas = schemas_of(task.manifests[task.checkpoint], task.unit.operator)
+    return {name: schema for name, schema in schemas.items() if task.whole or name in task.unit.tables}
+
+
+def _reads(task: UnitTask) -> list[Read]:
+    return unit_reads(task.unit, task.manifests, task.checkpoint) if task.whole else task.unit.reads
+
+
+def _prove(task: UnitTask, digests: Mapping[str, np.ndarray]) -> None:
+    unit, only = task.unit, None if task.whole else {*task.unit.tables, *task.unit.opaque}
+    check_digests(digests, unit.operator, unit.key_groups, task.manifests[task.checkpoint], only)
 
 
 def staging(path: Path) -> Path:
@@ -210,15 +242,33 @@ def write_state(target: MemoryState, directory: Path) -> None:
     Raises:
         Unreachable: it cannot be written.
     """
-    name = f"part-{target.groups.start:05d}.parquet"
+    for name, table in target.tables.items():
+        _write_table(directory, name, table.schema, target.groups, table.scan(target.groups))
+    _write_opaque(directory, target)
+
+
+def _write_table(
+    directory: Path, name: str, schema: TableSchema, groups: KeyGroupRange, batches: Iterator[Batch]
+) -> int:
+    with _part(directory, name, groups) as path, path.open("wb") as out:
+        return write_base(out, schema, batches, key_groups=False)
+
+
+def _write_opaque(directory: Path, target: MemoryState) -> None:
+    for variable, values in target.opaque.items():
+        with _part(directory, variable, target.groups) as path:
+            pq.write_table(opaque_rows(values), path)
+
+
+@contextmanager
+def _part(directory: Path, name: str, groups: KeyGroupRange) -> Iterator[Path]:
+    """The file of some key groups of one table.
+
+    Raises:
+        Unreachable: it cannot be written.
+    """
     try:
-        for table_name, table in target.tables.items():
-            (directory / table_name).mkdir(parents=True, exist_ok=True)
-            with pq.ParquetWriter(directory / table_name / name, table.schema.rows, compression="zstd") as writer:
-                for rows, _ in table.scan(target.groups):
-                    writer.write_table(rows)
-        for variable, values in target.opaque.items():
-            (directory / variable).mkdir(parents=True, exist_ok=True)
-            pq.write_table(opaque_rows(values), directory / variable / name)
+        (directory / name).mkdir(parents=True, exist_ok=True)
+        yield directory / name / f"part-{groups.start:05d}.parquet"
     except OSError as error:
         raise Unreachable(f"cannot write {directory}: {error}; check permissions and free space") from error

@@ -10,34 +10,29 @@ anywhere before that, it leaves orphans under its own id and a lease that expire
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.place import Place
-from siltstone.changelog.base import read_base, write_base
+from siltstone.changelog.base import write_base
 from siltstone.errors import Unreachable
 from siltstone.lifecycle.export import plan_units
 from siltstone.lifecycle.lease import reading, this_process
-from siltstone.lifecycle.merge import Changes
 from siltstone.lifecycle.restore import (
     chain_manifests,
-    changes_of,
     compare_digests,
     objects_of,
     read_manifest,
     read_manifests,
     schemas_of,
-    wanted_block,
 )
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.policy.restore_plan import Read, RestoreUnit, TableReads
-from siltstone.state.digest import group_sums, row_digests
-from siltstone.state.schema import TableSchema
+from siltstone.lifecycle.tables import digested, merged_tables, of_tables
+from siltstone.model import Form, Handle, Kind, StoredObject
+from siltstone.policy.restore_plan import RestoreUnit
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath
@@ -95,15 +90,17 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
     """
     unit, checkpoint = task.unit, task.path.checkpoint
     manifest = task.manifests[checkpoint]
-    schemas = schemas_of(manifest, unit.operator)
+    recorded_schemas = schemas_of(manifest, unit.operator)
+    schemas = {name: recorded_schemas[name] for name in unit.tables}
     reader = BlockReader(store, objects_of(task.manifests))
     part = MaterializedPart([], [], 0)
     rows = 0
-    for name, reads in unit.tables.items():
-        schema, found = schemas[name], np.zeros(manifest.max_parallelism, np.uint64)
-        batches = _digested(_merged(schema, reads, reader, unit.key_groups, manifest.max_parallelism), found)
+    reads, _ = of_tables(unit.reads)
+    merged = merged_tables(reads, schemas, reader, unit.key_groups, manifest.max_parallelism)
+    for name, batches in merged:
+        found = np.zeros(manifest.max_parallelism, np.uint64)
         with store.create(task.path.materialized(unit.operator, name, task.part, task.id)) as out:
-            count = write_base(out, schema, batches)
+            count = write_base(out, schemas[name], digested(batches, found))
             groups = np.arange(unit.key_groups.start, unit.key_groups.end)
             where = f"the materialization of checkpoint {checkpoint} of {manifest.stream}: {unit.operator}.{name}"
             recorded = manifest.digests[unit.operator][name]
@@ -119,37 +116,6 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
 def _handle(unit: RestoreUnit, name: str, stored: StoredObject, rows: int) -> Handle:
     place = (stored.name, 0, stored.bytes, stored.checksum, unit.key_groups)
     return Handle(unit.operator, name, Kind.INCREMENTAL, Form.BASE, *place, rows=rows, previous=0)
-
-
-def _merged(
-    schema: TableSchema, reads: TableReads, reader: BlockReader, groups: KeyGroupRange, max_parallelism: int
-) -> Iterator[tuple[pa.Table, np.ndarray]]:
-    """The live rows of one table of one unit, key groups ascending."""
-    changes = Changes(schema, max_parallelism)
-    deltas = reads.deltas[::-1]
-    for read, block in zip(deltas, reader.blocks(map(wanted_block, deltas)), strict=True):
-        assert isinstance(block, pa.Buffer), "only bases are read in parts"
-        changes.add(*changes_of(read.handle, schema, read.key_groups, block))
-    yield from changes.merged(_base_rows(schema, reads.bases, reader), groups)
-
-
-def _base_rows(
-    schema: TableSchema, bases: Sequence[Read], reader: BlockReader
-) -> Iterator[tuple[pa.Table, np.ndarray]]:
-    """The rows of bases, key groups ascending: a base may hold several ranges, with those of others in between."""
-    pieces = sorted((part, i) for i, read in enumerate(bases) for part in read.key_groups)
-    ordered = [Read(bases[i].checkpoint, bases[i].handle, (part,)) for part, i in pieces]
-    for read, block in zip(ordered, reader.blocks(map(wanted_block, ordered)), strict=True):
-        yield from read_base(block, schema, read.key_groups[0], name=read.handle.object)
-
-
-def _digested(
-    batches: Iterator[tuple[pa.Table, np.ndarray]], found: np.ndarray
-) -> Iterator[tuple[pa.Table, np.ndarray]]:
-    """The same batches; their digests are added to `found` (uint64[max_parallelism]) as they pass."""
-    for rows, owners in batches:
-        found += group_sums(row_digests(rows), owners, len(found))
-        yield rows, owners
 
 
 @dataclass(frozen=True)

@@ -1,183 +1,149 @@
 """Merges a table's base with the deltas after it: the newest change of a primary key wins, deletes drop.
 
-Into a table, which is a restore: deltas newest first, then the base, and what is there already stays. Or into another
-base, which is a materialization: only what changed is held in memory, and the base streams past it; both come by key
-group, and so does the result.
+Deltas come newest first and are held by key group; the base streams past them, some key groups at a time, and of every
+key the first row found is the one that counts. A restore, a materialization and a comparison are all this.
 """
 
-from collections import deque
+import mmap
+import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from siltstone.errors import Unreachable
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import KeyBatch, StateTable, part_of
 from siltstone.state.columns import fixed_values, one_array
-from siltstone.state.hashing import distinct
-from siltstone.state.heap import HeapTable
+from siltstone.state.hashing import first_rows
 from siltstone.state.protocol import key_batch
 from siltstone.state.schema import DELETED, TableSchema
 
 Batch = tuple[pa.Table, np.ndarray]
 """rows, and the key group of each (uint16), ascending"""
 TOGETHER_ROWS = 1 << 19
-"""changes are held back until there are so many"""
-_FILTER_BITS = 4
-"""how many times as many slots as changes the filter has, as a power of two"""
+"""so many changes are put in order at once, or those of one delta where they are more"""
+MERGED_ROWS = 1 << 16
+"""about so many changes are merged with the base at once; all of a key group at least"""
 
 
 class Changes:
     """What the deltas of one table say together: the newest row of each changed key, or that it is gone.
 
-    Deltas come newest first, so that of a key that many of them change only the newest row is ever written.
-
     Args:
         schema: of the table.
         max_parallelism: key groups of the stream.
-        live: where rows go, a table that is still empty; one in memory, for None.
+        scratch: a directory in which changes may wait, so that memory stays bounded; None keeps them in memory.
     """
 
-    def __init__(self, schema: TableSchema, max_parallelism: int, live: StateTable | None = None) -> None:
+    def __init__(self, schema: TableSchema, max_parallelism: int, scratch: Path | None = None) -> None:
         self.schema = schema
         self._max_parallelism = max_parallelism
-        self._live = HeapTable.in_memory(schema, max_parallelism) if live is None else live
-        self._gone = HeapTable.in_memory(
-            TableSchema(schema.key, schema.subkey, pa.schema([pa.field("gone", pa.bool_())])), max_parallelism
-        )
+        self._scratch = scratch
         self._waiting: list[Batch] = []
         self._waiting_rows = 0
-        self._hashes: list[np.ndarray] = []
+        self._runs: list[_Run] = []
 
     def add(self, changes: pa.Table, key_groups: np.ndarray) -> None:
-        """Take one delta (`schema.changes`, one row a key), older than all before it."""
+        """Take one delta (`schema.changes`, one row a key), older than all before it.
+
+        Raises:
+            Unreachable: `scratch` cannot be written.
+        """
         self._waiting.append((changes, key_groups))
         self._waiting_rows += len(changes)
         if self._waiting_rows >= TOGETHER_ROWS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the deltas that have been taken: many together, because a key is then looked for once."""
-        waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
-        if not any(len(changes) for changes, _ in waiting):
-            return
-        rows = pa.concat_tables([changes for changes, _ in waiting])
-        batch = self._batch(rows, np.concatenate([owners for _, owners in waiting]))
-        if len(waiting) > 1:
-            first = np.sort(distinct(batch.hashes, batch.keys.columns)[0])
-            if len(first) < len(batch):
-                rows, batch = rows.take(pa.array(first)), part_of(batch, first)
-        self._hashes.append(batch.hashes)
-        deleted = fixed_values(one_array(rows.column(DELETED))).astype(bool)
-        put = ~deleted
-        if self._gone.rows:
-            put &= ~self._gone.get(batch).found
-        for table, chosen in ((self._live, np.flatnonzero(put)), (self._gone, np.flatnonzero(deleted))):
-            if not len(chosen):
-                continue
-            whole = len(chosen) == len(batch)
-            own, part = (batch, rows) if whole else (part_of(batch, chosen), rows.take(pa.array(chosen)))
-            if table is self._live:
-                table.put_absent(own, part.select(self.schema.value.names))
-            else:
-                # Where a newer row is there, it hides this as it hides what is older still.
-                table.put_absent(own, pa.table({"gone": np.ones(len(chosen), bool)}))
-
-    def put_base(self, rows: pa.Table, key_groups: np.ndarray) -> None:
-        """Write the rows (`schema.rows`) of the base of which no change speaks."""
-        self.flush()
-        batch = self._batch(rows, key_groups)
-        if self._gone.rows and (found := self._gone.get(batch).found).any():
-            chosen = np.flatnonzero(~found)
-            rows, batch = rows.take(pa.array(chosen)), part_of(batch, chosen)
-        self._live.put_absent(batch, rows.select(self.schema.value.names))
-
-    def _batch(self, rows: pa.Table, key_groups: np.ndarray) -> KeyBatch:
-        return key_batch(self.schema, rows, self._max_parallelism, key_groups)
+            self._put_in_order(self._scratch)
 
     def merged(self, base: Iterable[Batch], groups: KeyGroupRange) -> Iterator[Batch]:
-        """Every live row of `groups`, key groups ascending over all batches.
+        """Every live row of `groups` (`schema.rows`), key groups ascending over all batches.
 
         Args:
             base: the rows (`schema.rows`) before the changes, key groups ascending over all batches.
         """
-        self.flush()
-        filter_ = _KeyFilter(np.concatenate([np.zeros(0, np.uint64), *self._hashes]))
-        waiting = _Ahead(self._live.scan(groups))
+        self._put_in_order(None)
+        upto = groups.start
         for rows, owners in base:
-            kept = self._unchanged(rows, owners, filter_)
-            left = (rows, owners) if kept is None else (rows.filter(pa.array(kept)), owners[kept])
-            yield from _interleaved(*left, waiting)
-        yield from waiting.rest()
+            if not len(owners):
+                continue
+            # The last key group of the batch before may go on in this one: its changes have passed already.
+            for part in self._parts(min(upto, int(owners[0])), int(owners[-1]) + 1):
+                first, last = np.searchsorted(owners, [part.start, part.end]).tolist()
+                yield self._merge(rows.slice(first, last - first), owners[first:last], part, upto)
+                upto = max(upto, part.end)
+        nothing = self.schema.rows.empty_table(), np.zeros(0, np.uint16)
+        for part in self._parts(upto, groups.end):
+            yield self._merge(*nothing, part, upto)
 
-    def _unchanged(self, rows: pa.Table, owners: np.ndarray, filter_: "_KeyFilter") -> np.ndarray | None:
-        """bool[n]: which rows of the base no change speaks of; None for all."""
-        if not self._hashes:
-            return None
-        batch = self._batch(rows, owners)
-        perhaps = filter_.perhaps(batch.hashes)
-        if not len(perhaps):
-            return None
-        some = part_of(batch, perhaps)
-        changed = self._live.get(some).found | self._gone.get(some).found
-        kept = np.ones(len(owners), bool)
-        kept[perhaps[changed]] = False
-        return kept
+    def _put_in_order(self, scratch: Path | None) -> None:
+        """Make one run of what waits: by key group, the newest of each key group first."""
+        waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
+        if not any(len(changes) for changes, _ in waiting):
+            return
+        rows = pa.concat_tables([changes for changes, _ in waiting])
+        owners = np.concatenate([owner for _, owner in waiting])
+        if len(waiting) > 1:
+            order = np.argsort(owners, kind="stable")
+            rows, owners = rows.combine_chunks().take(pa.array(order)), owners[order]
+        if scratch is not None:
+            rows = _spilled(rows, scratch)
+        self._runs.append(_Run(rows, owners, self._max_parallelism))
 
+    def _parts(self, start: int, end: int) -> Iterator[KeyGroupRange]:
+        """Key groups start to end - 1, cut wherever there have been `MERGED_ROWS` changes."""
+        before = sum((run.starts for run in self._runs), np.zeros(self._max_parallelism + 1, np.int64))
+        inner = 1 + np.flatnonzero(np.diff(before[start : end + 1] // MERGED_ROWS)) + start
+        return (KeyGroupRange(a, b) for a, b in pairwise(sorted({start, *inner.tolist(), end})))
 
-class _KeyFilter:
-    """Tells most keys that are not in a set from those that are, by one bit of a table for each hash."""
-
-    def __init__(self, hashes: np.ndarray) -> None:
-        bits = max(10, len(hashes).bit_length() + _FILTER_BITS)
-        self._shift = np.uint64(64 - bits)
-        self._slots = np.zeros(1 << bits, bool)
-        self._slots[hashes >> self._shift] = True
-
-    def perhaps(self, hashes: np.ndarray) -> np.ndarray:
-        """Positions of those that may be in the set."""
-        return np.flatnonzero(self._slots[hashes >> self._shift])
-
-
-class _Ahead:
-    """Batches of which some rows have been taken."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self._held: deque[Batch] = deque()
-
-    def upto(self, group: int) -> list[Batch]:
-        """Take all rows of key groups up to and with `group`."""
-        taken: list[Batch] = []
-        while True:
-            if not self._held:
-                following = next(self._batches, None)
-                if following is None:
-                    return taken
-                self._held.append(following)
-            rows, owners = self._held.popleft()
-            cut = int(np.searchsorted(owners, group, side="right"))
-            if cut:
-                taken.append((rows.slice(0, cut), owners[:cut]))
-            if cut < len(owners):
-                self._held.append((rows.slice(cut), owners[cut:]))
-                return taken
-
-    def rest(self) -> Iterator[Batch]:
-        """Take all that is left."""
-        yield from self._held
-        yield from self._batches
+    def _merge(self, base: pa.Table, owners: np.ndarray, part: KeyGroupRange, upto: int) -> Batch:
+        """The live rows of some key groups; of those before `upto` only the base's."""
+        found = [run.of(part) for run in self._runs]
+        changes = [change for change, _ in found if len(change)]
+        if not changes:
+            return base, owners
+        owners = np.concatenate([*(owner for _, owner in found), owners])
+        changed = sum(map(len, changes))
+        live = np.ones(len(owners), bool)
+        live[:changed] = np.concatenate([~fixed_values(one_array(c.column(DELETED))).astype(bool) for c in changes])
+        live[:changed] &= owners[:changed] >= upto
+        # Of a delta the values may be null where it deletes.
+        shape = pa.schema([field.with_nullable(True) for field in self.schema.rows])
+        tables = [pa.table(table.columns[: len(shape)], schema=shape) for table in (*changes, base)]
+        rows = pa.concat_tables(tables).combine_chunks()
+        batch = key_batch(self.schema, rows, self._max_parallelism, owners)
+        newest = np.zeros(len(owners), bool)
+        newest[first_rows(batch.hashes, batch.keys.columns)] = True
+        chosen = np.flatnonzero(newest & live)
+        chosen = chosen[np.argsort(owners[chosen], kind="stable")]
+        return pa.table(rows.take(pa.array(chosen)).columns, schema=self.schema.rows), owners[chosen]
 
 
-def _interleaved(rows: pa.Table, owners: np.ndarray, waiting: _Ahead) -> Iterator[Batch]:
-    """A batch of the base and the changed rows up to its last key group, by key group."""
-    if not len(owners):
-        return
-    others = waiting.upto(int(owners[-1]))
-    if not others:
-        yield rows, owners
-        return
-    tables = [rows, *(table.cast(rows.schema) for table, _ in others)]
-    groups = np.concatenate([owners, *(owner for _, owner in others)])
-    order = np.argsort(groups, kind="stable")
-    yield pa.concat_tables(tables).take(pa.array(order)), groups[order]
+class _Run:
+    """Changes by key group, newest first; `starts` (int64[key groups + 1]) says where each key group begins."""
+
+    def __init__(self, rows: pa.Table, owners: np.ndarray, key_groups: int) -> None:
+        self._rows, self._owners = rows, owners
+        self.starts = np.searchsorted(owners, np.arange(key_groups + 1))
+
+    def of(self, part: KeyGroupRange) -> Batch:
+        """Those of some key groups."""
+        first, last = self.starts[[part.start, part.end]].tolist()
+        return self._rows.slice(first, last - first), self._owners[first:last]
+
+
+def _spilled(rows: pa.Table, directory: Path) -> pa.Table:
+    """The same table in a file without a name, mapped: pages that the kernel may drop.
+
+    Raises:
+        Unreachable: the disk is full or the directory cannot be written.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            with pa.ipc.new_file(file, rows.schema) as out:
+                out.write_table(rows)
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise Unreachable(f"cannot write below {directory}: {error.strerror}; free some space") from error
+    return pa.ipc.open_file(pa.py_buffer(mapped)).read_all()

@@ -7,6 +7,7 @@ a restore is a map over them, at whatever parallelism. Blocks are fetched ahead 
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -15,10 +16,9 @@ import pyarrow as pa
 from siltstone.catalog.manifest import Manifest, decode_manifest
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.base import read_base
-from siltstone.changelog.block import decode_block
 from siltstone.changelog.opaque import decode_opaque
 from siltstone.errors import ProofFailed
-from siltstone.lifecycle.merge import Changes
+from siltstone.lifecycle.tables import changes_of, merged_tables, of_tables, wanted_block
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.policy.restore_plan import Read, RestoreUnit, plan_restore
 from siltstone.state.backend import KeyedState, SubtaskState
@@ -27,7 +27,7 @@ from siltstone.state.heap import HeapTable
 from siltstone.state.protocol import apply_delta, set_state
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
-from siltstone.store.blocks import BlockReader, Wanted
+from siltstone.store.blocks import BlockReader
 
 
 @dataclass
@@ -91,19 +91,6 @@ def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRa
     return changes.num_rows
 
 
-def changes_of(
-    handle: Handle, schema: TableSchema, groups: Sequence[KeyGroupRange], block: pa.Buffer
-) -> tuple[pa.Table, np.ndarray]:
-    """A delta's changes of some key groups (`schema.changes`) and their key groups (uint16), ascending."""
-    changes, key_groups = decode_block(block, handle.object)
-    wanted = np.zeros(len(key_groups), bool)
-    for part in groups:
-        wanted |= (key_groups >= part.start) & (key_groups < part.end)
-    if not wanted.all():
-        changes, key_groups = changes.filter(pa.array(wanted)), key_groups[wanted]
-    return _widened(changes, schema.changes), key_groups
-
-
 def _apply_base(target: KeyedState, handle: Handle, schema: TableSchema, groups: KeyGroupRange, block: Block) -> int:
     count = 0
     for rows, key_groups in read_base(block, schema, groups, name=handle.object):
@@ -112,50 +99,24 @@ def _apply_base(target: KeyedState, handle: Handle, schema: TableSchema, groups:
     return count
 
 
-def _widened(changes: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of `schema`, null where an older definition did not have them."""
-    if changes.schema.names == schema.names:
-        return changes
-    have = set(changes.column_names)
-    columns = [changes.column(f.name) if f.name in have else pa.nulls(len(changes), f.type) for f in schema]
-    return pa.table(columns, schema=schema)
+def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader, scratch: Path | None = None) -> None:
+    """Fill state that is still empty from blocks, given in the order in which they apply; each row is written once."""
+    tables, others = of_tables(reads)
+    for read, block in zip(others, reader.blocks(map(wanted_block, others)), strict=True):
+        apply_handle(target, read.handle, read.key_groups, block)
+    for name, table in target.tables.items():
+        table.reserve(sum(map(_base_rows_wanted, (read for read in tables if read.handle.variable == name))))
+    schemas = {name: table.schema for name, table in target.tables.items()}
+    for name, batches in merged_tables(tables, schemas, reader, target.groups, target.max_parallelism, scratch):
+        for rows, key_groups in batches:
+            set_state(target, name, rows, key_groups)
 
 
-PART_SHARE = 0.5
-"""a base of which so much or less is wanted is read in parts"""
-WHOLE_BYTES = 64 << 20
-"""a larger base is read in parts in any case, so that memory stays bounded"""
-
-
-def wanted_block(read: Read) -> Wanted:
-    """How a block is to be read: of a base, the pages of the wanted key groups only, where that is worth it."""
+def _base_rows_wanted(read: Read) -> int:
+    """About how many rows of a base are wanted; 0 of a delta, which mostly changes what is there."""
     handle = read.handle
-    base = handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL
-    share = sum(map(len, read.key_groups)) / max(len(handle.key_groups), 1)
-    return Wanted(handle, in_parts=base and (share <= PART_SHARE or handle.length > WHOLE_BYTES))
-
-
-def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader) -> None:
-    """Fill state that is still empty from blocks in order; what is fetched ahead is dropped once it is applied.
-
-    Tables are filled from their newest block on, so that each row is written once, as it is to be.
-    """
-    filling = {name: Changes(t.schema, target.max_parallelism, t) for name, t in target.tables.items()}
-    newest_first = reads[::-1]
-    for read, block in zip(newest_first, reader.blocks(map(wanted_block, newest_first)), strict=True):
-        handle = read.handle
-        changes = filling.get(handle.variable)
-        if changes is None or handle.kind is not Kind.INCREMENTAL:
-            apply_handle(target, handle, read.key_groups, block)
-        elif handle.form is Form.DELTA:
-            assert isinstance(block, pa.Buffer), "only bases are read in parts"
-            changes.add(*changes_of(handle, changes.schema, read.key_groups, block))
-        else:
-            for part in read.key_groups:
-                for rows, key_groups in read_base(block, changes.schema, part, name=handle.object):
-                    changes.put_base(rows, key_groups)
-    for changes in filling.values():
-        changes.flush()
+    wanted = sum(map(len, read.key_groups)) / max(1, len(handle.key_groups))
+    return int(handle.rows * wanted) if handle.form is Form.BASE else 0
 
 
 def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest], checkpoint: int) -> list[Read]:
@@ -173,22 +134,34 @@ def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest], checkpoint:
     return sorted(unit.reads + indexes, key=lambda r: (r.checkpoint, r.handle.object, r.handle.offset))
 
 
-def check_digests(target: KeyedState, operator: str, manifest: Manifest, only: Collection[str] | None = None) -> None:
+def digests_of(state: KeyedState) -> dict[str, np.ndarray]:
+    """Table or opaque variable -> uint64 per key group of the state: the digest."""
+    part = slice(state.groups.start, state.groups.end)
+    digests = {name: table.digests[part].copy() for name, table in state.tables.items()}
+    return digests | {name: opaque_digests(values, state.groups) for name, values in state.opaque.items()}
+
+
+def check_digests(
+    found: Mapping[str, np.ndarray],
+    operator: str,
+    groups: KeyGroupRange,
+    manifest: Manifest,
+    only: Collection[str] | None = None,
+) -> None:
     """Compare what was rebuilt with what was recorded, key group by key group (promise 1); `only` these variables.
+
+    Args:
+        found: as `digests_of` has it.
 
     Raises:
         ProofFailed: they differ; the message names checkpoint, variable and key groups.
     """
-    part = slice(target.groups.start, target.groups.end)
+    nothing = np.zeros(len(groups), np.uint64)
     for name, recorded in manifest.digests[operator].items():
-        if only is not None and name not in only:
-            continue
-        if name in target.tables:
-            found = target.tables[name].digests[part]
-        else:
-            found = opaque_digests(target.opaque.get(name, {}), target.groups)
-        where = f"checkpoint {manifest.checkpoint} of {manifest.stream}: {operator}.{name}"
-        compare_digests(where, found, recorded[part], np.arange(target.groups.start, target.groups.end))
+        if only is None or name in only:
+            where = f"checkpoint {manifest.checkpoint} of {manifest.stream}: {operator}.{name}"
+            own = recorded[groups.start : groups.end]
+            compare_digests(where, found.get(name, nothing), own, np.arange(groups.start, groups.end))
 
 
 def compare_digests(where: str, found: np.ndarray, recorded: np.ndarray, key_groups: np.ndarray) -> None:
@@ -268,12 +241,14 @@ def load_state(
     operator: str,
     step: int,
     stream: str | None = None,
+    scratch: Path | None = None,
 ) -> int:
     """Fill empty working state from a chain, proven, and make it version `step` with no change pending.
 
     Args:
         stored: the chain's manifest objects, the target's last; none for an operator that is new, which stays empty.
         stream: as in `read_manifest`.
+        scratch: as of `Changes`.
 
     Returns:
         How many bytes of blocks were read.
@@ -289,8 +264,8 @@ def load_state(
         handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
         plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups)
         reads = unit_reads(plan.units[0], manifests, target.checkpoint)
-        apply_reads(state, reads, reader)
-        check_digests(state, operator, target)
+        apply_reads(state, reads, reader, scratch)
+        check_digests(digests_of(state), operator, state.groups, target)
     for table in state.tables.values():
         table.mark()
     state.commit()

@@ -23,8 +23,8 @@ from siltstone.lifecycle.restore import (
     opaque_digests,
     opaque_of,
     schemas_of,
-    wanted_block,
 )
+from siltstone.lifecycle.tables import digested, merged_tables, wanted_block
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.policy.restore_plan import Read, plan_restore
 from siltstone.state.digest import group_sums, row_digests
@@ -241,16 +241,15 @@ def _streamed(
 def _merged(
     reader: BlockReader, task: ScanTask, schema: TableSchema, needed: list[str], whole: bool
 ) -> Iterator[pa.Table]:
-    """Rebuilt in memory, with the primary key and only the value columns that are needed."""
+    """With the primary key and only the value columns that are needed."""
     pruned = TableSchema(schema.key, schema.subkey, pa.schema([f for f in schema.value if f.name in needed]))
     hull = KeyGroupRange(int(task.key_groups[0]), int(task.key_groups[-1]) + 1)
-    target = MemoryState.empty({task.shape.name: pruned}, hull, task.max_parallelism)
-    apply_reads(target, task.reads, reader)
-    table = target.tables[task.shape.name]
+    found = np.zeros(task.max_parallelism, np.uint64)
+    for _, batches in merged_tables(task.reads, {task.shape.name: pruned}, reader, hull, task.max_parallelism):
+        for rows, _ in digested(batches, found) if whole else batches:
+            yield rows
     if whole:
-        compare_digests(task.where, table.digests[task.key_groups], task.digests, task.key_groups)
-    for rows, _ in table.scan(hull):
-        yield rows
+        compare_digests(task.where, found[task.key_groups], task.digests, task.key_groups)
 
 
 def _opaque_rows(reader: BlockReader, task: ScanTask) -> pa.Table:

@@ -21,7 +21,7 @@ import numpy as np
 from siltstone.catalog.manifest import Manifest
 from siltstone.errors import Unreachable
 from siltstone.lifecycle.export import write_state
-from siltstone.lifecycle.restore import MemoryState, opaque_digests
+from siltstone.lifecycle.restore import MemoryState, digests_of
 from siltstone.lifecycle.verify import Failure, ProofTask, prove
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.base import Store
@@ -62,11 +62,8 @@ def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
     part = SeriesPart(chain.operator, chain.key_groups.start, chain.key_groups.end, {}, {}, [])
 
     def write(checkpoint: int, state: MemoryState) -> None:
-        groups = slice(state.groups.start, state.groups.end)
         write_state(state, directory / str(checkpoint) / chain.operator)
-        digests = {name: table.digests[groups].copy() for name, table in state.tables.items()}
-        digests |= {name: opaque_digests(values, state.groups) for name, values in state.opaque.items()}
-        part.digests[checkpoint] = digests
+        part.digests[checkpoint] = digests_of(state)
         part.rows[checkpoint] = sum(table.rows for table in state.tables.values())
 
     part.failures.extend(prove(store, task, write).failures)

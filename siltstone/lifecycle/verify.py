@@ -22,6 +22,7 @@ from siltstone.lifecycle.restore import (
     MemoryState,
     apply_handle,
     check_digests,
+    digests_of,
     objects_of,
     read_manifest,
     schemas_of,
@@ -187,7 +188,7 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
             opaque = [h for h in step.handles if h.kind is Kind.OPAQUE]
             try:
                 _set_opaque(target, opaque, reader)
-                check_digests(target, chain.operator, manifests[step.checkpoint])
+                check_digests(digests_of(target), chain.operator, target.groups, manifests[step.checkpoint])
                 restore_s[step.checkpoint] = time.perf_counter() - start
                 restore_bytes[step.checkpoint] = read + sum(h.length for h in opaque)
                 visit(step.checkpoint, target)

@@ -84,7 +84,13 @@ def _restored(task: StepTask, subtask: int, directory: Path, clock: Clock) -> Su
             with clock.phase("restore"):
                 restore = task.restore
                 clock.restored_bytes += load_state(
-                    state, task.warehouse.store, restore.manifests, task.operator.name, restore.step, task.stream
+                    state,
+                    task.warehouse.store,
+                    restore.manifests,
+                    task.operator.name,
+                    restore.step,
+                    task.stream,
+                    scratch=directory.parent,
                 )
     except BaseException:
         state.close()

@@ -42,11 +42,6 @@ class KeyBatch:
         return len(self.hashes)
 
 
-def part_of(batch: KeyBatch, rows: np.ndarray) -> KeyBatch:
-    """Some rows (int64[m]) of a batch, as a batch of their own."""
-    return KeyBatch(batch.keys.take(pa.array(rows)), batch.hashes[rows], batch.key_groups[rows])
-
-
 @dataclass(frozen=True)
 class Lookup:
     """What `get` found: `found` (bool[n]) and `values` (n rows of the value columns, all null where not found)."""
@@ -74,16 +69,16 @@ class StateTable(Protocol):
         """
         ...
 
+    def reserve(self, rows: int) -> None:
+        """So many rows in all are to come: what would be made anew as they come may be made once."""
+        ...
+
     def get(self, batch: KeyBatch) -> Lookup:
         """The rows of many keys."""
         ...
 
     def put(self, batch: KeyBatch, values: pa.Table) -> None:
         """Insert or replace one row per key; `values` has the value columns and as many rows as the batch."""
-        ...
-
-    def put_absent(self, batch: KeyBatch, values: pa.Table) -> None:
-        """Insert a row for each key that has none, and leave the others as they are; else as `put`."""
         ...
 
     def delete(self, batch: KeyBatch) -> None:

@@ -105,6 +105,19 @@ def distinct(hashes: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray,
     return _by_code(codes)
 
 
+def first_rows(hashes: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
+    """The first of the two that `distinct` finds, for half of what it costs."""
+    order = np.argsort(hashes)
+    in_order = hashes[order]
+    again = in_order[1:] == in_order[:-1]
+    if again.any():
+        repeated = np.flatnonzero(again)
+        if not _equal_rows(columns, order[repeated], order[repeated + 1]):
+            return distinct(hashes, columns)[0]
+        order = np.minimum.reduceat(order, np.concatenate(([0], np.flatnonzero(~again) + 1)))
+    return order
+
+
 def hash_bytes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seeds: np.ndarray) -> np.ndarray:
     """uint64[n]: XXH64 of the n byte ranges of `data` (uint8), each with its own seed."""
     result = np.empty(len(starts), np.uint64)

@@ -92,16 +92,18 @@ def test_put_get_delete_and_put_again(reopen: Open):
     assert now(table) == {1: 11, 2: None, 3: 33}
 
 
-def test_only_absent_keys_are_put(reopen: Open):
+def test_room_for_what_is_to_come_changes_nothing_else(reopen: Open):
     state = reopen()
     table = state.tables["t"]
     state.begin(1, tracking=True)
-    table.put_absent(longs(1, 2), values(10, 20))
-    table.delete(longs(2))
-    table.put_absent(longs(3, 2, 1), values(30, 22, 11))
-    table.put_absent(longs(1, 2, 3), values(0, 0, 0))
+    table.put(longs(1, 2), values(10, 20))
+    table.reserve(100_000)
+    table.put(longs(2, 3), values(22, 30))
     assert now(table) == told(table) == {1: 10, 2: 22, 3: 30}
     assert table.rows == 3
+    state.commit()
+    state = reopen()
+    assert now(state.tables["t"]) == {1: 10, 2: 22, 3: 30}
     state.rollback()
     assert now(reopen().tables["t"]) == {}
 

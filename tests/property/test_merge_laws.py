@@ -1,5 +1,7 @@
 """A base merged with its deltas is what a dictionary makes of them."""
 
+import tempfile
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -10,9 +12,7 @@ from hypothesis import strategies as st
 from siltstone.lifecycle import merge
 from siltstone.lifecycle.merge import Changes
 from siltstone.model import KeyGroupRange
-from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import key_groups, xxhash64
-from siltstone.state.heap import HeapTable
 from siltstone.state.schema import TableSchema
 
 SCHEMA = TableSchema(
@@ -46,31 +46,27 @@ def _table(rows: Rows, schema: pa.Schema) -> tuple[pa.Table, np.ndarray]:
     st.integers(1, 7),
     st.tuples(st.integers(0, GROUPS), st.integers(0, GROUPS)).map(sorted),
     st.sampled_from([1, 10, merge.TOGETHER_ROWS]),
+    st.sampled_from([1, 3, merge.MERGED_ROWS]),
+    st.booleans(),
 )
 def test_the_newest_change_wins_and_deletes_drop(
-    base: Rows, deltas: list[Rows], size: int, bounds: list[int], together: int
+    base: Rows, deltas: list[Rows], size: int, bounds: list[int], together: int, at_once: int, spilled: bool
 ) -> None:
     groups = KeyGroupRange(*bounds)
     inside = lambda rows: {  # noqa: E731
         key: value for key, value in rows.items() if key_groups(xxhash64([pa.array([key[0]])]), GROUPS)[0] in groups
     }
     expected: Rows = inside(base)
-    filled = HeapTable.in_memory(SCHEMA, GROUPS)
-    streaming, filling = Changes(SCHEMA, GROUPS), Changes(SCHEMA, GROUPS, filled)
+    changes = Changes(SCHEMA, GROUPS, Path(tempfile.gettempdir()) if spilled else None)
     with patch.object(merge, "TOGETHER_ROWS", together):
         for delta in reversed(deltas):
-            for changes in (streaming, filling):
-                changes.add(*_table(inside(delta), SCHEMA.changes))
+            changes.add(*_table(inside(delta), SCHEMA.changes))
     for delta in map(inside, deltas):
         expected |= delta
     rows, owners = _table(inside(base), SCHEMA.rows)
     batches = [(rows.slice(i, size), owners[i : i + size]) for i in range(0, len(owners), size)]
-    merged = list(streaming.merged(batches, groups))
-    filling.flush()  # where no base follows
-    for part in batches:
-        filling.put_base(*part)
-    assert filled.rows == sum(len(owner) for _, owner in merged)
-    assert (filled.digests == sum(group_sums(row_digests(t), owner, GROUPS) for t, owner in merged)).all()
+    with patch.object(merge, "MERGED_ROWS", at_once):
+        merged = list(changes.merged(batches, groups))
     seen = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in merged)])
     assert (np.diff(seen.astype(int)) >= 0).all()
     found: Rows = {}

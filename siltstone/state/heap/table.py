@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import KeyBatch, Lookup, part_of
+from siltstone.state.backend import KeyBatch, Lookup
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import normalise_keys
 from siltstone.state.heap.layout import Layout
@@ -121,6 +121,10 @@ class HeapTable:
 
     # Reading and writing
 
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows in all."""
+        self._records.make_room(rows)
+
     def get(self, batch: KeyBatch) -> Lookup:
         """The rows of many keys."""
         found = self._find(batch)
@@ -183,18 +187,6 @@ class HeapTable:
             self._counts = replace(self._counts, rows=records.rows)
         found.mutation = self._mutation
         batch.memo[self] = found
-
-    def put_absent(self, batch: KeyBatch, values: pa.Table) -> None:
-        """Insert a row for each key that has none; the keys of a batch are distinct."""
-        found = self._find(batch)
-        absent = np.flatnonzero((found.ids < 0) | (found.block["live"] == 0))
-        if len(absent) < len(batch):
-            rows, batch = pa.array(absent), part_of(batch, absent)
-            encoded = [key[absent] if isinstance(key, np.ndarray) else key.take(rows) for key in found.encoded]
-            part = found.keys.take(rows), encoded, found.ids[absent], found.block[absent]
-            batch.memo[self] = _Found(found.mutation, *part)
-            values = values.take(rows)
-        self.put(batch, values)
 
     def delete(self, batch: KeyBatch) -> None:
         """Remove the rows of these keys; absent keys are no error."""
