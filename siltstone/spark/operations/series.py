@@ -1,10 +1,11 @@
 """Rebuilds the state of many checkpoints, such as that of each day of a year."""
 
+import fcntl
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +30,10 @@ from siltstone.store.paths import check_label
 AT_ONCE = 64
 """how many checkpoints are restored before their labels appear: a chain that is cut there is read twice"""
 STAGED = ".series-"
-LEFT_S = 86_400.0
-"""what nobody has touched for so long is of a process that was killed"""
+LOCK = "lock"
+"""held by the process that writes there for as long as it lives"""
+NEW_S = 5.0
+"""a directory as young as that may be one whose owner has yet to lock it"""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def restore_series(
     with Place.existing(settings.warehouse, settings.catalog) as place:
         catalog, root = place.catalog, place.warehouse.local.restored_series(stream)
         catalog.stream(stream)
+        _clear_abandoned(root)
         recorded = {id: catalog.checkpoint(stream, id).digest for id in set(labels.values())}
         there = {label: lying(root, label) for label in labels}
         kept = [
@@ -125,19 +129,39 @@ def _restore(
 
 @contextmanager
 def _staging(root: Path) -> Iterator[Path]:
-    """A directory beside the labels that is gone afterwards; so are those that killed processes left a day ago."""
+    """A directory beside the labels that is gone afterwards."""
     path = root / f"{STAGED}{uuid.uuid4().hex[:12]}"
-    try:
-        path.mkdir(parents=True)
-        for left in root.glob(f"{STAGED}*"):
-            if time.time() - left.stat().st_mtime > LEFT_S:
-                shutil.rmtree(left, ignore_errors=True)
-    except OSError as error:
-        raise Unreachable(f"cannot write below {root}: {error.strerror}; check permissions and free space") from error
-    try:
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, path, ignore_errors=True)
+        try:
+            path.mkdir(parents=True)
+            held = stack.enter_context((path / LOCK).open("w"))
+            fcntl.flock(held, fcntl.LOCK_EX)
+        except OSError as error:
+            raise Unreachable(
+                f"cannot write below {root}: {error.strerror}; check permissions and free space"
+            ) from error
         yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+
+
+def _clear_abandoned(root: Path) -> None:
+    """Remove what killed processes have left beside the labels."""
+    for left in root.glob(f"{STAGED}*"):
+        if _abandoned(left):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _abandoned(directory: Path) -> bool:
+    """Whether nobody writes there any more."""
+    lock = directory / LOCK
+    try:
+        if time.time() - (lock if lock.exists() else directory).stat().st_mtime < NEW_S:
+            return False
+        with lock.open("a") as free:
+            fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held, or gone meanwhile
+        return False
+    return True
 
 
 def _parts(ids: Sequence[int]) -> Iterator[Sequence[int]]:
