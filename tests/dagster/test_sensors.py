@@ -1,0 +1,306 @@
+"""Sensors, schedules and what follows by itself, each looked at once: no daemon, no Spark."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets.partitions import hours_of
+from orchestration.definitions import definitions_of
+from orchestration.operations import job_tags
+from resources import SparkResource, WarehouseResource, WebhookNotifier
+from resources.notifier import Alert, LogNotifier, Notifier
+from siltstone.catalog.place import Place
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.lifecycle.region import Region, RegionOptions
+from siltstone.policy.adaptive import PolicyOptions, named
+from tests.dagster_runs import plain
+from tests.fault.small_stream import SMALL, purchases
+from tests.region_run import RegionSteps
+
+POLICY = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
+DEFINITIONS = definitions_of({SMALL.name: SMALL}, {})
+PARTS = {f"{operator}/base_checkpoint" for operator in ("accounts", "daily", "places")}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return str(tmp_path / "warehouse")
+
+
+@pytest.fixture
+def place(url: str) -> Iterator[Place]:
+    with Place.writable(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    """In files, as schedules open it again."""
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
+        yield made
+
+
+def run(place: Place, who: str, steps: int) -> RegionSteps:
+    """Take the stream over and make so many checkpoints; the run stays open."""
+    options = RegionOptions(parallelism=1, checkpoint_steps=1, upload=UploadOptions())
+    steps_of = RegionSteps(Region.open(SMALL, place.warehouse, place.catalog, POLICY, options, who))
+    done = place.catalog.last_id(SMALL.name)
+    for rows in islice(purchases(), done, done + steps):
+        steps_of.step(rows)
+    return steps_of
+
+
+def resources(url: str, **more: Any) -> dict[str, Any]:
+    return {"warehouse": WarehouseResource(url=url), "spark": SparkResource(), **more}
+
+
+def sensor(name: str) -> dg.SensorDefinition:
+    (found,) = (each for each in DEFINITIONS.sensors or [] if each.name == name)
+    assert isinstance(found, dg.SensorDefinition)
+    return found
+
+
+def look(name: str, instance: dg.DagsterInstance, cursor: str | None, url: str, **more: Any) -> Any:
+    """One tick of a sensor."""
+    with dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources(url, **more)) as context:
+        return sensor(name).evaluate_tick(context)
+
+
+def told(tick: Any) -> list[tuple[str, int]]:
+    """The assets of a tick's events, without the stream's name, and their checkpoints."""
+    return [("/".join(e.asset_key.path[1:]), plain(e.metadata)["checkpoint"]) for e in tick.asset_events]
+
+
+def test_checkpoints_of_runs_outside_dagster_become_events_once(
+    place: Place, url: str, instance: dg.DagsterInstance
+) -> None:
+    run(place, "somebody", 2)
+    first = look("new_checkpoints", instance, None, url)
+    deltas = {(asset.replace("base_checkpoint", "delta_chain"), 2) for asset in PARTS}
+    assert set(told(first)) == {*((asset, 1) for asset in PARTS), *deltas, ("checkpoints", 1), ("checkpoints", 2)}
+    assert len(first.asset_events) == 8
+    (one, two) = (e for e in first.asset_events if e.asset_key.path[-1] == "checkpoints")
+    records = place.catalog.checkpoints(SMALL.name)
+    assert [e.tags["dagster/data_version"] for e in (one, two)] == [r.digest for r in records]
+    assert "chain_picture" not in one.metadata and "chain_picture" in two.metadata, "drawn once a look"
+    part = next(e for e in first.asset_events if e.asset_key.path[1:] == ["accounts", "delta_chain"])
+    assert plain(part.metadata).items() >= {"form": "delta", "chain": "1-2", "rows_in": 300}.items()
+    (request,) = first.dynamic_partitions_requests
+    assert request.partition_keys == hours_of(r.committed_at for r in records)
+    assert request.partitions_def_name == "small__hours"
+
+    again = look("new_checkpoints", instance, first.cursor, url)
+    assert (again.asset_events, again.dynamic_partitions_requests) == ([], [])
+    assert again.cursor == first.cursor == json.dumps({"small": 2})
+
+    run(place, "Dagster run 0815", 1)
+    run(place, "somebody", 1)
+    third = look("new_checkpoints", instance, again.cursor, url)
+    assert {checkpoint for _, checkpoint in told(third)} == {4}, "a run of Dagster's tells of its own"
+    assert json.loads(third.cursor) == {"small": 4}
+
+
+def test_a_look_tells_of_some_and_the_next_goes_on(
+    place: Place, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestration.observation.AT_ONCE", 2)
+    run(place, "somebody", 3)
+    first = look("new_checkpoints", instance, None, url)
+    assert {checkpoint for _, checkpoint in told(first)} == {1, 2}
+    second = look("new_checkpoints", instance, first.cursor, url)
+    assert {checkpoint for _, checkpoint in told(second)} == {3}
+
+
+@pytest.mark.parametrize("name", ["new_checkpoints", "alerts"])
+def test_a_warehouse_or_catalog_that_is_away_is_a_reason_to_wait(
+    name: str, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"notifier": LogNotifier()} if name == "alerts" else {}
+    tick = look(name, instance, '{"small": 2}' if name == "new_checkpoints" else '["a"]', url, **more)
+    assert f"no warehouse at {url}" in tick.skip_message
+    assert tick.cursor in (None, '{"small": 2}', '["a"]'), "what was told stays told"
+    Place.writable(url).__exit__(None, None, None)
+    monkeypatch.setenv("SILTSTONE_CATALOG", "postgresql://nobody:secret@127.0.0.1:1/nothing?connect_timeout=1")
+    tick = look(name, instance, None, url, **more)
+    assert "127.0.0.1" in tick.skip_message and "secret" not in tick.skip_message
+
+
+class Chat:
+    """A real server that takes alerts, or refuses so many."""
+
+    def __init__(self) -> None:
+        self.refuses = 0
+        self.got: list[dict[str, Any]] = []
+        chat = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                refused, chat.refuses = chat.refuses > 0, max(0, chat.refuses - 1)
+                if not refused:
+                    chat.got.append(body)
+                self.send_response(503 if refused else 200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.notifier = WebhookNotifier(url=f"http://127.0.0.1:{self._server.server_port}/hook")
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def chat() -> Iterator[Chat]:
+    opened = Chat()
+    yield opened
+    opened.close()
+
+
+def test_a_failed_proof_is_told_once_for_as_long_as_it_lasts(
+    place: Place, url: str, instance: dg.DagsterInstance, chat: Chat
+) -> None:
+    run(place, "somebody", 2)
+    fine = look("alerts", instance, None, url, notifier=chat.notifier)
+    assert chat.got == [] and "0 alerts" in fine.skip_message
+    place.catalog.record_proof(SMALL.name, 2, False, "object x is damaged")
+    first = look("alerts", instance, fine.cursor, url, notifier=chat.notifier)
+    (alert,) = chat.got
+    assert alert["text"] == "Siltstone, stream small: checkpoint 2 is not proven: object x is damaged"
+    assert (alert["stream"], alert["kind"]) == ("small", "proof")
+    second = look("alerts", instance, first.cursor, url, notifier=chat.notifier)
+    assert len(chat.got) == 1
+    place.catalog.record_proof(SMALL.name, 2, True, None)
+    third = look("alerts", instance, second.cursor, url, notifier=chat.notifier)
+    place.catalog.record_proof(SMALL.name, 2, False, "object x is damaged")
+    look("alerts", instance, third.cursor, url, notifier=chat.notifier)
+    assert len(chat.got) == 2, "it was mended, and came again"
+
+
+def test_what_could_not_be_told_is_told_again(
+    place: Place, url: str, instance: dg.DagsterInstance, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    run(place, "somebody", 1)
+    for n in range(3):
+        place.catalog.begin_materialization(SMALL.name, "daily", 1, id=f"m{n}", who="a test")
+        place.catalog.fail_materialization(SMALL.name, f"m{n}", "the disk is full")
+    chat.refuses = 3  # as often as one alert is tried
+    first = look("alerts", instance, None, url, notifier=chat.notifier)
+    assert chat.got == [] and "0 told now" in first.skip_message
+    chat.refuses = 2
+    look("alerts", instance, first.cursor, url, notifier=chat.notifier)
+    (alert,) = chat.got
+    assert alert["kind"] == "materialization" and "daily is failing" in alert["text"]
+    assert "the disk is full" in alert["text"]
+
+
+def test_a_stream_that_stands_still_is_told(
+    place: Place, url: str, instance: dg.DagsterInstance, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = run(place, "somebody", 1)
+    assert "0 alerts" in look("alerts", instance, None, url, notifier=chat.notifier).skip_message
+    monkeypatch.setenv("SILTSTONE_ALERTS__STILL_S", "0.001")
+    first = look("alerts", instance, None, url, notifier=chat.notifier)
+    look("alerts", instance, first.cursor, url, notifier=chat.notifier)
+    (alert,) = chat.got
+    assert alert["kind"] == "stream" and "though somebody runs it" in alert["text"]
+    place.catalog.end_epoch(SMALL.name, opened.region.epoch, "completed")
+    look("alerts", instance, None, url, notifier=chat.notifier)
+    assert len(chat.got) == 1, "a stream at rest stands still, and that is fine"
+
+
+def test_a_notifier_of_ones_own_can_be_plugged_in(place: Place, url: str, instance: dg.DagsterInstance) -> None:
+    heard: list[Alert] = []
+
+    class Ear(Notifier):
+        def notify(self, alert: Alert) -> None:
+            heard.append(alert)
+
+    run(place, "somebody", 1)
+    place.catalog.record_proof(SMALL.name, 1, False, "damaged")
+    look("alerts", instance, None, url, notifier=Ear())
+    assert [alert.kind for alert in heard] == ["proof"]
+
+
+def tick(operation: str, instance: dg.DagsterInstance, url: str) -> Any:
+    """One tick of a schedule."""
+    (found,) = (s for s in DEFINITIONS.schedules or [] if s.name == f"small__{operation}__schedule")
+    assert isinstance(found, dg.ScheduleDefinition)
+    with dg.build_schedule_context(instance=instance, resources=resources(url)) as context:
+        return found.evaluate_tick(context)
+
+
+def test_a_tick_waits_for_the_run_of_an_earlier_one(place: Place, url: str, instance: dg.DagsterInstance) -> None:
+    run(place, "somebody", 1)
+    (request,) = tick("sweep", instance, url).run_requests
+    assert request.tags.items() >= job_tags(SMALL, "sweep").items()
+    going = instance.add_run(
+        dg.DagsterRun(job_name="small__sweep", status=dg.DagsterRunStatus.STARTED, tags=job_tags(SMALL, "sweep"))
+    )
+    waits = tick("sweep", instance, url)
+    assert not waits.run_requests and going.run_id in waits.skip_message
+    assert tick("truncate", instance, url).run_requests, "other operations do not wait"
+    instance.report_run_canceled(going)
+    assert tick("sweep", instance, url).run_requests
+
+
+def test_a_tick_is_skipped_where_there_is_nothing_to_do(
+    url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"no warehouse at {url}" in tick("verify", instance, url).skip_message
+    with Place.writable(url) as place:
+        assert "no checkpoint yet" in tick("verify", instance, url).skip_message
+        run(place, "somebody", 2)
+        assert tick("verify", instance, url).run_requests
+        assert "small/full_snapshot" in tick("verify_deep", instance, url).skip_message
+        assert tick("materialize", instance, url).skip_message == "no chain is due"
+        monkeypatch.setenv("SILTSTONE_MATERIALIZATION__CHAIN_BYTES", "1")
+        (request,) = tick("materialize", instance, url).run_requests
+        assert request.run_config == {"ops": {"small__materialization": {"config": {"due": True}}}}
+    monkeypatch.setenv("SILTSTONE_CATALOG", "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1")
+    assert tick("verify", instance, url).run_requests, "the run says what is wrong"
+
+
+def _passed(instance: dg.DagsterInstance, checks: dict[str, bool]) -> None:
+    for name, passed in checks.items():
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=dg.AssetKey(["small", "checkpoints"]), check_name=name, passed=passed, metadata={}
+            )
+        )
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_state_is_restored_by_itself_when_checkpoints_changed_and_are_proven(
+    instance: dg.DagsterInstance, proven: bool
+) -> None:
+    restored = dg.AssetSelection.assets(dg.AssetKey(["small", "restored_state"]))
+    instance.add_dynamic_partitions("small__hours", ["2026-11-20-12"])
+
+    def evaluate(cursor: Any = None) -> Any:
+        return dg.evaluate_automation_conditions(DEFINITIONS, instance, restored, cursor=cursor)
+
+    first = evaluate()
+    assert first.total_requested == 0, "there is nothing to restore"
+    instance.report_runless_asset_event(dg.AssetMaterialization(["small", "checkpoints"]))
+    _passed(instance, {"digest": proven, "no_gap": True, "nothing_missing": True})
+    second = evaluate(first.cursor)
+    assert second.total_requested == int(proven), "that nothing was ever materialized does not matter"
+    instance.report_runless_asset_event(dg.AssetMaterialization(["small", "materialization"]))
+    if proven:
+        third = evaluate(second.cursor)
+        assert third.total_requested == 0, "a materialization changes no state"
