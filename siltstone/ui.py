@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from sqlalchemy import make_url
+
 from siltstone.catalog.engine import check_reachable
 from siltstone.errors import Unreachable, UsageError
 from siltstone.settings import Settings
@@ -67,8 +69,9 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     environment = {**os.environ, "SILTSTONE_WAREHOUSE": warehouse.url, "DAGSTER_HOME": str(_home(warehouse, storage))}
     if settings.catalog:
         environment["SILTSTONE_CATALOG"] = settings.catalog
-    if storage:
-        environment[STORAGE] = storage
+    if storage:  # Dagster is written for this driver; which one a plain URL means is SQLAlchemy's choice
+        url = make_url(storage).set(drivername="postgresql+psycopg2")
+        environment[STORAGE] = url.render_as_string(hide_password=False)
     # Dagster warns on every start that it has a second command line, `dg`, for projects of another layout.
     python = [sys.executable, "-W", "ignore:Function `dev_command` is superseded"]
     dagster = ["-m", "dagster", "dev", "-w", str(WORKSPACE), "-h", host, "-p", str(port)]

@@ -1,88 +1,51 @@
-"""`siltstone ui`: the real web server on a real port, and what stops it from starting."""
+"""`siltstone ui`: the real web server on a real port, where it keeps its runs, and what stops it from starting."""
 
-import json
 import os
-import signal
 import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+from sqlalchemy import URL, create_engine, text
 
 from siltstone import ui
-from siltstone.errors import UsageError
+from siltstone.errors import Unreachable, UsageError
 from siltstone.settings import Settings
+from tests.contract.conftest import postgres  # noqa: F401 (a fixture)
+from tests.dagster.page import HOST, REPOSITORY, served
+from tests.servers import free_port
 
-REPOSITORY = Path(__file__).parents[2]
-HOST = "127.0.0.1"
-START_S, STOP_S, POLL_S = 120.0, 30.0, 0.5
 ASSETS = """{
   assetNodes { assetKey { path } groupName kinds assetChecksOrError { ... on AssetChecks { checks { name } } } }
-  workspaceOrError { ... on Workspace { locationEntries { name loadStatus } } }
   shouldShowNux
+  instance { hasInfo runLauncher { name } }
 }"""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
-
-
-@contextmanager
-def served(warehouse: Path, port: int, log: Path) -> Iterator[str]:
-    """The address of a running `siltstone ui`; it and all it started are gone at the end."""
-    command = [sys.executable, "-m", "siltstone.cli", "ui", "--warehouse", str(warehouse), "--port", str(port)]
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        yield f"http://{HOST}:{port}"
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(STOP_S)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait(STOP_S)
-
-
-def ask(address: str, query: str) -> dict[str, Any]:
-    request = urllib.request.Request(
-        f"{address}/graphql", json.dumps({"query": query}).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)["data"]
-
-
-def ask_when_up(address: str, log: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + START_S
-    while True:
-        try:
-            return ask(address, ASSETS)
-        except OSError:
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(POLL_S)
-
-
-def test_the_page_shows_the_streams_of_the_repository(tmp_path: Path) -> None:
-    warehouse, log = tmp_path / "warehouse", tmp_path / "log"
-    with served(warehouse, free_port(), log) as address:
-        found = ask_when_up(address, log)
-    assert found["workspaceOrError"]["locationEntries"] == [{"name": "siltstone", "loadStatus": "LOADED"}]
+def test_the_page_shows_the_streams_of_the_repository_and_keeps_runs_in_postgresql(
+    tmp_path: Path,
+    postgres: URL,  # noqa: F811
+) -> None:
+    warehouse = tmp_path / "warehouse"
+    url = postgres.set(drivername="postgresql", password="no-secret-of-anybody").render_as_string(hide_password=False)
+    with served(warehouse, tmp_path / "log", SILTSTONE_UI__STORAGE=url) as page:
+        found = page.ask(ASSETS)
+        run = page.launch("flights__sweep")
+        assert page.ended(run).status == "FAILURE", "there is no stream to sweep"
     assert found["shouldShowNux"] is False
+    assert found["instance"]["runLauncher"]["name"] == "CodeServerRunLauncher"
     nodes = {"/".join(node["assetKey"]["path"]): node for node in found["assetNodes"]}
-    assert set(nodes) == {"flights/checkpoints", "flights/restored_state"}
-    assert nodes["flights/checkpoints"]["assetChecksOrError"] == {"checks": [{"name": "digest"}]}
-    assert all(node["groupName"] == "flights" and node["kinds"] == ["parquet", "spark"] for node in nodes.values())
-    assert "enabled: false" in (warehouse / "dagster" / "dagster.yaml").read_text()
-    assert (warehouse / "dagster" / "history").is_dir(), "runs must be kept in the warehouse"
+    assert {"flights/events", "flights/checkpoints", "flights/restored_state"} <= set(nodes)
+    assert "digest" in {check["name"] for check in nodes["flights/checkpoints"]["assetChecksOrError"]["checks"]}
+    assert all(node["groupName"] == "flights" and "spark" in node["kinds"] for node in nodes.values())
+
+    home = warehouse / "dagster"
+    assert not (home / "history").exists()
+    written = [path.read_bytes() for path in (*home.rglob("*"), tmp_path / "log") if path.is_file()]
+    assert written and not any(b"no-secret-of-anybody" in content for content in written)
+    engine = create_engine(postgres)
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT run_id FROM runs")).scalars().all() == [run]
+    engine.dispose()
 
 
 class Became(Exception):
@@ -116,6 +79,48 @@ def test_runs_from_the_page_see_the_same_warehouse_and_catalog(
     assert environment["SILTSTONE_WAREHOUSE"] == home.parent.as_uri()
     assert environment["SILTSTONE_CATALOG"] == "sqlite:///elsewhere.db"
     assert (home / "dagster.yaml").read_text() == "# mine\n"
+
+
+def test_dagsters_configuration_is_written_anew_until_it_is_the_users_own(
+    became: list[dict[str, str]], tmp_path: Path
+) -> None:
+    written = tmp_path / "dagster" / "dagster.yaml"
+
+    def start(storage: str | None = None) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ui, "check_reachable", lambda *_: None)
+            with pytest.raises(Became):
+                ui.serve(Settings(warehouse=str(tmp_path), ui={"storage": storage}), HOST, free_port())  # pyright: ignore[reportArgumentType]
+        return written.read_text()
+
+    assert start() == ui.OURS + ui.INSTANCE
+    written.write_text(ui.OURS + "of an older version: true\n")
+    assert start("postgresql://me:secret@there/d") == ui.OURS + ui.INSTANCE + ui.IN_POSTGRES
+    assert became[-1][ui.STORAGE] == "postgresql+psycopg2://me:secret@there/d"
+    assert "secret" not in written.read_text()
+
+    written.write_text("telemetry:\n  enabled: true\n")
+    with pytest.raises(UsageError, match="is your own and does not use SILTSTONE_UI__STORAGE"):
+        start("postgresql://there/d")
+    written.write_text(ui.IN_POSTGRES)
+    assert start("postgresql://there/d") == ui.IN_POSTGRES
+
+
+@pytest.mark.parametrize("url", ["mysql://there/d", "sqlite:///x.db", "nonsense"])
+def test_a_storage_that_is_no_postgresql(became: list[dict[str, str]], tmp_path: Path, url: str) -> None:
+    with pytest.raises(UsageError, match="Dagster's storage cannot be kept there: use postgresql://"):
+        ui.serve(Settings(warehouse=str(tmp_path / "w"), ui={"storage": url}), HOST, free_port())  # pyright: ignore[reportArgumentType]
+    assert became == []
+
+
+def test_a_storage_that_does_not_answer_is_named_without_its_password(
+    became: list[dict[str, str]], tmp_path: Path
+) -> None:
+    url = f"postgresql://me:hidden@{HOST}:{free_port()}/d"
+    with pytest.raises(Unreachable, match="cannot use Dagster's storage postgresql") as caught:
+        ui.serve(Settings(warehouse=str(tmp_path / "w"), ui={"storage": url}), HOST, free_port())  # pyright: ignore[reportArgumentType]
+    assert "hidden" not in str(caught.value) and "\n" not in str(caught.value)
+    assert became == []
 
 
 def refused(became: list[dict[str, str]], warehouse: Path, host: str, port: int) -> str:
