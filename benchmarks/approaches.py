@@ -11,6 +11,7 @@ process's at its peak, anonymous pages only: working state lies in mapped files.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -153,6 +154,7 @@ def measure(approach: str, running: Running, scratch: Path) -> Resumed:
     if approach != "replay":
         leave = shutil.ignore_patterns("work") if approach == "checkpoint" else None
         shutil.copytree(root, copy, ignore=leave, dirs_exist_ok=True)
+    os.sync()  # else the first commit waits until what was copied is on the disk
     code = "import sys; from benchmarks.approaches import resume; resume(*sys.argv[1:])"
     command = [sys.executable, "-c", code, approach, str(copy), str(running.inputs), str(result)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

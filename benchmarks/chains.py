@@ -4,8 +4,9 @@
                    pyarrow reading the base's files and writing them back in two processes: same files, compression,
                    row groups and encodings. Spark's start is not counted
     restore        a chain as long as the default bounds allow (`PolicyOptions`), beside a full snapshot of the same
-                   state read by pyarrow into the same form. Twice: into working state, the hash tables of two subtasks
-                   that a resumed run needs; and into Parquet files, as `siltstone restore` writes them
+                   state read by pyarrow into the same form, without checksums and proof. Twice: into working state,
+                   the hash tables of two subtasks that a resumed run needs; and into Parquet files, as
+                   `siltstone restore` writes them, while pyarrow takes encodings by itself
     rescale        working state for 8 subtasks of what 2 wrote, beside that for 2
 
 Restores run without Spark in two processes that are there already. Memory is that of all processes together, anonymous
@@ -253,7 +254,7 @@ def export(job: tuple[str, UnitTask]) -> int:
 
 
 def rewrite_plainly(paths: tuple[Path, Path]) -> None:
-    """Read a snapshot's file and write its rows as `siltstone restore` writes them."""
+    """Read a snapshot's file and write its rows with zstd and whatever encodings pyarrow takes by itself."""
     source, target = paths
     pq.write_table(pq.read_table(source).drop_columns([KEY_GROUP]), target, compression="zstd")
 
