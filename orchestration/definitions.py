@@ -84,7 +84,7 @@ def stream_assets(stream: Stream, settings: Settings) -> list[dg.AssetSpec | dg.
     assets: list[dg.AssetSpec | dg.AssetsDefinition] = [
         events_asset(stream),
         *dg.map_asset_specs(lambda s: s if s.key.path[-1] == SINK else s.merge_attributes(kinds=in_store), stored),
-        restored_state_asset(stream, restore_condition(stream.name)),
+        restored_state_asset(stream, restore_condition(stream)),
     ]
     return list(dg.map_asset_specs(lambda s: s.merge_attributes(metadata=code_reference(stream, s.key)), assets))
 

@@ -17,7 +17,10 @@ from tests.servers import free_port
 ASSETS = """{
   assetNodes { assetKey { path } groupName kinds assetChecksOrError { ... on AssetChecks { checks { name } } } }
   shouldShowNux
-  instance { hasInfo runLauncher { name } }
+  instance { runLauncher { name } }
+  sensorsOrError(repositorySelector: { repositoryLocationName: "siltstone", repositoryName: "__repository__" }) {
+    ... on Sensors { results { name sensorState { status } } }
+  }
 }"""
 
 
@@ -33,6 +36,9 @@ def test_the_page_shows_the_streams_of_the_repository_and_keeps_runs_in_postgres
         assert page.ended(run).status == "FAILURE", "there is no stream to sweep"
     assert found["shouldShowNux"] is False
     assert found["instance"]["runLauncher"]["name"] == "CodeServerRunLauncher"
+    sensors = {each["name"]: each["sensorState"]["status"] for each in found["sensorsOrError"]["results"]}
+    assert sensors.pop("default_automation_condition_sensor") == "STOPPED", "nothing is restored until people want it"
+    assert sensors == dict.fromkeys(("new_checkpoints", "recover_failed", "sweep_recovered", "alerts"), "RUNNING")
     nodes = {"/".join(node["assetKey"]["path"]): node for node in found["assetNodes"]}
     assert {"flights/events", "flights/checkpoints", "flights/restored_state"} <= set(nodes)
     assert "digest" in {check["name"] for check in nodes["flights/checkpoints"]["assetChecksOrError"]["checks"]}

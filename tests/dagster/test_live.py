@@ -1,0 +1,163 @@
+"""Web server and daemon as users run them: each test goes on in the warehouse that the one before has left."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import ObjectKind
+from tests.dagster.live_stream import DAYS, LIVE, PARTITIONS
+from tests.dagster.page import Page, Run, served
+
+NAME = LIVE.name
+ENVIRONMENT = {
+    "SILTSTONE_STREAMS": '["tests.dagster.live_stream"]',
+    "SILTSTONE_MASTER": "local[2]",
+    "SILTSTONE_SPARK": '{"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}',
+    "SILTSTONE_RECOVERY__DELAY_S": "1",
+    "SILTSTONE_UI__SENSORS_S": "1",
+}
+STREAM, OPERATION = "siltstone/stream", "siltstone/operation"
+
+
+@pytest.fixture(scope="module")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("live") / "warehouse"
+
+
+@pytest.fixture(scope="module")
+def page(warehouse: Path) -> Iterator[Page]:
+    with served(warehouse, warehouse.with_name("log"), **ENVIRONMENT) as page:
+        yield page
+
+
+def materializations(page: Page, run: str) -> dict[str, list[dict[str, Any]]]:
+    """Asset -> its events in a run."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for event in page.events(run):
+        if event["__typename"] == "MaterializationEvent":
+            found.setdefault("/".join(event["assetKey"]["path"]), []).append(event)
+    return found
+
+
+def version(event: dict[str, Any]) -> str:
+    return {tag["key"]: tag["value"] for tag in event["tags"]}["dagster/data_version"]
+
+
+def metadata(event: dict[str, Any]) -> dict[str, Any]:
+    """Label -> value, where it is a text, a number or a path."""
+    kinds = ("text", "intValue", "floatValue", "boolValue", "path", "mdStr")
+    return {
+        entry["label"]: next((entry[kind] for kind in kinds if kind in entry), None)
+        for entry in event["metadataEntries"]
+    }
+
+
+def launch(page: Page, batches: int | None = None) -> str:
+    return page.launch(NAME, {"ops": {f"{NAME}__run": {"config": {"parallelism": 2, "batches": batches}}}})
+
+
+def succeeded(page: Page, id: str) -> Run:
+    run = page.ended(id)
+    assert run.status == "SUCCESS", [e for e in page.events(id) if "FAILURE" in str(e.get("eventType"))]
+    return run
+
+
+def test_a_run_of_the_stream_is_told_as_versions_of_its_assets(page: Page, warehouse: Path) -> None:
+    run = launch(page, 10)
+    succeeded(page, run)
+    with Place.existing(str(warehouse)) as place:
+        newest = place.catalog.checkpoints(NAME)[-1]
+    events = materializations(page, run)
+    (checkpoints,) = events[f"{NAME}/checkpoints"]
+    said = metadata(checkpoints)
+    assert (said["checkpoint"], said["digest"], said["state_rows"]) == (newest.id, newest.digest, newest.rows)
+    assert version(checkpoints) == newest.digest
+    assert "data:image/" in said["chain_picture"]
+    for operator in LIVE.operators:
+        (base,) = events[f"{NAME}/{operator.name}/base_checkpoint"]
+        assert version(base) == metadata(base)["digest"]
+    assert f"{NAME}/accounts/sink" in events
+    checks = {e["evaluation"]["checkName"]: e["evaluation"] for e in page.events(run) if "evaluation" in e}
+    assert checks["digest"]["success"] is True
+
+
+def test_a_run_that_is_killed_is_recovered_and_then_swept(page: Page, warehouse: Path) -> None:
+    with Place.existing(str(warehouse)) as place:
+        before = place.catalog.checkpoints(NAME)[-1].id
+        killed = launch(page)
+        process = page.process(killed)
+        page.wait(lambda: place.catalog.checkpoints(NAME)[-1].id > before + 2 or None, "checkpoints to kill behind")
+        os.kill(process, signal.SIGKILL)
+    assert page.ended(killed).status == "FAILURE"
+
+    recovery = page.wait(lambda: next(iter(page.runs({"siltstone/recovers": killed})), None), "a recovery")
+    assert (recovery.job, recovery.tags["siltstone/attempt"]) == (f"{NAME}__recover", "1")
+    assert (recovery.tags[STREAM], recovery.tags[OPERATION]) == (NAME, "recover")
+    succeeded(page, recovery.id)
+    sweep = page.wait(lambda: next(iter(page.runs({"siltstone/follows": recovery.id})), None), "a sweep")
+    assert sweep.job == f"{NAME}__sweep"
+    succeeded(page, sweep.id)
+
+    succeeded(page, launch(page))
+    with Place.existing(str(warehouse)) as place:
+        records = place.catalog.checkpoints(NAME)
+    assert len(records) == DAYS
+
+
+def test_a_backfill_of_thirty_days_is_one_run_and_says_each_digest(page: Page, warehouse: Path) -> None:
+    backfill = page.backfill(f"{NAME}/restored_state", PARTITIONS)
+    assert page.backfilled(backfill) == {"status": "COMPLETED_SUCCESS", "numPartitions": DAYS}
+    (run,) = page.runs({"dagster/backfill": backfill})
+    events = materializations(page, run.id)[f"{NAME}/restored_state"]
+    said = {event["partition"]: metadata(event) for event in events}
+    with Place.existing(str(warehouse)) as place:
+        digests = [record.digest for record in place.catalog.checkpoints(NAME)]
+    assert [said[day]["digest"] for day in PARTITIONS] == digests
+    assert all((Path(said[day]["path"]) / "_restored.json").is_file() for day in PARTITIONS)
+    assert {path.name for path in Path(said[PARTITIONS[0]]["path"]).parent.iterdir()} == set(PARTITIONS)
+
+
+def test_one_broken_byte_fails_the_check_by_name_and_nothing_is_restored(page: Page, warehouse: Path) -> None:
+    with Place.existing(str(warehouse)) as place:
+        (*_, damaged) = (o for o in place.catalog.objects(NAME) if o.kind is ObjectKind.SEGMENT)
+        path = place.warehouse.local.objects / damaged.name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+    checkpoints = page.ask("{ assetNodes { assetKey { path } opNames } }")["assetNodes"]
+    of_run = ["/".join(n["assetKey"]["path"]) for n in checkpoints if n["opNames"] == [f"{NAME}__run"]]
+    run = page.materialize(
+        *of_run, f"{NAME}/restored_state", checks=[f"{NAME}/checkpoints:digest"], partition=PARTITIONS[-1]
+    )
+    assert page.ended(run).status == "FAILURE"
+    (check,) = (event["evaluation"] for event in page.events(run) if "evaluation" in event)
+    assert (check["checkName"], check["success"]) == ("digest", False)
+    assert damaged.name in f"{check['description']} {check['metadataEntries']}"
+    assert f"{NAME}/restored_state" not in materializations(page, run)
+
+
+def test_a_run_whose_server_was_killed_too_fails_when_the_page_is_back(tmp_path: Path) -> None:
+    warehouse = tmp_path / "warehouse"
+    environment = ENVIRONMENT | {"SILTSTONE_RECOVERY__ATTEMPTS": "0"}
+    with served(warehouse, tmp_path / "log", **environment) as page:
+        run = launch(page)
+        process = page.process(run)
+        for pid in (*group(page.pid), process):
+            os.kill(pid, signal.SIGKILL)
+    with served(warehouse, tmp_path / "log", **environment) as page:
+        assert page.ended(run).status == "FAILURE"
+        assert page.ended(launch(page, 1)).status == "SUCCESS", "its place in the pool must be free again"
+
+
+def group(leader: int) -> list[int]:
+    """The processes of a group."""
+    said = subprocess.run(["ps", "-eo", "pid=,pgid="], capture_output=True, text=True, check=True).stdout
+    return [int(pid) for pid, of in (line.split() for line in said.splitlines()) if int(of) == leader]
