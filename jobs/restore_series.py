@@ -1,5 +1,6 @@
 """Rebuild the state of many checkpoints side by side, and leave each in the warehouse as Parquet under a label."""
 
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,11 @@ def main() -> None:
             found[name] = int(id)
         return found
 
-    run_job(parser, lambda settings, given: restore_series(settings, given.stream, lambda _: labels(given.labels)))
+    def work(settings: Settings, given: Namespace) -> "SeriesResult":
+        wanted = labels(given.labels)
+        return restore_series(settings, given.stream, lambda _: wanted)
+
+    run_job(parser, work)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from jobs import restore_state, run_stream, take_snapshot, verify_checkpoints
+from jobs import materialize, recover, restore_series, run_stream, sweep, take_snapshot, truncate, verify_checkpoints
 
 REPOSITORY = Path(__file__).parents[2]
 STREAMS = '["tests.fault.small_stream"]'
@@ -46,15 +46,42 @@ def test_each_job_prints_one_json_object(job: Job, tmp_path: Path) -> None:
     assert (code, taken["checkpoint"]) == (0, 2)
     code, verified, _ = job(verify_checkpoints.main, "small", "--deep")
     assert (code, verified["proven"], verified["failed"]) == (0, [1, 2], [])
-    code, restored, _ = job(restore_state.main, "small", "--at", "1")
-    assert (code, restored["checkpoint"], restored["proven"]) == (0, 1, True)
-    assert restored["path"] == str(tmp_path / "warehouse" / "restored" / "small" / "000000000001")
+    code, series, _ = job(restore_series.main, "small", "monday=1", "tuesday=2", "wednesday=2")
+    assert (code, series["failed"], series["kept"]) == (0, [], [])
+    assert [(label["label"], label["checkpoint"]) for label in series["restored"]] == [
+        ("monday", 1),
+        ("tuesday", 2),
+        ("wednesday", 2),
+    ]
+    root = tmp_path / "warehouse" / "restored" / "small" / "series"
+    assert series["root"] == str(root) and {path.name for path in root.iterdir()} == {"monday", "tuesday", "wednesday"}
+    code, series, _ = job(restore_series.main, "small", "monday=1")
+    assert (code, series["restored"], [label["label"] for label in series["kept"]]) == (0, [], ["monday"])
+
+    code, made, _ = job(materialize.main, "small", "--operator", "daily", "--at", "2")
+    assert (code, made["checkpoint"], [m["operator"] for m in made["operators"]]) == (0, 2, ["daily"])
+    code, made, _ = job(materialize.main, "small", "--due")
+    assert (code, made["operators"], made["triggers"]) == (0, [], {})
+    lost = tmp_path / "warehouse" / "objects" / "small" / "00000001" / "000000000001" / "lost.segment"
+    lost.write_bytes(b"nothing refers to this")
+    code, swept, _ = job(sweep.main, "small", "--dry-run")
+    assert (code, swept["found"], swept["deleted"]) == (0, 1, 0)
+    code, swept, _ = job(sweep.main, "small", "--limit", "5")
+    assert (code, swept["deleted"], lost.exists()) == (0, 1, False)
+    code, truncated, _ = job(truncate.main, "small", "--dry-run")
+    assert (code, truncated["dry_run"]) == (0, True)
+    code, recovered, _ = job(recover.main, "small", "--if-damaged")
+    assert (code, recovered["failures"]) == (0, [])
 
     (segment, *_) = (tmp_path / "warehouse" / "objects" / "small").rglob("*.segment")
     segment.unlink()
     code, verified, _ = job(verify_checkpoints.main, "small")
     assert code == 1
     assert segment.name in verified["failed"][0]["object"]
+    code, recovered, _ = job(recover.main, "small", "--dry-run")
+    assert code == 0 and segment.name in str(recovered["failures"])
+    code, series, told = job(restore_series.main, "small", "thursday=2")
+    assert (code, series) == (1, {}) and "checkpoint" in told
 
 
 @pytest.mark.parametrize(
@@ -62,8 +89,12 @@ def test_each_job_prints_one_json_object(job: Job, tmp_path: Path) -> None:
     [
         (run_stream.main, ["nosuch"], "no stream 'nosuch' is defined (defined: small)"),
         (run_stream.main, ["small", "--batches", "0"], "batches is 0"),
-        (restore_state.main, ["small"], "no warehouse at"),
-        (restore_state.main, ["small", "--at", "1", "--as-of", "2020-01-01"], "not allowed with"),
+        (restore_series.main, ["small", "monday=1"], "no warehouse at"),
+        (restore_series.main, ["small", "monday"], "write it as LABEL=ID"),
+        (materialize.main, ["small", "--due"], "no warehouse at"),
+        (truncate.main, ["small"], "no warehouse at"),
+        (sweep.main, ["small", "--limit", "few"], "invalid int value"),
+        (recover.main, ["small"], "no warehouse at"),
         (take_snapshot.main, ["small", "--parallelism", "0"], "option parallelism"),
         (verify_checkpoints.main, [], "required: stream"),
     ],

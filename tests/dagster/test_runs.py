@@ -210,9 +210,7 @@ def test_days_are_restored_in_one_run_and_show_what_was_known_then(wing: Wing) -
     ("stream", "partition", "says"),
     [(SMALL, "nonsense", "use an hour like"), (SMALL, "1999-01-01-00", "1999"), (DAYS, "2020-01-01", "2020-01-01")],
 )
-def test_a_partition_without_a_checkpoint_is_one_clear_line(
-    wing: Wing, stream: Any, partition: str, says: str
-) -> None:
+def test_a_partition_without_a_checkpoint_is_one_clear_line(wing: Wing, stream: Any, partition: str, says: str) -> None:
     warehouse = Path(wing.warehouse)
     if stream is SMALL:
         wing.instance.add_dynamic_partitions("small__hours", [partition])
