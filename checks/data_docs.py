@@ -42,7 +42,7 @@ def build_data_docs(subject: Subject, directory: Path, suites: Iterable[Suite] =
         checkpoint = gx.Checkpoint(
             name=name,
             validation_definitions=[definition],
-            result_format={"result_format": "SUMMARY", "unexpected_index_column_names": list(suite.row)},
+            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": list(suite.row)},
         )
         context.checkpoints.add_or_update(checkpoint).run(batch_parameters={"dataframe": facts})
     context.build_data_docs(site_names=[_SITE])

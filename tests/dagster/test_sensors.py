@@ -1,4 +1,4 @@
-"""Sensors, schedules and what follows by itself, each looked at once: no daemon, no Spark."""
+"""Sensors and schedules, each looked at once: no daemon, no Spark."""
 
 import json
 import threading
@@ -273,34 +273,3 @@ def test_a_tick_is_skipped_where_there_is_nothing_to_do(
         assert request.run_config == {"ops": {"small__materialization": {"config": {"due": True}}}}
     monkeypatch.setenv("SILTSTONE_CATALOG", "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1")
     assert tick("verify", instance, url).run_requests, "the run says what is wrong"
-
-
-def _passed(instance: dg.DagsterInstance, checks: dict[str, bool]) -> None:
-    for name, passed in checks.items():
-        instance.report_runless_asset_event(
-            dg.AssetCheckEvaluation(
-                asset_key=dg.AssetKey(["small", "checkpoints"]), check_name=name, passed=passed, metadata={}
-            )
-        )
-
-
-@pytest.mark.parametrize("proven", [True, False])
-def test_state_is_restored_by_itself_when_checkpoints_changed_and_are_proven(
-    instance: dg.DagsterInstance, proven: bool
-) -> None:
-    restored = dg.AssetSelection.assets(dg.AssetKey(["small", "restored_state"]))
-    instance.add_dynamic_partitions("small__hours", ["2026-11-20-12"])
-
-    def evaluate(cursor: Any = None) -> Any:
-        return dg.evaluate_automation_conditions(DEFINITIONS, instance, restored, cursor=cursor)
-
-    first = evaluate()
-    assert first.total_requested == 0, "there is nothing to restore"
-    instance.report_runless_asset_event(dg.AssetMaterialization(["small", "checkpoints"]))
-    _passed(instance, {"digest": proven, "no_gap": True, "nothing_missing": True})
-    second = evaluate(first.cursor)
-    assert second.total_requested == int(proven), "that nothing was ever materialized does not matter"
-    instance.report_runless_asset_event(dg.AssetMaterialization(["small", "materialization"]))
-    if proven:
-        third = evaluate(second.cursor)
-        assert third.total_requested == 0, "a materialization changes no state"
