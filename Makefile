@@ -1,12 +1,13 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-policy fault ui clean
+.PHONY: help demo test lint bench bench-policy fault ui screenshots clean
 
 BIN := .venv/bin
 
 # What each kind of work installs besides the engine (the extras of pyproject.toml).
 EXTRAS_run := demo,java
 EXTRAS_ui := demo,dagster,java
+EXTRAS_screenshots := demo,dagster,java,screenshots
 EXTRAS_dev := demo,dagster,postgres,java,dev
 READY := .venv/.installed-
 
@@ -43,6 +44,9 @@ fault: $(READY)dev $(READY)gateway ## 200 processes of every kind killed, frozen
 
 ui: $(READY)ui ## the Dagster web server on this code location
 	@$(WITH_JAVA) $(BIN)/siltstone ui
+
+screenshots: $(READY)screenshots ## docs/pictures from a running page; needs Debian's chromium
+	@$(WITH_JAVA) $(BIN)/python -m scripts.screenshots
 
 clean: ## remove the environment, the fetched JDK and everything tools left behind; warehouses stay
 	rm -rf .venv .jdk build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
