@@ -29,7 +29,8 @@ def purchases() -> list[pa.Table]:
     tables = []
     for day in range(DAYS):
         sequence = np.arange(ROWS_A_DAY) + day * ROWS_A_DAY
-        time = np.datetime64(FIRST) + np.timedelta64(day, "D") + np.sort(random.integers(0, 86_400, ROWS_A_DAY))
+        seconds = day * 86_400 + np.sort(random.integers(0, 86_400, ROWS_A_DAY))
+        time = np.datetime64(FIRST, "s") + seconds.astype("timedelta64[s]")
         account = random.integers(0, ACCOUNTS // 4, ROWS_A_DAY) + day * 2
         columns = [
             pa.array(sequence),
