@@ -387,6 +387,7 @@ def test_a_run_that_would_have_to_restore_a_damaged_object(counted: Path, monkey
     whole = path.read_bytes()
     break_object(path, "cut")
     shutil.rmtree(counted / "w" / "work")
+    monkeypatch.setenv("SILTSTONE_RECOVERY__AUTOMATIC", "false")
     siltstone("run", "counts").failed(1, name)
     assert len(siltstone("checkpoints", "counts", "--json").json["checkpoints"]) == 3
     path.write_bytes(whole)
