@@ -1,0 +1,138 @@
+"""Takes the pictures of docs/first-hour-in-the-ui.md from a running page; `make screenshots` runs it.
+
+It sets the scene itself, in a warehouse of its own: flights are run, a month is restored in a backfill, and a run is
+killed with SIGKILL, so that its recovery shows. Every picture waits until the page shows what it is about.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Page as Browser
+from playwright.sync_api import sync_playwright
+
+from siltstone.catalog.place import Place
+from tests.dagster.page import LOCATION, REPOSITORY_NAME, Page, served
+
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+WINDOW, WIDE, LOW, SCALE = (1750, 1000), (2200, 1150), (1750, 320), 0.8
+"""width and height of the window: as a rule, where the graph shows details, for a short page; how large in pictures"""
+MENU = 240
+"""the width of Dagster's menu, which is left out"""
+WAIT_MS, STILL_MS, LOOKS = 180_000, 1_000, 10
+STREAM = "flights"
+DAYS = [f"2013-01-{day:02d}" for day in range(2, 32)]
+ENVIRONMENT = {"SILTSTONE_RECOVERY__DELAY_S": "1", "SILTSTONE_UI__SENSORS_S": "2"}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def main() -> None:
+    """Set the scene and take every picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=PICTURES, help="where the pictures go")
+    parser.add_argument("--warehouse", type=Path, help="where the scene is set; default a new one, removed at the end")
+    given = parser.parse_args()
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        parser.error("no Chromium here: apt install chromium")
+    given.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="siltstone-pictures-") as scratch:
+        warehouse = given.warehouse or Path(scratch) / "warehouse"
+        with served(warehouse, Path(scratch) / "log", **ENVIRONMENT) as page:
+            backfill = set_scene(page, warehouse)
+            with sync_playwright() as playwright:
+                browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+                view = browser.new_page(device_scale_factor=SCALE)
+                view.set_default_timeout(WAIT_MS)
+                take_pictures(view, page.address, backfill, given.out)
+                browser.close()
+
+
+def set_scene(page: Page, warehouse: Path) -> str:
+    """Run, restore, kill, and once recovery and sweep are done run on; returns the backfill's id."""
+    run = _launch(page, 40)
+    _expect(page, run, "SUCCESS")
+    backfill = page.backfill(f"{STREAM}/restored_state", DAYS)
+    assert page.backfilled(backfill)["status"] == "COMPLETED_SUCCESS"
+    with Place.existing(str(warehouse)) as place:
+        before = place.catalog.checkpoints(STREAM)[-1].id
+        killed = _launch(page, 20)
+        process = page.process(killed)
+        page.wait(lambda: place.catalog.checkpoints(STREAM)[-1].id > before + 3 or None, "checkpoints to kill behind")
+        os.kill(process, signal.SIGKILL)
+    _expect(page, killed, "FAILURE")
+    recovery = page.wait(lambda: next(iter(page.runs({"siltstone/recovers": killed})), None), "the recovery").id
+    _expect(page, recovery, "SUCCESS")
+    sweep = page.wait(lambda: next(iter(page.runs({"siltstone/follows": recovery})), None), "the sweep").id
+    _expect(page, sweep, "SUCCESS")
+    _expect(page, _launch(page, 5), "SUCCESS")
+    made = [f"{STREAM}/materialization", f"{STREAM}/full_snapshot"]
+    checks = [
+        f"{STREAM}/materialization:materialization_not_stalled",
+        f"{STREAM}/full_snapshot:restore_equals_snapshot",
+    ]
+    _expect(page, page.materialize(*made, checks=checks), "SUCCESS")
+    return backfill
+
+
+def take_pictures(view: Browser, address: str, backfill: str, out: Path) -> None:
+    """Every picture, once the page shows the texts that it is about."""
+
+    def take(
+        name: str,
+        path: str,
+        *shown: str,
+        click: str | None = None,
+        then: str | None = None,
+        window: tuple[int, int] = WINDOW,
+    ) -> None:
+        view.set_viewport_size({"width": window[0], "height": window[1]})
+        view.goto(f"{address}{path}")
+        for text in shown:
+            view.get_by_text(text).filter(visible=True).first.wait_for()
+        if click:
+            view.get_by_text(click).first.click()
+        if then:
+            view.locator(then).first.wait_for()
+        _still(view)
+        picture = out / f"{name}.png"
+        clip = {"x": MENU, "y": 0, "width": window[0] - MENU, "height": window[1]}
+        view.screenshot(path=picture, animations="disabled", clip=clip)  # pyright: ignore[reportArgumentType]
+        print(f"{picture} {picture.stat().st_size >> 10} kB", flush=True)
+
+    lineage = f"/locations/{REPOSITORY_NAME}@{LOCATION}/asset-groups/{STREAM}/lineage"
+    take("asset-graph", lineage, "checkpoints", "restored_state", "Latest event", window=WIDE)
+    events = f"/assets/{STREAM}/checkpoints?view=events"
+    take("checkpoint", events, "chain_picture", "newest_checkpoints")
+    take("chain", events, "chain_picture", click="[Show Markdown]", then=f"img[alt='chain of {STREAM}']")
+    take("checks", f"/assets/{STREAM}/checkpoints?view=checks", "Latest execution", "sink_agrees")
+    take("backfill", f"/runs/b/{backfill}", "100% completed", "restored_state", window=LOW)
+    take("recovery", "/runs", f"{STREAM}__recover", f"{STREAM}__sweep")
+
+
+def _still(view: Browser) -> None:
+    """Return when what the page shows has stopped changing, but for a clock that some pages have."""
+    before = b""
+    for _ in range(LOOKS):
+        now = view.screenshot(animations="disabled")
+        if now == before:
+            return
+        before = now
+        view.wait_for_timeout(STILL_MS)
+
+
+def _launch(page: Page, batches: int) -> str:
+    config = {"batches": batches, "options": {"period": "day"}}
+    return page.launch(STREAM, {"ops": {f"{STREAM}__run": {"config": config}}})
+
+
+def _expect(page: Page, run: str, status: str) -> None:
+    said = page.ended(run).status
+    assert said == status, f"run {run} ended as {said}: {[e.get('message') for e in page.events(run)][-5:]}"
+
+
+if __name__ == "__main__":
+    main()
