@@ -133,8 +133,8 @@ def test_restore(tmp_path: Path) -> None:
 def test_snapshot_and_verify(project: Path) -> None:
     siltstone("verify", "little", "--deep").failed(2, "no snapshot of little", "siltstone snapshot little")
     found = siltstone("verify", "little", "--all", "--json").json
-    assert list(found) == ["stream", "proven", "failed", "seconds"]
-    assert (found["proven"], found["failed"]) == ([1, 2, 3, 4], [])
+    assert list(found) == ["stream", "proven", "failed", "seconds", "stalled"]
+    assert (found["proven"], found["failed"], found["stalled"]) == ([1, 2, 3, 4], [], [])
     assert all(c["proven"] for c in siltstone("checkpoints", "little", "--json").json["checkpoints"])
     [line] = plain(siltstone("verify", "little", "--at", "2"))
     assert line.startswith("little: 1 checkpoints proven, 0 not, ")
@@ -426,7 +426,7 @@ def test_materialize(new_project: Path) -> None:
     siltstone("materialize", "little", "--at", 9).failed(2, "no checkpoint 9")
     before = siltstone("restore", "little", "--at", 3, "--json").json
     made = siltstone("materialize", "little", "--at", 3, "--json").json
-    assert list(made) == ["stream", "checkpoint", "rows", "bytes", "seconds", "operators", "kept"]
+    assert list(made) == ["stream", "checkpoint", "rows", "bytes", "seconds", "operators", "kept", "triggers"]
     assert made["checkpoint"] == 3 and len(made["operators"]) + len(made["kept"]) == 3
     assert made["rows"] > 0 and made["bytes"] > 0
     again = siltstone("materialize", "little", "--at", 3, "--json").json
