@@ -214,6 +214,7 @@ def test_a_redis_that_would_lose_state(project: Project) -> None:
 
 def test_a_catalog_elsewhere_shows_no_password(project: Project) -> None:
     url = f"postgresql://me:{WRONG_PASSWORD}@127.0.0.1:{servers.free_port()}/db"
+    (project.state / "objects").mkdir(parents=True)
     for command in ("run counts", "checkpoints counts"):
         ended = project.siltstone(*command.split(), "--warehouse", str(project.state), "--catalog", url)
         ended.failed(3, "cannot", "127.0.0.1")
