@@ -50,11 +50,17 @@ def test_processes_of_every_kind_are_hurt_and_every_promise_holds(store: str, tm
 
 
 def test_a_driver_under_spark_is_killed_and_another_frozen_and_fenced(tmp_path: Path) -> None:
-    life = Life(small(), tmp_path, Random(5), "s3")
-    while (killed := life.kill("driver")) is None:
-        continue  # it was through before the kill came
-    assert not killed.violations, killed
-    fenced = life.zombie(stopped=True)
-    assert not fenced.violations, fenced
-    assert fenced.outcome == "fenced"
-    assert not life.look(ended=True, proven=True)
+    outcome = ""
+    for seed in range(5, 9):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        life = Life(small(), directory, Random(seed), "s3")
+        while (killed := life.kill("driver")) is None:
+            continue  # it was through before the kill came
+        assert not killed.violations, killed
+        fenced = life.zombie(stopped=True)
+        assert not fenced.violations, fenced
+        if (outcome := fenced.outcome) == "fenced":  # or it was through before it was frozen
+            assert not life.look(ended=True, proven=True)
+            break
+    assert outcome == "fenced"

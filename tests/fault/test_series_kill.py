@@ -74,7 +74,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(("where", "after"), [("piece", 1), ("piece", 9), ("label", 1), ("label", 3), ("label", 6)])
+@pytest.mark.parametrize(("where", "after"), [("piece", 1), ("piece", 15), ("label", 1), ("label", 3), ("label", 6)])
 def test_killed_and_run_again(warehouse: str, monkeypatch: pytest.MonkeyPatch, where: str, after: int) -> None:
     process = multiprocessing.get_context("fork").Process(target=victim, args=(warehouse, where, after))
     process.start()

@@ -21,7 +21,7 @@ from siltstone.lifecycle.series import (
     publish_labels,
     restore_chain,
 )
-from siltstone.lifecycle.verify import Failure, plan_proof
+from siltstone.lifecycle.verify import Failure, check_indexes, plan_proof
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import needs_spark, spark_session
@@ -110,9 +110,10 @@ def _restore(
         c: catalog.checkpoint(stream, c).manifest for c in sorted({c for chain in chains.values() for c in chain})
     }
     materialized = {m.id: m for id in ids for m in catalog.chain_materializations(stream, id)}
-    plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest])
+    plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
     parts = spark_map(spark, lambda task: restore_chain(store, task, staged), plan.tasks)
-    failures = [*plan.failures, *(failure for part in parts for failure in part.failures)]
+    checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
+    failures = [*plan.failures, *(f for part in parts for f in part.failures), *(f for found in checked for f in found)]
     first = {failure.checkpoint: failure for failure in reversed(failures)}
     done: dict[int, int] = {}
     for id in ids:
