@@ -96,6 +96,9 @@ class Region:
         """the newest completed checkpoint, 0 before the first"""
         self.completed_epoch: int | None = None
         """the epoch that completed it"""
+        self.quiet_until = 0
+        """sinks have the output of later checkpoints only: up to here, a fork that was taken back behind its beginning
+        does again what the stream it was made from did"""
         self.oldest_epoch = 0
         """working state of this and later epochs may be taken over: it went nowhere but on from the newest completed
         checkpoint, which epochs before a rewinding did not; 0 if there is none"""
@@ -140,6 +143,7 @@ class Region:
         if record.definition != definition:
             catalog.update_definition(stream.name, epoch, definition)
         region = cls(stream, warehouse, catalog, policy, options, epoch)
+        region.quiet_until = record.forked_at or 0
         try:
             region._resume(catalog.last_id(stream.name))
         except BaseException:

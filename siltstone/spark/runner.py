@@ -206,11 +206,12 @@ class StreamRunner:
         region, interval = self.region, self._interval
         checkpoint = region.checkpoint
         region.check_fence()
-        for name, sink in self._sinks.items():
+        sinks = self._sinks if checkpoint > region.quiet_until else {}
+        for name, sink in sinks.items():
             if outputs := [done.outputs[name] for done in interval.runs]:
                 sink.write(reduce(DataFrame.unionAll, outputs), checkpoint, region.epoch)
         completed = region.complete(interval.sources, **changes)
-        for sink in self._sinks.values():
+        for sink in sinks.values():
             sink.publish(checkpoint, region.epoch)
         for done in interval.runs:
             done.unpersist()

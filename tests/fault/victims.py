@@ -207,9 +207,12 @@ class SinkingSteps(RegionSteps):
         checkpoint = region.checkpoint
         region.check_fence()
         whole: Any = Frame(pa.concat_tables([*self._rows, self.outputs[SINK]]))
-        self.sink.write(whole, checkpoint, region.epoch)
+        heard = checkpoint > region.quiet_until
+        if heard:
+            self.sink.write(whole, checkpoint, region.epoch)
         completed = super().complete()
-        self.sink.publish(checkpoint, region.epoch)
+        if heard:
+            self.sink.publish(checkpoint, region.epoch)
         self._rows = []
         return completed
 

@@ -111,6 +111,16 @@ def test_a_fork_goes_its_own_way(place: Place) -> None:
     check_whole(place, NAME, NEW)
 
 
+def test_a_fork_that_is_taken_back_behind_its_beginning_says_nothing_twice(place: Place) -> None:
+    """It does again what its parent did, whose sinks have that; its own begin where it began."""
+    fork(place.catalog, NAME, NEW, "3")
+    epoch = place.catalog.new_epoch(NEW, "a test")
+    place.catalog.rewind(NEW, epoch, 0, "a test", "a test")
+    ours, theirs = run_of(place, NEW), new_run(place)
+    assert (ours.region.completed, ours.region.quiet_until, theirs.region.quiet_until) == (0, 3, 0)
+    assert [s.checkpoint for s in ours.region.logged_steps()] == [1, 2, 3]
+
+
 def test_what_the_parent_deletes_stays_for_the_fork(place: Place) -> None:
     fork(place.catalog, NAME, NEW, "3")
     kept, before = names_of(place, NEW), stored(place)
