@@ -129,12 +129,7 @@ def differences(schema: TableSchema, left: pa.Table, right: pa.Table) -> Differe
     Rows are aligned by the hash of the primary key; then every column is compared, bit by bit for floats.
     """
     keys = schema.primary_key.names
-    hashes = [
-        xxhash64(rows.select(keys).columns) if rows.num_rows else np.zeros(0, np.uint64) for rows in (left, right)
-    ]
-    (left_hashes, left_order), (right_hashes, right_order) = [
-        (h[order], order) for h, order in ((h, np.argsort(h, kind="stable")) for h in hashes)
-    ]
+    (left_hashes, left_order), (right_hashes, right_order) = (_by_hash(rows.select(keys)) for rows in (left, right))
     in_right, in_left = np.isin(left_hashes, right_hashes), np.isin(right_hashes, left_hashes)
     both_left, both_right = left_order[in_right], right_order[in_left]
     columns: dict[str, int] = {}

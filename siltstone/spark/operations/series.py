@@ -12,6 +12,7 @@ from pathlib import Path
 from siltstone.catalog.place import Place
 from siltstone.errors import Unreachable
 from siltstone.lifecycle.lease import reading
+from siltstone.lifecycle.proof import plan_checkpoints
 from siltstone.lifecycle.restore import read_manifest
 from siltstone.lifecycle.series import (
     RestoredLabel,
@@ -21,7 +22,7 @@ from siltstone.lifecycle.series import (
     publish_labels,
     restore_chain,
 )
-from siltstone.lifecycle.verify import Failure, check_indexes, plan_proof
+from siltstone.lifecycle.verify import Failure, check_indexes
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import needs_spark, spark_session
@@ -105,12 +106,7 @@ def _restore(
     """Write some checkpoints below `staged`: (id -> rows of those that are proven, why the others are not)."""
     catalog, store = place.catalog, place.warehouse.store
     spark = spark_session(settings.master, settings.spark)
-    chains = {id: catalog.chain(stream, id) for id in ids}
-    stored = {
-        c: catalog.checkpoint(stream, c).manifest for c in sorted({c for chain in chains.values() for c in chain})
-    }
-    materialized = {m.id: m for id in ids for m in catalog.chain_materializations(stream, id)}
-    plan = plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
+    plan = plan_checkpoints(place, stream, ids)
     parts = spark_map(spark, lambda task: restore_chain(store, task, staged), plan.tasks)
     checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
     failures = [*plan.failures, *(f for part in parts for f in part.failures), *(f for found in checked for f in found)]
@@ -119,13 +115,13 @@ def _restore(
     for id in ids:
         if id in first:
             continue
-        digest, rows = digest_of(parts, read_manifest(store, stored[id]))
+        digest, rows = digest_of(parts, read_manifest(store, catalog.checkpoint(stream, id).manifest))
         if digest == recorded[id]:
             done[id] = rows
         else:
             why = f"checkpoint {id} of {stream}: digest {digest} is not the recorded {recorded[id]}"
             first[id] = Failure(id, why)
-    return done, [first[id] for id in sorted(first) if id in chains]
+    return done, [first[id] for id in sorted(first) if id in set(ids)]
 
 
 @contextmanager
