@@ -149,17 +149,22 @@ def room(state: PolicyState, options: PolicyOptions) -> tuple[int, float, float]
     too.
     """
     count = max(0, options.d_max - state.deltas)
-    size = math.inf
-    if options.size_ratio_max is not None:
-        size = options.size_ratio_max * state.base_bytes - state.deltas_bytes
-    seconds = math.inf
+    size, seconds = _bytes_left(state, options), math.inf
     if options.restore_budget_s is not None:
         seconds = (options.restore_budget_s - state.base_factor * state.base_s) / state.delta_factor - state.deltas_s
         if rate := _seconds_per_byte(state):
             size = min(size, seconds / rate)
+    return count, max(0.0, size), max(0.0, seconds)
+
+
+def _bytes_left(state: PolicyState, options: PolicyOptions) -> float:
+    """Bytes that the bounds in bytes leave in the current chain."""
+    size = math.inf
+    if options.size_ratio_max is not None:
+        size = options.size_ratio_max * state.base_bytes - state.deltas_bytes
     if options.space_amplification_max is not None:
         size = min(size, _space(state, options.space_amplification_max))
-    return count, max(0.0, size), max(0.0, seconds)
+    return size
 
 
 def open_for_probe(state: PolicyState, options: PolicyOptions) -> bool:
@@ -185,12 +190,18 @@ def restore_s(state: PolicyState) -> float:
 
 
 def worst_restore(state: PolicyState, options: PolicyOptions, longest: int) -> RestoreBound:
-    """The most a restore may read and take, if the chain goes on to `longest` deltas of the predicted
-    size."""
-    count, size, seconds = room(state, options)
-    more = min(count, max(0, longest - state.deltas))
+    """The most a restore may read and take, if the chain goes on to `longest` deltas of the predicted size.
+
+    Where rows became fewer they are not expected to go on doing so, as that would leave less room than there may be;
+    nor are bytes foretold from seconds at the average pace, which changes with every delta.
+    """
+    count, _, seconds = room(state, options)
+    size = max(0.0, _bytes_left(replace(state, rows_before=0), options))
     delta_bytes, delta_s = next_delta(state)
+    more = float(min(count, max(0, longest - state.deltas)))
+    if delta_s > 0:
+        more = min(more, seconds / delta_s)
     return RestoreBound(
         bytes=state.base_bytes + state.deltas_bytes + min(size, more * delta_bytes),
-        seconds=restore_s(state) + state.delta_factor * min(seconds, more * delta_s),
+        seconds=restore_s(state) + state.delta_factor * more * delta_s,
     )

@@ -159,7 +159,8 @@ def test_the_restore_bound_covers_the_newest_checkpoint_and_steady_going_on(name
     for _ in range(opts.d_max):
         if policy.decide(state).form is Form.BASE:
             break
-        cost = CheckpointCost(form=Form.DELTA, bytes=int(steady_bytes), seconds=steady_s)
+        index_bytes = int(state.last_index_bytes)
+        cost = CheckpointCost(form=Form.DELTA, bytes=int(steady_bytes), seconds=steady_s, index_bytes=index_bytes)
         probe = state.deltas == 0
         state = policy.observe(state, cost)
         if not probe:
