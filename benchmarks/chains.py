@@ -2,11 +2,11 @@
 
     materialize    a base and a delta of a tenth of its rows through `siltstone materialize` on Spark `local[2]`, beside
                    pyarrow reading the base's files and writing them back in two processes: same files, compression,
-                   row groups and encodings. Spark's start is not counted
-    restore        a chain as long as the default bounds allow (`PolicyOptions`), beside a full snapshot of the same
-                   state read by pyarrow into the same form, without checksums and proof. Twice: into working state,
-                   the hash tables of two subtasks that a resumed run needs; and into Parquet files, as
-                   `siltstone restore` writes them, while pyarrow takes encodings by itself
+                   row groups and encodings. Starting Spark, its workers and pyarrow's processes is not counted
+    restore        a chain as long as the default bounds allow (`PolicyOptions`), beside a full snapshot of as many
+                   rows. Into working state, the hash tables of two subtasks that a resumed run needs, where the
+                   snapshot is read by pyarrow without checksums and proof; and into Parquet files, where it is
+                   restored by the same code, checksums and proof and all, and by pyarrow without
     rescale        working state for 8 subtasks of what 2 wrote, beside that for 2
 
 Restores run without Spark in two processes that are there already. Memory is that of all processes together, anonymous
@@ -35,6 +35,7 @@ from benchmarks.memory import watched
 from benchmarks.states import MAX_PARALLELISM, OPERATOR, SUBTASKS, TABLE, Chain, always_deltas, stream, written
 from benchmarks.summary import MB
 from benchmarks.workload import short
+from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.place import Place
 from siltstone.changelog.base import KEY_GROUP, ROW_GROUP_ROWS
 from siltstone.lifecycle.export import UnitTask, restore_unit, unit_tasks
@@ -52,6 +53,8 @@ MATERIALIZE_AT_MOST, RESTORE_AT_MOST, RESCALE_AT_MOST = 3.0, 1.5, 1.3
 MEMORY_AT_MOST_GB = 2.0
 CHANGED = 0.1
 RESCALED = 8
+WORKING_STATE, PARQUET = "working state", "Parquet files"
+ALIKE, BY_PYARROW = "restored alike", "read by pyarrow"
 _READ_ROWS = 1 << 16
 _GB = 1_000_000_000
 
@@ -104,63 +107,89 @@ def rewrite(paths: tuple[Path, Path]) -> None:
     )
 
 
+def manifests_of(place: Place) -> dict[int, Manifest]:
+    """Those of the newest checkpoint's chain."""
+    newest = place.catalog.latest(stream().name).id
+    return read_manifests(place.warehouse.store, chain_manifests(place.catalog, stream().name, newest))
+
+
 def bases(place: Place) -> list[Path]:
     """The files of the bases that the newest checkpoint's chain begins with."""
-    store, newest = place.warehouse.store, place.catalog.latest(stream().name).id
-    manifests = read_manifests(store, chain_manifests(place.catalog, stream().name, newest))
+    manifests = manifests_of(place)
     names = {h.object for h in manifests[min(manifests)].handles if h.object.endswith(".parquet")}
     return [place.warehouse.local.objects / name for name in sorted(names)]
 
 
-def materialize_on_spark(warehouse: str, result: str) -> None:
-    """The process that is measured: Spark is up and has its workers before the clock runs."""
+def materialize_on_spark(warehouse: str) -> None:
+    """The process that is measured: for each line that it reads it materializes, and says what came of it.
+
+    Spark and its workers stay, as they do beside a running stream; pyarrow's processes stay as well.
+    """
     from siltstone.settings import Settings
     from siltstone.spark.operations import materialize
 
     settings = Settings(warehouse=warehouse, parallelism=SUBTASKS)
     spark = spark_session(f"local[{SUBTASKS}]", {"spark.driver.memory": "512m"})
-    spark.sparkContext.parallelize(range(SUBTASKS), SUBTASKS).map(_import_what_is_needed).collect()
-    began = time.perf_counter()
-    made = materialize(settings, stream().name)
-    Path(result).write_text(json.dumps({"seconds": time.perf_counter() - began, "rows": made.rows}))
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        made = materialize(settings, stream().name)
+        print(json.dumps({"seconds": time.perf_counter() - began, "rows": made.rows}), flush=True)
     spark.stop()
 
 
-def _import_what_is_needed(_: int) -> None:
-    import siltstone.lifecycle.materialize  # noqa: F401
+@contextmanager
+def materializer(chain: Chain, said: Path) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
+    """(process, a call that has it materialize); `said` takes what it logs."""
+    code = "import sys; from benchmarks.chains import materialize_on_spark; materialize_on_spark(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, chain.place.warehouse.url]
+    pipe = subprocess.PIPE
+    with (
+        said.open("w") as log,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, bufsize=1) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def call() -> dict[str, Any]:
+            process.stdin.write("\n")  # pyright: ignore[reportOptionalMemberAccess]
+            answer = process.stdout.readline()  # pyright: ignore[reportOptionalMemberAccess]
+            if not answer:
+                raise RuntimeError(f"materializing failed:\n{said.read_text()[-4000:]}")
+            return json.loads(answer)
+
+        yield process.pid, call
+        process.stdin.close()
 
 
 def materializing(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
-    """Side by side, one after the other, each round with a delta of its own."""
-    ours, plain, memory = [], [], []
-    result, rewritten = scratch / "materialized.json", scratch / "rewritten"
-    rewritten.mkdir()
-    with two_processes() as pool:
-        for _ in range(sizes.rounds):
-            jobs = [(path, rewritten / path.name) for path in bases(chain.place)]
-            plain.append(min(timed(lambda: pool.map(rewrite, jobs)) for _ in range(2)))  # noqa: B023
-            shutil.rmtree(rewritten)
+    """Side by side, one after the other, each round with a delta of its own; a round before them does not count."""
+    ours, plain = [], []
+    rewritten = scratch / "rewritten"
+    with (
+        two_processes() as pool,
+        materializer(chain, scratch / "materializer.log") as (pid, materialize),
+        watched(pid) as peak,
+    ):
+        for number in range(sizes.rounds + 1):
             rewritten.mkdir()
-            code = "import sys; from benchmarks.chains import materialize_on_spark; materialize_on_spark(*sys.argv[1:])"
-            command = [sys.executable, "-c", code, chain.place.warehouse.url, str(result)]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            with watched(process.pid) as peak:
-                said, _ = process.communicate()
-            if process.returncode:
-                raise RuntimeError(f"materializing failed:\n{said[-4000:]}")
-            found = json.loads(result.read_text())
+            jobs = [(path, rewritten / path.name) for path in bases(chain.place)]
+            took = timed(lambda: pool.map(rewrite, jobs))  # noqa: B023
+            shutil.rmtree(rewritten)
+            found = materialize()
             assert found["rows"] == sizes.rows
-            ours.append(found["seconds"])
-            memory.append(peak.together)
+            if number:
+                plain.append(took)
+                ours.append(found["seconds"])
             chain.change(int(CHANGED * sizes.rows))
+    memory = peak.together
     ratio = median(a / b for a, b in zip(ours, plain, strict=True))
     name = f"{short(sizes.rows)} rows, {CHANGED:.0%} changed"
     table = table_of(f"materializing {name}, two processes", "", "seconds", "best", "peak MB, all processes")
-    table.add_row("Siltstone, Spark", f"{median(ours):.2f}", f"{min(ours):.2f}", f"{max(memory) / MB:.0f}")
+    table.add_row("Siltstone, Spark", f"{median(ours):.2f}", f"{min(ours):.2f}", f"{memory / MB:.0f}")
     table.add_row("pyarrow, read and write back", f"{median(plain):.2f}", f"{min(plain):.2f}", "")
     goals = [Goal(f"materialize {name}: seconds / pyarrow's", ratio, at_most=MATERIALIZE_AT_MOST)]
-    if max(memory):
-        goals.append(Goal(f"materialize {name}: peak GB", max(memory) / _GB, at_most=MEMORY_AT_MOST_GB))
+    if memory:
+        goals.append(Goal(f"materialize {name}: peak GB", memory / _GB, at_most=MEMORY_AT_MOST_GB))
     return Report([table], goals, {"ours_s": ours, "pyarrow_s": plain, "peak_bytes": memory})
 
 
@@ -253,6 +282,15 @@ def export(job: tuple[str, UnitTask]) -> int:
     return restore_unit(Warehouse.at(warehouse).store, task).rows
 
 
+def exported(pool: ProcessPoolExecutor, place: Place, out: Path) -> float:
+    """Seconds to restore the newest checkpoint to Parquet."""
+    out.mkdir()
+    manifests = manifests_of(place)
+    units, _ = unit_tasks(manifests, max(manifests), SUBTASKS, out)
+    jobs = [(place.warehouse.url, unit) for unit in units]
+    return timed(lambda: pool.map(export, jobs))
+
+
 def rewrite_plainly(paths: tuple[Path, Path]) -> None:
     """Read a snapshot's file and write its rows with zstd and whatever encodings pyarrow takes by itself."""
     source, target = paths
@@ -262,40 +300,45 @@ def rewrite_plainly(paths: tuple[Path, Path]) -> None:
 def restoring(scratch: Path, sizes: Sizes) -> Report:
     """The worst chain that the default bounds allow, into working state and into Parquet."""
     bounds = PolicyOptions(d0=PolicyOptions().d_max)
-    found: dict[str, dict[str, list[float]]] = {
-        form: {"chain": [], "snapshot": []} for form in ("working state", "Parquet files")
-    }
-    with written(str(scratch / "worst"), sizes.worst_rows, bounds) as chain, two_processes() as pool:
+    found: dict[str, list[float]] = {}
+    with (
+        written(str(scratch / "worst"), sizes.worst_rows, bounds) as chain,
+        written(str(scratch / "whole"), sizes.worst_rows, bounds) as whole,
+        two_processes() as pool,
+    ):
         newest, share = chain.lengthen(bounds)
-        place = chain.place
-        manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, stream().name, newest))
-        snapshot = [take_snapshot(t) for t in snapshot_tasks(place.warehouse, manifests[newest], "heap", "bench")]
-        files = [place.warehouse.local.objects / part.objects[0].name for part in snapshot]
-        from_chain = loads(place, scratch, SUBTASKS)
+        warehouse, manifests = chain.place.warehouse, manifests_of(chain.place)
+        snapshot = [take_snapshot(t) for t in snapshot_tasks(warehouse, manifests[newest], "heap", "bench")]
+        files = [warehouse.local.objects / part.objects[0].name for part in snapshot]
+        from_chain = loads(chain.place, scratch, SUBTASKS)
         from_snapshot = [replace(t, snapshot=(file,)) for t, file in zip(from_chain, files, strict=True)]
         for number in range(sizes.rounds + 1):
             out = scratch / f"restored-{number}"
-            out.mkdir()
-            units, _ = unit_tasks(manifests, newest, SUBTASKS, out)
-            jobs = [(place.warehouse.url, unit) for unit in units]
-            plain = [(path, out / path.name) for path in files]
+            (out / "plain").mkdir(parents=True)
+            plain = [(path, out / "plain" / path.name) for path in files]
             took = {
-                ("working state", "chain"): load_all(pool, from_chain, sizes.worst_rows),
-                ("working state", "snapshot"): load_all(pool, from_snapshot, sizes.worst_rows),
-                ("Parquet files", "chain"): timed(lambda: pool.map(export, jobs)),  # noqa: B023
-                ("Parquet files", "snapshot"): timed(lambda: pool.map(rewrite_plainly, plain)),  # noqa: B023
+                WORKING_STATE: load_all(pool, from_chain, sizes.worst_rows),
+                f"{WORKING_STATE}, {BY_PYARROW}": load_all(pool, from_snapshot, sizes.worst_rows),
+                PARQUET: exported(pool, chain.place, out / "chain"),
+                f"{PARQUET}, {ALIKE}": exported(pool, whole.place, out / "whole"),
+                f"{PARQUET}, {BY_PYARROW}": timed(lambda: pool.map(rewrite_plainly, plain)),  # noqa: B023
             }
             shutil.rmtree(out)
-            for (form, source), seconds in took.items() if number else ():
-                found[form][source].append(seconds)
+            for what, seconds in took.items() if number else ():
+                found.setdefault(what, []).append(seconds)
     name = f"{bounds.d_max} deltas of {share:.2f} x the base"
     title = f"restoring {short(sizes.worst_rows)} rows from the worst chain: {name}"
-    table = table_of(title, "into", "chain s", "snapshot s, read by pyarrow", "ratio")
+    table = table_of(title, "into", "chain s", "a full snapshot", "s", "ratio")
     goals = []
-    for form, seconds in found.items():
-        ratio = median(a / b for a, b in zip(seconds["chain"], seconds["snapshot"], strict=True))
-        table.add_row(form, f"{median(seconds['chain']):.2f}", f"{median(seconds['snapshot']):.2f}", f"{ratio:.2f}")
-        goals.append(Goal(f"worst chain into {form}: seconds / a snapshot's", ratio, at_most=RESTORE_AT_MOST))
+    for form, how, at_most in (
+        (WORKING_STATE, BY_PYARROW, RESTORE_AT_MOST),
+        (PARQUET, BY_PYARROW, RESTORE_AT_MOST),
+        (PARQUET, ALIKE, None),
+    ):
+        ours, theirs = found[form], found[f"{form}, {how}"]
+        ratio = median(a / b for a, b in zip(ours, theirs, strict=True))
+        table.add_row(form, f"{median(ours):.2f}", how, f"{median(theirs):.2f}", f"{ratio:.2f}")
+        goals.append(Goal(f"worst chain into {form}: seconds / a full snapshot's, {how}", ratio, at_most=at_most))
     return Report([table], goals, {"deltas": bounds.d_max, "deltas_share": share, **found})
 
 

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from siltstone.changelog.coding import Bytes
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.model import KeyGroupRange
-from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.columns import one_array
+from siltstone.state.ranks import is_integer_like, ranks
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import ObjectWriter
 
@@ -33,8 +34,6 @@ REPEATING = 1 / 16
 """distinct values a row at most, of a column that is stored by dictionary"""
 READ_ROWS = 1 << 16
 """rows a batch that `read_base` yields has at most"""
-_KEY_BITS = 47
-"""what is left of a signed number for a key beside its key group"""
 
 
 def write_base(
@@ -110,10 +109,10 @@ def _encodings(schema: TableSchema, sample: pa.Table) -> dict[str, Any]:
     repeating = [
         name
         for name in schema.rows.names
-        if name not in schema.primary_key.names or not _is_integer_like(schema.rows.field(name).type)
+        if name not in schema.primary_key.names or not is_integer_like(schema.rows.field(name).type)
         if pc.count_distinct(sample.column(name)).as_py() <= REPEATING * len(sample)  # pyright: ignore[reportAttributeAccessIssue]
     ]
-    differences = [f.name for f in schema.rows if f.name not in repeating and _is_integer_like(f.type)]
+    differences = [f.name for f in schema.rows if f.name not in repeating and is_integer_like(f.type)]
     return {
         "compression": "zstd",
         "compression_level": 1,
@@ -122,10 +121,6 @@ def _encodings(schema: TableSchema, sample: pa.Table) -> dict[str, Any]:
         "use_dictionary": [KEY_GROUP, *repeating],
         "column_encoding": dict.fromkeys(differences, "DELTA_BINARY_PACKED"),
     }
-
-
-def _is_integer_like(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind)
 
 
 def _pieces(shape: pa.Schema, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> Iterator[pa.Table]:
@@ -157,16 +152,10 @@ def _pieces(shape: pa.Schema, batches: Iterable[tuple[pa.Table, np.ndarray]]) ->
 
 def _in_order(piece: pa.Table, keys: pa.Schema) -> pa.Table:
     """The rows by key group and then primary key."""
-    if len(keys) == 1 and _is_integer_like(keys.types[0]) and not pa.types.is_uint64(keys.types[0]):
-        # One number a row, where both fit; runs that are in order already are only merged.
-        numbers = fixed_values(one_array(piece.column(1))).astype(np.int64)
-        least, most = int(numbers.min(initial=0)), int(numbers.max(initial=0))
-        if (most - least).bit_length() <= _KEY_BITS:
-            rank = one_array(piece.column(0)).to_numpy().astype(np.int64) << _KEY_BITS
-            rank += numbers - least
-            if (rank[1:] >= rank[:-1]).all():
-                return piece
-            return piece.take(pa.array(np.argsort(rank, kind="stable")))
+    rank = ranks(one_array(piece.column(0)).to_numpy(), piece.column(1)) if len(keys) == 1 else None
+    if rank is not None:
+        ordered = (rank[1:] >= rank[:-1]).all()
+        return piece if ordered else piece.take(pa.array(np.argsort(rank, kind="stable")))
     order = [(name, "ascending") for name in (KEY_GROUP, *keys.names)]
     return piece.take(pc.sort_indices(piece, sort_keys=order))
 

@@ -20,11 +20,10 @@ import pyarrow as pa
 
 from siltstone.changelog.coding import Bytes, Decoder, Encoder, seal, unseal
 from siltstone.errors import SiltstoneError, UsageError
+from siltstone.state.ranks import ranks
 from siltstone.state.schema import type_of
 
 MAGIC = b"SILTBLK1"
-_KEY_BITS = 48
-"""rows are sorted by first-column values that span no more bits; the 16 above them hold the key group"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +105,10 @@ def decode_block(data: Bytes, name: str = "a block") -> tuple[pa.Table, np.ndarr
 def _order(changes: pa.Table, groups: np.ndarray) -> tuple[pa.RecordBatch, np.ndarray, bool]:
     """One batch in block order, its key groups, and whether the first column is sorted within each group."""
     batch = _one_batch(changes)
-    rank, ordered = groups.astype(np.uint64), False
-    if batch.num_columns and batch.num_rows and _is_integer_like(batch.column(0)):
-        [numbers] = _words(batch.column(0))
-        shifted = numbers - _least(numbers, batch.column(0).type)
-        if int(shifted.max()).bit_length() <= _KEY_BITS:
-            rank, ordered = (rank << np.uint64(_KEY_BITS)) | shifted, True
+    rank = ranks(groups, batch.column(0)) if batch.num_columns and batch.num_rows else None
+    ordered = rank is not None
+    if rank is None:
+        rank = groups
     if not (rank[1:] >= rank[:-1]).all():
         order = np.argsort(rank, kind=None if ordered else "stable")
         batch, groups = batch.take(pa.array(order)), groups[order]
@@ -123,12 +120,6 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     if len(batches) > 1:
         raise UsageError("one block cannot hold 2 GiB of strings in one column: checkpoint more often")
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
-
-
-def _is_integer_like(column: pa.Array) -> bool:
-    kind = column.type
-    numeric = pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind)
-    return numeric and column.null_count == 0
 
 
 def _least(numbers: np.ndarray, kind: pa.DataType) -> np.uint64:

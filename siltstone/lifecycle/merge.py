@@ -18,6 +18,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import first_rows
 from siltstone.state.protocol import key_batch
+from siltstone.state.ranks import first_of_each, ranks
 from siltstone.state.schema import DELETED, TableSchema
 
 Batch = tuple[pa.Table, np.ndarray]
@@ -111,12 +112,21 @@ class Changes:
         shape = pa.schema([field.with_nullable(True) for field in self.schema.rows])
         tables = [pa.table(table.columns[: len(shape)], schema=shape) for table in (*changes, base)]
         rows = pa.concat_tables(tables).combine_chunks()
+        chosen = self._newest(rows, owners)
+        chosen = chosen[live[chosen]]
+        return pa.table(rows.take(pa.array(chosen)).columns, schema=self.schema.rows), owners[chosen]
+
+    def _newest(self, rows: pa.Table, owners: np.ndarray) -> np.ndarray:
+        """The first row of each primary key, by key group."""
+        keys = self.schema.primary_key.names
+        rank = ranks(owners, rows.column(keys[0])) if len(keys) == 1 else None
+        if rank is not None:
+            return first_of_each(rank)
         batch = key_batch(self.schema, rows, self._max_parallelism, owners)
         newest = np.zeros(len(owners), bool)
         newest[first_rows(batch.hashes, batch.keys.columns)] = True
-        chosen = np.flatnonzero(newest & live)
-        chosen = chosen[np.argsort(owners[chosen], kind="stable")]
-        return pa.table(rows.take(pa.array(chosen)).columns, schema=self.schema.rows), owners[chosen]
+        chosen = np.flatnonzero(newest)
+        return chosen[np.argsort(owners[chosen], kind="stable")]
 
 
 class _Run:

@@ -18,25 +18,32 @@ from siltstone.state.schema import TableSchema
 SCHEMA = TableSchema(
     pa.schema([("k", pa.string())]), pa.schema([("s", pa.int32())]), pa.schema([("v", pa.int64()), ("t", pa.string())])
 )
+NUMBERED = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), SCHEMA.value)
 GROUPS = 8
-KEYS = st.tuples(st.sampled_from(["", "a", "b", "c", "d", "e", "ü"]), st.integers(-2, 2))
+NAMES = ["", "a", "b", "c", "d", "e", "ü"]
+KEYS = st.tuples(st.sampled_from(NAMES), st.integers(-2, 2))
 VALUES = st.tuples(st.none() | st.integers(-5, 5), st.none() | st.text(max_size=3))
 Rows = dict[tuple[str, int], tuple[int | None, str | None] | None]
 
 
-def _table(rows: Rows, schema: pa.Schema) -> tuple[pa.Table, np.ndarray]:
+def _k(key: tuple[str, int], schema: TableSchema) -> str | int:
+    """The first key column; where it is the only one, a number for both."""
+    return key[0] if schema is SCHEMA else 5 * NAMES.index(key[0]) + key[1]
+
+
+def _table(rows: Rows, table: TableSchema, schema: pa.Schema) -> tuple[pa.Table, np.ndarray]:
     """The rows by key group; None stands for a delete."""
     columns = {
-        "k": [k for k, _ in rows],
+        "k": [_k(key, table) for key in rows],
         "s": [s for _, s in rows],
         "v": [v[0] if v else None for v in rows.values()],
         "t": [v[1] if v else None for v in rows.values()],
         "__deleted": [v is None for v in rows.values()],
     }
-    table = pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
-    owners = key_groups(xxhash64([table.column("k")]), GROUPS) if rows else np.zeros(0, np.uint16)
+    made = pa.table([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
+    owners = key_groups(xxhash64([made.column("k")]), GROUPS) if rows else np.zeros(0, np.uint16)
     order = np.argsort(owners, kind="stable")
-    return table.take(pa.array(order)), owners[order]
+    return made.take(pa.array(order)), owners[order]
 
 
 @settings(max_examples=150)
@@ -48,32 +55,44 @@ def _table(rows: Rows, schema: pa.Schema) -> tuple[pa.Table, np.ndarray]:
     st.sampled_from([1, 10, merge.TOGETHER_ROWS]),
     st.sampled_from([1, 3, merge.MERGED_ROWS]),
     st.booleans(),
+    st.sampled_from([SCHEMA, NUMBERED]),
 )
 def test_the_newest_change_wins_and_deletes_drop(
-    base: Rows, deltas: list[Rows], size: int, bounds: list[int], together: int, at_once: int, spilled: bool
+    base: Rows,
+    deltas: list[Rows],
+    size: int,
+    bounds: list[int],
+    together: int,
+    at_once: int,
+    spilled: bool,
+    schema: TableSchema,
 ) -> None:
     groups = KeyGroupRange(*bounds)
     inside = lambda rows: {  # noqa: E731
-        key: value for key, value in rows.items() if key_groups(xxhash64([pa.array([key[0]])]), GROUPS)[0] in groups
+        key: value
+        for key, value in rows.items()
+        if key_groups(xxhash64([pa.array([_k(key, schema)])]), GROUPS)[0] in groups
     }
     expected: Rows = inside(base)
-    changes = Changes(SCHEMA, GROUPS, Path(tempfile.gettempdir()) if spilled else None)
+    changes = Changes(schema, GROUPS, Path(tempfile.gettempdir()) if spilled else None)
     with patch.object(merge, "TOGETHER_ROWS", together):
         for delta in reversed(deltas):
-            changes.add(*_table(inside(delta), SCHEMA.changes))
+            changes.add(*_table(inside(delta), schema, schema.changes))
     for delta in map(inside, deltas):
         expected |= delta
-    rows, owners = _table(inside(base), SCHEMA.rows)
+    rows, owners = _table(inside(base), schema, schema.rows)
     batches = [(rows.slice(i, size), owners[i : i + size]) for i in range(0, len(owners), size)]
     with patch.object(merge, "MERGED_ROWS", at_once):
         merged = list(changes.merged(batches, groups))
     seen = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in merged)])
     assert (np.diff(seen.astype(int)) >= 0).all()
-    found: Rows = {}
+    found: dict[tuple[str | int, int | None], tuple[int | None, str | None]] = {}
     for table, owner in merged:
-        assert table.schema == SCHEMA.rows
+        assert table.schema == schema.rows
         assert (key_groups(xxhash64([table.column("k")]), GROUPS) == owner).all() if len(owner) else True
         for row in table.to_pylist():
-            assert (row["k"], row["s"]) not in found
-            found[row["k"], row["s"]] = (row["v"], row["t"])
-    assert found == {key: value for key, value in expected.items() if value is not None}
+            key = row["k"], row.get("s")
+            assert key not in found
+            found[key] = (row["v"], row["t"])
+    live = {key: value for key, value in expected.items() if value is not None}
+    assert found == {(_k(key, schema), key[1] if schema is SCHEMA else None): value for key, value in live.items()}
