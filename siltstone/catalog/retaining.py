@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from siltstone.catalog import fencing, rows
+from siltstone.catalog.leases import leases
 from siltstone.catalog.records import RetainedCheckpoint, SavepointRecord
 from siltstone.catalog.transactions import Transactions
 from siltstone.errors import UsageError
@@ -65,10 +66,15 @@ class Retaining(Transactions):
             rows.get_stream(connection, stream)
             return rows.retained(connection, stream)
 
-    def mark_deleted(self, stream: str, epoch: int, ids: Iterable[int]) -> None:
+    def mark_deleted(
+        self, stream: str, epoch: int, ids: Iterable[int], *, spare_leased: bool = False
+    ) -> tuple[int, ...]:
         """Mark checkpoints as deleted, guarded by the writer epoch: from here on nobody sees them or their snapshots.
 
         Their rows and objects stay until `forget`. One that is marked or gone already stays as it is.
+
+        Args:
+            spare_leased: leave those alone that somebody has a lease on, and return them.
 
         Raises:
             UnknownCheckpoint: the stream never had one of that id; nothing is marked.
@@ -76,9 +82,13 @@ class Retaining(Transactions):
                 nothing is marked.
             Fenced
         """
+        ids = set(ids)
         with self._writing(f"the deletion of checkpoints of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
-            rows.mark_deleted(connection, stream, ids, self._now())
+            live = leases(connection, stream, self.now()) if spare_leased else []
+            spared = {id for id in ids if any(lease.covers(id) for lease in live)}
+            rows.mark_deleted(connection, stream, ids - spared, self._now())
+        return tuple(sorted(spared))
 
     def forget(self, stream: str, epoch: int, ids: Iterable[int], objects: Iterable[str]) -> None:
         """Remove the rows of deleted objects and then of deleted checkpoints, guarded by the writer epoch.

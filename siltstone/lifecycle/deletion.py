@@ -32,8 +32,8 @@ class DeletionResult:
     """What a deletion did.
 
     `deleted` checkpoints are gone, among them any that were marked before; `marked` are all that wait for others to be
-    deleted, and `leased` for those who read them. `objects` were deleted from the store, of `bytes` together; those
-    that another stream refers to are not among them.
+    deleted, and `leased` for those who read them, marked or spared. `objects` were deleted from the store, of `bytes`
+    together; those that another stream refers to are not among them.
     """
 
     deleted: tuple[int, ...]
@@ -44,15 +44,23 @@ class DeletionResult:
 
 
 def delete_checkpoints(
-    place: Place, stream: str, ids: Collection[int], *, epoch: int | None = None, who: str | None = None
+    place: Place,
+    stream: str,
+    ids: Collection[int],
+    *,
+    epoch: int | None = None,
+    who: str | None = None,
+    spare_leased: bool = False,
 ) -> DeletionResult:
     """Delete checkpoints of a stream, and complete what earlier deletions left. Those gone already are no error.
 
-    A run of the stream may be at work: it needs only what its newest checkpoint builds on, and that stays. Whoever
-    restores one of `ids` under a lease is not disturbed: what it reads waits. Whoever chose `ids` by what it had read
-    before passes the writer epoch of then.
+    A run of the stream may be at work: it needs only what its newest checkpoint builds on, and that stays. No object is
+    taken from whoever reads one of `ids` under a lease. Whoever chose `ids` by what it had read before passes the
+    writer epoch of then.
 
     Args:
+        spare_leased: leave those of `ids` alone that somebody reads; otherwise they are marked, too, and whoever has
+            only just begun may not find them any more.
         who: what the records of the deletions say did it; this process, for None.
 
     Raises:
@@ -66,7 +74,7 @@ def delete_checkpoints(
     catalog = place.catalog
     epoch = catalog.stream(stream).epoch if epoch is None else epoch
     catalog.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
-    catalog.mark_deleted(stream, epoch, ids)
+    spared = catalog.mark_deleted(stream, epoch, ids, spare_leased=spare_leased)
     plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream))
     doomed: list[Doomed] = []
     if plan.goes or objects:
@@ -74,7 +82,8 @@ def delete_checkpoints(
         doomed = catalog.record_deletion(stream, epoch, who or this_process(), doomed)
         place.warehouse.store.delete([each.name for each in doomed])
         catalog.forget(stream, epoch, plan.goes, [stored.name for stored in objects])
-    return DeletionResult(plan.goes, plan.waits, len(doomed), sum(each.bytes for each in doomed), plan.leased)
+    leased = tuple(sorted({*plan.leased, *spared}))
+    return DeletionResult(plan.goes, plan.waits, len(doomed), sum(each.bytes for each in doomed), leased)
 
 
 def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[DeletionPlan, list[ObjectRecord]]:

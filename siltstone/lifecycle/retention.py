@@ -33,8 +33,9 @@ class Waiting:
 class Truncation:
     """What a truncation did, or would do (`dry_run`).
 
-    `deleted` checkpoints are gone; `waiting` ones are marked, and so are those that are `leased`, which somebody reads.
-    Among them all are any that were marked before. `objects` were deleted from the store, of `bytes` together.
+    `deleted` checkpoints are gone; `waiting` ones are marked; those that are `leased` somebody reads, and they stay for
+    the next truncation. Among them all are any that were marked before. `objects` were deleted from the store, of
+    `bytes` together.
     """
 
     stream: str
@@ -72,7 +73,7 @@ def truncate(place: Place, stream: str, options: RetentionOptions, *, dry_run: b
         size_bytes = sum(stored.bytes for stored in objects)
         done = DeletionResult(ahead.goes, ahead.waits, len(objects), size_bytes, ahead.leased)
     else:
-        done = delete_checkpoints(place, stream, plan.subsumed, epoch=epoch)
+        done = delete_checkpoints(place, stream, plan.subsumed, epoch=epoch, spare_leased=True)
     kept = tuple(Kept(id, reasons) for id, reasons in plan.kept.items())
     waiting = _waiting(done.marked, {id: first[id] for id in plan.kept})
     return Truncation(stream, dry_run, kept, done.deleted, waiting, done.leased, done.objects, done.bytes)

@@ -323,7 +323,7 @@ def test_stopped_at_the_catalog_it_is_completed_by_the_next(
     place: Place, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(Catalog, method, lambda *_: stop())
+        patch.setattr(Catalog, method, lambda *_, **__: stop())
         delete_checkpoints(place, NAME, IDS)
     if method == "mark_deleted":
         check_whole(place, range(1, 13))
@@ -385,9 +385,9 @@ def test_killed_it_is_completed_by_the_next(place: Place, deletes: int) -> None:
 def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     guarded = getattr(Catalog, method)
 
-    def too_late(catalog: Catalog, *arguments: object) -> None:
+    def too_late(catalog: Catalog, *arguments: object, **named: object) -> None:
         catalog.new_epoch(NAME, "another run")
-        guarded(catalog, *arguments)
+        guarded(catalog, *arguments, **named)
 
     before = sorted(place.warehouse.store.list(""))
     with monkeypatch.context() as patch, pytest.raises(Fenced):

@@ -94,10 +94,10 @@ def test_a_command_that_a_new_run_overtakes_ends_fenced_and_changes_nothing(
     guarded = getattr(Catalog, call)
     before: list[Any] = []
 
-    def overtaken(self: Catalog, stream: str, *rest: Any) -> Any:
+    def overtaken(self: Catalog, stream: str, *rest: Any, **named: Any) -> Any:
         self.new_epoch(stream, "a new run")
         before.append(contents(tmp_path / "w"))
-        return guarded(self, stream, *rest)
+        return guarded(self, stream, *rest, **named)
 
     monkeypatch.setattr(Catalog, call, overtaken)
     mistaken(tmp_path / "w", line).failed(4, "writer epoch 2 of stream sums was fenced by epoch 3")

@@ -10,11 +10,12 @@ from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
 from siltstone.lifecycle.compaction import materialization_health
 from siltstone.lifecycle.definition import check_parallelism
+from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.materialize import Materialized
 from siltstone.lifecycle.materialize import materialize as materialize_operator
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
-from siltstone.spark.session import needs_spark, spark_session
+from siltstone.spark.session import cores, needs_spark, spark_session
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,16 @@ def materialize(
             wanted = list(triggers)
         kept = [name for name in wanted if begins[name] == checkpoint]
         done = []
-        for name in (name for name in wanted if name not in kept):
-            on_operator(name)
-            spark = spark_session(settings.master, settings.spark)
-            parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
-            run, id = partial(spark_map, spark), uuid.uuid4().hex
-            done.append(materialize_operator(place, stream, name, checkpoint, id=id, parallelism=parallelism, run=run))
+        # Leased before Spark starts: others may be deleting.
+        with reading(place.catalog, stream, [checkpoint], what="materializes"):
+            for name in (name for name in wanted if name not in kept):
+                on_operator(name)
+                spark = spark_session(settings.master, settings.spark)
+                parallelism = settings.parallelism or cores(spark)
+                run, id = partial(spark_map, spark), uuid.uuid4().hex
+                done.append(
+                    materialize_operator(place, stream, name, checkpoint, id=id, parallelism=parallelism, run=run)
+                )
     rows, size = sum(m.rows for m in done), sum(m.bytes for m in done)
     return MaterializeResult(
         stream, checkpoint, rows, size, round(time.perf_counter() - start, 3), done, kept, triggers

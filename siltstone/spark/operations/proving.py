@@ -19,7 +19,7 @@ from siltstone.lifecycle.restore import chain_manifests, read_manifests
 from siltstone.lifecycle.verify import Failure, check_objects
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
-from siltstone.spark.session import needs_spark, spark_session
+from siltstone.spark.session import cores, needs_spark, spark_session
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,19 @@ def verify(
     """
     with Place.existing(settings.warehouse, settings.catalog) as place:
         catalog, store = place.catalog, place.warehouse.store
-        some = catalog.checkpoints(stream) if every else [catalog.checkpoint(stream, catalog.resolve(stream, at))]
-        written_by = {c.id: c.epoch for c in some}
-        wanted = list(written_by)
-        snapshots = {s.checkpoint: s for s in catalog.snapshots(stream)}
-        if deep and not snapshots.keys() & set(wanted):
-            raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
-        spark = spark_session(settings.master, settings.spark)
-        start = time.perf_counter()
-        with reading(catalog, stream, wanted, what="verifies"):
+        named = None if every else [catalog.resolve(stream, at)]
+        # Leased before they are listed, and before Spark starts: others may be deleting.
+        with reading(catalog, stream, named, what="verifies"):
+            some = catalog.checkpoints(stream) if named is None else [catalog.checkpoint(stream, c) for c in named]
+            written_by = {c.id: c.epoch for c in some}
+            wanted = list(written_by)
+            snapshots = {s.checkpoint: s for s in catalog.snapshots(stream)}
+            if deep and not snapshots.keys() & set(wanted):
+                raise UsageError(
+                    f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`"
+                )
+            spark = spark_session(settings.master, settings.spark)
+            start = time.perf_counter()
             proof = prove_checkpoints(place, stream, wanted, partial(spark_map, spark))
             taken = [(stored, [c]) for c, s in snapshots.items() if c in wanted for stored in s.objects]
             failures = check_objects(store, taken)
@@ -108,8 +112,8 @@ def compare_snapshot(settings: Settings, stream: str) -> SnapshotComparison:
         snapshots = place.catalog.snapshots(stream)
         if not snapshots:
             raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
-        spark = spark_session(settings.master, settings.spark)
         with reading(place.catalog, stream, [snapshots[-1].checkpoint], what="compares"):
+            spark = spark_session(settings.master, settings.spark)
             tables = _compared(settings, spark, place, snapshots[-1])
     return SnapshotComparison(stream, snapshots[-1].checkpoint, tables)
 
@@ -130,7 +134,7 @@ def _compared(settings: Settings, spark: SparkSession, place: Place, snapshot: S
     store = place.warehouse.store
     stored = chain_manifests(place.catalog, snapshot.stream, snapshot.checkpoint)
     manifests = read_manifests(store, stored, snapshot.stream)
-    parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
+    parallelism = settings.parallelism or cores(spark)
     tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)
     compared = spark_map(spark, lambda task: compare(store, task), compare_tasks(tasks, snapshot.objects))
     return [table for tables in compared for table in tables]

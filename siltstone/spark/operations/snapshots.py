@@ -38,10 +38,10 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
         epoch, record = catalog.stream(stream).epoch, catalog.latest(stream)
         if any(s.checkpoint == record.id for s in catalog.snapshots(stream)):
             raise UsageError(f"checkpoint {record.id} of {stream} has a snapshot already")
-        spark = spark_session(settings.master, settings.spark)
-        start = time.perf_counter()
         # The lease also covers what is written and not referred to yet.
         with reading(catalog, stream, [record.id], what="takes a snapshot"):
+            spark = spark_session(settings.master, settings.spark)
+            start = time.perf_counter()
             manifest = read_manifest(warehouse.store, record.manifest, stream)
             tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
             parts = spark_map(spark, take_snapshot, tasks)

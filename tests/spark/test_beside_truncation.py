@@ -1,0 +1,47 @@
+"""What reads checkpoints leases them before Spark starts: a truncation in between takes nothing that is read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from siltstone.spark.operations import materializing, proving, restoring, snapshots
+from tests.command_line import siltstone
+
+
+@pytest.fixture
+def project(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stream of six checkpoints."""
+    (tmp_path / "siltstone.toml").write_text('streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n')
+    monkeypatch.chdir(tmp_path)
+    assert siltstone("run", "little").code == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        (proving, "verify little --all"),
+        (proving, "verify little --at 2"),
+        (materializing, "materialize little --at 2"),
+        (restoring, "restore little --at 2"),
+        (snapshots, "snapshot little"),
+    ],
+)
+def test_truncation_while_spark_starts(
+    module: Any, command: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = module.spark_session
+    truncated = []
+
+    def starting(*arguments: Any, **named: Any) -> SparkSession:
+        truncated.append(siltstone("truncate", "little", "--keep-last", 1).code)
+        return starts(*arguments, **named)
+
+    monkeypatch.setattr(module, "spark_session", starting)
+    ended = siltstone(*command.split())
+    assert (ended.code, set(truncated)) == (0, {0}), ended
+    assert siltstone("verify", "little", "--all", "--json").json["failed"] == []
+    siltstone("truncate", "little", "--keep-last", 1)
+    assert [c["id"] for c in siltstone("checkpoints", "little", "--json").json["checkpoints"]] == [6]
