@@ -17,7 +17,10 @@ class SparkResource(dg.ConfigurableResource):
     it ran before the run began.
     """
 
-    master: str | None = Field(default=None, description="Spark master URL; default local, on all cores")
+    master: str | None = Field(
+        default=None,
+        description="Spark master URL, or sc://HOST[:PORT] of a Spark Connect server; default local, on all cores",
+    )
     conf: dict[str, str] = Field(default={}, description="further Spark settings")
     _found_running: bool = PrivateAttr(default=False)
 
@@ -40,6 +43,6 @@ def _running() -> "SparkSession | None":
     """This process's session, if there is one."""
     if "pyspark" not in sys.modules:
         return None
-    from pyspark.sql import SparkSession
+    from siltstone.spark.session import running_session
 
-    return SparkSession.getActiveSession()
+    return running_session()

@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     catalog: str | None = Field(
         default=None, repr=False, description="SQLAlchemy URL; default SQLite inside a local warehouse"
     )
-    master: str = Field(default="local[*]", description="Spark master URL")
+    master: str = Field(default="local[*]", description="Spark master URL, or sc://HOST[:PORT] of Spark Connect")
     spark: dict[str, str] = Field(default={}, description="further Spark settings")
     parallelism: int | None = Field(default=None, ge=1, description="subtasks an operator; default Spark's own")
     backend: Literal["heap"] = Field(default="heap", description="working state backend")

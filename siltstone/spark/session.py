@@ -1,20 +1,25 @@
-"""The Spark session: one place that knows which settings Siltstone needs."""
+"""The Spark session, of a driver in this process or of a Spark Connect server: one place that knows which settings
+Siltstone needs.
+"""
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-from siltstone.errors import Fenced, StateError, Unreachable
+from siltstone.errors import Fenced, StateError, Unreachable, UsageError
 from siltstone.spark.datasource import register
 from siltstone.spark.failures import explained
 from siltstone.spark.source_log import FILE_SOURCE_COMPACT_INTERVAL
@@ -36,6 +41,10 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+CONNECT = "sc"
+CONNECT_PORT = 15002
+_CONNECT_WAIT_S = 10.0
+_MANY_ROWS = 1 << 20
 LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -45,22 +54,78 @@ SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """set where `spark-submit` runs this program; the master is then its to name"""
 
 
-def spark_session(master: str = "local[*]", extra: Mapping[str, str] | None = None) -> SparkSession:
+def spark_session(
+    master: str = "local[*]", extra: Mapping[str, str] | None = None, *, classic: bool = False
+) -> SparkSession:
     """The running session if there is one, else a new one on `master`.
 
     Worker processes get this interpreter and this module search path, so that the user's stream modules import there
-    as they do here.
+    as they do here. Those of a Spark Connect server are its own to start: what they are to import is installed there.
 
     Args:
-        master: a Spark master URL; of no effect under `spark-submit`, which names its own.
+        master: a Spark master URL, or `sc://HOST[:PORT]` of a Spark Connect server; of no effect under `spark-submit`,
+            which names its own.
         extra: further Spark settings; they win over Siltstone's own.
+        classic: functions that Spark is to call in this process follow, which it can only as its driver.
 
     Raises:
-        Unreachable: the JVM does not start (most often: no Java 17 or newer).
+        Unreachable: the JVM does not start (most often: no Java 17 or newer), or no server answers.
+        UsageError: Spark Connect where it cannot be used, or its packages are not installed.
     """
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        return running
+    spark = running_session() or (_connected if _is_connect(master) else _started)(master, extra or {})
+    if classic and not isinstance(spark, SparkSession):
+        raise UsageError(
+            "this runs a query whose every batch is handed to a function in this process, which Spark Connect "
+            "cannot do: give a Spark master such as local[*], spark://, yarn or k8s:// instead of sc://"
+        )
+    return spark
+
+
+def running_session() -> SparkSession | None:
+    """This thread's session, if there is one."""
+    return SparkSession.getActiveSession()
+
+
+def cores(spark: SparkSession) -> int:
+    """How many tasks Spark runs at once by itself."""
+    if isinstance(spark, SparkSession):
+        return spark.sparkContext.defaultParallelism
+    return spark.range(_MANY_ROWS).select(F.spark_partition_id()).distinct().count()
+
+
+def _is_connect(master: str) -> bool:
+    return urlsplit(master).scheme == CONNECT
+
+
+def _connected(url: str, extra: Mapping[str, str]) -> SparkSession:
+    """A session of the server at `url`. Its static settings are the server's own."""
+    host, port = urlsplit(url).hostname, urlsplit(url).port or CONNECT_PORT
+    try:
+        # The client by itself would try for minutes.
+        socket.create_connection((host or "", port), _CONNECT_WAIT_S).close()
+    except OSError as error:
+        raise Unreachable(
+            f"no Spark Connect server answers at {host}:{port} ({error.strerror or error}); check the address, and "
+            "start one with sbin/start-connect-server.sh"
+        ) from error
+    builder = SparkSession.builder.appName("siltstone").remote(url)
+    session = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
+    for key, value in {**session, **extra}.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+        register(spark)
+    except ImportError as error:
+        raise UsageError(
+            f"Spark Connect needs further packages: pip install 'siltstone[connect]' ({str(error).splitlines()[0]})"
+        ) from error
+    except Exception as error:
+        raise Unreachable(f"Spark Connect at {host}:{port} fails: {str(error).splitlines()[0]}") from error
+    return spark
+
+
+def _started(master: str, extra: Mapping[str, str]) -> SparkSession:
+    """A session of a driver in this process."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path if not _zipped(p)))
@@ -70,7 +135,7 @@ def spark_session(master: str = "local[*]", extra: Mapping[str, str] | None = No
         builder = builder.master(master)
         if master.startswith("local"):
             settings |= LOCAL_SETTINGS
-    for key, value in {**settings, **(extra or {})}.items():
+    for key, value in {**settings, **extra}.items():
         builder = builder.config(key, value)
     try:
         spark = builder.getOrCreate()

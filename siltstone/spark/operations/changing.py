@@ -15,6 +15,7 @@ from siltstone.settings import Settings
 from siltstone.spark.failures import explained
 from siltstone.spark.operations.running import open_region
 from siltstone.spark.runner import StreamRunner
+from siltstone.spark.session import cores
 from siltstone.stream import Stream
 
 
@@ -54,7 +55,7 @@ def taken_over(
     Raises:
         SiltstoneError: see `Region.open`; or a step failed, and nothing of it is visible.
     """
-    region = open_region(settings, stream, place, options, spark.sparkContext.defaultParallelism)
+    region = open_region(settings, stream, place, options, cores(spark))
     outcome = "failed"
     try:
         _check_log(place.catalog, stream.name)

@@ -26,7 +26,7 @@ from siltstone.settings import Settings
 from siltstone.spark.failures import explained
 from siltstone.spark.operations.changing import check_changeable, taken_over
 from siltstone.spark.operations.proving import verify
-from siltstone.spark.session import needs_spark, spark_session
+from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.step import StepRun, acknowledgements, output_rows, run_empty, step_frame
 from siltstone.spark.types import spark_type
 from siltstone.state.schema import DELETED, TableSchema
@@ -190,7 +190,7 @@ def _checked_frame(spark: SparkSession, given: _Given, schema: TableSchema) -> D
     if isinstance(given.rows, DataFrame):
         return given.rows.mapInArrow(lambda batches: check(_tables(batches)), shape)
     path, count = str(given.rows), pq.read_metadata(given.rows).num_row_groups
-    pieces = spark.range(0, count, 1, max(1, min(count, 2 * spark.sparkContext.defaultParallelism)))
+    pieces = spark.range(0, count, 1, max(1, min(count, 2 * cores(spark))))
     return pieces.mapInArrow(lambda ids: check(_row_groups(path, ids)), shape)
 
 

@@ -21,7 +21,7 @@ from siltstone.settings import Settings
 from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.runner import open_source
-from siltstone.spark.session import needs_spark, spark_session
+from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.step import StepRun, run_empty, run_operators
 from siltstone.state.digest import checkpoint_digest
@@ -82,8 +82,8 @@ def replay(
         last, first = resolve_range(place.catalog, stream.name, to, since)
         with reading(place.catalog, stream.name, [c for c in (first, last) if c], what="replays"):
             plan = plan_replay(place, stream, last, first)
-            spark = spark_session(settings.master, settings.spark)
-            parallelism = settings.parallelism or min(spark.sparkContext.defaultParallelism, stream.max_parallelism)
+            spark = spark_session(settings.master, settings.spark, classic=True)
+            parallelism = settings.parallelism or min(cores(spark), stream.max_parallelism)
             check_run(stream, {}, parallelism)
             options = place.catalog.stream(stream.name).definition["options"]
             rows = open_source(spark, stream, place.warehouse, options)

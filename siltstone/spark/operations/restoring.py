@@ -23,7 +23,7 @@ from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
-from siltstone.spark.session import needs_spark, spark_session
+from siltstone.spark.session import cores, needs_spark, spark_session
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def restore(
                 spark = spark_session(settings.master, settings.spark)
                 start = time.perf_counter()
                 manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint), stream)
-                parallelism = settings.parallelism or spark.sparkContext.defaultParallelism
+                parallelism = settings.parallelism or cores(spark)
                 manifest = manifests[checkpoint]
                 wanted = chosen(manifest, only) if only else None
                 tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged, wanted)

@@ -24,7 +24,7 @@ from siltstone.settings import Settings
 from siltstone.spark.background import SparkUnits
 from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.runner import StreamRunner, open_source, run_stream
-from siltstone.spark.session import needs_spark, spark_session
+from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.store.filesystem import reaching
 from siltstone.stream import Stream
 
@@ -102,7 +102,7 @@ def run(
         write_metrics(request.openmetrics, stream.name, uploads)
     with Place.writable(settings.warehouse, settings.catalog) as place:
         check_recorded(place.catalog, stream, request.options)
-        spark = spark_session(settings.master, settings.spark)
+        spark = spark_session(settings.master, settings.spark, classic=True)
         # Before the stream is taken over: a source that cannot be had changes nothing.
         rows = open_source(spark, stream, place.warehouse, request.options)
         recovery = SelfRecovery(settings, place, stream.name, spark)
@@ -176,8 +176,7 @@ def _running(
     on_checkpoint: Callable[[Completed], None],
 ) -> Iterator[StreamRunner]:
     """One writer epoch: taken at the start, and how it ended noted in the catalog; with its background."""
-    cores = spark.sparkContext.defaultParallelism
-    region = open_region(settings, stream, place, request.options, cores, who=request.who)
+    region = open_region(settings, stream, place, request.options, cores(spark), who=request.who)
     background = _background(settings, place, spark, region)
 
     def completed(checkpoint: Completed) -> None:

@@ -1,0 +1,98 @@
+"""The operations on a real Spark Connect server, from processes that have no JVM of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.dataset as ds
+import pyspark
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.command_line import Ended, siltstone
+from tests.servers import free_port, wait_for_port
+
+SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+START_S = 90
+REPOSITORY = Path(__file__).parents[2]
+Command = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    port, submit = free_port(), Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": port,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "512m",
+        "spark.ui.enabled": "false",
+    }
+    command = [submit, "--class", SERVER, "--master", "local[2]"]
+    for key, value in settings.items():
+        command += ["--conf", f"{key}={value}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    environment |= {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(
+        list(map(str, command)), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for_port(port, process, START_S)
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stream of six checkpoints."""
+    path = tmp_path_factory.mktemp("project")
+    (path / "siltstone.toml").write_text('streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n')
+    assert siltstone("run", "little", cwd=path).code == 0
+    return path
+
+
+def command(project: Path, master: str) -> Command:
+    """Runs a command in a process of its own."""
+
+    def run(*arguments: object) -> Ended:
+        done = subprocess.run(
+            [sys.executable, "-m", "siltstone.cli", *map(str, arguments)],
+            cwd=project,
+            env=os.environ | {"SILTSTONE_MASTER": master, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def test_state_is_proven_restored_consolidated_and_rescaled(project: Path, server: str) -> None:
+    run = command(project, server)
+    newest = siltstone("checkpoints", "little", "--json", cwd=project).json["checkpoints"][-1]
+    assert run("verify", "little", "--all", "--json").json["proven"] == [1, 2, 3, 4, 5, 6]
+    made = run("materialize", "little", "--json").json
+    assert made["checkpoint"] == 6 and made["rows"] > 0
+    restored = run("restore", "little", "--to", "restored", "--json").json
+    assert (restored["proven"], restored["digest"]) == (True, newest["digest"])
+    assert sum(ds.dataset(d).count_rows() for d in (project / "restored").rglob("*") if d.is_dir()) > 0
+    assert run("rescale", "little", "--parallelism", "3", "--json").code == 0
+    again = siltstone("verify", "little", "--all", "--json", cwd=project).json
+    assert again["failed"] == []
+    assert json.loads(run("restore", "little", "--json").out)["digest"] == newest["digest"]
+
+
+def test_a_run_needs_spark_in_its_own_process(project: Path, server: str) -> None:
+    ended = command(project, server)("run", "little")
+    ended.failed(2, "Spark Connect", "local[*]")
+
+
+def test_no_server_is_one_clear_error(project: Path) -> None:
+    ended = command(project, f"sc://127.0.0.1:{free_port()}")("restore", "little")
+    ended.failed(3, "no Spark Connect server answers", "start-connect-server.sh")
