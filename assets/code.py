@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.names import BASE_CHECKPOINT, DELTA_CHAIN, EVENTS, SINK
+from assets.names import EVENTS, SINK, asset_of
 from siltstone.stream import Stream
 
 
@@ -15,18 +15,18 @@ def code_reference(stream: Stream, asset: dg.AssetKey) -> dict[str, Any]:
 
     Nothing is read for it: compiled code knows its file and line.
     """
-    name, *what = asset.path
-    assert name == stream.name, f"{asset} is of another stream"
-    match what:
-        case [operator, part] if part in (BASE_CHECKPOINT, DELTA_CHAIN):
-            by_name = {op.name: op for op in stream.operators}
-            code, label = _own_code(type(by_name[operator]).process), f"operator {operator}"
-        case [operator, part] if part == SINK:
-            code, label = _own_code(stream.sinks[operator]), f"sink of {operator}"
-        case _:
-            code, label = None, f"stream {name}"
+    assert asset.path[0] == stream.name, f"{asset} is of another stream"
+    operator, what = asset_of(asset)
+    if what == SINK:
+        code, label = _own_code(stream.sinks[str(operator)]), f"sink of {operator}"
+    elif operator is not None:
+        by_name = {op.name: op for op in stream.operators}
+        code, label = _own_code(type(by_name[operator]).process), f"operator {operator}"
+    else:
+        code, label = None, f"stream {stream.name}"
     if code is None and stream.source is not None:
-        code, label = _own_code(stream.source), f"source of {name}" if what == [EVENTS] else f"stream {name}"
+        code = _own_code(stream.source)
+        label = f"{'source of' if what == EVENTS else 'stream'} {stream.name}"
     if code is None:
         return {}
     place = dg.LocalFileCodeReference(file_path=code.co_filename, line_number=code.co_firstlineno, label=label)

@@ -2,7 +2,7 @@
 
 A stream that says which days its events are of (`Stream.event_days`) has one partition a day: the state after the last
 checkpoint whose events are all of that day or before. Any other has one for each hour in which a checkpoint was
-committed; hours are added as they come.
+committed, once it is over: before that, what it shows would not be what it comes to show.
 """
 
 from collections.abc import Iterable
@@ -30,6 +30,11 @@ def partitions_of(stream: Stream) -> dg.PartitionsDefinition:
 def hours_of(committed: Iterable[datetime]) -> list[str]:
     """The partitions of some times, ascending."""
     return sorted({time.astimezone(UTC).strftime(_HOUR) for time in committed})
+
+
+def hours_over(hours: Iterable[str], now: datetime) -> list[str]:
+    """Those of some hourly partitions in which nothing will be committed any more, ascending."""
+    return sorted(hour for hour in hours if hour < now.astimezone(UTC).strftime(_HOUR))
 
 
 def checkpoint_of(catalog: Catalog, stream: Stream, partition: str) -> int:

@@ -11,7 +11,7 @@ import dagster as dg
 from assets.code import code_reference
 from assets.full_snapshot import full_snapshot_asset
 from assets.materialization import materialization_asset
-from assets.names import SINK, dagster_name, store_kinds
+from assets.names import SINK, asset_of, dagster_name, store_kinds
 from assets.restored_state import restored_state_asset
 from assets.stream_run import events_asset, run_asset
 from checks.asset_checks import stream_checks
@@ -83,7 +83,7 @@ def stream_assets(stream: Stream, settings: Settings) -> list[dg.AssetSpec | dg.
     in_store = store_kinds(settings.warehouse)
     assets: list[dg.AssetSpec | dg.AssetsDefinition] = [
         events_asset(stream),
-        *dg.map_asset_specs(lambda s: s if s.key.path[-1] == SINK else s.merge_attributes(kinds=in_store), stored),
+        *dg.map_asset_specs(lambda s: s if asset_of(s.key)[1] == SINK else s.merge_attributes(kinds=in_store), stored),
         restored_state_asset(stream, restore_condition(stream)),
     ]
     return list(dg.map_asset_specs(lambda s: s.merge_attributes(metadata=code_reference(stream, s.key)), assets))

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import dagster as dg
 
 from assets.metadata import checkpoints_metadata, operator_metadata
 from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key
-from assets.partitions import hours_of, partitions_of
+from assets.partitions import hours_of, hours_over, partitions_of
 from assets.stream_run import run_by_dagster
 from resources import SparkResource, WarehouseResource
 from siltstone.catalog.place import Place
@@ -22,7 +23,11 @@ EVERY_S = 30
 
 
 def new_checkpoints_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition:
-    """Tells of checkpoints that came to be outside Dagster, and adds the hours in which any did as partitions."""
+    """Tells of checkpoints that came to be outside Dagster, and adds the hours in which any did as partitions, each
+    when it is over.
+
+    The cursor holds the last checkpoint told of, and the hours that are not over yet.
+    """
 
     @dg.sensor(
         name="new_checkpoints",
@@ -33,7 +38,8 @@ def new_checkpoints_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition
     def new_checkpoints(
         context: dg.SensorEvaluationContext, warehouse: WarehouseResource, spark: SparkResource
     ) -> dg.SensorResult | dg.SkipReason:
-        seen: dict[str, int] = json.loads(context.cursor) if context.cursor else {}
+        cursor: dict[str, dict[str, Any]] = json.loads(context.cursor or "{}")
+        seen, to_come = cursor.get("seen", {}), cursor.get("hours", {})
         events: list[dg.AssetMaterialization] = []
         hours: list[dg.AddDynamicPartitionsRequest] = []
         settings = warehouse.settings(spark)
@@ -44,11 +50,19 @@ def new_checkpoints_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition
                     records = place.catalog.checkpoints_after(name, seen.get(name, 0), AT_ONCE)
                     if records:
                         events += _events(place, name, records)
-                        hours += _hours(streams[name], records)
                         seen[name] = records[-1].id
+                    partitions = partitions_of(streams[name])
+                    if isinstance(partitions, dg.DynamicPartitionsDefinition):
+                        known = {*to_come.pop(name, ()), *hours_of(record.committed_at for record in records)}
+                        over = hours_over(known, place.catalog.now())
+                        if over:
+                            hours.append(partitions.build_add_request(over))
+                        if left := sorted(known.difference(over)):
+                            to_come[name] = left
         except SiltstoneError as error:
             return dg.SkipReason(str(error))
-        return dg.SensorResult(asset_events=events, dynamic_partitions_requests=hours, cursor=json.dumps(seen))
+        cursor = {"seen": seen, "hours": to_come}
+        return dg.SensorResult(asset_events=events, dynamic_partitions_requests=hours, cursor=json.dumps(cursor))
 
     return new_checkpoints
 
@@ -79,10 +93,3 @@ def _events(place: Place, stream: str, records: Sequence[CheckpointRecord]) -> I
             },
             tags={"dagster/data_version": record.digest},
         )
-
-
-def _hours(stream: Stream, records: Sequence[CheckpointRecord]) -> list[dg.AddDynamicPartitionsRequest]:
-    partitions = partitions_of(stream)
-    if not isinstance(partitions, dg.DynamicPartitionsDefinition):
-        return []
-    return [partitions.build_add_request(hours_of(record.committed_at for record in records))]

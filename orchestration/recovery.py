@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import dagster as dg
 
-from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, SINK, dagster_name
+from assets.names import CHECKPOINTS, OF_OPERATORS, asset_of, dagster_name
 from orchestration.operations import OPERATION_TAG, RECOVER, RUN, STREAM_TAG, SWEEP, job_tags
 from orchestration.schedules import unfinished
 from siltstone.settings import RecoveryOptions, Settings
@@ -105,8 +105,8 @@ def _stream_of(run: dg.DagsterRun) -> str | None:
 
 
 def _operation_of(run: dg.DagsterRun) -> str | None:
-    runs_stream = {CHECKPOINTS, BASE_CHECKPOINT, DELTA_CHAIN, SINK}
-    selected = {key.path[-1] for key in run.asset_selection or ()}
+    runs_stream = {CHECKPOINTS, *OF_OPERATORS}
+    selected = {asset_of(key)[1] for key in run.asset_selection or ()}
     return run.tags.get(OPERATION_TAG) or (RUN if selected & runs_stream else ",".join(sorted(selected)))
 
 

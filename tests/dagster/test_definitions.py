@@ -1,6 +1,5 @@
 """What loads: every stream's assets, checks, jobs, schedules, sensors, quickly, without Spark, whatever is broken."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from assets.names import asset_of
 from checks.suites import SUITES
 from orchestration.definitions import definitions_of, siltstone
 from siltstone.errors import UsageError
@@ -19,16 +19,16 @@ from tests.fault import small_stream
 from tests.fault.small_stream import DAILY, SMALL, Accounts, source
 
 REPOSITORY = Path(__file__).parents[2]
-LOAD_S = 3.0
+LOAD_RATIO = 4.0
 PARTS = ("base_checkpoint", "delta_chain")
 SMALL_ASSETS = {
     "events": [],
-    **{f"{operator}/base_checkpoint": ["events"] for operator in ("accounts", "daily")},
-    **{f"{operator}/delta_chain": ["events", f"{operator}/base_checkpoint"] for operator in ("accounts", "daily")},
-    "places/base_checkpoint": [f"accounts/{part}" for part in PARTS],
-    "places/delta_chain": [*(f"accounts/{part}" for part in PARTS), "places/base_checkpoint"],
-    "accounts/sink": [f"accounts/{part}" for part in PARTS],
-    "checkpoints": [f"{operator}/{part}" for operator in ("accounts", "daily", "places") for part in PARTS],
+    **{f"{operator}_base_checkpoint": ["events"] for operator in ("accounts", "daily")},
+    **{f"{operator}_delta_chain": ["events", f"{operator}_base_checkpoint"] for operator in ("accounts", "daily")},
+    "places_base_checkpoint": [f"accounts_{part}" for part in PARTS],
+    "places_delta_chain": [*(f"accounts_{part}" for part in PARTS), "places_base_checkpoint"],
+    "accounts_sink": [f"accounts_{part}" for part in PARTS],
+    "checkpoints": [f"{operator}_{part}" for operator in ("accounts", "daily", "places") for part in PARTS],
     "materialization": ["checkpoints"],
     "full_snapshot": ["checkpoints"],
     "restored_state": ["checkpoints", "materialization"],
@@ -74,24 +74,24 @@ def test_assets_say_what_they_are_whose_and_from_which_code(small: dg.Definition
         assert "spark" in spec.kinds and spec.description
         (reference,) = spec.metadata["dagster/code_references"].code_references
         assert Path(reference.file_path) == Path(small_stream.__file__), key
-        may_be_left_out = (*PARTS, "/sink", "/restored_state")
+        may_be_left_out = (*PARTS, "_sink", "/restored_state")
         assert spec.skippable == key.endswith(may_be_left_out), "no event for what a run did not make"
-    assert "`totals`, `recent`, `visited`, `amounts`" in (found["small/accounts/base_checkpoint"].description or "")
-    (reference,) = found["small/accounts/delta_chain"].metadata["dagster/code_references"].code_references
+    assert "`totals`, `recent`, `visited`, `amounts`" in (found["small/accounts_base_checkpoint"].description or "")
+    (reference,) = found["small/accounts_delta_chain"].metadata["dagster/code_references"].code_references
     assert reference.line_number == Accounts.process.__code__.co_firstlineno
     (reference,) = found["small/events"].metadata["dagster/code_references"].code_references
     assert reference.line_number == source.__code__.co_firstlineno
     # Of an aggregate there is no code but Siltstone's own, and the stream's file says more.
-    (reference,) = found["small/daily/delta_chain"].metadata["dagster/code_references"].code_references
+    (reference,) = found["small/daily_delta_chain"].metadata["dagster/code_references"].code_references
     assert (reference.label, reference.line_number) == ("stream small", source.__code__.co_firstlineno)
 
 
 @pytest.mark.parametrize(("url", "kinds"), [("./warehouse", set()), ("s3://bucket/state", {"s3"})])
 def test_kinds_tell_in_which_store_it_lies(url: str, kinds: set[str]) -> None:
     found = specs(definitions_of({SMALL.name: SMALL}, {}, Settings(warehouse=url)))
-    assert found["small/accounts/base_checkpoint"].kinds == {"spark", "parquet"} | kinds
+    assert found["small/accounts_base_checkpoint"].kinds == {"spark", "parquet"} | kinds
     assert found["small/materialization"].kinds == {"spark", "parquet"} | kinds
-    assert found["small/accounts/sink"].kinds == {"spark", "parquet"}, "a sink writes where it says"
+    assert found["small/accounts_sink"].kinds == {"spark", "parquet"}, "a sink writes where it says"
 
 
 def test_checks_are_of_the_asset_they_are_about_and_block_where_going_on_would_spread_damage(
@@ -129,7 +129,7 @@ def test_every_operation_has_a_job_a_pool_and_tags_that_tell_its_runs_apart(smal
     assert pools["small__restored_state"] == "small__restore" != pools["small__materialization"]
     run = small.resolve_job_def("small")
     assert {key.to_user_string() for key in run.asset_layer.executable_asset_keys} == {
-        f"small/{asset}" for asset in SMALL_ASSETS if "/" in asset or asset == "checkpoints"
+        f"small/{asset}" for asset in SMALL_ASSETS if asset_of(dg.AssetKey(asset))[0] or asset == "checkpoints"
     }
     assert names(small, "sensors") >= {"new_checkpoints", "recover_failed", "sweep_recovered", "alerts"}
 
@@ -187,26 +187,27 @@ def test_schedules_of_streams_that_did_not_load_wait_for_them() -> None:
     assert len(crons(definitions)) == 5
 
 
-def test_loading_is_quick_and_starts_no_jvm() -> None:
-    # Processor time, as neighbours of a busy machine stretch the time on the wall; and the best of a few, as they slow
-    # the processor itself down, too.
-    script = (
+def test_loading_costs_little_beside_dagster_itself_and_starts_no_jvm() -> None:
+    # Side by side, in processor time and the best of a few: a machine may be slow, and its neighbours busy.
+    ours = (
         "import json, sys, time\n"
         "from orchestration.definitions import siltstone\n"
         "import dagster as dg\n"
         "dg.Definitions.validate_loadable(siltstone())\n"
         "heavy = {'pyspark', 'py4j', 'matplotlib', 'great_expectations'}\n"
-        "print(json.dumps([time.process_time(), sorted(heavy & sys.modules.keys())]))\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+        "print(time.process_time())\n"
     )
-    taken = []
-    while len(taken) < 5 and not any(seconds < LOAD_S for seconds in taken):
-        done = subprocess.run(
-            [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True
-        )
-        seconds, heavy = json.loads(done.stdout)
-        assert heavy == []
-        taken.append(seconds)
-    assert min(taken) < LOAD_S
+    dagster = "import time, dagster\nprint(time.process_time())\n"
+    taken: dict[str, list[float]] = {ours: [], dagster: []}
+    for _ in range(3):
+        for script, seconds in taken.items():
+            done = subprocess.run(
+                [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            seconds.append(float(done.stdout))
+    assert min(taken[ours]) < LOAD_RATIO * min(taken[dagster])
 
 
 def test_it_validates_in_an_empty_environment() -> None:

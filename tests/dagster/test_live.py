@@ -80,9 +80,9 @@ def test_a_run_of_the_stream_is_told_as_versions_of_its_assets(page: Page, wareh
     assert version(checkpoints) == newest.digest
     assert "data:image/" in said["chain_picture"]
     for operator in LIVE.operators:
-        (base,) = events[f"{NAME}/{operator.name}/base_checkpoint"]
+        (base,) = events[f"{NAME}/{operator.name}_base_checkpoint"]
         assert version(base) == metadata(base)["digest"]
-    assert f"{NAME}/accounts/sink" in events
+    assert f"{NAME}/accounts_sink" in events
     checks = {e["evaluation"]["checkName"]: e["evaluation"] for e in page.events(run) if "evaluation" in e}
     assert checks["digest"]["success"] is True
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from assets.names import asset_of
 from assets.partitions import hours_of
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointRecord, ObjectKind
@@ -70,26 +71,26 @@ def test_every_part_of_a_run_is_an_event_with_what_it_took(ran: Ran) -> None:
     events, newest = made(ran.result), ran.records[-1]
     assert [r.id for r in ran.records] == [1, 2, 3]
     written = {
-        f"{name}/{'base_checkpoint' if form == 'base' else 'delta_chain'}": record
+        f"{name}_{'base_checkpoint' if form == 'base' else 'delta_chain'}": record
         for record in ran.records
         for name, form in record.forms.items()
     }
-    assert events.keys() == {*written, "accounts/sink", "checkpoints"}
+    assert events.keys() == {*written, "accounts_sink", "checkpoints"}
     for name, record in written.items():
-        event, said = events[name].metadata, record.statistics["operators"][name.partition("/")[0]]
+        event, said = events[name].metadata, record.statistics["operators"][asset_of(dg.AssetKey(name))[0]]
         assert events[name].version == event["digest"]
         assert event["checkpoint"] == record.id
         assert event["form"] == ("base" if name.endswith("base_checkpoint") else "delta")
         assert (event["bytes"], event["dagster/row_count"]) == (said["bytes"], said["state_rows"])
         assert event["rows_in"] == said["rows_in"] > 0 and event["seconds"] > 0
         assert 0 <= event["first_sqn"] <= event["last_sqn"] and event["last_sqn"] > 0
-        assert event["D"] == record.d[name.partition("/")[0]]
+        assert event["D"] == record.d[asset_of(dg.AssetKey(name))[0]]
         assert event["amplification"] > 0.5
         assert event["chain"].endswith(str(record.id))
         assert sum(row["bytes"] for row in event["manifest"]) <= event["bytes"]
         assert all(row["object"].startswith("small/00000001/") for row in event["manifest"])
     bases = {name for name, record in written.items() if record.id == 1}
-    assert bases == {f"{name}/base_checkpoint" for name in ("accounts", "daily", "places")}, "only the first took bases"
+    assert bases == {f"{name}_base_checkpoint" for name in ("accounts", "daily", "places")}, "only the first took bases"
 
     event = events["checkpoints"]
     assert event.version == event.metadata["digest"] == newest.digest
@@ -101,7 +102,7 @@ def test_every_part_of_a_run_is_an_event_with_what_it_took(ran: Ran) -> None:
     assert event.metadata["chain_picture"].startswith("![chain of small](data:image/svg+xml;base64,")
     assert len(event.metadata["chain_picture"]) < 200_000
 
-    sink = events["accounts/sink"].metadata
+    sink = events["accounts_sink"].metadata
     assert (sink["first_checkpoint"], sink["last_checkpoint"], sink["dagster/row_count"]) == (1, 3, BATCHES * 300)
     assert pq.read_table(sink["path"]).num_rows == BATCHES * 300
 
@@ -130,7 +131,7 @@ def test_a_second_run_goes_on(wing: Wing, spark: SparkSession) -> None:
     assert result.success
     events = made(result)
     assert (events["checkpoints"].metadata["checkpoint"], events["checkpoints"].metadata["checkpoints_made"]) == (4, 1)
-    assert events["accounts/sink"].metadata["first_checkpoint"] == 4
+    assert events["accounts_sink"].metadata["first_checkpoint"] == 4
     with Place.existing(wing.warehouse) as place:
         assert place.catalog.runs(SMALL.name)[-1].who == f"Dagster run {result.run_id}"
     assert spark.range(3).count() == 3, "a session that ran before the run must outlive it"
@@ -138,7 +139,7 @@ def test_a_second_run_goes_on(wing: Wing, spark: SparkSession) -> None:
 
 def _parts() -> list[str]:
     operators = [operator.name for operator in SMALL.operators]
-    return [*(f"{name}/{part}" for name in operators for part in ("base_checkpoint", "delta_chain")), "accounts/sink"]
+    return [*(f"{name}_{part}" for name in operators for part in ("base_checkpoint", "delta_chain")), "accounts_sink"]
 
 
 def test_materialization_and_snapshot_say_of_which_state_they_are(wing: Wing) -> None:

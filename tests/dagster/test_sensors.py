@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from orchestration.operations import job_tags
 from resources import SparkResource, WarehouseResource, WebhookNotifier
 from resources.notifier import Alert, LogNotifier, Notifier
 from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.lifecycle.region import Region, RegionOptions
 from siltstone.policy.adaptive import PolicyOptions, named
@@ -26,7 +28,7 @@ from tests.region_run import RegionSteps
 
 POLICY = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 DEFINITIONS = definitions_of({SMALL.name: SMALL}, {})
-PARTS = {f"{operator}/base_checkpoint" for operator in ("accounts", "daily", "places")}
+PARTS = {f"{operator}_base_checkpoint" for operator in ("accounts", "daily", "places")}
 
 
 @pytest.fixture
@@ -90,21 +92,36 @@ def test_checkpoints_of_runs_outside_dagster_become_events_once(
     records = place.catalog.checkpoints(SMALL.name)
     assert [e.tags["dagster/data_version"] for e in (one, two)] == [r.digest for r in records]
     assert "chain_picture" not in one.metadata and "chain_picture" in two.metadata, "drawn once a look"
-    part = next(e for e in first.asset_events if e.asset_key.path[1:] == ["accounts", "delta_chain"])
+    part = next(e for e in first.asset_events if e.asset_key.path[1:] == ["accounts_delta_chain"])
     assert plain(part.metadata).items() >= {"form": "delta", "chain": "1-2", "rows_in": 300}.items()
-    (request,) = first.dynamic_partitions_requests
-    assert request.partition_keys == hours_of(r.committed_at for r in records)
-    assert request.partitions_def_name == "small__hours"
 
     again = look("new_checkpoints", instance, first.cursor, url)
     assert (again.asset_events, again.dynamic_partitions_requests) == ([], [])
-    assert again.cursor == first.cursor == json.dumps({"small": 2})
+    assert again.cursor == first.cursor
+    assert json.loads(first.cursor)["seen"] == {"small": 2}
 
     run(place, "Dagster run 0815", 1)
     run(place, "somebody", 1)
     third = look("new_checkpoints", instance, again.cursor, url)
     assert {checkpoint for _, checkpoint in told(third)} == {4}, "a run of Dagster's tells of its own"
-    assert json.loads(third.cursor) == {"small": 4}
+    assert json.loads(third.cursor)["seen"] == {"small": 4}
+
+
+def test_an_hour_becomes_a_partition_when_it_is_over(
+    place: Place, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(place, "somebody", 1)
+    (record,) = place.catalog.checkpoints(SMALL.name)
+    ends = record.committed_at.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+    monkeypatch.setattr(Catalog, "now", lambda self: ends - timedelta(microseconds=1))
+    first = look("new_checkpoints", instance, None, url)
+    assert first.asset_events and not first.dynamic_partitions_requests
+    monkeypatch.setattr(Catalog, "now", lambda self: ends)
+    second = look("new_checkpoints", instance, first.cursor, url)
+    (request,) = second.dynamic_partitions_requests
+    assert (request.partitions_def_name, request.partition_keys) == ("small__hours", hours_of([record.committed_at]))
+    third = look("new_checkpoints", instance, second.cursor, url)
+    assert (third.asset_events, third.dynamic_partitions_requests) == ([], [])
 
 
 def test_a_look_tells_of_some_and_the_next_goes_on(
@@ -123,9 +140,9 @@ def test_a_warehouse_or_catalog_that_is_away_is_a_reason_to_wait(
     name: str, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"notifier": LogNotifier()} if name == "alerts" else {}
-    tick = look(name, instance, '{"small": 2}' if name == "new_checkpoints" else '["a"]', url, **more)
+    tick = look(name, instance, '{"seen": {"small": 2}}' if name == "new_checkpoints" else '["a"]', url, **more)
     assert f"no warehouse at {url}" in tick.skip_message
-    assert tick.cursor in (None, '{"small": 2}', '["a"]'), "what was told stays told"
+    assert tick.cursor in (None, '{"seen": {"small": 2}}', '["a"]'), "what was told stays told"
     Place.writable(url).__exit__(None, None, None)
     monkeypatch.setenv("SILTSTONE_CATALOG", "postgresql://nobody:secret@127.0.0.1:1/nothing?connect_timeout=1")
     tick = look(name, instance, None, url, **more)
