@@ -22,7 +22,7 @@ WINDOW, WIDE, LOW, SCALE = (1750, 1000), (2200, 1150), (1750, 320), 0.8
 """width and height of the window: as a rule, where the graph shows details, for a short page; how large in pictures"""
 MENU = 240
 """the width of Dagster's menu, which is left out"""
-WAIT_MS, STILL_MS, LOOKS = 180_000, 1_000, 10
+WAIT_MS, STILL_MS, LOOKS = 180_000, 1_000, 30
 STREAM = "flights"
 DAYS = [f"2013-01-{day:02d}" for day in range(2, 32)]
 ENVIRONMENT = {"SILTSTONE_RECOVERY__DELAY_S": "1", "SILTSTONE_UI__SENSORS_S": "2"}
@@ -114,11 +114,11 @@ def take_pictures(view: Browser, address: str, backfill: str, out: Path) -> None
 
 
 def _still(view: Browser) -> None:
-    """Return when what the page shows has stopped changing, but for a clock that some pages have."""
+    """Return when nothing loads and what the page shows has stopped changing, but for a clock that some pages have."""
     before = b""
     for _ in range(LOOKS):
         now = view.screenshot(animations="disabled")
-        if now == before:
+        if now == before and not view.get_by_text("Loading").filter(visible=True).count():
             return
         before = now
         view.wait_for_timeout(STILL_MS)
