@@ -24,9 +24,9 @@ help: ## list the targets
 demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proof at the end
 	@$(WITH_JAVA) $(BIN)/siltstone demo
 
-# Two workers with a Spark session each; what takes long comes first.
+# Some workers with a Spark session each, for much is waiting; what takes long comes first.
 test: $(READY)dev $(READY)gateway ## every test
-	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)dev ## ruff, pyright and the import contracts
 	$(BIN)/ruff check

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,13 +128,17 @@ class Page:
 
     def ended(self, id: str) -> Run:
         """A run once it has ended."""
+        return self.reached(id, DONE)
 
-        def done() -> Run | None:
+    def reached(self, id: str, statuses: Collection[str]) -> Run:
+        """A run once it has one of these statuses."""
+
+        def found() -> Run | None:
             (result,) = self.ask(RUNS, filter={"runIds": [id]})["runsOrError"]["results"]
             run = Run(id, result["status"], result["jobName"], {t["key"]: t["value"] for t in result["tags"]})
-            return run if run.status in DONE else None
+            return run if run.status in statuses else None
 
-        return self.wait(done, f"run {id} to end")
+        return self.wait(found, f"run {id} to be {' or '.join(sorted(statuses))}")
 
     def events(self, id: str) -> list[dict[str, Any]]:
         """What a run has said."""

@@ -150,6 +150,7 @@ def test_a_run_whose_server_was_killed_too_fails_when_the_page_is_back(tmp_path:
     with served(warehouse, tmp_path / "log", **environment) as page:
         run = launch(page)
         process = page.process(run)
+        page.reached(run, {"STARTED"})  # what only starts has minutes before it counts as lost
         for pid in (*group(page.pid), process):
             os.kill(pid, signal.SIGKILL)
     with served(warehouse, tmp_path / "log", **environment) as page:

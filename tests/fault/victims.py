@@ -98,14 +98,14 @@ def main(orders: Orders) -> None:
 
 def _without_spark() -> None:
     """Map in this process what would be mapped by Spark's tasks."""
-    context = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 
     def in_turn(_: Any, function: Callable[[Any], Any], pieces: Sequence[Any]) -> list[Any]:
         return [function(piece) for piece in pieces]
 
     for name, module in list(sys.modules.items()):
         if name.startswith("siltstone.spark.operations."):
-            for attribute, value in (("spark_session", lambda *_: context), ("spark_map", in_turn)):
+            without = {"spark_session": lambda *_, **__: None, "cores": lambda _: 2, "spark_map": in_turn}
+            for attribute, value in without.items():
                 if hasattr(module, attribute):
                     setattr(module, attribute, value)
 

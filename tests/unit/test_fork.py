@@ -269,9 +269,9 @@ def around(patch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
 
 
 def _around(method: Callable[..., Any], action: Callable[[], None]) -> Callable[..., Any]:
-    def called(*arguments: Any) -> Any:
+    def called(*arguments: Any, **named: Any) -> Any:
         action()
-        answer = method(*arguments)
+        answer = method(*arguments, **named)
         action()
         return answer
 
