@@ -1,9 +1,9 @@
 """A stream alone, and then beside the commands of its life cycle: what they take of its throughput.
 
-    python -m benchmarks side-by-side [--minutes 10] [--pause 30] [--nice 10] [--rows N] [--json PATH]
+    python -m benchmarks side-by-side [--minutes 10] [--alone 10] [--pause 30] [--nice 10] [--rows N] [--json PATH]
 
-`siltstone run feed --follow` takes rows as fast as it can, in a process of its own: so many minutes alone, then as
-many while `materialize`, `truncate`, `sweep` and `verify --all` loop beside it, each in processes of its own.
+`siltstone run feed --follow` takes rows as fast as it can, in a process of its own: some minutes alone, then some
+while `materialize`, `truncate`, `sweep` and `verify --all` loop beside it, each in processes of its own.
 Throughput is that of the steps that were committed within those minutes, from the catalog's input log. Each loop
 pauses between its rounds, its commands run one task at a time and at a low priority (nice 10, `--nice`): on a machine
 whose every core the stream uses they would take from it what they take, and at the lowest priority they would not
@@ -183,14 +183,16 @@ def left_to_sweep(warehouse: str) -> int:
     return json.loads(said)["found"]
 
 
-def measure(warehouse: str, minutes: float, pause_s: float, rows: int, nice: int) -> dict[str, Any]:
+def measure(
+    warehouse: str, alone_minutes: float, minutes: float, pause_s: float, rows: int, nice: int
+) -> dict[str, Any]:
     """Alone, then beside, then clean."""
     console = Console(stderr=True)
     with streaming(warehouse, rows) as process:
         console.print("the stream starts ...")
         wait_for_steps(warehouse, process, 5)
-        console.print(f"{minutes:g} minutes alone ...")
-        alone = throughput(warehouse, rows, 60 * minutes)
+        console.print(f"{alone_minutes:g} minutes alone ...")
+        alone = throughput(warehouse, rows, 60 * alone_minutes)
         console.print(f"{minutes:g} minutes beside {', '.join(COMMANDS)} ...")
         with looping(warehouse, pause_s, nice) as loops:
             beside = throughput(warehouse, rows, 60 * minutes)
@@ -208,7 +210,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks side-by-side", description="A stream and its life cycle."
     )
-    parser.add_argument("--minutes", type=float, default=10, help="how long alone, and as long beside (default: 10)")
+    parser.add_argument("--minutes", type=float, default=10, help="how long beside them (default: 10)")
+    parser.add_argument("--alone", type=float, default=10, help="how many minutes alone (default: 10)")
     parser.add_argument("--pause", type=float, default=30, help="seconds between a loop's rounds (default: 30)")
     parser.add_argument("--nice", type=int, default=_NICE, help=f"priority of the commands, 0 to 19 (default: {_NICE})")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows a micro-batch (default: 1,000,000)")
@@ -216,7 +219,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("side-by-side.json"), help="where the numbers go")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="siltstone-beside-", dir=options.directory) as scratch:
-        found = measure(str(Path(scratch) / "warehouse"), options.minutes, options.pause, options.rows, options.nice)
+        found = measure(
+            str(Path(scratch) / "w"), options.alone, options.minutes, options.pause, options.rows, options.nice
+        )
     options.json.write_text(json.dumps(found, indent=1))
     console = Console(width=None if sys.stdout.isatty() else 150)
     how = f"nice {options.nice}, one task at a time, {options.pause:g} s between rounds, {os.cpu_count()} cores"

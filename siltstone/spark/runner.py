@@ -281,20 +281,20 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
     return rows
 
 
-def run_stream(runner: StreamRunner, rows: DataFrame, *, follow: bool = False, poll_s: float = 1.0) -> None:
+def run_stream(runner: StreamRunner, rows: DataFrame, *, follow: bool = False) -> None:
     """Run `rows`, a stream definition's own source, through `runner` until what is available is processed.
 
     Args:
         rows: as `open_source` gives it.
         follow: go on waiting for more until interrupted.
-        poll_s: with `follow`, seconds between looks at the source.
 
     Raises:
         SiltstoneError: the stream stopped; the message says why.
         KeyboardInterrupt: Ctrl-C, once the step in progress was done and a checkpoint taken; not with `follow`.
     """
     writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
-    writer = writer.trigger(processingTime=f"{poll_s} seconds") if follow else writer.trigger(availableNow=True)
+    # Batch after batch while there is input: a longer interval would hold back a stream that is behind.
+    writer = writer.trigger(processingTime="0 seconds") if follow else writer.trigger(availableNow=True)
     try:
         with _interruptible() as interrupted:
             runner.follow_log(rows, interrupted.is_set)

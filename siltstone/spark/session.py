@@ -33,6 +33,8 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
     "spark.sql.session.timeZone": "UTC",
+    # How often a stream that waits looks at its source; Spark's own 10 ms list a directory or a bucket all the time.
+    "spark.sql.streaming.pollingDelay": "1s",
     "spark.sql.streaming.fileSource.log.compactInterval": str(FILE_SOURCE_COMPACT_INTERVAL),
     # Spark's own record of a local query is laid out anew at each start: checksum files beside it only cost time.
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
