@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from siltstone.catalog.repository import Catalog
-from siltstone.errors import Unreachable
+from siltstone.errors import CorruptObject, ProofFailed, Unreachable
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,9 +53,11 @@ def reading(
 
     Raises:
         UnknownStream: there is no such stream.
-        UnknownCheckpoint: one of the checkpoints is not there, or was deleted meanwhile.
+        UnknownCheckpoint: one of the checkpoints is not there, or was deleted meanwhile: what the block misses then is
+            no damage.
     """
     options = options or LeaseOptions()
+    checkpoints = None if checkpoints is None else list(checkpoints)
     lasts, id = timedelta(seconds=options.lasts_s), id or uuid.uuid4().hex
     try:
         catalog.take_lease(stream, checkpoints, id=id, who=f"{this_process()} {what}", lasts=lasts)
@@ -73,6 +75,10 @@ def reading(
     renewing.start()
     try:
         yield
+    except (CorruptObject, ProofFailed):
+        for checkpoint in checkpoints or ():
+            catalog.resolve(stream, str(checkpoint))
+        raise
     finally:
         ended.set()
         renewing.join()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from siltstone.catalog.place import Place
 from siltstone.spark.operations import materializing, proving, restoring, snapshots
 from tests.command_line import siltstone
 
@@ -45,3 +46,23 @@ def test_truncation_while_spark_starts(
     assert siltstone("verify", "little", "--all", "--json").json["failed"] == []
     siltstone("truncate", "little", "--keep-last", 1)
     assert [c["id"] for c in siltstone("checkpoints", "little", "--json").json["checkpoints"]] == [6]
+
+
+@pytest.mark.parametrize(("command", "code"), [("verify little --all", 0), ("verify little --at 2", 2)])
+def test_what_is_deleted_once_the_lease_is_lost_is_no_damage(
+    command: str, code: int, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps = proving.spark_map
+    assert siltstone("materialize", "little").code == 0  # so that the newest checkpoint needs none of the others
+
+    def after_a_long_sleep(*arguments: Any) -> list[Any]:
+        with Place.existing("w") as place:
+            for lease in place.catalog.live_leases("little"):
+                place.catalog.release_lease(lease.id)
+        assert siltstone("truncate", "little", "--keep-last", 1).code == 0
+        return maps(*arguments)
+
+    monkeypatch.setattr(proving, "spark_map", after_a_long_sleep)
+    ended = siltstone(*command.split())
+    assert ended.code == code, ended
+    assert ("1 checkpoints proven, 0 not" in ended.out) if code == 0 else ("no checkpoint 2" in ended.err)

@@ -13,7 +13,7 @@ from sqlalchemy import event
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
-from siltstone.errors import UnknownCheckpoint, UnknownStream, Unreachable
+from siltstone.errors import CorruptObject, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints
 from siltstone.lifecycle.export import restore_unit, unit_tasks, whole_digest
 from siltstone.lifecycle.lease import LeaseOptions, reading
@@ -69,6 +69,19 @@ def test_a_restore_under_a_lease_ends_well_though_all_it_reads_is_deleted(place:
     recorded = catalog.deletions(NAME)
     assert {d.reason for d in recorded} == {"of a deleted checkpoint"}
     assert {d.who for d in recorded if "/000000000004/" in d.name} == {"a test"}
+
+
+def test_what_is_missing_of_a_deleted_checkpoint_is_no_damage(place: Place, clock: Clock) -> None:
+    """Who slept until the lease was lost, and others had deleted what it read."""
+    with (
+        pytest.raises(UnknownCheckpoint, match="no checkpoint 3"),
+        reading(place.catalog, NAME, [3]),
+    ):
+        clock.time += timedelta(days=1)
+        assert delete_checkpoints(place, NAME, [1, 2, 3, 4]).deleted == (1, 2, 3, 4)
+        raise CorruptObject("an object of checkpoint 3 is missing")
+    with pytest.raises(CorruptObject), reading(place.catalog, NAME, [5]):
+        raise CorruptObject("an object of checkpoint 5 is missing")
 
 
 def test_what_waits_keeps_all_that_is_read_of_it(place: Place) -> None:
