@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -173,7 +174,7 @@ def materializing(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
         for number in range(sizes.rounds + 1):
             rewritten.mkdir()
             jobs = [(path, rewritten / path.name) for path in bases(chain.place)]
-            took = timed(lambda: pool.map(rewrite, jobs))  # noqa: B023
+            took = timed(partial(pool.map, rewrite, jobs))
             shutil.rmtree(rewritten)
             found = materialize()
             assert found["rows"] == sizes.rows
@@ -288,7 +289,7 @@ def exported(pool: ProcessPoolExecutor, place: Place, out: Path) -> float:
     manifests = manifests_of(place)
     units, _ = unit_tasks(manifests, max(manifests), SUBTASKS, out)
     jobs = [(place.warehouse.url, unit) for unit in units]
-    return timed(lambda: pool.map(export, jobs))
+    return timed(partial(pool.map, export, jobs))
 
 
 def rewrite_plainly(paths: tuple[Path, Path]) -> None:
@@ -321,7 +322,7 @@ def restoring(scratch: Path, sizes: Sizes) -> Report:
                 f"{WORKING_STATE}, {BY_PYARROW}": load_all(pool, from_snapshot, sizes.worst_rows),
                 PARQUET: exported(pool, chain.place, out / "chain"),
                 f"{PARQUET}, {ALIKE}": exported(pool, whole.place, out / "whole"),
-                f"{PARQUET}, {BY_PYARROW}": timed(lambda: pool.map(rewrite_plainly, plain)),  # noqa: B023
+                f"{PARQUET}, {BY_PYARROW}": timed(partial(pool.map, rewrite_plainly, plain)),
             }
             shutil.rmtree(out)
             for what, seconds in took.items() if number else ():

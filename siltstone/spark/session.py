@@ -47,6 +47,7 @@ CONNECT = "sc"
 CONNECT_PORT = 15002
 _CONNECT_WAIT_S = 10.0
 _MANY_ROWS = 1 << 20
+"""more than any Spark has cores"""
 LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
