@@ -46,8 +46,9 @@ def prove_checkpoints(place: Place, stream: str, wanted: Sequence[int], run: Map
     proofs = run(lambda task: prove(store, task), plan.tasks)
     checked = run(lambda checks: check_indexes(store, checks), plan.indexes)
     failures = [*plan.failures, *(f for proof in proofs for f in proof.failures), *(f for fs in checked for f in fs)]
+    asked = set(wanted)
     return Proof(
-        failures={f.checkpoint: f for f in reversed(failures) if f.checkpoint in set(wanted)},
+        failures={f.checkpoint: f for f in reversed(failures) if f.checkpoint in asked},
         restore_s={c: max((p.restore_s.get(c, 0.0) for p in proofs), default=0.0) for c in wanted},
         restore_bytes={c: sum(p.restore_bytes.get(c, 0) for p in proofs) for c in wanted},
     )

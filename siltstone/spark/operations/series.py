@@ -121,7 +121,7 @@ def _restore(
         else:
             why = f"checkpoint {id} of {stream}: digest {digest} is not the recorded {recorded[id]}"
             first[id] = Failure(id, why)
-    return done, [first[id] for id in sorted(first) if id in set(ids)]
+    return done, [first[id] for id in sorted(first.keys() & set(ids))]
 
 
 @contextmanager
