@@ -1,7 +1,6 @@
 """The catalog stays within the bounds that `siltstone.catalog.tables` states, over every database it can be in."""
 
 import json
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -93,9 +92,8 @@ def commit_round(catalog: Catalog, number: int) -> None:
 def test_a_catalog_grows_by_what_is_stated_for_each_checkpoint_step_and_deletion(catalog: Catalog) -> None:
     store = SimpleNamespace(delete=lambda names: None)
     place = Place(cast(Any, SimpleNamespace(store=store)), catalog)
-    before, start = used_bytes(catalog), time.perf_counter()
+    before = used_bytes(catalog)
     commit_round(catalog, 0)
-    assert ROUND / (time.perf_counter() - start) > 10  # checkpoints a second
     grown = used_bytes(catalog) - before
     slack = 24 * 8192  # pages of tables and indexes that have just begun
     assert grown < ROUND * (CHECKPOINT_BYTES + 2 * OBJECT_BYTES + STEP_BYTES) + slack

@@ -4,7 +4,6 @@ import io
 import logging
 import os
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,8 @@ PASSWORD = "Xyzzy/pass#word@42"
 WRONG_PASSWORD, WRONG_ACCESS_KEY, WRONG_SECRET_KEY = "Plugh-password-43", "AKIAPLUGH44", "plover/secret+key-45"
 SECRETS = ("xyzzy", "plugh", "plover", "pass#word", servers.SECRET_KEY, servers.ACCESS_KEY)
 """parts of what nobody may see, in lower case"""
-HASTY = "attempts=2&wait_s=0.01&connect_timeout_s=1&timeout_s=0.2"
+AGAIN = "attempts=2&wait_s=0.01"
+"""tried once more, soon; answers may take as long as they take on a busy machine"""
 READS = ("checkpoints counts", "show counts latest", "verify counts", "restore counts", "snapshot counts")
 
 
@@ -83,11 +83,11 @@ def guarded() -> Iterator[RedisServer]:
 
 
 def redis_url(server: RedisServer, query: str = "", password: str = PASSWORD) -> str:
-    return server.url(f"{HASTY}&{query}" if query else HASTY, f":{quote(password, safe='')}@")
+    return server.url(f"{AGAIN}&{query}" if query else AGAIN, f":{quote(password, safe='')}@")
 
 
 def s3_url(endpoint: str, bucket: str, query: str = "") -> str:
-    return f"s3://{bucket}/state?endpoint={endpoint}&region=us-east-1&{HASTY}&{query}".rstrip("&")
+    return f"s3://{bucket}/state?endpoint={endpoint}&region=us-east-1&{AGAIN}&{query}".rstrip("&")
 
 
 def refused(project: Project, url: str, code: int, *said: str, writing: bool = False) -> None:
@@ -127,7 +127,7 @@ def test_wrong_password(project: Project, guarded: RedisServer) -> None:
     shown = f"127.0.0.1:{guarded.port}/0"
     says = ("refuses the credentials; check user, password and their rights", shown)
     refused(project, redis_url(guarded, password=WRONG_PASSWORD), 3, *says)
-    refused(project, guarded.url(HASTY), 3, *says)
+    refused(project, guarded.url(AGAIN), 3, *says)
     project.siltstone("checkpoints", "counts", "--warehouse", redis_url(guarded)).failed(2, "no catalog at")
 
 
@@ -144,13 +144,13 @@ def test_a_closed_port(project: Project) -> None:
     port = servers.free_port()
     says = (f"127.0.0.1:{port}", "cannot be reached", "check")
     refused(project, s3_url(f"http://127.0.0.1:{port}", "any"), 3, *says)
-    refused(project, f"redis://:{WRONG_PASSWORD}@127.0.0.1:{port}/0?{HASTY}", 3, *says)
+    refused(project, f"redis://:{WRONG_PASSWORD}@127.0.0.1:{port}/0?{AGAIN}", 3, *says)
 
 
 def test_another_server_than_meant(project: Project, guarded: RedisServer) -> None:
     refused(project, s3_url(f"http://127.0.0.1:{guarded.port}", "any"), 3, f"127.0.0.1:{guarded.port}", "check")
     web = servers.moto().endpoint.removeprefix("http://")
-    refused(project, f"redis://:{WRONG_PASSWORD}@{web}/0?{HASTY}", 3, web, "check")
+    refused(project, f"redis://:{WRONG_PASSWORD}@{web}/0?{AGAIN}", 3, web, "check")
 
 
 @pytest.mark.parametrize("kind", ["s3", "redis"])
@@ -159,12 +159,11 @@ def test_a_server_that_does_not_answer(project: Project, guarded: RedisServer, k
     with Proxy(port) as proxy:
         proxy.next(Fault(hangs=True), None)
         urls = {
-            "s3": s3_url(f"http://127.0.0.1:{proxy.port}", "any"),
-            "redis": redis_url(guarded).replace(f":{port}/", f":{proxy.port}/"),
+            "s3": s3_url(f"http://127.0.0.1:{proxy.port}", "any", "timeout_s=0.2"),
+            "redis": redis_url(guarded, "timeout_s=0.2").replace(f":{port}/", f":{proxy.port}/"),
         }
-        begun = time.monotonic()
         refused(project, urls[kind], 3, f"127.0.0.1:{proxy.port}", "does not answer in time; check")
-        assert time.monotonic() - begun < 6 * 1.5, "two attempts of 0.2 s a command"
+        assert proxy.met == 2 * (1 + len(READS)), "two attempts a command"
 
 
 # --- what makes no sense ---------------------------------------------------------------------------------------------
@@ -202,10 +201,10 @@ def test_a_redis_that_would_lose_state(project: Project) -> None:
     server = RedisServer()
     try:
         server.client().config_set("maxmemory-policy", "allkeys-lru")
-        refused(project, server.url(HASTY), 2, f":{server.port}/0 may evict keys", "set it to noeviction", writing=True)
+        refused(project, server.url(AGAIN), 2, f":{server.port}/0 may evict keys", "set it to noeviction", writing=True)
         server.client().config_set("maxmemory-policy", "noeviction")
         server.client().config_set("proto-max-bulk-len", 1 << 20)
-        url = server.url(f"{HASTY}&chunk_bytes=2000000")
+        url = server.url(f"{AGAIN}&chunk_bytes=2000000")
         refused(project, url, 2, f":{server.port}/0 takes no value of chunk_bytes: set it to 1048576", writing=True)
         assert server.client().dbsize() == 0
     finally:
@@ -227,10 +226,10 @@ def test_a_catalog_elsewhere_shows_no_password(project: Project) -> None:
 def url(request: pytest.FixtureRequest, guarded: RedisServer) -> str:
     """A warehouse whose secrets are right."""
     if request.param == "redis":
-        return redis_url(guarded, "prefix=works").replace("timeout_s=0.2", "timeout_s=10")
+        return redis_url(guarded, "prefix=works")
     server = servers.versitygw() if "s3-versitygw" in store_cases_s3.factories() else servers.moto()
     _, bucket = store_cases_s3.fresh_bucket(server)
-    return s3_url(server.endpoint, bucket).replace("timeout_s=0.2", "timeout_s=10")
+    return s3_url(server.endpoint, bucket)
 
 
 def test_no_secret_is_anywhere(project: Project, url: str, spark: SparkSession) -> None:
@@ -287,7 +286,6 @@ def test_a_run_that_loses_its_store_names_it(project: Project, guarded: RedisSer
     """In the middle of a run: one line, code 3, what was completed stays, and the next run goes on from there."""
     with Proxy(guarded.port) as proxy:
         url = redis_url(guarded, "prefix=loses").replace(f":{guarded.port}/", f":{proxy.port}/")
-        url = url.replace("timeout_s=0.2", "timeout_s=10")
         first = project.siltstone("run", "counts", "--warehouse", url, "--batches", 2, "--json")
         assert first.json["checkpoints"] == [1, 2]
         proxy.down_after(len(proxy.heads) // 3)

@@ -1,5 +1,4 @@
 import json
-import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,16 +105,9 @@ def test_any_arrow_reader_can_open_it() -> None:
     assert len(row["handles"]) == 36
 
 
-def test_it_is_small_and_fast() -> None:
-    manifest = _manifest()
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        data = encode_manifest(manifest)
-        seconds.append(time.perf_counter() - start)
+def test_it_is_small() -> None:
     digests = 6 * 128 * 8
-    assert len(data) < digests + 7000
-    assert min(seconds) < 0.005
+    assert len(encode_manifest(_manifest())) < digests + 7000
 
 
 def test_a_manifest_grows_with_its_handles_and_not_with_the_stream(tmp_path: Path) -> None:

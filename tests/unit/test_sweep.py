@@ -358,12 +358,9 @@ def test_many_objects_are_listed_once_and_take_few_statements(place: Place, monk
     list_, statements = FilesystemStore.list, []
     monkeypatch.setattr(FilesystemStore, "list", lambda self, prefix: lists.append(prefix) or list_(self, prefix))
     event.listen(place.catalog._engine, "before_cursor_execute", lambda *said: statements.append(said[2]))
-    start = time.perf_counter()
     done = sweep(place, NAME)
-    seconds = time.perf_counter() - start
     assert lists == [f"{NAME}/"]
     assert len(statements) < 70, "some for each 500 orphans"
     assert (done.found, done.deleted, done.bytes) == (1200, 1200, 1200)
     assert stored(place) == referenced(place)
     assert {d.name for d in place.catalog.deletions(NAME)} == orphans
-    assert seconds < 20, f"{seconds:.1f} s"
