@@ -23,29 +23,40 @@ class RegionSteps:
 
     def __init__(self, region: Region) -> None:
         self.region = region
+        recorded = region.recorded_steps()
+        self.batches = recorded[-1].batch_id + 1 if recorded else 0
+        """taken so far; steps without rows take none"""
         self.outputs: dict[str, pa.Table] = {}
         """operator -> what it returned in the newest step; and the step's rows"""
         self._waiting: list[Step] = []
+        self._unwritten: list[Mapping[str, pa.Table]] = []
 
     def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None) -> Completed | None:
         """One micro-batch through every operator; the checkpoint, if one was due, or the step `ends` in one."""
         region = self.region
         tasks = region.begin_step(ends=last or None if ends is None else ends)
-        self._waiting.append(Step(region.step, region.step - 1, "v1\n{}\n"))
+        self._waiting.append(Step(region.step, self.batches, "v1\n{}\n"))
+        self.batches += 1
         self.outputs = {SOURCE: rows}
         for operator in region.stream.topological():
-            output, received = _run(tasks[operator.name], self.outputs[operator.reads])
+            task = tasks[operator.name]
+            output, received = run_tasks(task, _shuffled(task, self.outputs[operator.reads]))
             self.outputs[operator.name] = output
             region.acknowledge(operator.name, received)
-        if not region.checkpoint_due:
-            return None
-        completed = self.complete()
-        self._waiting = []
-        return completed
+        self._unwritten.append({name: self.outputs[name] for name in region.stream.sinks})
+        return self.complete() if region.checkpoint_due else None
+
+    def step_without_rows(self) -> Completed:
+        """A step that takes no micro-batch, and ends in a checkpoint."""
+        self.outputs = {}
+        for name, task in self.region.begin_step(ends=True).items():
+            self.region.acknowledge(name, run_tasks(task, {})[1])
+        return self.complete()
 
     def complete(self) -> Completed:
         """The checkpoint that is due."""
-        return self.region.complete(self._waiting)
+        waiting, self._waiting, self._unwritten = self._waiting, [], []
+        return self.region.complete(waiting)
 
 
 class RegionRun(RegionSteps):
@@ -66,11 +77,12 @@ class RegionRun(RegionSteps):
         super().__init__(Region.open(stream, place.warehouse, place.catalog, policy, options, "a test"))
 
 
-def _run(task: StepTask, rows: pa.Table) -> tuple[pa.Table, Sequence[Acknowledgement]]:
-    """One step of one operator: its output, and what its subtasks said."""
+def run_tasks(task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, Sequence[Acknowledgement]]:
+    """One step of one operator, one subtask after the other, some of which have rows: output, and what they said."""
     parts, received = [], []
-    for subtask, part in _shuffled(task, rows).items():
-        for batch in run_subtask(task, subtask, "test", iter(part.to_batches())):
+    for subtask in range(task.parallelism):
+        batches = rows[subtask].to_batches() if subtask in rows else []
+        for batch in run_subtask(task, subtask, "test", iter(batches)):
             said = batch.column(ACKNOWLEDGEMENT)
             if said.null_count:
                 parts.append(pa.Table.from_batches([batch.drop_columns([ACKNOWLEDGEMENT])]))

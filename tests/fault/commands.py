@@ -79,6 +79,10 @@ def _fork(chance: Random, known: Known) -> Arguments:
     return (f"fork{chance.randrange(2)}", "--at", _some(chance, known))
 
 
+def _rescale(chance: Random, _: Known) -> Arguments:
+    return ("--parallelism", chance.choice([1, 2, 3, 4]))
+
+
 def _nothing(_: Random, __: Known) -> Arguments:
     return ()
 
@@ -110,6 +114,7 @@ COMMANDS = {
     "fork": Command(_fork, [GONE, (2, "there is a stream")]),
     "snapshot": Command(_nothing, [OVERTAKEN, GONE, (1, "live state|working state"), (2, "has a snapshot already")]),
     "recover": Command(_nothing, [OVERTAKEN, GONE]),
+    "rescale": Command(_rescale, [OVERTAKEN, GONE, (2, "logged steps are to be run again first")], 2),
     "verify": Command(_verify, [GONE]),
     "restore": Command(_restore, [GONE]),
 }

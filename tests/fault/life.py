@@ -8,10 +8,15 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import UsageError
+from siltstone.state.schema import DELETED
+from siltstone.state.variables import ValueState
 from siltstone.store.open import Warehouse
 from tests.fault import promises
 from tests.fault.processes import Run, arguments_of, send
@@ -115,8 +120,23 @@ class Life:
             if chance.random() < 0.4:
                 commands.append(self.command("rescale", parallelism=chance.choice([1, 2, 3, 4])))
             if chance.random() < 0.3:
+                commands.append(self.command("edit", **self._nobody()))
+            if chance.random() < 0.3:
                 commands.append(self.command("truncate", keep_last=3))
         return commands
+
+    def _nobody(self) -> dict[str, str]:
+        """An edit that deletes a key that nobody has: a step and a checkpoint, of state that stays what it was."""
+        operator, name = next(
+            (operator, name)
+            for operator in self.reference.stream.operators
+            for name, variable in operator.variables().items()
+            if isinstance(variable, ValueState)
+        )
+        key = [(f.name, pa.array(["nobody" if pa.types.is_string(f.type) else -1], f.type)) for f in operator.key]
+        path = self.directory / "nobody.parquet"
+        pq.write_table(pa.table(dict([*key, (DELETED, pa.array([True]))])), path)
+        return {"operator": operator.name, "variable": name, "from": str(path)}
 
     def _options(self) -> dict[str, int | str | None]:
         """How the next run works; one after the other they differ in all that may differ."""

@@ -36,6 +36,8 @@ from tests.fault.reference import small
 from tests.fault.victims import Orders
 from tests.fault.warehouses import WAREHOUSES
 
+PUBLISHING = ("run", "rescale")
+"""what completes checkpoints, and first publishes what an earlier run has not"""
 SHAPES = ("kill",) * 4 + ("two",) * 3 + ("zombie",) * 2 + ("fault", "damage")
 """of rounds, as often as they come"""
 LEASE = timedelta(hours=1)
@@ -109,7 +111,7 @@ class Rounds:
                 return Known(stream, [], self.reference.steps)
             catalog = place.catalog
             newest = catalog.last_id(stream)
-            done = catalog.steps(stream, newest)[-1].step if newest else 0
+            done = catalog.steps(stream, newest)[-1].batch_id + 1 if newest else 0
             ids = [checkpoint.id for checkpoint in catalog.checkpoints(stream)]
             return Known(stream, ids, self.reference.steps - done, [s.name for s in catalog.savepoints(stream)])
 
@@ -137,8 +139,8 @@ class Rounds:
             "--warehouse",
             url or self.url,
         ]
-        if kind == "run":
-            self._published = False
+        if kind in PUBLISHING:
+            self._unpublished.add(known.stream)  # frozen or killed, it may be so
         return Victim(Orders(arguments, self._said / f"{self._count:04d}-{kind}", **orders))
 
     def _at_line(self, kind: str) -> int:
@@ -157,8 +159,8 @@ class Rounds:
         except TimeoutError as error:
             round.violations.append(str(error))
             return End(-9, None, str(error))
-        if victim.kind == "run" and end.code == 0:
-            self._unpublished.discard(victim.stream)
+        if victim.kind in PUBLISHING:
+            self._published(victim.stream, end.code == 0)
         begun = bool(self.known(victim.stream).checkpoints)
         if fault := wrong(victim.kind, end, alone=alone, faulty=faulty, begun=begun):
             round.violations.append(fault)
@@ -216,9 +218,13 @@ class Rounds:
             at_line = self._at_line(each) if self.chance.random() < 0.6 else None
             victims.append(self._start(each, known, at_line=at_line))
             time.sleep(self.chance.choice([0, 0, 0.02, 0.1]))
+        ended_well = []
         for victim in victims:
             end = self._judge(round, victim, alone=False)
             round.kills[victim.kind] += end.code == -9
+            ended_well.append(end.code == 0 or victim.kind not in PUBLISHING)
+        if not all(ended_well):  # whichever was the last
+            self._published(known.stream, False)
 
     def _zombie(self, round: Round, kind: str) -> None:
         stream = self._some().stream
@@ -243,8 +249,7 @@ class Rounds:
         victim.signal(SIGCONT)
         end = self._judge(round, victim, alone=False)
         if end.code == 4:
-            if not unpublished:
-                self._unpublished.discard(stream)
+            self._published(stream, not unpublished)
             if self._recorded(stream) != before:
                 round.violations.append(f"the fenced {kind} changed what is recorded of {stream}")
 
@@ -355,8 +360,12 @@ class Rounds:
         if end.code != 0:
             told = f"{' '.join(orders.arguments)} cannot do its work any more ({end.code}): {end.said[-1500:]}"
             round.violations.append(told)
-        elif kind == "run":
-            self._unpublished.discard(stream)
+        elif kind in PUBLISHING:
+            self._published(stream, True)
+
+    def _published(self, stream: str, ended_well: bool) -> None:
+        """Whether who was last to complete checkpoints of a stream came to publish their rows."""
+        (self._unpublished.discard if ended_well else self._unpublished.add)(stream)
 
     def close(self) -> None:
         """Let go of the catalog."""
