@@ -15,7 +15,7 @@ A deleted checkpoint that others build on is marked (`deleted_at`): nobody sees 
 its row and objects stay until the last of those others is deleted. Steps stay for good: they are the stream's input,
 which a run and a replay begin with whatever checkpoints are left.
 
-How large it gets, in bytes with all indexes (tests/contract/test_catalog_size.py holds it to that):
+How large it gets, in bytes with all indexes (tests/contract/catalog/test_size.py holds it to that):
 
     800  a checkpoint that is not deleted, of one operator; about 300 more for each further operator
     250  an object it refers to: its manifest, segments, bases

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -12,23 +12,9 @@ from siltstone.catalog.records import CheckpointCommit, Edit, Step
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, StateError, UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.model import Form, StoredObject
+from tests.catalog_cases import Clock
 
-NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
 OPERATORS = ("aircraft", "routes")
-
-
-class Clock:
-    """Time that stands still until moved."""
-
-    time = NOON
-
-    def __call__(self) -> datetime:
-        return self.time
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

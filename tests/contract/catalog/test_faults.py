@@ -28,7 +28,7 @@ from siltstone.catalog.tables import METADATA, REVISION, REVISION_TABLE
 from siltstone.errors import Unreachable, UsageError
 from siltstone.model import Form, StoredObject
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 """where Python finds siltstone, in a process of its own too"""
 
 COMMITTER = """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from sqlalchemy import event
@@ -13,23 +13,9 @@ from siltstone.catalog.records import CheckpointCommit
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, StateError, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.model import Form, StoredObject
+from tests.catalog_cases import NOON, Clock
 
-NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-
-
-class Clock:
-    """Time that stands still until moved."""
-
-    time = NOON
-
-    def __call__(self) -> datetime:
-        return self.time
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

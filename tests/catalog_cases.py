@@ -1,0 +1,47 @@
+"""A catalog's clock, and commits of stream flights, for the suites over every database."""
+
+from datetime import UTC, datetime, timedelta
+
+from siltstone.catalog.records import CheckpointCommit
+from siltstone.catalog.repository import Catalog
+from siltstone.model import Form, StoredObject
+
+NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
+
+
+class Clock:
+    """Time that stands still until moved."""
+
+    def __init__(self) -> None:
+        self.time = NOON
+
+    def __call__(self) -> datetime:
+        return self.time
+
+    def move(self, minutes: float) -> None:
+        self.time += timedelta(minutes=minutes)
+
+
+def stored(id: int, file: str, size: int = 10) -> StoredObject:
+    return StoredObject(f"flights/00000001/{id:012d}/{file}", size, f"{size:032x}")
+
+
+def commit_of(id: int, **changes: object) -> CheckpointCommit:
+    values: dict = {
+        "id": id,
+        "manifest": stored(id, f"manifest.{changes.pop('tag', 'a')}.arrow"),
+        "digest": f"{id:032x}",
+        "rows": 7 * id,
+        "bytes": 100 * id,
+        "forms": {"aircraft": Form.DELTA if id > 1 else Form.BASE},
+    }
+    return CheckpointCommit(**(values | changes))
+
+
+def add(catalog: Catalog, count: int, **changes: object) -> None:
+    for id in range(1, count + 1):
+        catalog.commit("flights", 1, commit_of(id, **changes))
+
+
+def names(catalog: Catalog, *ids: int) -> list[str]:
+    return [o.name for o in catalog.objects("flights", ids)]
