@@ -25,7 +25,7 @@ demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proo
 	@$(WITH_JAVA) $(BIN)/siltstone demo
 
 # Some workers with a Spark session each, for much is waiting; what takes long comes first.
-test: $(READY)dev $(READY)gateway ## every test
+test: $(READY)dev $(READY)gateway $(READY)classes ## every test
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY)dev ## ruff, pyright and the import contracts
@@ -65,6 +65,11 @@ $(READY)%: pyproject.toml constraints.txt | $(BIN)/python
 $(READY)gateway: | $(BIN)/python
 	@if command -v go >/dev/null; then echo "Building versitygw into .venv (a minute the first time)"; \
 		GOBIN="$(CURDIR)/$(BIN)" go install $(GATEWAY); fi
+	@touch $@
+
+$(READY)classes: $(READY)dev
+	@echo "Archiving Spark's classes, so that the JVMs of tests start fast (half a minute the first time)"
+	@$(WITH_JAVA) $(BIN)/python -m tests.jvm >/dev/null
 	@touch $@
 
 $(BIN)/python:

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests import jvm
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TESTS = Path(__file__).parent
+
+jvm.start_cheaply()
 
 # Two shared cores make single examples slow now and then; a deadline would only measure the neighbours.
 settings.register_profile("siltstone", deadline=None, print_blob=True)

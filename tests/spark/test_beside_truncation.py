@@ -1,5 +1,6 @@
 """What reads checkpoints leases them before Spark starts: a truncation in between takes nothing that is read."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,21 @@ from siltstone.spark.operations import materializing, proving, restoring, snapsh
 from tests.command_line import siltstone
 
 
-@pytest.fixture
-def project(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def six(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stream of six checkpoints."""
-    (tmp_path / "siltstone.toml").write_text('streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n')
-    monkeypatch.chdir(tmp_path)
-    assert siltstone("run", "little").code == 0
-    return tmp_path
+    path = tmp_path_factory.mktemp("six")
+    (path / "siltstone.toml").write_text('streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n')
+    assert siltstone("run", "little", cwd=path).code == 0
+    return path
+
+
+@pytest.fixture
+def project(six: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, to be in."""
+    shutil.copytree(six, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
 
 
 @pytest.mark.parametrize(

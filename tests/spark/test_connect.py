@@ -16,7 +16,7 @@ from tests.command_line import Ended, siltstone
 from tests.servers import free_port, wait_for_port
 
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
-START_S = 90
+START_S, STOP_S = 300, 20
 REPOSITORY = Path(__file__).parents[2]
 Command = Callable[..., Ended]
 
@@ -29,6 +29,7 @@ def server() -> Iterator[str]:
         "spark.connect.grpc.binding.port": port,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
+        "spark.driver.defaultJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
         "spark.ui.enabled": "false",
     }
     command = [submit, "--class", SERVER, "--master", "local[2]"]
@@ -44,7 +45,11 @@ def server() -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:  # a JVM whose parent ignores SIGTERM, as Dagster may make it do, does too
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture(scope="module")
