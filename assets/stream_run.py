@@ -72,7 +72,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                 batches=config.batches,
                 options=config.options,
                 on_checkpoint=tell,
-                who=f"{BY_DAGSTER}{context.run_id}",
+                who=f"{BY_DAGSTER}{context.run.run_id}",
             )
             made = {
                 "checkpoints_made": len(result.checkpoints),

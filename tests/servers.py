@@ -100,7 +100,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for_port(port: int, process: subprocess.Popen, seconds: float = 20) -> None:
+def wait_for_port(port: int, process: subprocess.Popen, seconds: float = 60) -> None:
     """Return when the process listens."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and process.poll() is None:

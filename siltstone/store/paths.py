@@ -175,11 +175,6 @@ def snapshot_of(name: str) -> tuple[str, str]:
     return operator, ".".join(table)
 
 
-def operator_of(name: str) -> str:
-    """The operator whose state an object holds."""
-    return name.rpartition("/")[2].partition(".")[0]
-
-
 def stream_prefix(stream: str) -> str:
     """What all object names of a stream start with."""
     return f"{check_name('stream', stream)}/"

@@ -255,7 +255,7 @@ def test_of_many_processes_writing_one_name_exactly_one_wins(case: Case, store: 
     writers = [_spawn(WRITER, case.url, "s/1/one", str(i)) for i in range(4)]
     for writer in writers:
         assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
-    outcomes = [writer.communicate("\n", timeout=30)[0].strip() for writer in writers]
+    outcomes = [writer.communicate("\n", timeout=300)[0].strip() for writer in writers]
     assert sorted(outcomes) == ["lost"] * 3 + ["won"]
     winner = str(outcomes.index("won")).encode() * 100_000
     [(name, size)] = store.list("")

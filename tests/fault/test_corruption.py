@@ -23,7 +23,7 @@ from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.verify import check_objects
 from siltstone.model import Handle, Kind
 from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.store.paths import operator_of
+from siltstone.store.paths import snapshot_of
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
@@ -197,7 +197,7 @@ def test_an_altered_or_cut_snapshot_is_noticed_and_no_restore_needs_it(stored: S
         with damaged(stored.path(record), change):
             assert [f.object for f in check_objects(store, [(record.stored, [newest])])] == [record.name]
             with pytest.raises(CorruptObject, match=record.name):
-                compare(store, tasks[operator_of(record.name)])
+                compare(store, tasks[snapshot_of(record.name)[0]])
     with damaged(stored.path(record), lambda _: None):
         restored_digest(stored.place, name, newest)
 

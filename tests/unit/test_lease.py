@@ -105,9 +105,9 @@ def test_an_expired_lease_keeps_nothing(place: Place, clock: Clock) -> None:
 def test_a_lease_is_renewed_while_its_block_runs(tmp_path: Path) -> None:
     with filesystem(tmp_path) as place:
         write(place)
-        options = LeaseOptions(lasts_s=0.8, renewed_every_s=0.1)
+        options = LeaseOptions(lasts_s=2, renewed_every_s=0.1)
         with reading(place.catalog, NAME, None, options=options):
-            time.sleep(1.2)
+            time.sleep(2.5)
             assert len(leases(place)) == 1
         assert leases(place) == []
         assert not [t for t in threading.enumerate() if t.name.startswith("siltstone-lease")]
