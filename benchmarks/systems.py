@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("inputs", "work", "result"):
         parser.add_argument(name, type=Path)
     options = parser.parse_args(arguments)
-    spark = spark_session(f"local[{CORES}]", {**SPARK, "spark.local.dir": str(options.work / "spark")})
+    spark = spark_session(f"local[{CORES}]", {**SPARK, "spark.local.dir": str(options.work / "spark")}, steps=True)
     steps = SYSTEMS[options.system](spark, options.inputs, options.work)
     found = {"steps": steps, "live_heap_bytes": live_heap_bytes(spark)}
     options.result.write_text(json.dumps(found))

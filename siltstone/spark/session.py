@@ -48,6 +48,8 @@ CONNECT_PORT = 15002
 _CONNECT_WAIT_S = 10.0
 _MANY_ROWS = 1 << 20
 """more than any Spark has cores"""
+_COMPILED_LIGHTLY = "-XX:TieredStopAtLevel=1"
+"""for a JVM that starts some tasks and ends, through which no rows pass: compiling well is most of what it would do"""
 LOCAL_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -58,7 +60,7 @@ SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 
 def spark_session(
-    master: str = "local[*]", extra: Mapping[str, str] | None = None, *, classic: bool = False
+    master: str = "local[*]", extra: Mapping[str, str] | None = None, *, steps: bool = False
 ) -> SparkSession:
     """The running session if there is one, else a new one on `master`.
 
@@ -69,14 +71,19 @@ def spark_session(
         master: a Spark master URL, or `sc://HOST[:PORT]` of a Spark Connect server; of no effect under `spark-submit`,
             which names its own.
         extra: further Spark settings; they win over Siltstone's own.
-        classic: functions that Spark is to call in this process follow, which it can only as its driver.
+        steps: steps of a stream follow: functions in this process, which Spark calls only as its driver, and rows that
+            pass through the JVM.
 
     Raises:
         Unreachable: the JVM does not start (most often: no Java 17 or newer), or no server answers.
         UsageError: Spark Connect where it cannot be used, or its packages are not installed.
     """
-    spark = running_session() or (_connected if _is_connect(master) else _started)(master, extra or {})
-    if classic and not isinstance(spark, SparkSession):
+    spark = running_session()
+    if spark is None and _is_connect(master):
+        spark = _connected(master, extra or {})
+    elif spark is None:
+        spark = _started(master, extra or {}, java_options="" if steps else _COMPILED_LIGHTLY)
+    if steps and not isinstance(spark, SparkSession):
         raise UsageError(
             "this runs a query whose every batch is handed to a function in this process, which Spark Connect "
             "cannot do: give a Spark master such as local[*], spark://, yarn or k8s:// instead of sc://"
@@ -127,13 +134,14 @@ def _connected(url: str, extra: Mapping[str, str]) -> SparkSession:
     return spark
 
 
-def _started(master: str, extra: Mapping[str, str]) -> SparkSession:
+def _started(master: str, extra: Mapping[str, str], java_options: str) -> SparkSession:
     """A session of a driver in this process."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path if not _zipped(p)))
     builder = SparkSession.builder.appName("siltstone")
-    settings = {**SETTINGS, "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()}"}
+    java_options = f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()} {java_options}".rstrip()
+    settings = SETTINGS | {"spark.driver.extraJavaOptions": java_options}
     if SUBMITTED not in os.environ:
         builder = builder.master(master)
         if master.startswith("local"):

@@ -82,7 +82,7 @@ def replay(
         last, first = resolve_range(place.catalog, stream.name, to, since)
         with reading(place.catalog, stream.name, [c for c in (first, last) if c], what="replays"):
             plan = plan_replay(place, stream, last, first)
-            spark = spark_session(settings.master, settings.spark, classic=True)
+            spark = spark_session(settings.master, settings.spark, steps=True)
             parallelism = settings.parallelism or min(cores(spark), stream.max_parallelism)
             check_run(stream, {}, parallelism)
             options = place.catalog.stream(stream.name).definition["options"]

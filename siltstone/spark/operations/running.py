@@ -102,7 +102,7 @@ def run(
         write_metrics(request.openmetrics, stream.name, uploads)
     with Place.writable(settings.warehouse, settings.catalog) as place:
         check_recorded(place.catalog, stream, request.options)
-        spark = spark_session(settings.master, settings.spark, classic=True)
+        spark = spark_session(settings.master, settings.spark, steps=True)
         # Before the stream is taken over: a source that cannot be had changes nothing.
         rows = open_source(spark, stream, place.warehouse, request.options)
         recovery = SelfRecovery(settings, place, stream.name, spark)
