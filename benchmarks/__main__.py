@@ -100,7 +100,12 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks import side_by_side
 
         return side_by_side.main(arguments[1:])
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Siltstone, side by side.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Siltstone beside what it is measured against. Ends with 1 where a goal is missed.",
+        epilog=f"{SIDE_BY_SIDE} is no such part: a stream alone and then beside the commands of its life cycle; "
+        f"see `python -m benchmarks {SIDE_BY_SIDE} --help`.",
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few minutes")
     parser.add_argument("--directory", type=Path, help="where to work: a disk, not memory (default: the system's)")

@@ -79,16 +79,16 @@ def spark_session(
         UsageError: Spark Connect where it cannot be used, or its packages are not installed.
     """
     spark = running_session()
-    if spark is None and _is_connect(master):
-        spark = _connected(master, extra or {})
-    elif spark is None:
-        spark = _started(master, extra or {}, java_options="" if steps else _COMPILED_LIGHTLY)
-    if steps and not isinstance(spark, SparkSession):
+    if steps and (_is_connect(master) if spark is None else not isinstance(spark, SparkSession)):
         raise UsageError(
             "this runs a query whose every batch is handed to a function in this process, which Spark Connect "
             "cannot do: give a Spark master such as local[*], spark://, yarn or k8s:// instead of sc://"
         )
-    return spark
+    if spark is not None:
+        return spark
+    if _is_connect(master):
+        return _connected(master, extra or {})
+    return _started(master, extra or {}, java_options="" if steps else _COMPILED_LIGHTLY)
 
 
 def running_session() -> SparkSession | None:

@@ -93,8 +93,8 @@ def test_state_is_proven_restored_consolidated_and_rescaled(project: Path, serve
     assert json.loads(run("restore", "little", "--json").out)["digest"] == newest["digest"]
 
 
-def test_a_run_needs_spark_in_its_own_process(project: Path, server: str) -> None:
-    ended = command(project, server)("run", "little")
+def test_a_run_needs_spark_in_its_own_process(project: Path) -> None:
+    ended = command(project, f"sc://127.0.0.1:{free_port()}")("run", "little")  # it does not even look for a server
     ended.failed(2, "Spark Connect", "local[*]")
 
 
