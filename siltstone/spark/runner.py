@@ -3,6 +3,7 @@
 In the user's own query:
 
     runner = StreamRunner(spark, region)
+    runner.follow_log(rows)
     query = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location).start()
     query.awaitTermination()
     runner.finish()
@@ -81,6 +82,7 @@ class StreamRunner:
         recorded = region.recorded_steps()
         self._log.prepare(recorded)
         self._next_batch = recorded[-1].batch_id + 1 if recorded else 0
+        self._to_follow = len(region.logged_steps())
         self._sinks = {name: self._sink(name, sink) for name, sink in stream.sinks.items()}
         for sink in self._sinks.values():
             sink.recover(region.completed, region.completed_epoch)
@@ -103,6 +105,7 @@ class StreamRunner:
 
         Raises:
             SiltstoneError: the step failed; nothing of it is visible, and a new run resumes at the last checkpoint.
+            UsageError: what was logged was to come first (`follow_log`); nothing was done.
         """
         self._check_not_failed()
         with self._busy:
@@ -127,6 +130,12 @@ class StreamRunner:
         if batch < self._next_batch:
             self._log.check(batch)
             return
+        if self._to_follow:
+            # Other boundaries would give sinks other rows under ids that they have had.
+            raise UsageError(
+                f"stream {region.stream.name} was taken back, and {self._to_follow} logged steps are to be run again "
+                "first: call runner.follow_log(rows), with the streaming DataFrame, before the query starts"
+            )
         if batch != self._next_batch:
             raise StateError(
                 f"micro-batch {batch} of {region.stream.name} came where {self._next_batch} was due: start the query "
@@ -153,7 +162,7 @@ class StreamRunner:
 
     def follow_log(self, source: DataFrame, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Run the steps that the input log holds of checkpoints that were given up, with the same boundaries, so that
-        the same checkpoints come again. To be called before a query begins, if at all.
+        the same checkpoints come again. To be called before a query begins; where there are none it does nothing.
 
         It ends early, and with `enough` set, only where a checkpoint does: once there were `max_steps`, or on demand.
 
@@ -180,6 +189,7 @@ class StreamRunner:
         except BaseException as error:
             self.failure = self.failure or error
             raise
+        self._to_follow = 0
         if way:
             self._log.prepare(region.recorded_steps())
             if self._steps_left is not None and self._steps_left <= 0:

@@ -249,6 +249,35 @@ def test_as_the_readme_does_it(spark: SparkSession, tmp_path: Path) -> None:
         run(settings, stream, RunRequest())
 
 
+def test_in_the_users_own_query_what_was_taken_back_comes_again_first(spark: SparkSession, tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    operator = Aggregate("keys", {"key": pa.int64()}, [Count("n"), Sum("sum", of="value")])
+    sinks = {"keys": lambda rows, id: heard.append((id, rows.count()))}
+    stream = Stream("own", source=None, operators=[operator], sinks=sinks)
+    rows = source_of(STEPS)(spark, {DIRECTORY: str(tmp_path / "files")})
+
+    def query(checkpoint_steps: int, *, follow: bool) -> None:
+        settings = at(tmp_path / "w").model_copy(update={"checkpoint_steps": checkpoint_steps})
+        with stream_runner(settings, stream, spark) as runner:
+            if follow:
+                runner.follow_log(rows)
+            writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+            writer.trigger(availableNow=True).start().awaitTermination()
+
+    query(3, follow=True)
+    before, recorded = heard.copy(), digests(at(tmp_path / "w"), "own")
+    assert [id for id, _ in before] == [1, 2] and len(recorded) == 2, "of three steps and of one"
+    with Place.existing(at(tmp_path / "w").warehouse) as place:
+        place.catalog.rewind("own", place.catalog.new_epoch("own", "a test"), 0, "a test", "a test")
+        with pytest.raises(
+            Exception, match=r"4 logged steps are to be run again first: call runner.follow_log\(rows\)"
+        ):
+            query(1, follow=False)
+        assert (heard, place.catalog.last_id("own")) == (before, 0)
+    query(1, follow=True)
+    assert (heard, digests(at(tmp_path / "w"), "own")) == (2 * before, recorded)
+
+
 def test_an_empty_micro_batch_under_adaptive_execution(spark: SparkSession, tmp_path: Path) -> None:
     """A session that Siltstone did not make plans adaptively: an empty batch would get no task at all."""
     stream = replace(COUNTS, source=None)

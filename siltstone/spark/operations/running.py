@@ -149,8 +149,9 @@ def write_metrics(
 def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> Iterator[StreamRunner]:
     """Take a stream over for a query of the user's own: give the runner to `foreachBatch`.
 
-    The stream's source is not used. Leave the block when the query has ended. Where the newest checkpoint's manifest is
-    damaged, the stream is recovered first, unless the settings say otherwise.
+    The stream's source is not used. Call `runner.follow_log` with the streaming DataFrame before its query starts:
+    after a recovery, what was taken back comes again first. Leave the block when the query has ended. Where the newest
+    checkpoint's manifest is damaged, the stream is recovered first, unless the settings say otherwise.
 
     Raises:
         SiltstoneError: see `Region.open`.
