@@ -35,7 +35,7 @@ BACKFILL_STATUS = """query Status($id: String!) { partitionBackfillOrError(backf
 RUNS = """query Runs($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 100) {
   ... on Runs { results { runId status jobName tags { key value } } } } }"""
 EVENTS = """query Events($id: ID!) { logsForRun(runId: $id, limit: 1000) { ... on EventConnection { events {
-  __typename ... on MessageEvent { message eventType }
+  __typename ... on MessageEvent { message eventType } ... on ErrorEvent { error { message causes { message } } }
   ... on MaterializationEvent { assetKey { path } partition tags { key value } metadataEntries { ...Value } }
   ... on AssetCheckEvaluationEvent { evaluation { checkName success description metadataEntries { ...Value } } }
 } } } }
