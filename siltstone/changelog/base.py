@@ -193,4 +193,5 @@ def _parquet(name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise CorruptObject(f"{name} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
+        why = str(error).splitlines()[0]
+        raise CorruptObject(f"object {name} was cut or altered: it cannot be read as Parquet: {why}") from error
