@@ -35,6 +35,7 @@ from tests.fault.processes import End
 from tests.fault.reference import small
 from tests.fault.victims import Orders
 from tests.fault.warehouses import WAREHOUSES
+from tests.proofs import failures
 
 PUBLISHING = ("run", "rescale")
 """what completes checkpoints, and first publishes what an earlier run has not"""
@@ -319,7 +320,22 @@ class Rounds:
             self._learn("recover", end.code == -9, None)
         for stream in self.streams():
             self.strict(round, "recover", stream)
+            self._delete_what_stays_damaged(round, stream)
         round.violations += self.check(afresh=True)
+
+    def _delete_what_stays_damaged(self, round: Round, stream: str) -> None:
+        """The newest checkpoint may need the object no more, since a materialization took its place, and older ones
+        still do: recovery leaves those to people, who find them by a proof of all."""
+        with self._place() as place:
+            assert place is not None
+            ids = [checkpoint.id for checkpoint in place.catalog.checkpoints(stream)][:-1]
+            damaged = {failure.checkpoint for failure in failures(place, stream, ids)} if ids else set()
+            kept = [s.name for s in place.catalog.savepoints(stream) if s.checkpoint in damaged]
+        for name in kept:
+            self.strict(round, "savepoint", stream, (name, "--drop"))
+        if damaged:
+            round.outcomes.append(f"(deleted {sorted(damaged)}, which stay damaged)")
+            self.strict(round, "delete", stream, tuple(map(str, sorted(damaged))))
 
     # --- the end ----------------------------------------------------------------------------------------------
 
