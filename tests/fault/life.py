@@ -221,6 +221,8 @@ class Life:
             return "survived", [] if lasts else [f"{run.begun[-1]} ended well without its JVM"]
         says = "Spark" if target == "jvm" else "Python worker died"
         clear = end.code == (3 if target == "jvm" else 1) and says in end.error
+        # One that was killed before holds its lease until that expires.
+        clear = clear or (end.code == 2 and "is being materialized" in end.error)
         return f"stopped: {end.error}", [] if clear else [f"exit code {end.code}, and said: {end.said[-1500:]}"]
 
     # --- checks ----------------------------------------------------------------------------------------------
