@@ -54,8 +54,8 @@ clean: ## remove the environment, the fetched JDK and everything tools left behi
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each kind of work; a change to what is declared or pinned installs again. Bytecode is compiled on all
-# cores, not by pip on one, and not left to imports, which do not keep it where PYTHONDONTWRITEBYTECODE is set. Packages hold some files that
-# are no Python 3, as templates; those are passed over.
+# cores, not by pip on one, and not left to imports, which do not keep it where PYTHONDONTWRITEBYTECODE is set.
+# Packages hold some files that are no Python 3, as templates; those are passed over.
 $(READY)%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into .venv (some minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS_$*)]'

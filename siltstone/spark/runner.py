@@ -82,7 +82,7 @@ class StreamRunner:
         recorded = region.recorded_steps()
         self._log.prepare(recorded)
         self._next_batch = recorded[-1].batch_id + 1 if recorded else 0
-        self._to_follow = len(region.logged_steps())
+        self._to_follow = region.logged_steps()
         self._sinks = {name: self._sink(name, sink) for name, sink in stream.sinks.items()}
         for sink in self._sinks.values():
             sink.recover(region.completed, region.completed_epoch)
@@ -133,8 +133,8 @@ class StreamRunner:
         if self._to_follow:
             # Other boundaries would give sinks other rows under ids that they have had.
             raise UsageError(
-                f"stream {region.stream.name} was taken back, and {self._to_follow} logged steps are to be run again "
-                "first: call runner.follow_log(rows), with the streaming DataFrame, before the query starts"
+                f"stream {region.stream.name} was taken back, and {len(self._to_follow)} logged steps are to be run "
+                "again first: call runner.follow_log(rows), with the streaming DataFrame, before the query starts"
             )
         if batch != self._next_batch:
             raise StateError(
@@ -174,7 +174,7 @@ class StreamRunner:
             Exception: what a step failed with, or Spark.
         """
         region = self.region
-        way = follow(region.completed, region.logged_steps())
+        way = follow(region.completed, self._to_follow)
         try:
             for piece in way:
                 done = self._steps_left is not None and self._steps_left <= 0
@@ -189,7 +189,7 @@ class StreamRunner:
         except BaseException as error:
             self.failure = self.failure or error
             raise
-        self._to_follow = 0
+        self._to_follow = []
         if way:
             self._log.prepare(region.recorded_steps())
             if self._steps_left is not None and self._steps_left <= 0:
