@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 
-jvm.start_cheaply()
+os.environ.update(jvm.environment() | os.environ)
 
 # Two shared cores make single examples slow now and then; a deadline would only measure the neighbours.
 settings.register_profile("siltstone", deadline=None, print_blob=True)

@@ -16,11 +16,10 @@ _QUIET = "-Xlog:disable"
 """an archive of another Java or of another Spark is passed over without a word"""
 
 
-def start_cheaply() -> None:
-    """Let the JVMs of this process, and of those it starts, be so."""
+def environment() -> dict[str, str]:
+    """Variables with which a process starts such JVMs, and those it starts do."""
     shared = f" {_QUIET} -XX:SharedArchiveFile={ARCHIVE}" if ARCHIVE.exists() else ""
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", _SHORT_LIVED + shared)
-    os.environ.setdefault("SPARK_LAUNCHER_OPTS", _SHORT_LIVED)
+    return {"SPARK_SUBMIT_OPTS": _SHORT_LIVED + shared, "SPARK_LAUNCHER_OPTS": _SHORT_LIVED}
 
 
 def main() -> None:

@@ -149,5 +149,5 @@ def wrong(kind: str, end: End, *, alone: bool, faulty: bool, begun: bool) -> str
     if not begun:
         refusals.append((2, NOTHING_YET))
     if faulty:
-        refusals += [(3, ""), (1, "object|checksum|corrupt|digest|answer|cut|altered|cannot be read|no manifest")]
+        refusals += [(3, ""), (1, "object|checksum|corrupt|digest|answer")]
     return None if any(code == end.code and re.search(text, said) for code, text in refusals) else told

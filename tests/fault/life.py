@@ -222,7 +222,7 @@ class Life:
         says = "Spark" if target == "jvm" else "Python worker died"
         clear = end.code == (3 if target == "jvm" else 1) and says in end.error
         # One that was killed before holds its lease until that expires.
-        clear = clear or (end.code == 2 and "is being materialized" in end.error)
+        clear = clear or (run.begun[-1] == "materialize" and end.code == 2 and "is being materialized" in end.error)
         return f"stopped: {end.error}", [] if clear else [f"exit code {end.code}, and said: {end.said[-1500:]}"]
 
     # --- checks ----------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import jvm
 from tests.fault import series, small_stream
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SILTSTONE_FAULT_RUN"
 POLL_S = 0.01
-# A short life is all that these machines get: start fast, optimise little, take little memory.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+# A short life is all that these machines get, so they take little memory.
 SPARK = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
 
 
@@ -62,7 +62,7 @@ class Run:
         environment = {
             **os.environ,
             MARK: self.mark,
-            "JAVA_TOOL_OPTIONS": JAVA_OPTIONS,
+            **jvm.environment(),
             "PYTHONPATH": str(ROOT),
             "SILTSTONE_STREAMS": json.dumps(["streams", small_stream.__name__]),
             "SILTSTONE_MASTER": master,

@@ -12,15 +12,6 @@ from siltstone.spark.operations import materializing, proving, restoring, snapsh
 from tests.command_line import siltstone
 
 
-@pytest.fixture(scope="module")
-def six(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stream of six checkpoints."""
-    path = tmp_path_factory.mktemp("six")
-    (path / "siltstone.toml").write_text('streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n')
-    assert siltstone("run", "little", cwd=path).code == 0
-    return path
-
-
 @pytest.fixture
 def project(six: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, to be in."""

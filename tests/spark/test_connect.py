@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.command_line import Ended, siltstone
 from tests.servers import free_port, wait_for_port
@@ -52,15 +51,6 @@ def server() -> Iterator[str]:
             process.wait()
 
 
-@pytest.fixture(scope="module")
-def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stream of six checkpoints."""
-    path = tmp_path_factory.mktemp("project")
-    (path / "siltstone.toml").write_text('streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n')
-    assert siltstone("run", "little", cwd=path).code == 0
-    return path
-
-
 def command(project: Path, master: str) -> Command:
     """Runs a command in a process of its own."""
 
@@ -78,26 +68,26 @@ def command(project: Path, master: str) -> Command:
     return run
 
 
-def test_state_is_proven_restored_consolidated_and_rescaled(project: Path, server: str) -> None:
-    run = command(project, server)
-    newest = siltstone("checkpoints", "little", "--json", cwd=project).json["checkpoints"][-1]
+def test_state_is_proven_restored_consolidated_and_rescaled(six: Path, server: str) -> None:
+    run = command(six, server)
+    newest = siltstone("checkpoints", "little", "--json", cwd=six).json["checkpoints"][-1]
     assert run("verify", "little", "--all", "--json").json["proven"] == [1, 2, 3, 4, 5, 6]
     made = run("materialize", "little", "--json").json
     assert made["checkpoint"] == 6 and made["rows"] > 0
     restored = run("restore", "little", "--to", "restored", "--json").json
     assert (restored["proven"], restored["digest"]) == (True, newest["digest"])
-    assert sum(ds.dataset(d).count_rows() for d in (project / "restored").rglob("*") if d.is_dir()) > 0
+    assert sum(ds.dataset(d).count_rows() for d in (six / "restored").rglob("*") if d.is_dir()) > 0
     assert run("rescale", "little", "--parallelism", "3", "--json").code == 0
-    again = siltstone("verify", "little", "--all", "--json", cwd=project).json
+    again = siltstone("verify", "little", "--all", "--json", cwd=six).json
     assert again["failed"] == []
     assert json.loads(run("restore", "little", "--json").out)["digest"] == newest["digest"]
 
 
-def test_a_run_needs_spark_in_its_own_process(project: Path) -> None:
-    ended = command(project, f"sc://127.0.0.1:{free_port()}")("run", "little")  # it does not even look for a server
+def test_a_run_needs_spark_in_its_own_process(six: Path) -> None:
+    ended = command(six, f"sc://127.0.0.1:{free_port()}")("run", "little")  # it does not even look for a server
     ended.failed(2, "Spark Connect", "local[*]")
 
 
-def test_no_server_is_one_clear_error(project: Path) -> None:
-    ended = command(project, f"sc://127.0.0.1:{free_port()}")("restore", "little")
+def test_no_server_is_one_clear_error(six: Path) -> None:
+    ended = command(six, f"sc://127.0.0.1:{free_port()}")("restore", "little")
     ended.failed(3, "no Spark Connect server answers", "start-connect-server.sh")
