@@ -1,25 +1,11 @@
 """A catalog's clock, and commits of stream flights, for the suites over every database."""
 
-from datetime import UTC, datetime, timedelta
-
 from siltstone.catalog.records import CheckpointCommit
 from siltstone.catalog.repository import Catalog
 from siltstone.model import Form, StoredObject
+from tests.clock import NOON, Clock
 
-NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
-
-
-class Clock:
-    """Time that stands still until moved."""
-
-    def __init__(self) -> None:
-        self.time = NOON
-
-    def __call__(self) -> datetime:
-        return self.time
-
-    def move(self, minutes: float) -> None:
-        self.time += timedelta(minutes=minutes)
+__all__ = ["NOON", "Clock", "add", "commit_of", "names", "stored"]
 
 
 def stored(id: int, file: str, size: int = 10) -> StoredObject:

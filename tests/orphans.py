@@ -5,43 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-
 from siltstone.catalog.place import Place
-from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.store.paths import CheckpointPath
-from siltstone.stream import Stream
 from tests.proofs import failures
 from tests.redis_server import shared_server
 from tests.region_run import RegionRun
 from tests.servers import moto
 from tests.store_cases_s3 import fresh_bucket
-
-NAME = "sums"
-POLICY = named("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
-
-
-class Sums(Operator):
-    """Adds up `n` by key."""
-
-    key = {"k": pa.int64()}  # noqa: RUF012
-    totals = ValueState(value={"n": pa.int64()})
-
-    def process(self, rows: Rows, state: State) -> None:
-        old = state.totals.get(rows.keys)["n"].fill_null(0).to_numpy()
-        new = np.bincount(rows.group, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
-        state.totals.put(rows.keys, {"n": old + new.astype(np.int64)})
-
-
-STREAM = Stream(NAME, source=lambda spark, _: spark.sql(""), operators=[Sums(name="by_key")], max_parallelism=4)
-
-
-def rows(n: int) -> pa.Table:
-    """All keys first, then a few, so that deltas are small."""
-    keys = np.arange(100) if n == 1 else (np.arange(10) + 7 * n) % 100
-    return pa.table({"k": keys, "n": np.full(len(keys), n)})
+from tests.sums import NAME, POLICY, STREAM, rows
 
 
 def new_run(place: Place) -> RegionRun:

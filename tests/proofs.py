@@ -1,6 +1,7 @@
 """Proofs of recorded checkpoints without Spark: what `siltstone verify` and `restore` map over tasks, in a loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from siltstone.catalog.place import Place
 from siltstone.errors import ProofFailed
@@ -10,10 +11,15 @@ from siltstone.lifecycle.restore import chain_manifests, read_manifests
 from siltstone.lifecycle.verify import Failure
 
 
+def in_order(function: Callable[[Any], Any], pieces: Iterable[Any]) -> list[Any]:
+    """What maps over tasks, without Spark: one after the other."""
+    return [function(piece) for piece in pieces]
+
+
 def failures(place: Place, stream: str, wanted: Sequence[int] | None = None) -> list[Failure]:
     """Why these checkpoints (all, for None) are not proven, one reason each; empty where all are."""
     ids = wanted or [c.id for c in place.catalog.checkpoints(stream)]
-    proof = prove_checkpoints(place, stream, ids, lambda function, pieces: [function(piece) for piece in pieces])
+    proof = prove_checkpoints(place, stream, ids, in_order)
     return [proof.failures[c] for c in sorted(proof.failures)]
 
 

@@ -31,6 +31,7 @@ from siltstone.policy.compaction import MaterializationOptions
 from siltstone.settings import Settings
 from siltstone.store.paths import CheckpointPath
 from tests.fault.small_stream import SMALL, purchases
+from tests.proofs import in_order
 from tests.region_run import RegionRun
 
 STEPS = 4
@@ -163,7 +164,6 @@ def test_a_table_that_builds_on_what_is_not_there_is_a_gap(checked: Checked, mon
 
 def test_chains_that_begin_with_a_materialization_have_no_gap(checked: Checked) -> None:
     with checked.place() as place:
-        in_order = lambda function, tasks: [function(task) for task in tasks]  # noqa: E731
         materialize(place, SMALL.name, "places", 3, id="m1", parallelism=2, run=in_order)
     outcome = checked.outcome(suites.NO_GAP)
     assert outcome.holds, outcome.rows
@@ -251,7 +251,7 @@ def test_a_snapshot_that_differs_is_told_by_key_group_column_and_key(
     from siltstone.spark.operations import proving
 
     # In this process, where the alteration is.
-    monkeypatch.setattr(proving, "spark_map", lambda _, function, tasks: [function(task) for task in tasks])
+    monkeypatch.setattr(proving, "spark_map", lambda _, function, tasks: in_order(function, tasks))
     outcome = checked.outcome(suites.RESTORE_EQUALS_SNAPSHOT)
     assert not outcome.holds
     (row,) = outcome.rows

@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ from siltstone.spark.runner import StreamRunner
 from siltstone.spark.sinks import ParquetSink
 from tests.fault import small_stream
 from tests.fault.small_stream import purchases
+from tests.proofs import in_order
 from tests.region_run import RegionSteps, run_tasks
 
 ENGINE = tuple(
@@ -99,12 +100,13 @@ def main(orders: Orders) -> None:
 def _without_spark() -> None:
     """Map in this process what would be mapped by Spark's tasks."""
 
-    def in_turn(_: Any, function: Callable[[Any], Any], pieces: Sequence[Any]) -> list[Any]:
-        return [function(piece) for piece in pieces]
-
     for name, module in list(sys.modules.items()):
         if name.startswith("siltstone.spark.operations."):
-            without = {"spark_session": lambda *_, **__: None, "cores": lambda _: 2, "spark_map": in_turn}
+            without = {
+                "spark_session": lambda *_, **__: None,
+                "cores": lambda _: 2,
+                "spark_map": lambda _, *work: in_order(*work),
+            }
             for attribute, value in without.items():
                 if hasattr(module, attribute):
                     setattr(module, attribute, value)

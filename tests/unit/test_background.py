@@ -4,12 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import timedelta
 
 import pytest
 
-from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
 from siltstone.errors import UnknownStream, Unreachable
@@ -24,9 +22,9 @@ from siltstone.policy.compaction import Health, MaterializationOptions
 from siltstone.policy.retention import RetentionOptions
 from siltstone.report import report_data, summary_table
 from siltstone.store.filesystem import FilesystemStore
-from siltstone.store.open import Warehouse
+from tests.clock import Clock
 from tests.fault.small_stream import SMALL, purchases
-from tests.proofs import failures
+from tests.proofs import failures, in_order
 from tests.region_run import RegionRun
 
 NAME = SMALL.name
@@ -36,34 +34,9 @@ LONG = named("adjust-d", UNBOUND)
 EVERY = MaterializationOptions(interval_s=100)
 
 
-class Clock:
-    """The catalog's, set by hand."""
-
-    def __init__(self) -> None:
-        self.now = datetime(2026, 11, 20, 12, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-def place(tmp_path: Path, clock: Clock) -> Iterator[Place]:
-    warehouse = Warehouse.at(str(tmp_path / "w"))
-    warehouse.prepare()
-    with Place(warehouse, open_catalog(warehouse.catalog_url, now=clock)) as opened:
-        yield opened
-
-
-def in_order(function, tasks):
-    return [function(task) for task in tasks]
 
 
 def background(place: Place, options: BackgroundOptions | None = None, run=in_order, cancel=lambda: None) -> Background:
@@ -106,10 +79,10 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 def test_a_chain_is_materialized_when_its_interval_has_passed(place: Place, clock: Clock) -> None:
     run, rows = run_some(place)
     worker = background(place)
-    clock.pass_by(99)
+    clock.move(seconds=99)
     assert worker.look() and place.catalog.materializations(NAME) == []
     assert {h.trigger for h in health(place).values()} == {None}
-    clock.pass_by(1)
+    clock.move(seconds=1)
     assert all("the interval is 100 s" in str(h.trigger and h.trigger.reason) for h in health(place).values())
     assert worker.look()
     assert place.catalog.firsts(NAME, 4) == dict.fromkeys(OPERATORS, 4)
@@ -122,7 +95,7 @@ def test_a_chain_is_materialized_when_its_interval_has_passed(place: Place, cloc
             state = run.region._policies[facts.operator]
             assert (facts.deltas, facts.checkpoint) == (deltas, 4 + deltas) and state.deltas == deltas
             assert facts.chain_bytes == round(state.base_bytes + state.deltas_bytes + state.index_bytes)
-            assert facts.since == clock.now and facts.succeeded_at == clock.now
+            assert facts.since == clock.time and facts.succeeded_at == clock.time
     assert not failures(place, NAME)
 
 
@@ -191,7 +164,7 @@ def test_failures_are_counted_retried_ever_later_and_told_loudly(
     run, rows = run_some(place)
     options = MaterializationOptions(interval_s=100, max_failures_allowed=2)
     worker = background(place, BackgroundOptions(options, UNBOUND))
-    clock.pass_by(100)
+    clock.move(seconds=100)
     levels, failed = [], []
     for _ in range(12):
         with caplog.at_level(logging.WARNING):
@@ -199,7 +172,7 @@ def test_failures_are_counted_retried_ever_later_and_told_loudly(
             assert worker.look()
             levels += [record.levelname for record in caplog.records if OPERATORS[0] in record.message]
         failed.append(health(place)[OPERATORS[0]].facts.failures)
-        clock.pass_by(10)
+        clock.move(seconds=10)
     # The delays are 10, 20, 40, 80 seconds.
     assert failed == [1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 4]
     assert levels == ["WARNING", "ERROR", "ERROR", "ERROR"]
@@ -208,7 +181,7 @@ def test_failures_are_counted_retried_ever_later_and_told_loudly(
     assert "failing" in found.reason and "4 failures in a row" in found.reason and "the test says so" in found.reason
     assert found.to_dict()["last_success"] is None and found.to_dict()["failures"] == 4
     assert run.step(next(rows)) is not None  # the stream goes on
-    clock.pass_by(300)
+    clock.move(seconds=300)
     assert health(place, options)[OPERATORS[0]].health is Health.STALLED
     refusing.append(False)
     assert worker.look()
@@ -222,10 +195,10 @@ def test_a_base_ends_a_row_of_failures(place: Place, clock: Clock, refusing: lis
     run, rows = RegionRun(place, SMALL, short), iter(purchases())
     for _ in range(2):
         run.step(next(rows))
-    clock.pass_by(100)
+    clock.move(seconds=100)
     assert background(place).look()
     assert {h.facts.failures for h in health(place).values()} == {1}
-    clock.pass_by(1)
+    clock.move(seconds=1)
     for _ in range(2):
         run.step(next(rows))
     assert {(h.facts.failures, h.facts.deltas, h.health) for h in health(place).values()} == {(0, 0, Health.FINE)}
@@ -233,9 +206,9 @@ def test_a_base_ends_a_row_of_failures(place: Place, clock: Clock, refusing: lis
 
 def test_a_stall_shows_everywhere_and_a_stream_at_rest_does_not_stall(place: Place, clock: Clock) -> None:
     run, rows = run_some(place)
-    clock.pass_by(299)
+    clock.move(seconds=299)
     assert {h.health for h in health(place).values()} == {Health.FINE}
-    clock.pass_by(1)
+    clock.move(seconds=1)
     found = health(place)
     assert {h.health for h in found.values()} == {Health.STALLED}
     # In the list of checkpoints, in metrics, in the report.
@@ -257,7 +230,7 @@ def test_a_stall_shows_everywhere_and_a_stream_at_rest_does_not_stall(place: Pla
     # The run ends: time stops at its newest checkpoint.
     run.region.close("done")
     assert {h.health for h in health(place).values()} == {Health.FINE}
-    clock.pass_by(10_000)
+    clock.move(seconds=10_000)
     assert {h.health for h in health(place).values()} == {Health.FINE}
     RegionRun(place, SMALL, LONG).step(next(rows))
     assert {h.health for h in health(place).values()} == {Health.STALLED}
@@ -276,13 +249,13 @@ def test_the_thread_looks_after_a_checkpoint_and_ends_with_the_run(place: Place,
     run, rows = run_some(place)
     worker = background(place)
     worker.start()
-    clock.pass_by(100)
+    clock.move(seconds=100)
     run.step(next(rows))
     worker.completed()
-    until(lambda: {f.since for f in chain_facts(place.catalog, NAME)} == {clock.now})
+    until(lambda: {f.since for f in chain_facts(place.catalog, NAME)} == {clock.time})
     assert min(place.catalog.firsts(NAME, 5).values()) >= 4
     run.step(next(rows))
-    clock.pass_by(100)
+    clock.move(seconds=100)
     worker.finish(60)  # which looks a last time
     assert place.catalog.firsts(NAME, 6) == dict.fromkeys(OPERATORS, 6)
     assert not any(thread.name.startswith("siltstone-materialize") for thread in threading.enumerate())
@@ -301,7 +274,7 @@ def test_what_is_under_way_when_a_run_fails_is_given_up_and_is_no_failure(place:
         raise RuntimeError(f"cancelled after {len(parts)}")
 
     worker = background(place, run=hangs, cancel=cancelled.set)
-    clock.pass_by(100)
+    clock.move(seconds=100)
     worker.start()
     assert begun.wait(30)
     worker.stop()
@@ -316,7 +289,7 @@ def test_another_process_at_it_is_no_failure_but_worth_waiting_for(place: Place,
     run_some(place)
     place.catalog.take_lease(NAME, [4], id="other", who="another", lasts=timedelta(seconds=1000))
     place.catalog.begin_materialization(NAME, OPERATORS[0], 4, id="other", who="another")
-    clock.pass_by(100)
+    clock.move(seconds=100)
     assert not background(place).look()
     assert place.catalog.firsts(NAME, 4) == {**dict.fromkeys(OPERATORS, 4), OPERATORS[0]: 1}
     assert {f.failures for f in chain_facts(place.catalog, NAME)} == {0}
@@ -324,7 +297,7 @@ def test_another_process_at_it_is_no_failure_but_worth_waiting_for(place: Place,
 
 def test_a_catalog_that_is_away_does_not_end_it(place: Place, clock: Clock, monkeypatch, caplog) -> None:
     run_some(place)
-    clock.pass_by(100)
+    clock.move(seconds=100)
 
     def away(*_: object) -> None:
         raise Unreachable("cannot reach the catalog: the test says so")
@@ -341,7 +314,7 @@ def test_retention_is_applied_after_a_success_once_no_step_needs_the_old_chain(p
     run, rows = run_some(place)
     keeps = RetentionOptions.model_validate({"keep_last": 1})
     worker = background(place, BackgroundOptions(EVERY, UNBOUND, keeps, parallelism=2))
-    clock.pass_by(100)
+    clock.move(seconds=100)
     assert worker.look() and worker.look()
     assert [c.id for c in place.catalog.checkpoints(NAME)] == [1, 2, 3, 4]
     # A step that begins now may have been told of the old chain; when it has completed a checkpoint, none is.

@@ -5,11 +5,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from siltstone.catalog.place import Place
@@ -20,49 +20,40 @@ from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.model import Form
-from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.operator import OpaqueState, Rows, State
 from siltstone.report.data import report_data
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from siltstone.stream import Stream
+from tests import sums
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
+from tests.sums import NAME, POLICY, Sums, stream_of
 
 ROOT = Path(__file__).parents[2]
-NAME = "sums"
 CHECKPOINTS = 12
-POLICY = named("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
 
 
 class Tally(OpaqueState[int]):
     """Bytes that every checkpoint holds whole."""
 
 
-class Sums(Operator):
-    """Adds up `n` by key, and counts calls by key group."""
+class Counted(Sums):
+    """Counts calls by key group, too."""
 
-    key = {"k": pa.int64()}  # noqa: RUF012
-    totals = ValueState(value={"n": pa.int64()})
     calls = Tally(create=int, serialize=lambda n: n.to_bytes(8, "big"), deserialize=int.from_bytes)
 
     def process(self, rows: Rows, state: State) -> None:
-        old = state.totals.get(rows.keys)["n"].fill_null(0).to_numpy()
-        new = np.bincount(rows.group, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
-        state.totals.put(rows.keys, {"n": old + new.astype(np.int64)})
+        super().process(rows, state)
         for group in np.unique(rows.key_groups).tolist():
             state.calls[group] += 1
 
 
 def stream(*names: str) -> Stream:
-    operators = [Sums(name=name) for name in names]
-    return Stream(NAME, source=lambda spark, options: spark.sql(""), operators=operators, max_parallelism=4)
+    return stream_of(*(Counted(name=name) for name in names))
 
 
-def rows(n: int) -> pa.Table:
-    """A few of many keys, so that deltas are small."""
-    keys = np.arange(200) if n == 1 else (np.arange(20) + 7 * n) % 200
-    return pa.table({"k": keys, "n": np.full(len(keys), n)})
+rows = partial(sums.rows, keys=200, changed=20)
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +73,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert [f["old"] for f in firsts] == [1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]
         assert [f["new"] for f in firsts[2:]] == [3, 3, 3, 3, 7, 7, 7, 7, 11, 11]
     return root
-
-
-@pytest.fixture
-def place(written: Path, tmp_path: Path) -> Iterator[Place]:
-    shutil.copytree(written, tmp_path / "w")
-    with Place.writable(str(tmp_path / "w")) as opened:
-        yield opened
 
 
 def check_whole(place: Place, visible: Iterable[int]) -> None:

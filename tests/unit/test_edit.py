@@ -1,10 +1,8 @@
 """Edits of state without Spark: what is refused before anything changes, and what a step of changes does."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,12 +72,6 @@ def meters(values: list[float]) -> pa.Array:
 
 def rows(count: int) -> pa.Table:
     return pa.table({"meter": np.arange(count) % 50 / 2, "n": np.arange(count)})
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place.writable(str(tmp_path / "w")) as opened:
-        yield opened
 
 
 # What is refused

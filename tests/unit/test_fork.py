@@ -1,7 +1,7 @@
 """Forks: they share objects, go their own way, and whatever is deleted on either side, the other proves."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from siltstone.spark.sinks import ParquetSink
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.stream import Stream
 from tests.command_line import plain, siltstone
-from tests.orphans import NAME, POLICY, STREAM, filesystem, new_run, rows, write
-from tests.proofs import failures, restored_digest
+from tests.orphans import filesystem, new_run, write
+from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
+from tests.sums import NAME, POLICY, STREAM, rows
 
 NEW = "what-if"
 
@@ -39,13 +40,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(place)
         assert [c.first for c in place.catalog.retained(NAME)] == [1, 1, 1, 1, 5]
     return root / "w"
-
-
-@pytest.fixture
-def place(written: Path, tmp_path: Path) -> Iterator[Place]:
-    shutil.copytree(written, tmp_path / "w")
-    with filesystem(tmp_path) as opened:
-        yield opened
 
 
 def run_of(place: Place, name: str, parallelism: int = 2) -> RegionRun:
@@ -72,7 +66,7 @@ def check_whole(place: Place, *streams: str, orphans: set[str] | None = None) ->
 
 
 def consolidate(place: Place, stream: str, checkpoint: int, id: str) -> None:
-    options: dict[str, Any] = {"parallelism": 2, "run": lambda work, tasks: [work(task) for task in tasks]}
+    options: dict[str, Any] = {"parallelism": 2, "run": in_order}
     materialize(place, stream, "by_key", checkpoint, id=id, **options)
 
 

@@ -4,13 +4,12 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject, UnknownCheckpoint, UnknownStream, Unreachable
@@ -18,17 +17,10 @@ from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints
 from siltstone.lifecycle.export import restore_unit, unit_tasks, whole_digest
 from siltstone.lifecycle.lease import LeaseOptions, reading
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
-from siltstone.store.open import Warehouse
-from tests.orphans import NAME, check_whole, filesystem, write
-
-
-class Clock:
-    """Time that stands still until moved."""
-
-    time = datetime(2013, 7, 4, 12, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.time
+from tests.clock import Clock
+from tests.orphans import check_whole, filesystem, write
+from tests.places import place_at
+from tests.sums import NAME
 
 
 @pytest.fixture
@@ -39,9 +31,7 @@ def clock() -> Clock:
 @pytest.fixture
 def place(tmp_path: Path, clock: Clock) -> Iterator[Place]:
     """Checkpoints 1 to 5, bases at 1 and 5."""
-    filesystem(tmp_path).catalog.close()
-    warehouse = Warehouse.at(str(tmp_path / "w"))
-    with Place(warehouse, open_catalog(warehouse.catalog_url, now=clock)) as opened:
+    with place_at(tmp_path / "w", clock) as opened:
         write(opened)
         assert {r.id: r.first for r in opened.catalog.retained(NAME)} == {1: 1, 2: 1, 3: 1, 4: 1, 5: 5}
         yield opened
@@ -77,7 +67,7 @@ def test_what_is_missing_of_a_deleted_checkpoint_is_no_damage(place: Place, cloc
         pytest.raises(UnknownCheckpoint, match="no checkpoint 3"),
         reading(place.catalog, NAME, [3]),
     ):
-        clock.time += timedelta(days=1)
+        clock.move(hours=24)
         assert delete_checkpoints(place, NAME, [1, 2, 3, 4]).deleted == (1, 2, 3, 4)
         raise CorruptObject("an object of checkpoint 3 is missing")
     with pytest.raises(CorruptObject), reading(place.catalog, NAME, [5]):
@@ -97,7 +87,7 @@ def test_what_waits_keeps_all_that_is_read_of_it(place: Place) -> None:
 def test_an_expired_lease_keeps_nothing(place: Place, clock: Clock) -> None:
     place.catalog.take_lease(NAME, [4], id="a", who="a reader that was killed", lasts=timedelta(minutes=2))
     assert delete_checkpoints(place, NAME, [1, 2, 3, 4]).leased == (1, 2, 3, 4)
-    clock.time += timedelta(minutes=2)
+    clock.move(2)
     assert delete_checkpoints(place, NAME, []).deleted == (1, 2, 3, 4)
     check_whole(place)
 
@@ -145,7 +135,7 @@ def test_a_lease_that_is_lost_or_not_renewed_is_told_of(
     with caplog.at_level(logging.WARNING), reading(place.catalog, NAME, [3], options=options):
         monkeypatch.setattr(Catalog, "renew_lease", away)
         assert tried.wait(10)
-        clock.time += timedelta(minutes=3)
+        clock.move(3)
         assert leases(place) == []
         monkeypatch.setattr(Catalog, "renew_lease", renew)
         end = time.monotonic() + 10

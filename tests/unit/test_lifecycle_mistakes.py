@@ -9,7 +9,8 @@ from siltstone.catalog import tables
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from tests.command_line import Ended, siltstone
-from tests.orphans import NAME, filesystem, inject, write
+from tests.orphans import filesystem, inject, write
+from tests.sums import NAME
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from siltstone.catalog.manifest import Manifest, decode_manifest, encode_manifes
 from siltstone.errors import CorruptObject
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
-from tests.orphans import NAME, filesystem, new_run, rows
+from tests.orphans import filesystem, new_run
+from tests.sums import NAME, rows
 
 PREFIX = "flights/00000001/000000000007"
 

@@ -2,13 +2,11 @@
 
 import random
 import shutil
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
 from siltstone.errors import CorruptObject, Fenced, UnknownCheckpoint, UnknownStream, UsageError
@@ -18,10 +16,11 @@ from siltstone.lifecycle.restore import read_manifest
 from siltstone.lifecycle.sweep import sweep
 from siltstone.model import Form, Kind
 from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.store.open import Warehouse
 from siltstone.store.paths import materialization_of
+from tests.clock import Clock
 from tests.fault.small_stream import SMALL, purchases
-from tests.proofs import failures, restored_digest
+from tests.places import place_at
+from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
 
 NAME = SMALL.name
@@ -29,15 +28,8 @@ LONG = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplifi
 """one base, then deltas"""
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place.writable(str(tmp_path / "w")) as opened:
-        yield opened
-
-
 def consolidate(place: Place, operator: str, checkpoint: int, id: str = "m1", parallelism: int = 3) -> Materialized:
-    run = lambda function, tasks: [function(task) for task in tasks]  # noqa: E731
-    return materialize(place, NAME, operator, checkpoint, id=id, parallelism=parallelism, run=run)
+    return materialize(place, NAME, operator, checkpoint, id=id, parallelism=parallelism, run=in_order)
 
 
 def digests(place: Place) -> dict[int, str]:
@@ -112,10 +104,8 @@ def test_whoever_dies_in_it_changes_nothing(place: Place) -> None:
 
 
 def test_at_most_one_at_a_time_and_a_lease_that_expired_is_taken_over(tmp_path: Path) -> None:
-    clock = [datetime(2026, 1, 1, tzinfo=UTC)]
-    warehouse = Warehouse.at(str(tmp_path / "w"))
-    warehouse.prepare()
-    with Place(warehouse, open_catalog(warehouse.catalog_url, now=lambda: clock[0])) as place:
+    clock = Clock()
+    with place_at(tmp_path / "w", clock) as place:
         run = RegionRun(place, SMALL, LONG)
         for rows in purchases()[:3]:
             run.step(rows)
@@ -126,12 +116,12 @@ def test_at_most_one_at_a_time_and_a_lease_that_expired_is_taken_over(tmp_path: 
         with pytest.raises(UsageError, match=r"is being materialized at checkpoint 3 by slow"):
             consolidate(place, operator, 3, "m2")
         consolidate(place, other, 3, "m3")
-        clock[0] += timedelta(seconds=50)
+        clock.move(seconds=50)
         assert place.catalog.renew_lease("m1", minute)
-        clock[0] += timedelta(seconds=50)
+        clock.move(seconds=50)
         with pytest.raises(UsageError, match="being materialized"):
             consolidate(place, operator, 3, "m4")
-        clock[0] += timedelta(seconds=11)
+        clock.move(seconds=11)
         manifest = place.catalog.checkpoint(NAME, 3).manifest
         with pytest.raises(Fenced, match=r"m1 of stream .* has lost its lease"):
             place.catalog.complete_materialization(NAME, "m1", manifest, [], rows_=0, bytes_=0, seconds=0)

@@ -1,7 +1,7 @@
 """Recovery without Spark: whatever object is damaged or gone, the stream goes on, and comes to where it would have."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,17 +17,13 @@ from siltstone.lifecycle.sweep import SweepOptions, sweep
 from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.spark.sinks import ParquetSink
 from tests.fault.small_stream import SMALL, purchases
-from tests.proofs import failures
+from tests.proofs import failures, in_order
 from tests.region_run import RegionRun
 
 NAME = SMALL.name
 CHECKPOINTS = 9
 POLICY = named("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
 """bases at 1, 5 and 9"""
-
-
-def in_a_loop(function: Callable, pieces: Sequence) -> list:
-    return [function(piece) for piece in pieces]
 
 
 def new_run(place: Place, parallelism: int = 2) -> RegionRun:
@@ -49,13 +45,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         second.region.close("done")
         assert [place.catalog.chain(NAME, c)[0] for c in (4, 8, 9)] == [1, 5, 9]
     return root
-
-
-@pytest.fixture
-def place(written: Path, tmp_path: Path) -> Iterator[Place]:
-    shutil.copytree(written, tmp_path / "w")
-    with Place.writable(str(tmp_path / "w")) as opened:
-        yield opened
 
 
 def digests(place: Place) -> dict[int, str]:
@@ -113,7 +102,7 @@ def test_the_newest_manifest(place: Place, damage: Callable) -> None:
     damage(place, manifest)
     with pytest.raises(CorruptObject):
         new_run(place)
-    done = recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.proven, done.given_up, done.rebuilt) == (8, True, (9,), ())
     assert [(f.checkpoint, f.object) for f in done.failures] == [(9, manifest)]
     assert "gave up checkpoint 9; the next run begins with checkpoint 8" in done.summary
@@ -130,7 +119,7 @@ def test_a_delta_in_the_middle(place: Place) -> None:
     before = digests(place)
     alter(place, *objects(place, 9, ObjectKind.BASE)[:1], *objects(place, 7, ObjectKind.SEGMENT)[:1])
     told: list[str] = []
-    done = recover(place, NAME, run=in_a_loop, tell=told.append)
+    done = recover(place, NAME, run=in_order, tell=told.append)
     assert (done.checkpoint, done.given_up) == (6, (7, 8, 9))
     assert [f.checkpoint for f in done.failures] == [9, 8, 7] and all(f.object for f in done.failures)
     assert told[0] == "proving checkpoint 9" and "proving checkpoints 7 to 8" in told
@@ -142,7 +131,7 @@ def test_a_base(place: Place) -> None:
     before = digests(place)
     delete(place, *objects(place, 9, ObjectKind.BASE))
     delete(place, objects(place, 5, ObjectKind.BASE)[0])
-    done = recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.given_up) == (4, (5, 6, 7, 8, 9))
     check_goes_on(place, done, before)
 
@@ -152,12 +141,12 @@ def test_everything(place: Place) -> None:
     before = digests(place)
     place.catalog.add_savepoint(NAME, 2, "precious", 3)
     shutil.rmtree(place.warehouse.local.objects / NAME)
-    done = recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.proven, done.given_up) == (0, None, tuple(range(1, 10)))
     assert (
         done.savepoints == ("precious",) and "begins from nothing; lost with them: savepoint precious" in done.summary
     )
-    again = recover(place, NAME, run=in_a_loop)  # as after a kill
+    again = recover(place, NAME, run=in_order)  # as after a kill
     assert (again.checkpoint, again.given_up) == (0, ()) and "gave nothing up" in again.summary
     check_goes_on(place, done, before)
     assert not failures(place, NAME)
@@ -166,7 +155,7 @@ def test_everything(place: Place) -> None:
 def test_what_is_damaged_below_stays_and_is_said_to_be(place: Place) -> None:
     delete(place, *objects(place, 2, ObjectKind.SEGMENT), objects(place, 9, ObjectKind.MANIFEST)[0])
     delete(place, *objects(place, 8, ObjectKind.SEGMENT))
-    done = recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.given_up) == (7, (8, 9))
     assert {f.checkpoint for f in failures(place, NAME)} == {2, 3, 4}
 
@@ -174,14 +163,14 @@ def test_what_is_damaged_below_stays_and_is_said_to_be(place: Place) -> None:
 def test_a_stream_that_is_well_is_left_as_it_is(place: Place) -> None:
     before = digests(place)
     for _ in range(2):
-        done = recover(place, NAME, run=in_a_loop)
+        done = recover(place, NAME, run=in_order)
         assert (done.checkpoint, done.given_up, done.failures) == (9, (), ()) and "gave nothing up" in done.summary
     assert digests(place) == before and place.catalog.rewindings(NAME) == []
 
 
 def test_the_run_at_work_is_fenced(place: Place) -> None:
     run = new_run(place)
-    done = recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_order)
     with pytest.raises(Fenced):
         run.step(purchases()[CHECKPOINTS])
     assert done.given_up == () and sweep(place, NAME).deleted > 0, "what the run wrote after it was fenced"
@@ -191,7 +180,7 @@ def test_working_state_that_went_on_is_not_taken_over(place: Place) -> None:
     """It is at a checkpoint that is no more; and what is wrong with the checkpoint may be wrong with it."""
     before = digests(place)
     alter(place, *objects(place, 9, ObjectKind.BASE)[:1])
-    done = recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_order)
     run = new_run(place)
     assert run.region.oldest_epoch == run.region.epoch - 1 == 3 and run.region.completed_epoch == 2
     run.step(purchases()[8])
@@ -209,7 +198,7 @@ def test_a_dry_run_changes_nothing(place: Place) -> None:
         return files, catalog.runs(NAME), catalog.checkpoints(NAME), catalog.objects(NAME), catalog.live_leases(NAME)
 
     before = everything()
-    done = recover(place, NAME, run=in_a_loop, dry_run=True)
+    done = recover(place, NAME, run=in_order, dry_run=True)
     assert (done.checkpoint, done.given_up, done.savepoints) == (8, (9,), ("newest",))
     assert "would give up checkpoint 9; the next run would begin with checkpoint 8" in done.summary
     assert everything() == before
@@ -231,7 +220,7 @@ def test_wrong_bytes_once_give_nothing_up(place: Place, monkeypatch: pytest.Monk
             path.with_suffix(".away").rename(path)
 
     monkeypatch.setattr(recovery, "prove_checkpoints", prove)
-    assert recover(place, NAME, run=in_a_loop).given_up == () and calls == [[9], [9]]
+    assert recover(place, NAME, run=in_order).given_up == () and calls == [[9], [9]]
 
 
 @pytest.mark.parametrize("error", [Unreachable("the store is away"), KeyboardInterrupt()], ids=["away", "killed"])
@@ -246,10 +235,10 @@ def test_a_store_that_is_away_says_nothing_about_checkpoints(
 
     with monkeypatch.context() as patch, pytest.raises(type(error)):
         patch.setattr(recovery, "prove_checkpoints", away)
-        recover(place, NAME, run=in_a_loop)
+        recover(place, NAME, run=in_order)
     assert digests(place) == before and place.catalog.rewindings(NAME) == []
     assert place.catalog.runs(NAME)[-1].outcome == "failed" and place.catalog.live_leases(NAME) == []
-    check_goes_on(place, recover(place, NAME, run=in_a_loop), before)
+    check_goes_on(place, recover(place, NAME, run=in_order), before)
 
 
 def test_killed_after_rewinding_the_rest_is_left_to_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,8 +250,8 @@ def test_killed_after_rewinding_the_rest_is_left_to_others(place: Place, monkeyp
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(recovery, "sweep", killed)
-        recover(place, NAME, run=in_a_loop)
-    done = recover(place, NAME, run=in_a_loop)
+        recover(place, NAME, run=in_order)
+    done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.given_up) == (8, ()) and before.items() >= digests(place).items()
 
 
@@ -272,7 +261,7 @@ def test_deletions_under_way_are_completed_and_orphans_swept(place: Place) -> No
     place.warehouse.store.put(orphan, b"lost")
     expected = sum(o.bytes for o in place.catalog.objects(NAME, [1, 2, 3, 4]))
     count = len(place.catalog.objects(NAME, [1, 2, 3, 4]))
-    done = recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_order)
     assert (done.swept_objects, done.swept_bytes) == (count + 1, expected + 4)
     assert [c.id for c in place.catalog.checkpoints(NAME, marked=True)] == [5, 6, 7, 8, 9]
 
@@ -280,7 +269,7 @@ def test_deletions_under_way_are_completed_and_orphans_swept(place: Place) -> No
 def test_what_was_given_up_is_left_for_people_and_swept_in_the_end(place: Place) -> None:
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     left = set(objects(place, 9, ObjectKind.BASE) + objects(place, 9, ObjectKind.SEGMENT))
-    done = recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_order)
     kept = sweep(place, NAME)
     assert kept.deleted == 0 and {f.reason for f in kept.reasons} == {"of a checkpoint that was given up lately"}
     assert kept.kept == len(left) and done.swept_objects == 0
@@ -294,11 +283,11 @@ def test_what_was_given_up_is_left_for_people_and_swept_in_the_end(place: Place)
 
 def test_no_stream_and_no_checkpoint_are_said_to_be(place: Place, tmp_path: Path) -> None:
     with pytest.raises(UnknownStream):
-        recover(place, "unknown", run=in_a_loop)
+        recover(place, "unknown", run=in_order)
     with Place.writable(str(tmp_path / "empty")) as empty:
         new_run(empty)
         with pytest.raises(UnknownCheckpoint, match="it has none yet, run it first"):
-            recover(empty, NAME, run=in_a_loop)
+            recover(empty, NAME, run=in_order)
         assert len(empty.catalog.runs(NAME)) == 1
 
 
@@ -308,23 +297,23 @@ def test_no_stream_and_no_checkpoint_are_said_to_be(place: Place, tmp_path: Path
 def consolidate(place: Place, checkpoint: int, id: str) -> list[str]:
     """Materialize an operator there; the names of its bases."""
     operator = SMALL.operators[0].name
-    materialize(place, NAME, operator, checkpoint, id=id, parallelism=2, run=in_a_loop)
+    materialize(place, NAME, operator, checkpoint, id=id, parallelism=2, run=in_order)
     return [n for n in objects(place, checkpoint, ObjectKind.MATERIALIZATION) if f".{id}." in n]
 
 
 @pytest.mark.parametrize(("damage", "what"), [(alter, "base"), (delete, "base"), (cut, "manifest")])
 def test_a_materialized_base_is_made_again(place: Place, damage: Callable, what: str) -> None:
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
-    recover(place, NAME, run=in_a_loop)
+    recover(place, NAME, run=in_order)
     before = digests(place)
     consolidate(place, 6, "m6")
     names = consolidate(place, 7, "m7")
     chosen = [name for name in names if name.endswith(".materialized.arrow") == (what == "manifest")]
     damage(place, chosen[0])
-    foreseen = recover(place, NAME, run=in_a_loop, dry_run=True)
+    foreseen = recover(place, NAME, run=in_order, dry_run=True)
     assert foreseen.rebuilt == (SMALL.operators[0].name,) and foreseen.given_up == (7, 8)
     assert "would try to rebuild the base of" in foreseen.summary
-    done = recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.given_up, done.rebuilt) == (8, (), foreseen.rebuilt)
     assert digests(place) == before and not failures(place, NAME)
     assert place.catalog.firsts(NAME, 8)[SMALL.operators[0].name] == 7
@@ -337,7 +326,7 @@ def test_without_what_it_was_made_of_the_stream_goes_back(place: Place) -> None:
     names = consolidate(place, 8, "m8")
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     delete(place, *names, *objects(place, 6, ObjectKind.SEGMENT))
-    done = recover(place, NAME, run=in_a_loop)
+    done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.given_up, done.rebuilt) == (5, (6, 7, 8, 9), ())
 
 

@@ -1,9 +1,7 @@
 """The consistent region without Spark: what one run leaves behind for the next, and what subtasks say of a step."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,31 +21,17 @@ from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.verify import check_indexes, plan_proof
 from siltstone.lifecycle.working_state import locked
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
-from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
+from siltstone.operator import OpaqueState, Rows, State
 from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.policy.protocol import CheckpointCost
 from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
-
-
-class Sums(Operator):
-    """Adds up `n` by key."""
-
-    name = "sums"
-    key = {"k": pa.int64()}  # noqa: RUF012
-    totals = ValueState(value={"n": pa.int64()})
-
-    def process(self, rows: Rows, state: State) -> None:
-        old = state.totals.get(rows.keys)["n"].fill_null(0).to_numpy()
-        new = np.bincount(rows.group, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
-        state.totals.put(rows.keys, {"n": old + new.astype(np.int64)})
+from tests.sums import Sums, stream_of
 
 
 def stream(*names: str) -> Stream:
-    """Sums under these names, all of them over the source, which `RegionRun` does not ask for."""
-    operators = [Sums(name=name) for name in names]
-    return Stream("sums", source=lambda spark, options: spark.sql(""), operators=operators, max_parallelism=8)
+    return stream_of(*(Sums(name=name) for name in names), max_parallelism=8)
 
 
 def rows(n: int, keys: int = 100) -> pa.Table:
@@ -55,12 +39,6 @@ def rows(n: int, keys: int = 100) -> pa.Table:
 
 
 POLICY = named("marginal-cost", PolicyOptions())
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place.writable(str(tmp_path / "w")) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])

@@ -1,8 +1,6 @@
 """What a resuming run reads from the store: nothing where its working state is here, else its own key groups only."""
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -39,12 +37,6 @@ class Numbers(Operator):
 
 
 NUMBERS = Stream("numbers", lambda spark, options: spark.sql(""), [Numbers()], max_parallelism=GROUPS)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place.writable(str(tmp_path / "w")) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("died", ["after a checkpoint", "in the middle of an interval"])

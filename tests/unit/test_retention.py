@@ -2,18 +2,15 @@
 
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, UsageError
@@ -22,74 +19,31 @@ from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.retention import Truncation, truncate
 from siltstone.lifecycle.savepoint import drop_savepoint, list_savepoints, set_savepoint
-from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.policy.retention import RetentionOptions
 from siltstone.store.filesystem import FilesystemStore
-from siltstone.store.open import Warehouse
-from siltstone.stream import Stream
-from tests.proofs import failures, restored_digest
+from tests.clock import Clock
+from tests.places import place_at
+from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
+from tests.sums import NAME, POLICY, STREAM, rows
 
-NAME = "sums"
 MONDAY = datetime(2013, 7, 1, tzinfo=UTC)
 CHECKPOINTS = 14
-POLICY = named("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
 LAST = RetentionOptions(keep_last=2)
 """keeps 13 and 14"""
 DAILY = RetentionOptions(keep_daily=3)
 """keeps 9, 12 and 14: those of Wednesday, Thursday, Friday"""
 
 
-class Sums(Operator):
-    """Adds up `n` by key."""
-
-    key = {"k": pa.int64()}  # noqa: RUF012
-    totals = ValueState(value={"n": pa.int64()})
-
-    def process(self, rows: Rows, state: State) -> None:
-        old = state.totals.get(rows.keys)["n"].fill_null(0).to_numpy()
-        new = np.bincount(rows.group, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
-        state.totals.put(rows.keys, {"n": old + new.astype(np.int64)})
-
-
-STREAM = Stream(NAME, source=lambda spark, _: spark.sql(""), operators=[Sums(name="by_key")], max_parallelism=4)
-
-
-def rows(n: int) -> pa.Table:
-    """All keys first, then a few, so that deltas are small."""
-    keys = np.arange(100) if n == 1 else (np.arange(10) + 7 * n) % 100
-    return pa.table({"k": keys, "n": np.full(len(keys), n)})
-
-
-class Clock:
-    """Time that stands still until moved."""
-
-    def __init__(self, time: datetime = MONDAY) -> None:
-        self.time = time
-
-    def __call__(self) -> datetime:
-        return self.time
-
-    def move(self, hours: float) -> None:
-        self.time += timedelta(hours=hours)
-
-
-def opened(root: Path, clock: Clock) -> Place:
-    warehouse = Warehouse.at(str(root))
-    warehouse.prepare()
-    return Place(warehouse, open_catalog(warehouse.catalog_url, now=clock))
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warehouse with 14 checkpoints, one every eight hours from Monday midnight on; bases at 1, 5, 9 and 13."""
-    root, clock = tmp_path_factory.mktemp("retention") / "w", Clock()
-    with opened(root, clock) as place:
+    root, clock = tmp_path_factory.mktemp("retention") / "w", Clock(MONDAY)
+    with place_at(root, clock) as place:
         run = RegionRun(place, STREAM, POLICY)
         for n in range(1, CHECKPOINTS + 1):
             run.step(rows(n))
-            clock.move(8)
+            clock.move(hours=8)
         assert [r.first for r in place.catalog.retained(NAME)] == [1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9, 13, 13]
     return root
 
@@ -98,13 +52,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def clock() -> Clock:
     """Friday, 16:00: eight hours after the newest checkpoint."""
     return Clock(MONDAY + timedelta(hours=8 * CHECKPOINTS))
-
-
-@pytest.fixture
-def place(written: Path, tmp_path: Path, clock: Clock) -> Iterator[Place]:
-    shutil.copytree(written, tmp_path / "w")
-    with opened(tmp_path / "w", clock) as there:
-        yield there
 
 
 def visible(place: Place) -> list[int]:
@@ -189,7 +136,7 @@ def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(place: 
         for _ in range(chance.randint(1, 3)):
             n += 1
             assert run.step(rows(n))
-            clock.move(chance.choice([0, 1, 8, 30]))
+            clock.move(hours=chance.choice([0, 1, 8, 30]))
         for _ in range(chance.randint(0, 2)):
             names += 1
             lasts = chance.choice([None, timedelta(hours=20)])
@@ -236,9 +183,7 @@ def test_after_a_materialization_nothing_before_it_waits(place: Place) -> None:
     newest = RetentionOptions(keep_last=1)
     set_savepoint(place.catalog, NAME, "stable", at="6")
     assert [w.checkpoint for w in truncate(place, NAME, newest, dry_run=True).waiting] == [5, 13]
-    materialize(
-        place, NAME, "by_key", 14, id="m1", parallelism=2, run=lambda function, tasks: list(map(function, tasks))
-    )
+    materialize(place, NAME, "by_key", 14, id="m1", parallelism=2, run=in_order)
     done = truncate(place, NAME, newest)
     assert done.deleted == (1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13)
     assert [(w.checkpoint, w.needed_by) for w in done.waiting] == [(5, 6)]
@@ -289,7 +234,7 @@ def test_a_savepoint_outlives_every_rule_until_it_expires(place: Place, clock: C
     check_whole(place, [7, 13, 14])
     assert restored_digest(place, NAME, place.catalog.resolve(NAME, "release-1")) == digest
     assert [s["expired"] for s in list_savepoints(place.catalog, NAME)] == [False]
-    clock.move(24)
+    clock.move(hours=24)
     assert list_savepoints(place.catalog, NAME) == [
         {
             "name": "release-1",
@@ -384,7 +329,7 @@ def test_stopped_anywhere_it_is_completed_by_the_next(
     calls, ended = 0, False
     while not ended:
         shutil.copytree(written, tmp_path / f"w{calls}")
-        with opened(tmp_path / f"w{calls}", clock) as place:
+        with place_at(tmp_path / f"w{calls}", clock) as place:
             set_savepoint(place.catalog, NAME, "stable", at="2")
             with monkeypatch.context() as patch:
                 stop_at(patch, calls)
@@ -453,7 +398,7 @@ def test_two_truncations_at_once_keep_what_both_keep(place: Place, clock: Clock)
     start = Barrier(2)
 
     def one(options: RetentionOptions) -> Truncation:
-        with opened(place.warehouse.local.root, clock) as own:
+        with place_at(place.warehouse.local.root, clock) as own:
             start.wait()
             return truncate(own, NAME, options)
 

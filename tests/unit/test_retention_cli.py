@@ -17,6 +17,7 @@ from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
 from tests.command_line import plain, siltstone
+from tests.places import place_at
 from tests.proofs import failures
 from tests.region_run import RegionRun
 
@@ -39,12 +40,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose stream has six checkpoints, of 50 days ago, 40 and so on until now; bases at 1 and 5."""
     path = tmp_path_factory.mktemp("project")
     (path / "siltstone.toml").write_text('warehouse = "w"\n')
-    warehouse, now = Warehouse.at(str(path / "w")), datetime.now(UTC)
-    warehouse.prepare()
+    now = datetime.now(UTC)
     times = iter([now - timedelta(days=50 - 10 * n) for n in range(6)])
     stream = Stream(NAME, source=lambda spark, _: spark.sql(""), operators=[Seen(name="by_key")], max_parallelism=4)
     time = [now - timedelta(days=60)]
-    with Place(warehouse, open_catalog(warehouse.catalog_url, now=lambda: time[0])) as place:
+    with place_at(path / "w", lambda: time[0]) as place:
         run = RegionRun(place, stream, POLICY)
         for n, time[0] in enumerate(times):
             keys = np.arange(50 if n == 0 else 5)

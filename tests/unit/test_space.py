@@ -1,7 +1,6 @@
 """The cap on space amplification with real bytes: what chains take beside what the live state takes as a base."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from siltstone.operator import Operator, Rows, State, WindowState
 from siltstone.policy.adaptive import POLICIES, PolicyOptions, named
 from siltstone.policy.compaction import MaterializationOptions
 from siltstone.stream import Stream
+from tests.proofs import in_order
 from tests.region_run import RegionRun
 
 CAP = 3.0
@@ -64,12 +64,6 @@ def windows() -> Iterator[pa.Table]:
         rows = max(50, int(KEYS * 0.85**tick))
         keys = np.arange(rows)
         yield pa.table({"key": keys, "tick": np.full(rows, tick), "value": random.integers(0, 1 << 40, rows)})
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place.writable(str(tmp_path / "w")) as opened:
-        yield opened
 
 
 def chain_bytes(place: Place, stream: str, operator: str, checkpoint: int) -> int:
@@ -126,7 +120,7 @@ def test_the_background_materializes_before_the_policy_has_to_take_a_base(place:
     free = PolicyOptions(size_ratio_max=None, d0=60, restore_weight=0.0)
     run = RegionRun(place, UPDATES, named("adjust-d", free))
     options = BackgroundOptions(MaterializationOptions(interval_s=0), free)
-    background = Background(place, "updates", options, lambda function, tasks: [function(task) for task in tasks])
+    background = Background(place, "updates", options, in_order)
     forms, found = [], []
     for step in updates():
         completed = run.step(step)

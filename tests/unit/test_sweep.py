@@ -20,7 +20,8 @@ from siltstone.policy.orphans import Reason
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from tests.command_line import plain, siltstone
-from tests.orphans import NAME, PLACES, Injected, check_whole, inject, new_run, referenced, rows, stored, write
+from tests.orphans import PLACES, Injected, check_whole, inject, new_run, referenced, stored, write
+from tests.sums import NAME, rows
 
 NO_GUARD = SweepOptions(age_guard=timedelta(0))
 DRY = SweepOptions(dry_run=True)
@@ -29,12 +30,6 @@ DRY = SweepOptions(dry_run=True)
 @pytest.fixture(params=PLACES)
 def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     with PLACES[request.param](tmp_path) as opened:
-        yield opened
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with PLACES["filesystem"](tmp_path) as opened:
         yield opened
 
 

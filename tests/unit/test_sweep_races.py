@@ -22,18 +22,13 @@ from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.sweep import SweepOptions, sweep
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
-from tests.orphans import NAME, Injected, check_whole, filesystem, inject, new_run, referenced, rows, stored, write
+from tests.orphans import Injected, check_whole, filesystem, inject, new_run, referenced, stored, write
 from tests.proofs import failures
 from tests.region_run import RegionRun
+from tests.sums import NAME, rows
 
 ROOT = Path(__file__).parents[2]
 NO_GUARD = SweepOptions(age_guard=timedelta(0))
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with filesystem(tmp_path) as opened:
-        yield opened
 
 
 class Stop(Exception):
