@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import dagster as dg
 
-from siltstone.errors import Fenced, SiltstoneError, UsageError
+from siltstone.errors import Fenced, SiltstoneError, Stopped, UsageError
 
 
 @contextmanager
@@ -15,10 +15,13 @@ def told_clearly() -> Iterator[None]:
     The traceback is left out: it is of the engine's code, and the line says what to do.
 
     Raises:
+        DagsterExecutionInterruptedError: somebody stopped the run, which is then not failed but canceled.
         Failure: with the error's own line, its class and its exit code.
     """
     try:
         yield
+    except Stopped as stopped:
+        raise dg.DagsterExecutionInterruptedError(str(stopped)) from None
     except SiltstoneError as error:
         raise dg.Failure(
             description=str(error),

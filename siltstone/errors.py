@@ -11,10 +11,13 @@
     |  '- ProofFailed             1   a restore's digest differs from the recorded one
     |- Unreachable                3   the store or the catalog cannot be reached, read or written
     |  '- ObjectExists            3   a write-once object is already there
-    '- Fenced                     4   a newer writer epoch has taken the stream over
+    |- Fenced                     4   a newer writer epoch has taken the stream over
+    '- Stopped                130, 143   SIGINT or SIGTERM ended a run, with a checkpoint, before its input did
 
 Messages are one line, name the thing at fault, and say what to do.
 """
+
+import signal
 
 
 class SiltstoneError(Exception):
@@ -78,3 +81,18 @@ class Fenced(SiltstoneError):
     """A newer writer epoch owns the stream: this one may commit nothing and delete nothing."""
 
     exit_code = 4
+
+
+class Stopped(SiltstoneError):
+    """A signal ended a run before its input did. What it had begun is completed: the next run goes on from there.
+
+    Args:
+        stream: the stream that ran.
+        signal_name: SIGINT or SIGTERM.
+        completed: its newest checkpoint, 0 for none.
+    """
+
+    def __init__(self, stream: str, signal_name: str, completed: int) -> None:
+        at = f"checkpoint {completed} is complete" if completed else "no checkpoint was begun"
+        super().__init__(f"{stream} was stopped by {signal_name}, and {at}: run it again to go on")
+        self.exit_code = 128 + signal.Signals[signal_name]

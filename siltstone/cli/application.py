@@ -2,7 +2,9 @@
 
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from importlib import metadata
 from typing import Annotated, Any, NoReturn
@@ -21,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 DEBUG = "SILTSTONE_DEBUG"
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 WIDTH_IN_A_PIPE = 10_000
 """wider than any line: nothing may be cut or folded there"""
 NOT_UNDERSTOOD = typer.BadParameter.__mro__[1]
@@ -59,6 +61,8 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
     if not out.is_terminal:
         out.width = WIDTH_IN_A_PIPE
     sys.path.insert(0, os.getcwd())
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminated)
     try:
         code = command()
     except SiltstoneError as error:
@@ -75,6 +79,13 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
     if code == INTERRUPTED:  # typer has seen it before us
         _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _terminated(*_: object) -> NoReturn:
+    """End as by Ctrl-C, so that leases are released; a run of a stream has a handler of its own. The second time,
+    at once."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.exit(TERMINATED)
 
 
 def _unheard(_: logging.LogRecord) -> bool:

@@ -35,7 +35,9 @@ def run(
     options: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A source option of the stream.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on waiting for more input until interrupted.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on, waiting for input, until SIGTERM or Ctrl-C.")
+    ] = False,
     openmetrics: Annotated[
         Path | None,
         typer.Option("--openmetrics", metavar="FILE", help="Keep this run's metrics there as OpenMetrics text."),

@@ -12,10 +12,9 @@ or, for a stream definition with a source of its own, `open_source` and `run_str
 """
 
 import shutil
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
@@ -36,6 +35,7 @@ from siltstone.spark.logged import rerun_batch
 from siltstone.spark.sinks import FunctionSink, ParquetSink
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.step import StepRun, columns_read, run_empty, run_operators
+from siltstone.spark.stopping import StopRequest
 from siltstone.store.open import Warehouse
 from siltstone.stream import DIRECTORY, Sink, Stream
 
@@ -72,6 +72,8 @@ class StreamRunner:
         self.region = region
         self.enough = threading.Event()
         self.failure: BaseException | None = None
+        self.stopped: str | None = None
+        """the name of the signal that ended the run before its input did"""
         self._stopping = threading.Event()
         self._busy = threading.Lock()
         self._steps_left = max_steps
@@ -117,6 +119,22 @@ class StreamRunner:
                     raise
                 return
         self._stopping.wait()
+
+    def await_query(self, query: StreamingQuery, stop: StopRequest) -> None:
+        """Wait until the query has ended, `enough` is set or `stop` is, and then stop it (`stop`).
+
+        Raises:
+            StreamingQueryException: the query failed.
+        """
+        try:
+            while not self.enough.is_set():
+                if stop.signal is not None:
+                    self.stopped = stop.signal.name
+                    break
+                if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
+                    break
+        finally:
+            self.stop(query)
 
     def stop(self, query: StreamingQuery) -> None:
         """Stop the query once the step in progress, if any, is done; no further one begins."""
@@ -291,33 +309,30 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
     return rows
 
 
-def run_stream(runner: StreamRunner, rows: DataFrame, *, follow: bool = False) -> None:
+def run_stream(runner: StreamRunner, rows: DataFrame, *, follow: bool = False, stop: StopRequest | None = None) -> None:
     """Run `rows`, a stream definition's own source, through `runner` until what is available is processed.
 
     Args:
         rows: as `open_source` gives it.
-        follow: go on waiting for more until interrupted.
+        follow: go on waiting for more until asked to stop.
+        stop: once it is set, the run ends behind the step in progress, with a checkpoint; `runner.stopped` then says by
+            which signal.
 
     Raises:
         SiltstoneError: the stream stopped; the message says why.
-        KeyboardInterrupt: Ctrl-C, once the step in progress was done and a checkpoint taken; not with `follow`.
     """
+    stop = stop or StopRequest()
     writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
     # Batch after batch while there is input: a longer interval would hold back a stream that is behind.
     writer = writer.trigger(processingTime="0 seconds") if follow else writer.trigger(availableNow=True)
     try:
-        with _interruptible() as interrupted:
-            runner.follow_log(rows, interrupted.is_set)
-            if not (runner.enough.is_set() or interrupted.is_set()):
-                query = writer.start()
-                try:
-                    while not (runner.enough.is_set() or interrupted.is_set()):
-                        if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
-                            break
-                finally:
-                    runner.stop(query)
-            if runner.failure is None:
-                runner.finish()
+        runner.follow_log(rows, stop.is_set)
+        if stop.signal is not None:
+            runner.stopped = stop.signal.name
+        elif not runner.enough.is_set():
+            runner.await_query(writer.start(), stop)
+        if runner.failure is None:
+            runner.finish()
     except Exception as error:
         if runner.failure is None and not isinstance(error, SiltstoneError | PySparkException | Py4JError | OSError):
             raise
@@ -325,27 +340,6 @@ def run_stream(runner: StreamRunner, rows: DataFrame, *, follow: bool = False) -
         raise reason from (None if reason is error else error)
     if runner.failure is not None:
         raise _reason(runner, runner.failure)
-    if interrupted.is_set() and not follow:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets, so that the step in progress ends well; a second one ends the process."""
-    interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
-
-    def interrupt(*_: object) -> None:
-        interrupted.set()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _reason(runner: StreamRunner, error: BaseException) -> BaseException:

@@ -40,6 +40,8 @@ SETTINGS = {
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     # Spark's own default, INT96, loses the zone for every other reader.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # A supervisor may signal every process of a run that is to end in a checkpoint.
+    "spark.python.daemon.module": "siltstone.spark.daemon",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

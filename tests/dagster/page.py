@@ -34,6 +34,7 @@ BACKFILL_STATUS = """query Status($id: String!) { partitionBackfillOrError(backf
   ... on PartitionBackfill { status numPartitions } } }"""
 RUNS = """query Runs($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 100) {
   ... on Runs { results { runId status jobName tags { key value } } } } }"""
+TERMINATE = """mutation Terminate($id: String!) { terminateRun(runId: $id) { __typename } }"""
 EVENTS = """query Events($id: ID!) { logsForRun(runId: $id, limit: 1000) { ... on EventConnection { events {
   __typename ... on MessageEvent { message eventType } ... on ErrorEvent { error { message causes { message } } }
   ... on MaterializationEvent { assetKey { path } partition tags { key value } metadataEntries { ...Value } }
@@ -103,6 +104,11 @@ class Page:
         said = self.ask(LAUNCH, params=params)["launchRun"]
         assert said["__typename"] == "LaunchRunSuccess", said
         return said["run"]["runId"]
+
+    def terminate(self, id: str) -> None:
+        """Terminate a run as the page's button does."""
+        said = self.ask(TERMINATE, id=id)["terminateRun"]
+        assert said["__typename"] == "TerminateRunSuccess", said
 
     def backfill(self, asset: str, partitions: Sequence[str]) -> str:
         """Launch a backfill; its id."""

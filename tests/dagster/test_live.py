@@ -69,7 +69,7 @@ def succeeded(page: Page, id: str) -> Run:
 
 
 def test_a_run_of_the_stream_is_told_as_versions_of_its_assets(page: Page, warehouse: Path) -> None:
-    run = launch(page, 10)
+    run = launch(page, 6)
     succeeded(page, run)
     with Place.existing(str(warehouse)) as place:
         newest = place.catalog.checkpoints(NAME)[-1]
@@ -85,6 +85,18 @@ def test_a_run_of_the_stream_is_told_as_versions_of_its_assets(page: Page, wareh
     assert f"{NAME}/accounts_sink" in events
     checks = {e["evaluation"]["checkName"]: e["evaluation"] for e in page.events(run) if "evaluation" in e}
     assert checks["digest"]["success"] is True
+
+
+def test_a_run_that_is_terminated_ends_behind_its_step_and_is_canceled(page: Page, warehouse: Path) -> None:
+    with Place.existing(str(warehouse)) as place:
+        catalog = place.catalog
+        before = catalog.last_id(NAME)
+        run = launch(page)
+        page.wait(lambda: catalog.last_id(NAME) > before or None, "a checkpoint")
+        page.terminate(run)
+        assert page.ended(run).status == "CANCELED"
+        assert (catalog.runs(NAME)[-1].outcome, catalog.live_leases(NAME)) == ("stopped", [])
+        assert before < catalog.last_id(NAME) < DAYS
 
 
 def test_a_run_that_is_killed_is_recovered_and_then_swept(page: Page, warehouse: Path) -> None:

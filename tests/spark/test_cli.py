@@ -57,7 +57,8 @@ def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
     path = tmp_path_factory.mktemp("project")
     (path / "siltstone.toml").write_text(CONFIGURATION)
     first = siltstone("run", "little", "--batches", 3, "--json", cwd=path).json
-    assert list(first) == ["stream", "checkpoints", "digest", "rows", "bytes", "seconds", "uploads", "recovered"]
+    fields = ["stream", "checkpoints", "digest", "rows", "bytes", "seconds", "uploads", "recovered", "stopped"]
+    assert list(first) == fields
     assert first["uploads"]["objects"] >= 3 and first["uploads"]["failures"] == 0 < first["uploads"]["latency_p999_s"]
     assert (first["stream"], first["checkpoints"], first["rows"]) == ("little", [1, 2, 3], 900)
     second = siltstone("run", "little", "--batches", 1, "--parallelism", 1, cwd=path)
@@ -188,7 +189,9 @@ def test_a_process_of_its_own_until_interrupted(new_project: Path) -> None:
     assert process.returncode == 0, err
     assert [line for line in err.splitlines() if "incubator" not in line] == []
     first = Ended(0, out, "").json
-    assert first["checkpoints"][:2] == [1, 2]
+    assert first["checkpoints"][:2] == [1, 2] and first["stopped"] == "SIGINT"
+    with Place.existing("w") as place:
+        assert [r.outcome for r in place.catalog.runs("counts")] == ["stopped"]
     rest = siltstone("run", "counts", "--json").json
     assert first["checkpoints"] + rest["checkpoints"] == [1, 2, 3, 4]
     assert first["rows"] + rest["rows"] == 12

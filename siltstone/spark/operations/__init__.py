@@ -10,6 +10,7 @@ from siltstone.spark.operations.restoring import RestoreResult, restore
 from siltstone.spark.operations.running import RunRequest, RunResult, open_region, run, stream_runner
 from siltstone.spark.operations.series import SeriesResult, restore_series
 from siltstone.spark.operations.snapshots import SnapshotResult, snapshot
+from siltstone.spark.stopping import stop_on_signals
 
 __all__ = [
     "EditResult",
@@ -34,6 +35,7 @@ __all__ = [
     "restore_series",
     "run",
     "snapshot",
+    "stop_on_signals",
     "stream_runner",
     "verify",
 ]

@@ -64,7 +64,7 @@ def taken_over(
     except Fenced:
         outcome = "fenced"
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         outcome = "interrupted"
         raise
     except (PySparkException, Py4JError) as error:

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
-from siltstone.errors import Fenced, Unreachable
+from siltstone.errors import Fenced, Stopped, Unreachable
 from siltstone.lifecycle.background import Background, BackgroundOptions
 from siltstone.lifecycle.compaction import OperatorHealth, materialization_health
 from siltstone.lifecycle.definition import check_recorded, check_run
@@ -25,6 +25,7 @@ from siltstone.spark.background import SparkUnits
 from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.runner import StreamRunner, open_source, run_stream
 from siltstone.spark.session import cores, needs_spark, spark_session
+from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.store.filesystem import reaching
 from siltstone.stream import Stream
 
@@ -35,7 +36,8 @@ _LOG = logging.getLogger(__name__)
 class RunResult:
     """What one run did. `digest` is that of the newest checkpoint, hex; `uploads` is `UploadStatistics.summary`.
 
-    `recovered` says what it gave up to be able to go on; None where nothing was damaged.
+    `recovered` says what it gave up to be able to go on; None where nothing was damaged. `stopped` is the signal that
+    ended a run with `follow`; None where its batches did.
     """
 
     stream: str
@@ -46,6 +48,7 @@ class RunResult:
     seconds: float
     uploads: Mapping[str, float]
     recovered: Recovery | None = None
+    stopped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,10 @@ def run(
     Where that is found to be damaged before a checkpoint was completed, the stream is recovered, and the run goes on;
     once, and unless the settings say otherwise.
 
+    SIGTERM or Ctrl-C ends it behind the step in progress, with a checkpoint (`siltstone.spark.stopping`).
+
     Raises:
+        Stopped: such a signal ended it before its input did; not with `follow`, which ends no other way.
         SiltstoneError: see `Region.open`, `open_source` and `run_stream`.
     """
     start = time.perf_counter()
@@ -107,27 +113,31 @@ def run(
         rows = open_source(spark, stream, place.warehouse, request.options)
         recovery = SelfRecovery(settings, place, stream.name, spark)
 
-        def run_once() -> str | None:
+        def run_once(stop: StopRequest) -> StreamRunner:
             with _running(settings, stream, place, spark, request, completed) as runner:
-                run_stream(runner, rows, follow=request.follow)
-            return runner.region.digest
+                run_stream(runner, rows, follow=request.follow, stop=stop)
+            return runner
 
-        try:
-            digest = run_once()
-        except DAMAGED as error:
-            if done:
-                raise
-            recovery.attempt(error)
-            digest = run_once()
+        with stop_on_signals(spark) as stop:
+            try:
+                runner = run_once(stop)
+            except DAMAGED as error:
+                if done:
+                    raise
+                recovery.attempt(error)
+                runner = run_once(stop)
+    if runner.stopped and not request.follow:
+        raise Stopped(stream.name, runner.stopped, runner.region.completed)
     return RunResult(
         stream=stream.name,
         checkpoints=[c.id for c in done],
-        digest=digest,
+        digest=runner.region.digest,
         rows=sum(c.rows_in for c in done),
         bytes=sum(c.bytes for c in done),
         seconds=round(time.perf_counter() - start, 3),
         uploads=uploads.summary(),
         recovered=recovery.done,
+        stopped=runner.stopped,
     )
 
 
@@ -152,6 +162,10 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
     The stream's source is not used. Call `runner.follow_log` with the streaming DataFrame before its query starts:
     after a recovery, what was taken back comes again first. Leave the block when the query has ended. Where the newest
     checkpoint's manifest is damaged, the stream is recovered first, unless the settings say otherwise.
+
+    Signals are left to the process. To end by SIGTERM and Ctrl-C as `siltstone run` does, with a checkpoint, wait for
+    the query with `runner.await_query(query, stop)`, `stop` being that of a block `with stop_on_signals(spark) as stop`
+    inside this one.
 
     Raises:
         SiltstoneError: see `Region.open`.
@@ -190,13 +204,14 @@ def _running(
         if settings.materialization.enabled:
             background.start()
         yield runner
-        outcome = "done" if runner.failure is None else "failed"
+        if runner.failure is None:
+            outcome = "stopped" if runner.stopped else "done"
         if outcome == "done":
             background.finish()
     except Fenced:
         outcome = "fenced"
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         outcome = "interrupted"
         raise
     finally:

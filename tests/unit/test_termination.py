@@ -1,0 +1,40 @@
+"""SIGTERM ends a command as Ctrl-C does: what it holds is let go of."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from siltstone.catalog.place import Place
+from siltstone.lifecycle.lease import reading
+from tests.catalog_cases import commit_of
+
+ROOT = Path(__file__).parents[2]
+COMMAND = """
+import sys, time
+from siltstone.cli import main
+from tests.unit.test_termination import hold
+main(lambda: hold(sys.argv[1]))
+"""
+
+
+def hold(warehouse: str) -> None:
+    """Read a checkpoint for as long as one lets it."""
+    with Place.existing(warehouse) as place, reading(place.catalog, "flights", [1]):
+        print("reading", flush=True)
+        signal.pause()
+
+
+def test_a_command_releases_its_leases(tmp_path: Path) -> None:
+    with Place.writable(str(tmp_path)) as place:
+        place.catalog.register("flights", 8, {})
+        place.catalog.commit("flights", place.catalog.new_epoch("flights", "a test"), commit_of(1))
+        with subprocess.Popen(
+            [sys.executable, "-c", COMMAND, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "reading\n"
+            assert len(place.catalog.live_leases("flights")) == 1
+            process.send_signal(signal.SIGTERM)
+            assert process.wait() == 128 + signal.SIGTERM
+        assert place.catalog.live_leases("flights") == []
