@@ -31,6 +31,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from siltstone.catalog.open import OUTAGE_S
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import UsageError
 from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions
@@ -93,6 +94,9 @@ class Settings(BaseSettings):
     )
     catalog: str | None = Field(
         default=None, repr=False, description="SQLAlchemy URL; default SQLite inside a local warehouse"
+    )
+    catalog_timeout_s: float = Field(
+        default=OUTAGE_S, ge=0, description="seconds that a run waits for a catalog that goes away, as in a failover"
     )
     master: str = Field(default="local[*]", description="Spark master URL, or sc://HOST[:PORT] of Spark Connect")
     spark: dict[str, str] = Field(default={}, description="further Spark settings")

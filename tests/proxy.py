@@ -87,10 +87,11 @@ class _Rule:
 
 
 class Proxy:
-    """Passes on everything to `port` of loopback until told otherwise; it listens on `Proxy.port`, for all its life."""
+    """Passes on everything to `target` until told otherwise: a port of loopback, or the path of a Unix socket. It
+    listens on `Proxy.port`, for all its life."""
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, target: int | str) -> None:
+        self._target = target
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
         self._rules: list[_Rule] = []
@@ -149,6 +150,11 @@ class Proxy:
         for connection in connections:
             _wake(connection)
 
+    @property
+    def listening(self) -> bool:
+        """Whether it is up."""
+        return self._listening
+
     def up(self) -> None:
         """Listen again."""
         with self._lock:
@@ -183,13 +189,14 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with socket.socket() as server, client:
+        with socket.socket(socket.AF_UNIX if isinstance(self._target, str) else socket.AF_INET) as server, client:
             for end in (client, server):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if end.family == socket.AF_INET:
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 # Closed, it is reset: who waits on it gets an error.
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             with suppress(OSError):  # cut by either end, or by `down`
-                server.connect(("127.0.0.1", self._target))
+                server.connect(self._target if isinstance(self._target, str) else ("127.0.0.1", self._target))
                 with self._lock:
                     if not self._listening:
                         return

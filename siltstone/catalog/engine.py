@@ -6,6 +6,7 @@ silent peer ends.
 """
 
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,29 @@ WRITE = "siltstone_write"
 """execution option of a connection whose transactions write"""
 _SECRETS = ("password", "sslpassword", "sslkey", "passfile")
 _SQLITE = "sqlite:///"
+_PASSING_CLASSES = ("08",)
+"""SQLSTATE classes: connection exceptions"""
+_PASSING_CODES = frozenset(
+    {
+        "25006",  # read-only transaction: a standby that is about to be the primary
+        "25P03",  # idle in a transaction for too long: this process was frozen
+        "40001",  # serialization failure
+        "40003",  # it is not known whether the statement was carried out
+        "40P01",  # deadlock
+        "53300",  # too many connections
+        "55P03",  # a lock is not available
+        "57P01",  # the server shuts down,
+        "57P02",  # has crashed,
+        "57P03",  # takes no connections yet,
+        "57P05",  # or has ended an idle session
+    }
+)
+_REFUSED = re.compile(
+    r"authentication|password|pg_hba\.conf|(role|user|database) .* does not exist|permission denied|"
+    r"certificate|invalid connection option|unsupported frontend protocol",
+    re.IGNORECASE,
+)
+"""why a server lets a client not in, whenever it comes"""
 _FORMS = "use sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
 
 
@@ -61,16 +85,40 @@ def reaching(url: URL, what: str = "") -> Iterator[None]:
 
     Raises:
         UsageError: the database refuses the values (a key that is taken, a row that is not there).
-        Unreachable: anything else; whether a commit that ends so happened is known when the catalog answers.
+        Unreachable: anything else; transient where the same may well succeed a little later.
     """
     try:
         yield
     except (sa.IntegrityError, sa.DataError) as error:
         raise UsageError(f"the catalog refuses {what or 'this'}: {_reason(error)}") from error
     except (sa.DBAPIError, sa.TimeoutError) as error:
-        raise Unreachable(f"cannot use the catalog {shown(url)}: {_reason(error)}; {_advice(url)}") from error
+        message = f"cannot use the catalog {shown(url)}: {_reason(error)}; {_advice(url)}"
+        raise Unreachable(message, transient=is_passing(error)) from error
     except sa.StatementError as error:
         raise UsageError(f"the catalog cannot hold {what or 'this'}: {_reason(error)}") from error
+
+
+def is_passing(error: sa.SQLAlchemyError) -> bool:
+    """Whether the same may well succeed a little later: nothing is wrong with what was asked, or with who asked.
+
+    A connection that failed, broke, or is not to be had: so it is while a PostgreSQL server restarts or fails over,
+    also one that is no primary yet and refuses to write. A lock that somebody holds, a deadlock, and SQLite's busy.
+    Of a connection that could not be made PostgreSQL's driver has no code, only text.
+    """
+    if isinstance(error, sa.TimeoutError):
+        return True
+    if not isinstance(error, sa.DBAPIError):
+        return False
+    code = getattr(error.orig, "sqlstate", None)
+    if code is not None:
+        return code[:2] in _PASSING_CLASSES or code in _PASSING_CODES
+    sqlite = getattr(error.orig, "sqlite_errorcode", None)
+    if sqlite is not None:
+        return sqlite & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+    away = error.connection_invalidated or (
+        isinstance(error, sa.OperationalError) and not isinstance(error.orig, sqlite3.Error)
+    )
+    return away and not _REFUSED.search(str(error.orig))
 
 
 def check_reachable(url: str, what: str, timeout_s: float = 10.0) -> None:
@@ -136,6 +184,8 @@ def open_engine(url: URL, *, create: bool, timeout_s: float) -> Engine:
 
     def limit_waiting(connection: Any, _record: Any) -> None:
         connection.execute(f"SET lock_timeout = {int(timeout_s * 1000)}")
+        # A process that is frozen within a transaction, or cut off, holds its locks no longer than this.
+        connection.execute(f"SET idle_in_transaction_session_timeout = {int(timeout_s * 3000)}")
         connection.commit()
 
     event.listen(engine, "connect", limit_waiting)

@@ -9,6 +9,9 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.upgrade import migrate, revision
 from siltstone.errors import Unreachable, UsageError
 
+OUTAGE_S = 60.0
+"""how long a call of an open catalog waits for it to come back, by default"""
+
 
 def _utc_now() -> datetime:
     return datetime.now(UTC)
@@ -20,11 +23,13 @@ def open_catalog(
     create: bool = True,
     now: Callable[[], datetime] = _utc_now,
     timeout_s: float = 10.0,
+    outage_s: float = OUTAGE_S,
 ) -> Catalog:
     """Open the catalog at `url` (`sqlite:///PATH` or `postgresql://...`), its tables upgraded where older.
 
     With `create`, its tables (and the SQLite file, in a directory that exists) are made where missing, else
-    nothing is. `now` gives the time to record; `timeout_s` bounds each wait for a connection or a lock.
+    nothing is. `now` gives the time to record; `timeout_s` bounds each wait for a connection or a lock. Once open, a
+    catalog that goes away is waited for: `outage_s` bounds that for each call of its methods.
 
     Raises:
         UsageError: a URL of another kind, no catalog there, or one that a newer Siltstone wrote.
@@ -54,4 +59,4 @@ def open_catalog(
     except BaseException:
         engine.dispose()
         raise
-    return Catalog(engine, now)
+    return Catalog(engine, now, outage_s)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from siltstone.catalog.open import open_catalog
+from siltstone.catalog.open import OUTAGE_S, open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.store.open import Warehouse
 
@@ -32,8 +32,8 @@ class Place:
         return cls(warehouse, open_catalog(catalog_url or warehouse.catalog_url, create=False))
 
     @classmethod
-    def writable(cls, warehouse_url: str, catalog_url: str | None = None) -> Self:
-        """Open for a run, and make what is missing.
+    def writable(cls, warehouse_url: str, catalog_url: str | None = None, outage_s: float = OUTAGE_S) -> Self:
+        """Open for a run, and make what is missing; `outage_s` as of `open_catalog`.
 
         Raises:
             UsageError: the warehouse cannot be there.
@@ -48,7 +48,7 @@ class Place:
                 warehouse.label,
                 warehouse.local.catalog,
             )
-        return cls(warehouse, open_catalog(catalog_url or warehouse.catalog_url))
+        return cls(warehouse, open_catalog(catalog_url or warehouse.catalog_url, outage_s=outage_s))
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@
                            1--1 snapshot
                            1--n savepoint    names that keep it
            1--n step                         the input log
+    receipt                 transactions that may be asked about, of databases that are servers
 
 A deleted checkpoint that others build on is marked (`deleted_at`): nobody sees it, it depends on nothing any more, and
 its row and objects stay until the last of those others is deleted. Steps stay for good: they are the stream's input,
@@ -24,9 +25,9 @@ How large it gets, in bytes with all indexes (tests/contract/catalog/test_size.p
 
 So ten checkpoints a second for an hour, of which the last thousand are kept, come to less than 35 MB: 1.5 of
 checkpoints, 9 of steps, 22 of deletions, and what further operators add; the next hour adds the steps. A run, an edit
-and a rewinding are a row of some hundred bytes each, and so is a materialization, for 90 days. SQLite's file does not
-shrink when rows go; it uses their room again. A manifest holds one checkpoint's handles, digests and policy and grows
-with nothing else.
+and a rewinding are a row of some hundred bytes each, and so is a materialization, for 90 days; a client has a receipt
+or two. SQLite's file does not shrink when rows go; it uses their room again. A manifest holds one checkpoint's
+handles, digests and policy and grows with nothing else.
 
 A change here needs a new file in `migrations/versions` and its number in `REVISION`.
 """
@@ -56,7 +57,7 @@ from sqlalchemy import (
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.records import as_utc
 
-REVISION = "0001"
+REVISION = "0002"
 """the newest revision in `migrations/versions`"""
 REVISION_TABLE = "siltstone_revision"
 """our own name, so that a database shared with another Alembic user is not mistaken for ours"""
@@ -305,4 +306,11 @@ edit = Table(
     Column("source_checksum", String(32)),
     Column("who", Text, nullable=False),
     Column("edited_at", UtcTime, nullable=False),
+)
+
+receipt = Table(
+    "receipt",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("written_at", UtcTime, nullable=False),
 )

@@ -3,24 +3,40 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from types import TracebackType
-from typing import Self
+from functools import wraps
+from types import FunctionType, TracebackType
+from typing import Any, Self
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy import exc as sa
 
-from siltstone.catalog.engine import WRITE, reaching, shown
+from siltstone.catalog.engine import WRITE, is_passing, reaching, shown
+from siltstone.catalog.outages import Outages
+from siltstone.catalog.receipts import Receipts
 from siltstone.catalog.records import as_utc
+from siltstone.errors import Unreachable
 
 
 class Transactions:
-    """An open database. Close it, or use it in a `with` block."""
+    """An open database. Close it, or use it in a `with` block.
 
-    def __init__(self, engine: Engine, now: Callable[[], datetime]) -> None:
+    Each public method of a subclass is called again, as a whole, while the database is away (`outages`).
+    """
+
+    def __init__(self, engine: Engine, now: Callable[[], datetime], outage_s: float) -> None:
         self._engine = engine
         self._writer = engine.execution_options(**{WRITE: True})
         self._now = now
         self.url = shown(engine.url)
         """where the catalog is, without its password"""
+        self._outages = Outages(self.url, outage_s)
+        self._receipts = None if engine.dialect.name == "sqlite" else Receipts(self._writer)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, method in list(vars(cls).items()):
+            if isinstance(method, FunctionType) and not name.startswith("_"):
+                setattr(cls, name, _persistent(method))
 
     def close(self) -> None:
         """Close all connections; idempotent."""
@@ -43,5 +59,52 @@ class Transactions:
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[Connection]:
-        with reaching(self._engine.url, what), self._writer.begin() as connection:
+        """Write `what` in one transaction. Raises a transient `Unreachable` only where it was not committed."""
+        receipts, receipt, lost = self._receipts, "", False
+        with (
+            reaching(self._engine.url, what),
+            self._writer.connect() as connection,
+            connection.begin() as transaction,
+        ):
+            if receipts is not None:
+                receipt = receipts.begin(connection)
             yield connection
+            try:
+                transaction.commit()
+            except sa.DBAPIError as error:
+                lost = receipts is not None and is_passing(error)
+                if not lost:
+                    raise
+        if receipts is not None:
+            if lost:
+                self._look_up(what, receipts, receipt)
+            receipts.end(receipt)
+
+    def _look_up(self, what: str, receipts: Receipts, receipt: str) -> None:
+        """Return if the transaction that got no answer to its COMMIT was committed.
+
+        Raises:
+            Unreachable: transient where it was not, so that it is run again; else the catalog does not say.
+        """
+
+        def look() -> bool:
+            with reaching(self._engine.url):
+                return receipts.committed(receipt)
+
+        try:
+            committed = self._outages.persist(look)
+        except Unreachable as error:
+            raise Unreachable(f"whether {what} was written is not known: {error}") from error
+        if not committed:
+            raise Unreachable(f"the catalog {self.url} lost {what} when it was to be committed", transient=True)
+
+
+def _persistent(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(self: Transactions, *args: Any, **named: Any) -> Any:
+        # What can be gone through once only is kept for the next attempt.
+        kept = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
+        kept_named = {name: list(arg) if isinstance(arg, Iterator) else arg for name, arg in named.items()}
+        return self._outages.call(lambda: method(self, *kept, **kept_named))
+
+    return call

@@ -106,7 +106,7 @@ def run(
     check_run(stream, request.options, settings.parallelism or 1)
     if request.openmetrics is not None:
         write_metrics(request.openmetrics, stream.name, uploads)
-    with Place.writable(settings.warehouse, settings.catalog) as place:
+    with _writable(settings) as place:
         check_recorded(place.catalog, stream, request.options)
         spark = spark_session(settings.master, settings.spark, steps=True)
         # Before the stream is taken over: a source that cannot be had changes nothing.
@@ -170,7 +170,7 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
     Raises:
         SiltstoneError: see `Region.open`.
     """
-    with Place.writable(settings.warehouse, settings.catalog) as place, ExitStack() as stack:
+    with _writable(settings) as place, ExitStack() as stack:
         try:
             runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), lambda _: None))
         except DAMAGED as error:
@@ -179,6 +179,10 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
         yield runner
         if runner.failure is None:
             runner.finish()
+
+
+def _writable(settings: Settings) -> Place:
+    return Place.writable(settings.warehouse, settings.catalog, settings.catalog_timeout_s)
 
 
 @contextmanager

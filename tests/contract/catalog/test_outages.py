@@ -1,0 +1,358 @@
+"""A catalog that goes away while it is in use, as a PostgreSQL server does that restarts or fails over."""
+
+import logging
+import os
+import signal
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import pytest
+from sqlalchemy import URL, create_engine, text
+from sqlalchemy import exc as sa
+
+from siltstone.catalog.audit import Doomed
+from siltstone.catalog.engine import is_passing
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import Fenced, Unreachable, UsageError
+from tests.catalog_cases import add, commit_of, stored
+from tests.proxy import LOST_ANSWER, LOST_REQUEST, Fault, Proxy
+
+COMMIT = rb"COMMIT(?!TED)"
+"""not of BEGIN ISOLATION LEVEL READ COMMITTED"""
+
+
+@pytest.fixture
+def schema(postgres: URL) -> URL:
+    """A place in the server for one test; it stays, as connections to it are cut."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = create_engine(postgres, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE SCHEMA {name}"))
+    admin.dispose()
+    return postgres.update_query_dict({"options": f"-csearch_path={name}"})
+
+
+@pytest.fixture
+def proxy(schema: URL) -> Iterator[Proxy]:
+    with Proxy(f"{schema.query['host']}/.s.PGSQL.5432") as opened:
+        yield opened
+
+
+@pytest.fixture
+def through(schema: URL, proxy: Proxy) -> str:
+    """The URL of the catalog behind the proxy."""
+    query = {name: value for name, value in schema.query.items() if name != "host"} | {"sslmode": "disable"}
+    return schema.set(host="127.0.0.1", port=proxy.port, query=query).render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def flights(through: str) -> Iterator[Catalog]:
+    with open_catalog(through) as catalog:
+        catalog.register("flights", 128, {})
+        assert catalog.new_epoch("flights", "host:1") == 1
+        yield catalog
+
+
+def assert_whole(catalog: Catalog, last: int) -> None:
+    assert [c.id for c in catalog.checkpoints("flights")] == list(range(1, last + 1))
+    assert [o.checkpoint for o in catalog.objects("flights")] == list(range(1, last + 1))
+
+
+# One call
+
+
+def test_a_commit_whose_acknowledgement_is_lost_is_found_to_be_there(
+    flights: Catalog, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.next(LOST_ANSWER, holding=COMMIT)
+    flights.commit("flights", 1, commit_of(1))
+    assert proxy.met == 1
+    assert_whole(flights, 1)
+    flights.commit("flights", 1, commit_of(2))
+    assert_whole(flights, 2)
+
+
+def test_a_commit_that_never_arrived_is_made_again(
+    flights: Catalog, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.next(LOST_REQUEST, holding=COMMIT)
+    with caplog.at_level(logging.WARNING):
+        flights.commit("flights", 1, commit_of(1))
+    assert proxy.met == 1
+    assert_whole(flights, 1)
+    assert len([r for r in caplog.records if "trying again for up to 60 s" in r.message]) == 1
+    assert "answers again" in caplog.records[-1].message
+
+
+def test_a_commit_whose_outcome_is_asked_for_before_it_is_carried_out_is_made_once(
+    flights: Catalog, through: str, proxy: Proxy
+) -> None:
+    """The client is cut off while its COMMIT is on its way: the look waits for the transaction it left open."""
+    with open_catalog(through) as other:
+        proxy.next(Fault(delay_s=0.5, answer_bytes=0), holding=COMMIT)
+        cutting = threading.Timer(0.2, proxy.down)
+        again = threading.Timer(0.3, proxy.up)
+        cutting.start()
+        again.start()
+        flights.commit("flights", 1, commit_of(1))
+        assert_whole(other, 1)
+
+
+def test_a_commit_cut_at_any_request_is_made_once(flights: Catalog, proxy: Proxy) -> None:
+    for id in range(1, 40):
+        proxy.clear()
+        proxy.next(LOST_ANSWER if id % 2 else LOST_REQUEST, every=(id + 1) // 2)
+        flights.commit("flights", 1, commit_of(id))
+        if not proxy.met:
+            break
+    assert 20 < id < 39
+    assert_whole(flights, id)
+
+
+def test_a_commit_that_was_fenced_while_the_catalog_was_away_is_refused(
+    flights: Catalog, schema: URL, proxy: Proxy
+) -> None:
+    with open_catalog(schema.render_as_string(hide_password=False)) as other:
+        proxy.down()
+        threading.Timer(0.3, lambda: (other.new_epoch("flights", "host:2"), proxy.up())).start()
+        with pytest.raises(Fenced):
+            flights.commit("flights", 1, commit_of(1))
+        assert other.last_id("flights") == 0
+
+
+class Losing:
+    """A catalog that loses the answer to, or the request of, the COMMIT of each call."""
+
+    def __init__(self, catalog: Catalog, proxy: Proxy, fault: Fault) -> None:
+        self.catalog, self.proxy, self.fault = catalog, proxy, fault
+
+    def __getattr__(self, name: str) -> object:
+        self.proxy.next(self.fault, holding=COMMIT)
+        return getattr(self.catalog, name)
+
+
+def drop(catalog: Catalog) -> None:
+    catalog.add_savepoint("flights", 1, "kept", 1)
+    catalog.drop_savepoint("flights", 1, "kept")
+
+
+def materialize(catalog: Catalog) -> None:
+    catalog.take_lease("flights", [3], id="m", who="me", lasts=timedelta(hours=1))
+    catalog.begin_materialization("flights", "aircraft", 3, id="m", who="me")
+    manifest = stored(3, "m.arrow")
+    catalog.complete_materialization("flights", "m", manifest, [], rows_=1, bytes_=1, seconds=1.0)
+    assert catalog.materializations("flights")[0].outcome == "done"
+
+
+def rewind(catalog: Catalog) -> None:
+    epoch = catalog.new_epoch("flights", "host:2")
+    assert epoch == 2 and [run.epoch for run in catalog.runs("flights")] == [1, 2]
+    assert catalog.rewind("flights", epoch, 1, "a test", "me").given_up == (2, 3)
+
+
+def delete(catalog: Catalog) -> None:
+    assert catalog.mark_deleted("flights", 1, iter([1])) == ()
+    doomed = [Doomed(stored(1, "manifest.a.arrow").name, 10, "deleted")]
+    assert catalog.record_deletion("flights", 1, "me", doomed) == doomed
+    catalog.forget("flights", 1, iter([]), iter([doomed[0].name]))
+    assert [o.checkpoint for o in catalog.objects("flights")] == [2, 3]
+
+
+def snapshot(catalog: Catalog) -> None:
+    catalog.add_snapshot("flights", 1, 2, [stored(2, "s.arrow")], 5)
+    assert [s.checkpoint for s in catalog.snapshots("flights")] == [2]
+
+
+def fork(catalog: Catalog) -> None:
+    assert catalog.fork("flights", "branch", 2).forked_at == 2
+
+
+@pytest.mark.parametrize("lost", [LOST_ANSWER, LOST_REQUEST], ids=["answer", "request"])
+@pytest.mark.parametrize("work", [drop, materialize, rewind, delete, snapshot, fork])
+def test_every_write_happens_once_whatever_is_lost_at_its_end(
+    flights: Catalog, proxy: Proxy, work: Callable[[Catalog], None], lost: Fault
+) -> None:
+    add(flights, 3, first={"aircraft": 1})
+    work(cast("Catalog", Losing(flights, proxy, lost)))
+    assert proxy.met > 0
+
+
+# Some seconds
+
+
+@contextmanager
+def away(seconds: float, proxy: Proxy) -> Iterator[None]:
+    """The server is away from a moment in the block on, for so long."""
+    down, up = threading.Timer(0.05, proxy.down), threading.Timer(0.05 + seconds, proxy.up)
+    down.start()
+    up.start()
+    yield
+    up.join()
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.0, 4.0])
+def test_a_run_commits_on_through_an_outage(flights: Catalog, proxy: Proxy, seconds: float) -> None:
+    with away(seconds, proxy):
+        id = 0
+        while id < 20 or not proxy.listening:
+            flights.commit("flights", 1, commit_of(id := id + 1))
+    assert_whole(flights, id)
+
+
+def test_a_run_commits_on_through_a_crash_of_the_server(schema: URL) -> None:
+    """A backend is killed: PostgreSQL ends all others, recovers, and takes no connections meanwhile."""
+    url = schema.render_as_string(hide_password=False)
+    with open_catalog(url) as catalog:
+        catalog.register("flights", 128, {})
+        epoch = catalog.new_epoch("flights", "host:1")
+        for crash in range(3):
+            killer = threading.Thread(target=crash_server, args=(schema,))
+            killer.start()
+            for id in range(crash * 40 + 1, crash * 40 + 41):
+                catalog.commit("flights", epoch, commit_of(id))
+            killer.join()
+        assert_whole(catalog, 120)
+
+
+def crash_server(url: URL) -> None:
+    time.sleep(0.05)
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        os.kill(connection.scalar(text("SELECT pg_backend_pid()")) or 0, signal.SIGKILL)
+        connection.invalidate()
+    engine.dispose()
+
+
+def test_a_process_frozen_within_a_transaction_keeps_others_out_for_a_while_only(through: str, proxy: Proxy) -> None:
+    with open_catalog(through, timeout_s=0.5) as frozen, open_catalog(through, timeout_s=0.5) as other:
+        frozen.register("flights", 128, {})
+        frozen.new_epoch("flights", "host:1")
+        proxy.next(Fault(delay_s=6), holding=rb"INSERT INTO checkpoint")
+        refused: list[BaseException] = []
+
+        def commit() -> None:
+            try:
+                frozen.commit("flights", 1, commit_of(1))
+            except Fenced as error:
+                refused.append(error)
+
+        thread = threading.Thread(target=commit)
+        thread.start()
+        while not proxy.met:
+            time.sleep(0.01)
+        assert other.new_epoch("flights", "host:2") == 2
+        assert thread.is_alive()
+        thread.join()
+        assert len(refused) == 1 and other.last_id("flights") == 0
+
+
+# Too long, or no outage at all
+
+
+def test_an_outage_that_is_too_long_ends_in_an_error_once(through: str, proxy: Proxy, schema: URL) -> None:
+    with open_catalog(through, outage_s=0.5) as catalog:
+        catalog.register("flights", 128, {})
+        proxy.down()
+        with pytest.raises(Unreachable, match="check that the server runs") as caught:
+            catalog.new_epoch("flights", "host:1")
+        assert "\n" not in str(caught.value)
+        proxy.clear()
+        proxy.next(LOST_REQUEST, times=1)
+        with pytest.raises(Unreachable):  # one attempt: the wait is over
+            catalog.last_id("flights")
+        assert catalog.last_id("flights") == 0
+        proxy.next(LOST_REQUEST, times=1)
+        assert catalog.last_id("flights") == 0  # a new outage
+
+
+def test_a_commit_whose_outcome_cannot_be_asked_for_says_so(through: str, proxy: Proxy) -> None:
+    with open_catalog(through, outage_s=0.5) as catalog:
+        catalog.register("flights", 128, {})
+        epoch = catalog.new_epoch("flights", "host:1")
+        proxy.next(Fault(answer_bytes=0), holding=COMMIT)
+        watch = threading.Thread(target=lambda: (wait_until(lambda: proxy.met > 0), proxy.down()))
+        watch.start()
+        with pytest.raises(Unreachable, match="whether checkpoint 1 of stream flights was written is not known"):
+            catalog.commit("flights", epoch, commit_of(1))
+        watch.join()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    while not true():
+        time.sleep(0.001)
+
+
+def test_a_catalog_that_is_away_when_it_is_opened_is_not_waited_for(
+    through: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.down()
+    with pytest.raises(Unreachable):
+        open_catalog(through)
+    assert caplog.records == []
+
+
+def test_what_is_wrong_is_not_tried_again(flights: Catalog, caplog: pytest.LogCaptureFixture) -> None:
+    for wrong in (
+        lambda: flights.commit("flights", 1, commit_of(7)),
+        lambda: flights.commit("flights", 9, commit_of(1)),
+        lambda: flights.stream("nobody"),
+    ):
+        with pytest.raises((UsageError, Fenced)):
+            wrong()
+    assert caplog.records == []
+
+
+def test_a_sqlite_catalog_that_somebody_holds_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "catalog.db"
+    with open_catalog(f"sqlite:///{path}", timeout_s=0.05) as catalog:
+        catalog.register("flights", 128, {})
+        with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as holder:
+            holder.execute("BEGIN IMMEDIATE")
+
+            def let_go() -> None:
+                wait_until(lambda: any("trying again" in r.message for r in caplog.records))
+                holder.execute("ROLLBACK")
+
+            thread = threading.Thread(target=let_go)
+            thread.start()
+            assert catalog.new_epoch("flights", "host:1") == 1
+            thread.join()
+
+
+def postgres_error(url: URL, *statements: str) -> sa.SQLAlchemyError:
+    engine = create_engine(url)
+    try:
+        with engine.connect() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+    except sa.SQLAlchemyError as error:
+        return error
+    finally:
+        engine.dispose()
+    raise AssertionError(f"{statements} did not fail")
+
+
+def test_which_errors_of_postgresql_pass(schema: URL, through: str, proxy: Proxy) -> None:
+    passing = [
+        postgres_error(schema, "SET TRANSACTION READ ONLY", "CREATE TABLE refused (id int)"),
+        postgres_error(schema, "SELECT pg_terminate_backend(pg_backend_pid())"),
+        postgres_error(schema, "SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1"),
+    ]
+    lasting = [
+        postgres_error(schema.set(database="nowhere"), "SELECT 1"),
+        postgres_error(schema.set(username="nobody"), "SELECT 1"),
+        postgres_error(schema, "SELECT * FROM nothing"),
+        postgres_error(schema, "SELECT 1 / 0"),
+    ]
+    proxy.down()
+    passing.append(postgres_error(schema.set(host="127.0.0.1", port=proxy.port, query={}), "SELECT 1"))
+    assert [is_passing(error) for error in passing] == [True] * len(passing)
+    assert [is_passing(error) for error in lasting] == [False] * len(lasting)
