@@ -23,8 +23,7 @@ class RegionSteps:
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        recorded = region.recorded_steps()
-        self.batches = recorded[-1].batch_id + 1 if recorded else 0
+        self.batches = region.input_position().next_batch
         """taken so far; steps without rows take none"""
         self.outputs: dict[str, pa.Table] = {}
         """operator -> what it returned in the newest step; and the step's rows"""

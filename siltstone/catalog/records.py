@@ -73,6 +73,32 @@ class StepRecord(Step):
     checkpoint: int = field(kw_only=True)
 
 
+BEFORE_FIRST = -1
+"""the batch id of the step that says where a stream's sources begin"""
+
+
+@dataclass(frozen=True, slots=True)
+class InputPosition:
+    """What a query needs to read on after a checkpoint, and nothing of what comes before.
+
+    Attributes:
+        beginning: where the sources begin: a step of batch `BEFORE_FIRST`, with the initial offset of each source that
+            has one (`-` for one that has none, or keeps it in its own log) and the entries of sources' logs so far.
+            None for a stream that has begun no batch, or began before beginnings were recorded.
+        entries: the steps up to the checkpoint with entries of sources' logs, oldest first.
+        newest: the newest two steps up to the checkpoint, oldest first.
+    """
+
+    beginning: Step | None
+    entries: Sequence[Step]
+    newest: Sequence[Step]
+
+    @property
+    def next_batch(self) -> int:
+        """The id of the batch that comes next."""
+        return self.newest[-1].batch_id + 1 if self.newest else 0
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectRecord:
     """A stored object: the checkpoint and writer epoch that wrote it, its size in bytes, its checksum."""

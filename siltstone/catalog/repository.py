@@ -5,6 +5,7 @@
     leases       who is at work on checkpoints
     audit        what was deleted from the store
     rewinding    checkpoints that were given up, and their input
+    input_log    where sources begin, and what was read of them since
     forking      streams that began as a checkpoint of another
     here         checkpoints and what they refer to
 
@@ -22,6 +23,7 @@ from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.audit import Audit
 from siltstone.catalog.forking import Forking
+from siltstone.catalog.input_log import InputLog
 from siltstone.catalog.leases import Leases
 from siltstone.catalog.materializations import Materializations, chain_materializations, followed
 from siltstone.catalog.records import (
@@ -31,7 +33,6 @@ from siltstone.catalog.records import (
     ObjectKind,
     ObjectRecord,
     SnapshotRecord,
-    StepRecord,
     as_utc,
     parse_time,
 )
@@ -43,7 +44,7 @@ from siltstone.model import LATEST, StoredObject
 from siltstone.store.paths import check_object_name
 
 
-class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewindings):
+class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewindings, InputLog):
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
 
     # Checkpoints
@@ -233,17 +234,6 @@ class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewi
                 return rows.objects(connection, stream, None)
             parts = rows.parts(id for id in checkpoints if 0 < id < rows.ID_END)
             return [found for part in parts for found in rows.objects(connection, stream, part)]
-
-    def steps(self, stream: str, upto: int, after: int = 0) -> list[StepRecord]:
-        """The input log: the steps of every checkpoint after `after`, up to and with `upto`, in order.
-
-        Those of deleted checkpoints are among them.
-        """
-        within = t.step.c.checkpoint.between(min(after, rows.ID_END - 2) + 1, min(upto, rows.ID_END - 1))
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            query = select(t.step).where(t.step.c.stream == stream, within).order_by(t.step.c.step)
-            return [rows.to_step(row) for row in connection.execute(query)]
 
     def edits(self, stream: str) -> list[EditRecord]:
         """What was changed by hand, oldest checkpoint first; of checkpoints that are no more, too."""

@@ -9,7 +9,7 @@
                            1--n dependency   from which checkpoint on its restore reads, per operator
                            1--1 snapshot
                            1--n savepoint    names that keep it
-           1--n step                         the input log
+           1--n step                         the input log; step 0 says where it begins (`catalog.input_log`)
     receipt                 transactions that may be asked about, of databases that are servers
 
 A deleted checkpoint that others build on is marked (`deleted_at`): nobody sees it, it depends on nothing any more, and

@@ -19,7 +19,7 @@ import numpy as np
 
 from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.place import Place
-from siltstone.catalog.records import CheckpointCommit, Edit, Step, StepRecord
+from siltstone.catalog.records import CheckpointCommit, Edit, InputPosition, Step, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -201,9 +201,18 @@ class Region:
                 since = [self.catalog.checkpoint(name, c) for c in range(m.checkpoint + 1, checkpoint + 1)]
                 self._policies[m.operator] = materialized_chain(self._policies[m.operator], m, since)
 
-    def recorded_steps(self) -> list[StepRecord]:
-        """The input log up to the newest completed checkpoint, oldest first."""
-        return self.catalog.steps(self.stream.name, self.completed) if self.completed else []
+    def input_position(self) -> InputPosition:
+        """What a query needs to read on after the newest completed checkpoint."""
+        return self.catalog.input_position(self.stream.name, self.completed)
+
+    def record_beginning(self, beginning: Step) -> None:
+        """Record where the sources begin, before the first batch is processed: until there is a checkpoint, every later
+        run begins there.
+
+        Raises:
+            Fenced: a newer writer has taken the stream over.
+        """
+        self.catalog.record_beginning(self.stream.name, self.epoch, beginning)
 
     def logged_steps(self) -> list[StepRecord]:
         """The steps that the input log holds after the newest completed checkpoint, oldest first: of checkpoints that

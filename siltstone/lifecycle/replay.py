@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from siltstone.catalog.place import Place
-from siltstone.catalog.records import CheckpointRecord, StepRecord, StreamRecord
+from siltstone.catalog.records import CheckpointRecord, InputPosition, StepRecord, StreamRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError
 from siltstone.lifecycle.definition import check_definition, definition_of
@@ -50,7 +50,7 @@ class ReplayPlan:
         to: the checkpoint whose state is rebuilt.
         since: the checkpoint it begins with, 0 for the start.
         why: why it begins there, where nobody said so; empty if there is no reason but the start.
-        before: the steps that are part of `since`, oldest first.
+        position: where the steps to run begin to read.
         steps: the steps to run, oldest first.
         compared: `compared[n]` is what the state is compared with after n steps.
     """
@@ -59,7 +59,7 @@ class ReplayPlan:
     to: int
     since: int
     why: str
-    before: Sequence[StepRecord]
+    position: InputPosition
     steps: Sequence[StepRecord]
     compared: Sequence[Sequence[Recorded]]
 
@@ -123,16 +123,14 @@ def plan_replay(place: Place, stream: Stream, to: int, since: int | None) -> Rep
     if since is not None and since < earliest:
         raise UsageError(f"{why}, which no input brings about again: replay from {earliest} or later")
     begins = earliest if since is None else since
-    log = catalog.steps(name, to)
-    for batch, step in enumerate(log):
+    position, steps = catalog.input_position(name, begins), catalog.steps(name, to, after=begins)
+    for batch, step in enumerate(steps, position.next_batch):
         if step.batch_id != batch:
             raise StateError(f"the input log of {name} has no batch {batch}: it can be replayed no further")
-    before = [step for step in log if step.checkpoint <= begins]
-    steps = log[len(before) :]
     compared: list[list[Recorded]] = [[] for _ in range(len(steps) + 1)]
     for one in reversed(recorded):
         compared[sum(step.checkpoint <= one.checkpoint for step in steps)].append(one)
-    return ReplayPlan(name, to, begins, why if since is None else "", before, steps, compared)
+    return ReplayPlan(name, to, begins, why if since is None else "", position, steps, compared)
 
 
 def _check_stream(record: StreamRecord, stream: Stream) -> None:

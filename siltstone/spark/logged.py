@@ -32,7 +32,7 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
     """
     _check_files(source.sparkSession, step)
     log.rerun(step)
-    batch = _Batch(step, work)
+    batch = _Batch(step, log.number(step.batch_id), work)
     writer = source.writeStream.foreachBatch(batch).option("checkpointLocation", str(log.location))
     query = writer.trigger(availableNow=True).start()
     try:
@@ -59,8 +59,9 @@ def _check_files(spark: SparkSession, step: Step) -> None:
 class _Batch:
     """What the query calls: with the wanted batch first, and then, until it is stopped, with ones that nobody wants."""
 
-    def __init__(self, step: Step, work: Callable[[DataFrame], None]) -> None:
+    def __init__(self, step: Step, number: int, work: Callable[[DataFrame], None]) -> None:
         self.step = step
+        self.number = number
         self.work = work
         self.done = threading.Event()
         self.failure: BaseException | None = None
@@ -72,8 +73,8 @@ class _Batch:
         with self._busy:
             if not self.done.is_set() and not self._stopping.is_set():
                 try:
-                    if batch != self.step.batch_id:
-                        raise StateError(f"Spark ran batch {batch} where {self.step.batch_id} was logged")
+                    if batch != self.number:
+                        raise StateError(f"Spark ran batch {batch} where {self.number} was logged")
                     self.work(rows)
                 except BaseException as error:
                     self.failure = error

@@ -32,6 +32,7 @@ from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE
 from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch
+from siltstone.spark.queries import start_offsets
 from siltstone.spark.sinks import FunctionSink, ParquetSink
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.step import StepRun, columns_read, run_empty, run_operators
@@ -81,9 +82,10 @@ class StreamRunner:
         self._interval = _Interval()
         stream = region.stream
         self._log = SourceLog(region.warehouse.local.spark_log(stream.name, region.epoch))
-        recorded = region.recorded_steps()
-        self._log.prepare(recorded)
-        self._next_batch = recorded[-1].batch_id + 1 if recorded else 0
+        position = region.input_position()
+        self._log.prepare(position)
+        self._next_batch = position.next_batch
+        self._begins = position.beginning is None and not position.newest
         self._to_follow = region.logged_steps()
         self._sinks = {name: self._sink(name, sink) for name, sink in stream.sinks.items()}
         for sink in self._sinks.values():
@@ -113,7 +115,7 @@ class StreamRunner:
         with self._busy:
             if not self.enough.is_set():
                 try:
-                    self._step(rows, batch)
+                    self._step(rows, self._log.batch(batch))
                 except BaseException as error:
                     self.failure = self.failure or error
                     raise
@@ -159,6 +161,12 @@ class StreamRunner:
                 f"micro-batch {batch} of {region.stream.name} came where {self._next_batch} was due: start the query "
                 "with .option('checkpointLocation', runner.checkpoint_location)"
             )
+        if self._begins:
+            # Before anything is made of the batch: a source that begins at "latest" begins later at the next start.
+            self._log.check(batch)
+            starts = start_offsets(rows.sparkSession, self._log.query_id)
+            region.record_beginning(self._log.read_beginning(starts))
+            self._begins = False
         last = self._steps_left == 1
         self._take(rows, self._log.read(batch, region.step + 1), ends=last or None)
         if last:
@@ -209,7 +217,7 @@ class StreamRunner:
             raise
         self._to_follow = []
         if way:
-            self._log.prepare(region.recorded_steps())
+            self._log.prepare(region.input_position())
             if self._steps_left is not None and self._steps_left <= 0:
                 self.enough.set()
 

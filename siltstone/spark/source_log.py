@@ -14,20 +14,27 @@ So after a crash the batches that follow the last completed checkpoint come agai
 machine that ran them is gone, and a writer of an older epoch cannot touch the newer one's record. And since Spark runs
 a batch that has offsets but no commit with just those offsets, any logged batch can be run again as it ran before: the
 same rows, watermark and `current_timestamp()` (DBSP's replay).
+
+Until the first batch is committed, Spark asks a source at each start where it begins; one that begins at "latest"
+then begins later each time. A source with a log of its own (Kafka, rate) keeps its first answer there, and that entry
+is laid out again. For any other source the recorded beginning is laid out as a committed batch that ends where the
+source begins. That takes Spark's number 0, so in such a location Spark's numbers are one higher than ours (`number`).
 """
 
 import json
 import shutil
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
-from siltstone.catalog.records import Step
+from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step
 from siltstone.errors import StateError, UsageError
 
 FILE_SOURCE_COMPACT_INTERVAL = 10
 """Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session pins it"""
+NO_OFFSET = "-"
+"""what Spark writes for a source without an offset"""
 
 
 class SourceLog:
@@ -39,29 +46,66 @@ class SourceLog:
 
     def __init__(self, location: Path) -> None:
         self.location = location
+        self.query_id = ""
+        """the id that the next query here will have"""
+        self._shift = 0
         self._recorded: dict[str, int] = {}
         self._entries: dict[str, dict[int, str]] = {}
         """what was laid out of each source's log; forgotten once a query goes on by itself, which may be for months"""
 
-    def prepare(self, steps: Iterable[Step]) -> None:
-        """Make the location hold exactly `steps`, all of them committed; what was there goes.
-
-        Args:
-            steps: every batch up to the checkpoint to resume from, oldest first.
-        """
+    def prepare(self, position: InputPosition) -> None:
+        """Make the location hold what comes before a position, all of it committed; what was there goes."""
         shutil.rmtree(self.location, ignore_errors=True)
         self._recorded, self._entries = {}, {}
-        newest: list[Step] = []
-        for step in steps:
+        before = list(position.newest)
+        self._shift = 0
+        if position.beginning is not None:
+            self._take(position.beginning)
+            if not before and _has_offsets(position.beginning):
+                before, self._shift = [position.beginning], 1
+        for step in position.entries:
             self._take(step)
-            newest = [*newest[-1:], step]
         for source in self._entries:
             self._write_source(source)
-        _write(self.location / "metadata", json.dumps({"id": str(uuid.uuid4())}))
-        for step in newest:
+        self.query_id = str(uuid.uuid4())
+        _write(self.location / "metadata", json.dumps({"id": self.query_id}))
+        for step in before:
             # Spark looks at the newest batch and the one before; older ones would merely be purged.
-            _write(self.location / "offsets" / str(step.batch_id), step.offsets)
-            _write(self.location / "commits" / str(step.batch_id), _commit_of(step.offsets))
+            _write(self._path("offsets", step.batch_id), step.offsets)
+            _write(self._path("commits", step.batch_id), _commit_of(step.offsets))
+
+    def number(self, batch: int) -> int:
+        """Spark's number of a batch."""
+        return batch + self._shift
+
+    def batch(self, number: int) -> int:
+        """The batch that has a number of Spark's."""
+        return number - self._shift
+
+    def _path(self, log: str, batch: int) -> Path:
+        return self.location / log / str(self.number(batch))
+
+    def read_beginning(self, starts: Sequence[str | None]) -> Step:
+        """Where the sources begin, as a step of batch `BEFORE_FIRST`; to be called while batch 0 is running.
+
+        A source that writes its initial offset into a log of its own has it there. A file source needs none: it begins
+        with all of its files.
+
+        Args:
+            starts: by source, the offset (JSON) that batch 0 begins at; None for a source that has none.
+
+        Raises:
+            StateError: the query does not use this location as its checkpoint location.
+        """
+        header = self.check(0).read_text().splitlines()[:2]
+        logs: dict[str, dict[str, str]] = {}
+        for directory in sorted((self.location / "sources").glob("*")):
+            fresh = {n: text for n, text in self._fresh_entries(directory).items() if not _is_file_source(text)}
+            if fresh:
+                logs[directory.name] = {str(n): text for n, text in sorted(fresh.items())}
+                self._recorded[directory.name] = max(fresh)
+        lines = [NO_OFFSET if start is None or str(i) in logs else _one_line(start) for i, start in enumerate(starts)]
+        return Step(0, BEFORE_FIRST, "\n".join([*header, *lines]), json.dumps(logs))
 
     def rerun(self, step: Step) -> None:
         """Make `step` the batch that the next query here runs first, as it was logged; no query may be running.
@@ -70,16 +114,15 @@ class SourceLog:
         or rerun, and none must have been `read` since.
         """
         for name in ("offsets", "commits"):
-            _unlink_after(self.location / name, step.batch_id - 1)
+            _unlink_after(self.location / name, self.number(step.batch_id) - 1)
         for directory in (self.location / "sources").glob("*"):
             _unlink_after(directory, self._recorded.get(directory.name, -1))
         for source in self._take(step):
             self._write_source(source)
-        offsets = self.location / "offsets"
-        if step.batch_id:
-            before = str(step.batch_id - 1)
-            _write(self.location / "commits" / before, _commit_of((offsets / before).read_text()))
-        _write(offsets / str(step.batch_id), step.offsets)
+        if self.number(step.batch_id):
+            before = step.batch_id - 1
+            _write(self._path("commits", before), _commit_of(self._path("offsets", before).read_text()))
+        _write(self._path("offsets", step.batch_id), step.offsets)
 
     def _take(self, step: Step) -> list[str]:
         """Add a logged batch's source log entries to those known; the sources that have some."""
@@ -118,7 +161,7 @@ class SourceLog:
                 "the query has stateful operators of Spark's own (dropDuplicates, a join, an aggregation) before "
                 "foreachBatch, which a resumed run would begin empty: do that work in an operator of the stream"
             )
-        path = self.location / "offsets" / str(batch)
+        path = self._path("offsets", batch)
         if not path.is_file():
             raise StateError(
                 f"no record of batch {batch} in {self.location}: "
@@ -166,6 +209,16 @@ def _unlink_after(directory: Path, newest: int) -> None:
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def _has_offsets(beginning: Step) -> bool:
+    """Whether Spark is to be told where a source begins, since the source itself would say something else."""
+    return any(line != NO_OFFSET for line in beginning.offsets.splitlines()[2:])
+
+
+def _one_line(offset: str) -> str:
+    """An offset as Spark's log takes it: a source may write its JSON over several lines."""
+    return json.dumps(json.loads(offset)) if len(offset.splitlines()) > 1 else offset
 
 
 def _commit_of(offsets: str) -> str:

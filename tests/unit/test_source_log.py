@@ -5,11 +5,12 @@ how many that is follows from the newest such file there is.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.records import Step
+from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step
 from siltstone.errors import StateError
 from siltstone.spark.source_log import SourceLog, files_of
 
@@ -18,6 +19,11 @@ ENTRIES = 64
 
 def entry(n: int) -> str:
     return json.dumps({"path": f"file:///in/{n}.parquet", "timestamp": n, "batchId": n}, separators=(",", ":"))
+
+
+def after(steps: Sequence[Step], beginning: Step | None = None) -> InputPosition:
+    """What the catalog says of the position after these steps."""
+    return InputPosition(beginning, [step for step in steps if step.sources != "{}"], steps[-2:])
 
 
 def numbers(directory: Path) -> tuple[list[int], list[int]]:
@@ -74,7 +80,7 @@ def test_spark_finds_every_file_again_after_any_number_of_runs(batches: int, tmp
     steps: list[Step] = []
     for run in range(ENTRIES // batches):
         log = SourceLog(tmp_path / str(run))
-        log.prepare(steps)
+        log.prepare(after(steps))
         if steps:
             assert spark_reads(log.location / "sources" / "0") == [entry(n) for n in range(len(steps))]
             newest = [str(n) for n in range(max(0, len(steps) - 2), len(steps))]
@@ -94,7 +100,7 @@ def test_spark_finds_every_file_again_after_any_number_of_runs(batches: int, tmp
 @pytest.mark.parametrize("text", ['\0v1\n{"topic":{"0":17,"1":4}}', "v1\n1700000000000"], ids=["Kafka", "rate"])
 def test_the_first_offsets_of_other_sources_come_back_as_they_were(text: str, tmp_path: Path) -> None:
     log = SourceLog(tmp_path / "a")
-    log.prepare([])
+    log.prepare(after([]))
     first = log.location / "sources" / "0" / "0"
     first.parent.mkdir(parents=True)
     first.write_text(text)
@@ -104,13 +110,13 @@ def test_the_first_offsets_of_other_sources_come_back_as_they_were(text: str, tm
         (log.location / "offsets" / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{batch}')
         steps.append(log.read(batch, batch + 1))
     again = SourceLog(tmp_path / "b")
-    again.prepare(steps)
+    again.prepare(after(steps))
     assert {p.name: p.read_text() for p in (again.location / "sources" / "0").iterdir()} == {"0": text}
 
 
 def test_a_query_elsewhere_is_noticed(tmp_path: Path) -> None:
     log = SourceLog(tmp_path)
-    log.prepare([])
+    log.prepare(after([]))
     with pytest.raises(StateError, match="no record of batch 0"):
         log.read(0, 1)
 
@@ -134,10 +140,10 @@ def reruns(log: SourceLog, step: Step, planned: bool) -> None:
 @pytest.mark.parametrize("planned", [False, True])
 def test_spark_runs_logged_batches_again_whatever_it_planned(begin: int, planned: bool, tmp_path: Path) -> None:
     first = SourceLog(tmp_path / "first")
-    first.prepare([])
+    first.prepare(after([]))
     steps = [spark_runs(first, batch) for batch in range(42)]
     again = SourceLog(tmp_path / "again")
-    again.prepare(steps[:begin])
+    again.prepare(after(steps[:begin]))
     for step in steps[begin:]:
         reruns(again, step, planned)
 
@@ -147,7 +153,7 @@ def test_batches_without_new_entries_come_again(tmp_path: Path) -> None:
         Step(n + 1, n, f'v1\n{{"batchWatermarkMs":{n}}}\n{n}', "{}" if n else '{"0":{"0":"v1\\n17"}}') for n in range(3)
     ]
     log = SourceLog(tmp_path)
-    log.prepare([])
+    log.prepare(after([]))
     for step in steps:
         log.rerun(step)
         assert (tmp_path / "sources" / "0" / "0").read_text() == "v1\n17"
@@ -157,3 +163,66 @@ def test_batches_without_new_entries_come_again(tmp_path: Path) -> None:
 def test_the_files_of_a_batch_are_known_and_other_sources_have_none() -> None:
     entries = {"0": {"7": f"v1\n{entry(7)}\n{entry(8)}"}, "1": {"0": "v1\n17"}}
     assert files_of(Step(1, 0, "v1\n{}\n", json.dumps(entries))) == ["file:///in/7.parquet", "file:///in/8.parquet"]
+
+
+# Where sources begin
+
+HEADER = 'v1\n{"batchWatermarkMs":0,"conf":{"spark.sql.shuffle.partitions":"2"}}'
+
+
+def begun(log: SourceLog, *starts: str | None) -> Step:
+    """Spark runs batch 0 of a Kafka source, one in Python and one of files; the beginning, read meanwhile."""
+    log.prepare(after([]))
+    for source, text in (("0", '\0v1\n{"topic":{"0":17}}'), ("2", f"v1\n{entry(0)}")):
+        path = log.location / "sources" / source / "0"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    (log.location / "offsets").mkdir()
+    (log.location / "offsets" / "0").write_text(f'{HEADER}\n{{"topic":{{"0":20}}}}\n{{"n":8}}\n{{"logOffset":0}}')
+    return log.read_beginning(starts)
+
+
+def test_where_each_source_begins_is_read_from_its_log_or_from_the_batch(tmp_path: Path) -> None:
+    log = SourceLog(tmp_path)
+    beginning = begun(log, '{"topic":{"0":17}}', '{\n "n": 5\n}', None)
+    assert (beginning.step, beginning.batch_id) == (0, BEFORE_FIRST)
+    assert beginning.offsets == f'{HEADER}\n-\n{{"n": 5}}\n-'
+    assert json.loads(beginning.sources) == {"0": {"0": '\0v1\n{"topic":{"0":17}}'}}
+    assert json.loads(log.read(0, 1).sources) == {"2": {"0": f"v1\n{entry(0)}"}}, "the files are what batch 0 read"
+
+
+def test_an_epoch_before_the_first_checkpoint_begins_where_the_first_one_did(tmp_path: Path) -> None:
+    beginning = begun(SourceLog(tmp_path / "a"), None, '{"n":5}', None)
+    log = SourceLog(tmp_path / "b")
+    log.prepare(after([], beginning))
+    assert (log.number(0), log.batch(1)) == (1, 0), "Spark's batch 0 is what ends where the sources begin"
+    for part in ("offsets", "commits"):
+        assert [p.name for p in (tmp_path / "b" / part).iterdir()] == ["0"]
+    assert (tmp_path / "b" / "offsets" / "0").read_text() == beginning.offsets
+    assert (tmp_path / "b" / "sources" / "0" / "0").read_text() == '\0v1\n{"topic":{"0":17}}'
+    assert not (tmp_path / "b" / "sources" / "2").exists()
+    (tmp_path / "b" / "offsets" / "1").write_text(f"{HEADER}\nbatch 0")
+    assert log.read(0, 1) == Step(1, 0, f"{HEADER}\nbatch 0")
+
+
+def test_batch_0_comes_again_from_the_beginning(tmp_path: Path) -> None:
+    beginning = begun(SourceLog(tmp_path / "a"), None, '{"n":5}', None)
+    steps = [Step(n + 1, n, f"{HEADER}\n-\n{n}\n-") for n in range(3)]
+    log = SourceLog(tmp_path / "b")
+    log.prepare(after([], beginning))
+    for step in steps:
+        log.rerun(step)
+        found = {p.name: p.read_text() for p in (tmp_path / "b" / "offsets").iterdir()}
+        before = beginning if step.batch_id == 0 else steps[step.batch_id - 1]
+        assert found[str(step.batch_id)] == before.offsets and found[str(step.batch_id + 1)] == step.offsets
+        assert max(int(p.name) for p in (tmp_path / "b" / "commits").iterdir()) == step.batch_id
+    log.prepare(after(steps, beginning))
+    assert log.number(3) == 3, "once there are steps, they say where to go on"
+
+
+def test_a_source_that_keeps_its_beginning_itself_needs_no_batch_of_its_own(tmp_path: Path) -> None:
+    beginning = begun(SourceLog(tmp_path / "a"), '{"topic":{"0":17}}', None, None)
+    log = SourceLog(tmp_path / "b")
+    log.prepare(after([], beginning))
+    assert log.number(0) == 0 and not (tmp_path / "b" / "offsets").exists()
+    assert (tmp_path / "b" / "sources" / "0" / "0").exists()

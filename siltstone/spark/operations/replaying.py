@@ -132,7 +132,7 @@ class _Replay:
         if plan.since or not plan.steps:
             self._take(run_empty(spark, self._tasks()))
         self._compare(0)
-        self._log.prepare(plan.before)
+        self._log.prepare(plan.position)
         for done, step in enumerate(plan.steps, 1):
             self._step(source, step)
             compared = self._compare(done)

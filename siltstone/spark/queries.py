@@ -1,0 +1,50 @@
+"""What Spark's streaming queries know of their sources and tell nobody: read from the JVM, of a classic session."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from siltstone.errors import StateError
+
+
+def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:
+    """The offset (JSON) that each source's part of the batch a query is running begins at, in the order of the sources.
+
+    None for a source without one: a file source, or one of which the batch reads nothing.
+
+    Raises:
+        StateError: there is no such query, or this version of Spark does not show it.
+    """
+    try:
+        execution = _execution(spark, query_id)
+        data = execution.getLatestExecutionContext().newData()
+        holders = [data.get(source) for source in _each(execution.sources())]
+        return [_start(holder.get()) if holder.isDefined() else None for holder in holders]
+    except Py4JError as error:
+        raise StateError(
+            f"Spark does not say where the sources of query {query_id} begin: use the version of Spark that Siltstone "
+            f"requires ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _start(planned: Any) -> str | None:
+    """Of what a batch reads of a source; sources of Spark's first interface show a plan instead of offsets."""
+    return planned.start().json() if planned.getClass().getSimpleName() == "OffsetHolder" else None
+
+
+def _execution(spark: SparkSession, query_id: str) -> Any:
+    session: Any = spark
+    # Not `spark.streams`: a batch runs in a copy of the session that started the query, which knows of none.
+    running = session._jsparkSession.sharedState().activeStreamingQueries().values()
+    for execution in running:
+        if execution.id().toString() == query_id:
+            return execution
+    raise StateError(
+        f"no query {query_id} is running: start it with .option('checkpointLocation', runner.checkpoint_location)"
+    )
+
+
+def _each(sequence: Any) -> Iterator[Any]:
+    return (sequence.apply(i) for i in range(sequence.size()))

@@ -1,0 +1,93 @@
+"""A streaming source in Python that begins at "latest", as a message queue does, and streams that read such sources."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from siltstone.aggregate import Aggregate, Count, Sum
+from siltstone.stream import DIRECTORY, Stream
+
+HEAD, CALLS = "head", "calls"
+
+
+def arrive(directory: Path, messages: int) -> None:
+    """From now on there are so many messages, numbered from 0 on."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / HEAD).write_text(str(messages))
+
+
+def calls(directory: Path, name: str) -> list[int]:
+    """What Spark has called the reader's `commit` with, or what `initialOffset` has returned: offsets, in order."""
+    path = directory / CALLS
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [int(line.split()[1]) for line in lines if line.split()[0] == name]
+
+
+class LatestReader(DataSourceStreamReader):
+    """Offsets are numbers of messages."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"next": self._note("initial", self._head())}
+
+    def latestOffset(self) -> dict[str, int]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return {"next": self._head()}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition((start["next"], end["next"]))]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        for number in range(*partition.value):
+            yield (number,)
+
+    def commit(self, end: dict[str, int]) -> None:
+        self._note("commit", end["next"])
+
+    def _head(self) -> int:
+        return int((self.directory / HEAD).read_text())
+
+    def _note(self, name: str, value: int) -> int:
+        with (self.directory / CALLS).open("a") as calls:
+            calls.write(f"{name} {value}\n")
+        return value
+
+
+class LatestSource(DataSource):
+    """Format `begins_latest`; option `directory`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "begins_latest"
+
+    def schema(self) -> str:
+        return "value long"
+
+    def streamReader(self, schema: object) -> LatestReader:
+        return LatestReader(Path(self.options["directory"]))
+
+
+def latest(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """Messages from the latest on, with a key of two values."""
+    spark.dataSource.register(LatestSource)
+    rows = spark.readStream.format("begins_latest").option("directory", options[DIRECTORY]).load()
+    return rows.selectExpr("value % 2 as key", "value")
+
+
+def rate(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """A row a millisecond since the source began."""
+    rows = spark.readStream.format("rate").option("rowsPerSecond", 10).option("numPartitions", 1).load()
+    return rows.selectExpr("value % 2 as key", "value")
+
+
+def totals() -> Aggregate:
+    """Rows per key, their sum, and what tells them apart."""
+    return Aggregate("totals", {"key": pa.int64()}, [Count("n"), Sum("sum", of="value")], output=False)
+
+
+MESSAGES = Stream("messages", latest, [totals()], max_parallelism=4)
+RATE = Stream("rate", rate, [totals()], max_parallelism=4)
