@@ -1,7 +1,7 @@
 """The engine's value types: frozen, comparable, free of I/O. Words as in ARCHITECTURE.md."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
@@ -78,12 +78,31 @@ class KeyGroupRange:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeChecksums:
+    """A checksum for each of an object's successive ranges of bytes, so that a part of it can be verified by itself.
+
+    Attributes:
+        algorithm: what the checksums are (`store.ranged`).
+        range_bytes: bytes in a range; the last one may be shorter.
+        checksums: those of the ranges in order, joined (hex).
+    """
+
+    algorithm: str
+    range_bytes: int
+    checksums: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object as the store wrote it: its name, size in bytes, and xxh3-128 checksum (hex)."""
+    """One object as the store wrote it: its name, size in bytes, and xxh3-128 checksum (hex).
+
+    `ranges` are there for what may be read in parts; they say nothing that tells one object from another.
+    """
 
     name: str
     bytes: int
     checksum: str
+    ranges: RangeChecksums | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """A manifest: one object that says everything one checkpoint wrote, so that the catalog grows with objects only.
 
 As bytes it is an Arrow IPC stream of one row, zstd-compressed, whose columns are lists: handles, objects,
-digests per operator, table and key group; and `about`, JSON with all that is no list. Any Arrow reader can
-open it. An xxh3-64 of the stream follows it, so that altered bytes are noticed before they are understood.
+digests per operator, table and key group; and `about`, JSON with all that is no list, and the range checksums
+of the objects that have any (those of version 0.1 have none). Any Arrow reader can open it. An xxh3-64 of the
+stream follows it, so that altered bytes are noticed before they are understood.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Self
@@ -17,7 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from siltstone.errors import CorruptObject
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
 from siltstone.state.digest import checkpoint_digest
 
 _FORMAT = 1
@@ -144,13 +145,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
     about = {name: getattr(manifest, name) for name in _ABOUT} | {
         "format": _FORMAT,
         "event_time_max": None if time is None else time.isoformat(),
+        "ranges": {o.name: astuple(o.ranges) for o in manifest.objects if o.ranges is not None},
     }
     digests = [
         {"operator": operator, "variable": variable, "key_groups": np.ascontiguousarray(groups, "<u8").tobytes()}
         for operator, variables in manifest.digests.items()
         for variable, groups in variables.items()
     ]
-    objects = [asdict(o) | {"checksum": bytes.fromhex(o.checksum)} for o in manifest.objects]
+    objects = [{"name": o.name, "bytes": o.bytes, "checksum": bytes.fromhex(o.checksum)} for o in manifest.objects]
     handles = [_plain(handle) for handle in manifest.handles]
     columns = [[json.dumps(about, separators=(",", ":"))], [handles], [objects], [digests]]
     arrays = [pa.array(column, of.type) for column, of in zip(columns, _SCHEMA, strict=True)]
@@ -178,6 +180,7 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
         if about["format"] != _FORMAT:
             raise CorruptObject(f"{name} has format {about['format']}: use the newer Siltstone that wrote it")
         time = about["event_time_max"]
+        ranges = {name: RangeChecksums(*parts) for name, parts in about.get("ranges", {}).items()}
         digests: dict[str, dict[str, np.ndarray]] = {operator: {} for operator in about["forms"]}
         for part in row["digests"]:
             groups = np.frombuffer(part["key_groups"], "<u8")
@@ -186,7 +189,10 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
             **{key: about[key] for key in _ABOUT if key != "forms"},
             forms={operator: Form(form) for operator, form in about["forms"].items()},
             handles=[_handle(plain) for plain in row["handles"]],
-            objects=[StoredObject(**o | {"checksum": o["checksum"].hex()}) for o in row["objects"]],
+            objects=[
+                StoredObject(**o | {"checksum": o["checksum"].hex()}, ranges=ranges.get(o["name"]))
+                for o in row["objects"]
+            ],
             digests=digests,
             event_time_max=None if time is None else datetime.fromisoformat(time).astimezone(UTC),
         )

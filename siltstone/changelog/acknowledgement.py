@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from siltstone.errors import SiltstoneError, StateError
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "key_groups": KeyGroupRange(**plain["key_groups"]),
         "handles": [_handle(handle) for handle in plain["handles"]],
-        "objects": [StoredObject(**stored) for stored in plain["objects"]],
+        "objects": [_object(stored) for stored in plain["objects"]],
         "inline": [base64.b64decode(segment, validate=True) for segment in plain["inline"]],
         "digests": {
             name: np.frombuffer(base64.b64decode(part, validate=True), "<u8") for name, part in plain["digests"].items()
@@ -119,6 +119,11 @@ def _handle(plain: Mapping[str, Any]) -> Handle:
         "key_groups": KeyGroupRange(**plain["key_groups"]),
     }
     return Handle(**{**plain, **typed})
+
+
+def _object(plain: Mapping[str, Any]) -> StoredObject:
+    ranges = plain["ranges"]
+    return StoredObject(**{**plain, "ranges": None if ranges is None else RangeChecksums(**ranges)})
 
 
 def _error_classes() -> dict[str, type[SiltstoneError]]:

@@ -71,12 +71,16 @@ def read_base(
     columns: Sequence[str] | None = None,
     *,
     name: str = "a base",
+    rows: int | None = None,
 ) -> Iterator[tuple[pa.Table, np.ndarray]]:
     """The rows of `groups` (None: all key groups) in batches: (table, key groups uint16[rows], ascending).
 
     The tables have `columns` (None: all) in the order of `schema.rows`; a value column that the file lacks,
-    because it was added to the schema later, is null. Row groups that hold none of `groups` are not read. Of a file
-    only the pages that are needed are read, each verified by its own checksum (promise 6).
+    because it was added to the schema later, is null. Row groups that hold none of `groups` are not read, and of a file
+    only the columns that are needed. Nothing is verified here: `data` is (`store.blocks`, promise 6).
+
+    Args:
+        rows: how many the base is recorded to have, those of other key groups included; None does not compare.
 
     Raises:
         UsageError: `columns` names one that the schema does not have.
@@ -88,9 +92,11 @@ def read_base(
     wanted = pa.schema([field for field in schema.rows if columns is None or field.name in columns])
     with _parquet(name):
         source = data if isinstance(data, pa.NativeFile) else pa.BufferReader(data)
-        file = pq.ParquetFile(source, page_checksum_verification=True)
+        file = pq.ParquetFile(source)
         stored = file.schema_arrow
     _check_shape(stored, schema, name)
+    if rows is not None and file.metadata.num_rows != rows:
+        raise CorruptObject(f"object {name} holds {file.metadata.num_rows} rows, where {rows} are recorded")
     present = [KEY_GROUP, *(field.name for field in wanted if field.name in stored.names)]
     chosen = [i for i in range(file.num_row_groups) if groups is None or _overlaps(file, i, groups)]
     with _parquet(name):
@@ -192,6 +198,6 @@ def _shaped(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
 def _parquet(name: str) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
         why = str(error).splitlines()[0]
         raise CorruptObject(f"object {name} was cut or altered: it cannot be read as Parquet: {why}") from error

@@ -36,6 +36,7 @@ from siltstone.policy.restore_plan import RestoreUnit
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath
+from siltstone.store.ranged import checksummed
 
 
 class Abandoned(BaseException):
@@ -99,7 +100,7 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
     merged = merged_tables(reads, schemas, reader, unit.key_groups, manifest.max_parallelism)
     for name, batches in merged:
         found = np.zeros(manifest.max_parallelism, np.uint64)
-        with store.create(task.path.materialized(unit.operator, name, task.part, task.id)) as out:
+        with checksummed(store, task.path.materialized(unit.operator, name, task.part, task.id)) as out:
             count = write_base(out, schemas[name], digested(batches, found))
             groups = np.arange(unit.key_groups.start, unit.key_groups.end)
             where = f"the materialization of checkpoint {checkpoint} of {manifest.stream}: {unit.operator}.{name}"

@@ -27,6 +27,7 @@ from siltstone.model import Form, Handle, KeyGroupRange, StoredObject
 from siltstone.state.backend import StateTable, SubtaskState
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath
+from siltstone.store.ranged import checksummed
 
 DELTA_ROWS = 1 << 15
 """how many changes are encoded together, about: more are written in several segments of some key groups each, so that
@@ -137,7 +138,7 @@ def _bases(
     objects = []
     with _writer(task, order, state.groups, inlining) as writer:
         for name, table in sorted(state.tables.items()):
-            with clock.phase("base"), store.create(names.base(operator, name, subtask, attempt)) as out:
+            with clock.phase("base"), checksummed(store, names.base(operator, name, subtask, attempt)) as out:
                 rows = write_base(out, table.schema, table.scan(state.groups))
             assert out.stored is not None
             objects.append(out.stored)

@@ -93,7 +93,7 @@ def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRa
 
 def _apply_base(target: KeyedState, handle: Handle, schema: TableSchema, groups: KeyGroupRange, block: Block) -> int:
     count = 0
-    for rows, key_groups in read_base(block, schema, groups, name=handle.object):
+    for rows, key_groups in read_base(block, schema, groups, name=handle.object, rows=handle.rows):
         set_state(target, handle.variable, rows, key_groups)
         count += rows.num_rows
     return count

@@ -230,7 +230,8 @@ def _streamed(
     wanted = (replace(wanted_block(read), in_parts=wanted_block(read).in_parts or not whole) for read in task.reads)
     for read, block in zip(task.reads, reader.blocks(wanted), strict=True):
         for part in read.key_groups:
-            for rows, owners in read_base(block, schema, part, needed, name=read.handle.object):
+            recorded = read.handle.rows
+            for rows, owners in read_base(block, schema, part, needed, name=read.handle.object, rows=recorded):
                 if whole:
                     found += group_sums(row_digests(rows), owners, task.max_parallelism)
                 yield rows

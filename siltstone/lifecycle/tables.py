@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from siltstone.changelog.base import read_base
 from siltstone.changelog.block import decode_block
+from siltstone.errors import CorruptObject
 from siltstone.lifecycle.merge import Batch, Changes
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.policy.restore_plan import Read
@@ -55,7 +56,7 @@ def _base_rows(schema: TableSchema, bases: Sequence[Read], reader: BlockReader) 
     pieces = sorted((part, i) for i, read in enumerate(bases) for part in read.key_groups)
     ordered = [Read(bases[i].checkpoint, bases[i].handle, (part,)) for part, i in pieces]
     for read, block in zip(ordered, reader.blocks(map(wanted_block, ordered)), strict=True):
-        yield from read_base(block, schema, read.key_groups[0], name=read.handle.object)
+        yield from read_base(block, schema, read.key_groups[0], name=read.handle.object, rows=read.handle.rows)
 
 
 def digested(batches: Iterable[Batch], found: np.ndarray) -> Iterator[Batch]:
@@ -82,8 +83,15 @@ def wanted_block(read: Read) -> Wanted:
 def changes_of(
     handle: Handle, schema: TableSchema, groups: Sequence[KeyGroupRange], block: pa.Buffer
 ) -> tuple[pa.Table, np.ndarray]:
-    """A delta's changes of some key groups (`schema.changes`) and their key groups (uint16), ascending."""
+    """A delta's changes of some key groups (`schema.changes`) and their key groups (uint16), ascending.
+
+    Raises:
+        CorruptObject: it is no block of changes, or has not as many as recorded.
+    """
     changes, key_groups = decode_block(block, handle.object)
+    if len(key_groups) != handle.rows:
+        what = f"{len(key_groups)} changes of {handle.variable}, where {handle.rows} are recorded"
+        raise CorruptObject(f"object {handle.object} holds {what}")
     wanted = np.zeros(len(key_groups), bool)
     for part in groups:
         wanted |= (key_groups >= part.start) & (key_groups < part.end)

@@ -1,19 +1,15 @@
 """Buffered reading of blocks: what a restore needs is fetched once, ahead of its use, and dropped after it.
 
-    BlockReader      the blocks that handles point at, in the order in which they are used
-    RangedFile       a large object as a file, of which only what is read is fetched
-
-Only the wanted ranges of an object are fetched, each verified by its handle's checksum (promise 6): damage to what is
-not wanted harms nobody. The buffered restore of US 9471438: data come in chunks, each is fetched once and dropped when
-the read offset has passed it.
+Only the wanted ranges of an object are fetched, each verified by its handle's checksum, or, where a part of a handle's
+bytes is wanted, by the object's range checksums (`store.ranged`, promise 6): damage to what is not wanted harms nobody.
+The buffered restore of US 9471438: data come in chunks, each is fetched once and dropped when the read offset has
+passed it.
 """
 
-import io
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 
 import pyarrow as pa
@@ -22,6 +18,7 @@ import xxhash
 from siltstone.errors import CorruptObject
 from siltstone.model import Handle, StoredObject
 from siltstone.store.base import Store
+from siltstone.store.ranged import RangedFile, with_ranges
 
 AHEAD_BYTES = 64 << 20
 """how much is fetched before it is used, at most, unless one block holds more"""
@@ -29,13 +26,12 @@ FETCHES = 4
 """how many fetches are under way at once"""
 GAP_BYTES = 64 << 10
 """ranges of an object that lie no further apart are fetched as one"""
-CHUNK_BYTES = 1 << 20
-"""what a ranged file fetches at least"""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A block to read: whole, or `in_parts`, as a file of which only what is read is fetched and nothing verified."""
+    """A block to read: whole, or `in_parts`, as a file of which only what is read is fetched and verified. A block that
+    is wanted in parts is an object by itself."""
 
     handle: Handle
     in_parts: bool = False
@@ -100,9 +96,11 @@ class BlockReader:
             if wanted.handle.offset + wanted.handle.length > stored.bytes:
                 raise CorruptObject(f"{name}: {wanted.handle.variable} should lie beyond its end")
         if run[0].in_parts:
-            return [
-                pa.PythonFile(RangedFile(self._store, wanted.handle, self._fetched.append), mode="r") for wanted in run
-            ]
+            place = 0, stored.bytes, stored.checksum
+            if any((w.handle.offset, w.handle.length, w.handle.checksum) != place for w in run):
+                raise CorruptObject(f"object {name} is not what a handle of {run[0].handle.variable} says that it is")
+            self._objects[name] = stored = with_ranges(self._store, stored, self._fetched.append)
+            return [pa.PythonFile(RangedFile(self._store, stored, self._fetched.append), mode="r") for _ in run]
         if len(run) == 1 and run[0].handle.length == stored.bytes:
             self._fetched.append(stored.bytes)
             return [self._store.read(stored)]
@@ -128,47 +126,3 @@ def _verified(handle: Handle, fetched: Sequence[tuple[int, pa.Buffer]]) -> pa.Bu
         what = f"{handle.variable}, {handle.length} bytes at {handle.offset},"
         raise CorruptObject(f"object {handle.object} was altered: {what} has not the checksum {handle.checksum}")
     return block
-
-
-class RangedFile(io.RawIOBase):
-    """A block as a file for pyarrow's readers: a read fetches at least a chunk, and the newest chunk is kept."""
-
-    def __init__(self, store: Store, handle: Handle, fetched: Callable[[int], None] = lambda _: None) -> None:
-        """`fetched` is told how many bytes each fetch brings."""
-        self._fetch = partial(store.read_range, handle.object)
-        self._fetched = fetched
-        self._start, self._size = handle.offset, handle.length
-        self._position = 0
-        self._chunk: tuple[int, pa.Buffer] = (0, pa.py_buffer(b""))
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def seekable(self) -> bool:
-        """Always."""
-        return True
-
-    def tell(self) -> int:
-        """The read offset."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the read offset."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes; fewer only at the end."""
-        start = min(self._position, self._size)
-        end = self._size if size < 0 else min(start + size, self._size)
-        at, chunk = self._chunk
-        if not at <= start <= end <= at + chunk.size:
-            # Parquet is read from its end: what lies before it is fetched with it.
-            first = max(0, self._size - CHUNK_BYTES) if end == self._size and end - start < CHUNK_BYTES else start
-            last = min(max(end, first + CHUNK_BYTES), self._size)
-            self._fetched(last - first)
-            at, chunk = self._chunk = (first, self._fetch(self._start + first, last - first))
-        self._position = end
-        return chunk.slice(start - at, end - start).to_pybytes()

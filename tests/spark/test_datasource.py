@@ -243,6 +243,25 @@ def test_another_digest_than_the_recorded_one_fails_the_task(ran: Ran, at: int, 
         list(scan(store, replace(task, digests=digests)))
 
 
+def test_a_flipped_bit_of_the_footer_fails_a_query_of_some_columns(ran: Ran) -> None:
+    with Place.existing(ran.settings.warehouse) as place:
+        manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, "kinds", 1))
+        objects = place.warehouse.local.objects
+    bases = [h.object for h in manifests[1].handles if h.variable == "row"]
+    whole = {name: (objects / name).read_bytes() for name in bases}
+    try:
+        for name, data in whole.items():
+            altered = bytearray(data)
+            altered[-200] ^= 4
+            (objects / name).write_bytes(altered)
+        with pytest.raises(PySparkException, match=r"CorruptObject: object kinds/.*base.parquet was altered"):
+            ran.read(at=1, columns="c0").collect()
+    finally:
+        for name, data in whole.items():
+            (objects / name).write_bytes(data)
+    assert len(ran.read(at=1, columns="c0").collect()) == KEYS
+
+
 def test_as_of_picks_by_event_time(ran: Ran) -> None:
     assert same(rows_of(ran.read(as_of="2013-07-02T12:00:00")), ran.expected(2))
     assert same(rows_of(ran.read(as_of="2013-07-02")), ran.expected(2))

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ from siltstone.changelog.base import read_base, write_base
 from siltstone.errors import CorruptObject
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.state.schema import TableSchema
-from siltstone.store import blocks
+from siltstone.store import blocks, ranged
 from siltstone.store.blocks import BlockReader, Wanted
 from siltstone.store.filesystem import FilesystemStore
 
@@ -129,19 +130,22 @@ SCHEMA = TableSchema(
 )
 
 
-def _base(store: FilesystemStore, rows: int) -> tuple[StoredObject, Handle]:
-    """A base whose rows are spread evenly over the key groups."""
+def _base(store: FilesystemStore, rows: int, *, ranges: bool = True) -> tuple[StoredObject, Handle]:
+    """A base whose rows are spread evenly over the key groups; without `ranges` as version 0.1 wrote it."""
     table = pa.table({"k": np.arange(rows), "v": [xxhash.xxh3_128_hexdigest(str(i).encode()) for i in range(rows)]})
     owners = (np.arange(rows) * len(GROUPS) // rows).astype(np.uint16)
-    with store.create("s/1/t.base.parquet") as out:
+    with ranged.checksummed(store, "s/1/t.base.parquet") as out:
         write_base(out, SCHEMA, [(table.cast(SCHEMA.rows), owners)])
     assert out.stored is not None
+    if not ranges:
+        out.stored = replace(out.stored, ranges=None)
     place = (out.stored.name, 0, out.stored.bytes, out.stored.checksum, GROUPS)
     return out.stored, Handle("o", "t", Kind.INCREMENTAL, Form.BASE, *place, rows=rows, previous=0)
 
 
 def test_of_a_base_only_the_wanted_key_groups_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "CHUNK_BYTES", 16 << 10)
+    monkeypatch.setattr(ranged, "CHUNK_BYTES", 16 << 10)
+    monkeypatch.setattr(ranged, "RANGE_BYTES", 16 << 10)
     monkeypatch.setattr("siltstone.changelog.base.ROW_GROUP_ROWS", 10_000)
     store = CountingStore(tmp_path)
     stored, handle = _base(store, 300_000)
@@ -154,15 +158,40 @@ def test_of_a_base_only_the_wanted_key_groups_are_fetched(tmp_path: Path, monkey
     assert sum(fetched) < stored.bytes / 5
 
 
-def test_an_altered_page_of_a_base_read_in_parts_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranges", [True, False])
+def test_an_altered_page_of_a_base_read_in_parts_is_noticed(tmp_path: Path, ranges: bool) -> None:
     store = FilesystemStore(tmp_path)
-    stored, handle = _base(store, 20_000)
+    stored, handle = _base(store, 20_000, ranges=ranges)
     path = tmp_path / stored.name
     column = pq.ParquetFile(path).metadata.row_group(0).column(2)
     data = bytearray(path.read_bytes())
     data[(column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size // 2] ^= 1
     path.unlink()
     path.write_bytes(data)
+    with pytest.raises(CorruptObject, match=f"object {stored.name} was altered: .* not the checksum"):
+        _in_parts(store, stored, handle)
+
+
+def _in_parts(store: FilesystemStore, stored: StoredObject, handle: Handle) -> pa.Table:
+    """Some key groups of a base."""
     [file] = BlockReader(store, [stored]).blocks([Wanted(handle, in_parts=True)])
-    with pytest.raises(CorruptObject, match=stored.name):
-        list(read_base(file, SCHEMA, KeyGroupRange(0, 10), name=stored.name))
+    found = read_base(file, SCHEMA, KeyGroupRange(0, 10), name=stored.name, rows=handle.rows)
+    return pa.concat_tables([rows for rows, _ in found])
+
+
+def test_a_base_without_range_checksums_or_with_unknown_ones_is_verified_whole_and_once(tmp_path: Path) -> None:
+    store = CountingStore(tmp_path)
+    stored, handle = _base(store, 20_000)
+    assert stored.ranges is not None
+    expected = _in_parts(store, stored, handle)
+    for ranges in (None, replace(stored.ranges, algorithm="of a later version"), replace(stored.ranges, checksums="")):
+        store.fetched.clear()
+        assert _in_parts(store, replace(stored, ranges=ranges), handle).equals(expected)
+        assert store.fetched[0] == (stored.name, 0, stored.bytes)
+
+
+def test_a_base_with_another_number_of_rows_than_recorded_is_refused(tmp_path: Path) -> None:
+    store = FilesystemStore(tmp_path)
+    stored, handle = _base(store, 20_000)
+    with pytest.raises(CorruptObject, match=f"{stored.name} holds 20000 rows, where 20001 are recorded"):
+        _in_parts(store, stored, replace(handle, rows=20_001))

@@ -1,0 +1,197 @@
+"""Reads parts of an object, each part verified before anything decodes it (promise 6).
+
+    checksummed(store, name)   writes an object and keeps a checksum of each of its ranges of `RANGE_BYTES`
+    with_ranges                the range checksums of an object that was stored without any: reads all of it once
+    RangedFile                 a large object as a file: what is read is fetched by whole ranges, and verified
+
+A decoder of damaged bytes may return wrong rows, fail in any way, or end the process; Parquet's own page checksums
+leave out its footer and the headers of its pages. So no byte reaches a decoder before it has been compared with a
+checksum that a manifest holds.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import pyarrow as pa
+import xxhash
+
+from siltstone.errors import CorruptObject
+from siltstone.model import RangeChecksums, StoredObject
+from siltstone.store.base import ObjectWriter, Store
+
+RANGE_BYTES = 256 << 10
+"""how many bytes of an object have a checksum of their own"""
+CHUNK_BYTES = 1 << 20
+"""what a ranged file fetches at least"""
+MEASURED_BYTES = 8 << 20
+"""how much of an object without range checksums is fetched at once"""
+ALGORITHM = "xxh3-64"
+_CHECKSUM_BYTES = 8
+
+
+class _RangeHasher:
+    """Checksums of the ranges of what comes piece by piece."""
+
+    def __init__(self, range_bytes: int) -> None:
+        self._range_bytes = self._room = range_bytes
+        self._hash = xxhash.xxh3_64()
+        self._done = bytearray()
+
+    def update(self, data: memoryview) -> None:
+        while len(data):
+            part, data = data[: self._room], data[self._room :]
+            self._hash.update(part)
+            self._room -= len(part)
+            if not self._room:
+                self._end_range()
+
+    def checksums(self) -> RangeChecksums:
+        """Those of all that came; nothing may come after."""
+        if self._room < self._range_bytes:
+            self._end_range()
+        return RangeChecksums(ALGORITHM, self._range_bytes, self._done.hex())
+
+    def _end_range(self) -> None:
+        self._done += self._hash.digest()
+        self._hash.reset()
+        self._room = self._range_bytes
+
+
+class ChecksummedWriter:
+    """An `ObjectWriter` around another; `stored` is known, with range checksums, once `checksummed` has ended."""
+
+    def __init__(self, writer: ObjectWriter) -> None:
+        self._writer = writer
+        self.hasher = _RangeHasher(RANGE_BYTES)
+        self.stored: StoredObject | None = None
+        self.closed = False
+
+    def write(self, data: bytes | memoryview | pa.Buffer) -> int:
+        """Append bytes."""
+        self.hasher.update(memoryview(data).cast("B"))
+        return self._writer.write(data)
+
+    def flush(self) -> None:
+        """Nothing is promised before the `with` block ends."""
+        self._writer.flush()
+
+
+@contextmanager
+def checksummed(store: Store, name: str) -> Iterator[ChecksummedWriter]:
+    """`store.create` for an object that will be read in parts.
+
+    Raises:
+        ObjectExists: the name is taken.
+        Unreachable: the store does not take it.
+    """
+    with store.create(name) as out:
+        writer = ChecksummedWriter(out)
+        yield writer
+        writer.closed = True
+    assert out.stored is not None
+    writer.stored = replace(out.stored, ranges=writer.hasher.checksums())
+
+
+def with_ranges(store: Store, stored: StoredObject, fetched: Callable[[int], None] = lambda _: None) -> StoredObject:
+    """The object with range checksums that can be used: its own, or else what a verified read of all of it gives.
+
+    Objects that were written before there were range checksums, or by an algorithm that is not known here, are read
+    once for each `BlockReader`, `MEASURED_BYTES` at a time.
+
+    Raises:
+        CorruptObject: missing, cut or altered; names the object.
+        Unreachable: the store does not answer.
+    """
+    if stored.ranges is not None and _is_usable(stored.ranges, stored.bytes):
+        return stored
+    whole, hasher = xxhash.xxh3_128(), _RangeHasher(RANGE_BYTES)
+    for start in range(0, stored.bytes, MEASURED_BYTES):
+        size = min(MEASURED_BYTES, stored.bytes - start)
+        part = memoryview(store.read_range(stored.name, start, size))
+        fetched(size)
+        whole.update(part)
+        hasher.update(part)
+    if whole.hexdigest() != stored.checksum:
+        raise CorruptObject(f"object {stored.name} was altered: it has not the checksum {stored.checksum}")
+    return replace(stored, ranges=hasher.checksums())
+
+
+def _is_usable(ranges: RangeChecksums, size: int) -> bool:
+    """Is the algorithm known, and is there a checksum for every range of an object of `size` bytes?"""
+    if ranges.algorithm != ALGORITHM or ranges.range_bytes <= 0:
+        return False
+    return len(ranges.checksums) == -(-size // ranges.range_bytes) * _CHECKSUM_BYTES * 2
+
+
+class RangedFile(io.RawIOBase):
+    """An object as a file for pyarrow's readers: a read fetches and verifies whole ranges, a chunk at least, and the
+    newest chunk is kept.
+
+    Args:
+        stored: as `with_ranges` gives it.
+        fetched: told how many bytes each fetch brings.
+    """
+
+    def __init__(self, store: Store, stored: StoredObject, fetched: Callable[[int], None] = lambda _: None) -> None:
+        assert stored.ranges is not None, "call with_ranges first"
+        self._name, self._size = stored.name, stored.bytes
+        self._fetch = partial(store.read_range, stored.name)
+        self._fetched = fetched
+        self._range_bytes = stored.ranges.range_bytes
+        self._checksums = bytes.fromhex(stored.ranges.checksums)
+        self._position = 0
+        self._chunk: tuple[int, pa.Buffer] = (0, pa.py_buffer(b""))
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """The read offset."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the read offset."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Up to `size` bytes; fewer only at the end.
+
+        Raises:
+            CorruptObject: missing, cut or altered; names the object.
+            Unreachable: the store does not answer.
+        """
+        start = min(self._position, self._size)
+        end = self._size if size < 0 else min(start + size, self._size)
+        at, chunk = self._chunk
+        if not at <= start <= end <= at + chunk.size:
+            at, chunk = self._chunk = self._verified(start, end)
+        self._position = end
+        return chunk.slice(start - at, end - start).to_pybytes()
+
+    def _verified(self, start: int, end: int) -> tuple[int, pa.Buffer]:
+        """Where the ranges around `start` to `end` begin, and their bytes."""
+        # Parquet is read from its end: what lies before it is fetched with it.
+        if end == self._size and end - start < CHUNK_BYTES:
+            start = max(0, end - CHUNK_BYTES)
+        first = start // self._range_bytes
+        last = -(-max(end, start + CHUNK_BYTES) // self._range_bytes)
+        begin, stop = first * self._range_bytes, min(last * self._range_bytes, self._size)
+        self._fetched(stop - begin)
+        data = self._fetch(begin, stop - begin)
+        view = memoryview(data)
+        for number, at in enumerate(range(0, len(view), self._range_bytes), first):
+            recorded = self._checksums[number * _CHECKSUM_BYTES : (number + 1) * _CHECKSUM_BYTES]
+            if xxhash.xxh3_64_digest(view[at : at + self._range_bytes]) != recorded:
+                where = f"the {self._range_bytes} bytes from {begin + at} on have not the checksum {recorded.hex()}"
+                raise CorruptObject(f"object {self._name} was altered: {where}")
+        return begin, data
