@@ -10,12 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
+from siltstone.state.digest import checkpoint_digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,7 @@ class Acknowledgement:
         uploads: what storing took, as `UploadStatistics.to_json` tells it; empty if nothing was sent.
         digests: table or opaque variable -> uint64 per key group of the subtask.
         rows_in: rows the subtask was given.
+        rows_out: rows its operator returned.
         event_time_max: the highest event time among them, in UTC; None if there was none.
         seconds: seconds by phase.
         state_rows: live rows of all tables.
@@ -47,6 +50,7 @@ class Acknowledgement:
     uploads: Mapping[str, Any] = field(default_factory=dict)
     digests: Mapping[str, np.ndarray] = field(default_factory=dict)
     rows_in: int = 0
+    rows_out: int = 0
     event_time_max: datetime | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     state_rows: int = 0
@@ -58,6 +62,15 @@ class Acknowledgement:
     def stored_bytes(self) -> int:
         """Bytes stored for this subtask alone; every one of them belongs to exactly one handle."""
         return sum(handle.length for handle in self.handles)
+
+    @cached_property
+    def receipt(self) -> str:
+        """What every run of the same task comes to, whoever runs it: rows in and out, and the state's digests.
+
+        It travels with the acknowledgement, so that Spark's SQL can read it there.
+        """
+        state = checkpoint_digest({self.operator: self.digests})
+        return f"{self.subtask}:{self.rows_in}:{self.rows_out}:{state}"
 
     @classmethod
     def failure(cls, operator: str, subtask: int, error: SiltstoneError) -> Self:
@@ -73,6 +86,7 @@ class Acknowledgement:
     def to_bytes(self) -> bytes:
         """A compact form that `from_bytes` reads."""
         plain = asdict(self) | {
+            "receipt": self.receipt,
             "inline": [base64.b64encode(segment).decode() for segment in self.inline],
             "digests": {
                 name: base64.b64encode(np.ascontiguousarray(part, "<u8").tobytes()).decode()
@@ -91,6 +105,7 @@ class Acknowledgement:
         """
         try:
             plain = json.loads(data)
+            del plain["receipt"]
             return cls(**(plain | _typed(plain)))
         except (ValueError, TypeError, KeyError, AttributeError, binascii.Error) as error:
             raise StateError(f"a subtask's acknowledgement cannot be read: {error}") from None

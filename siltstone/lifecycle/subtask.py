@@ -8,8 +8,9 @@ yields the same changes, under object names of its own.
 import inspect
 import os
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
@@ -22,7 +23,7 @@ from siltstone.lifecycle.clock import Clock
 from siltstone.lifecycle.persist import Part, write_part
 from siltstone.lifecycle.restore import opaque_digests
 from siltstone.lifecycle.task import StepTask
-from siltstone.lifecycle.working_state import working_state
+from siltstone.lifecycle.working_state import working_copy, working_state
 from siltstone.operator import Operator, Rows, State
 from siltstone.state.backend import SubtaskState
 
@@ -59,12 +60,23 @@ def run_subtask(
 
     An error of Siltstone's own tree travels in the acknowledgement: trying again would not mend it.
     """
-    schema = output_schema(task)
+    yield from _answered(task, subtask, _run(task, subtask, attempt, batches, working_state))
+
+
+def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Make the output of a step once more that was acknowledged already, since it was lost before it was read.
+
+    It yields what `run_subtask` does, but works on a copy of the state and stores nothing: what was acknowledged
+    stands. Whoever reads the output compares the receipt of the acknowledgement with that of the accepted one.
+    """
+    yield from _answered(task, subtask, _run(replace(task, checkpoint=None), subtask, "", batches, working_copy))
+
+
+def _answered(task: StepTask, subtask: int, run: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     try:
-        yield from _run(task, subtask, attempt, batches, schema)
+        yield from run
     except SiltstoneError as error:
-        failed = Acknowledgement.failure(task.operator.name, subtask, error)
-        yield _acknowledge(failed, schema)
+        yield _acknowledge(Acknowledgement.failure(task.operator.name, subtask, error), output_schema(task))
 
 
 def output_schema(task: StepTask) -> pa.Schema:
@@ -74,21 +86,26 @@ def output_schema(task: StepTask) -> pa.Schema:
 
 
 def _run(
-    task: StepTask, subtask: int, attempt: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema
+    task: StepTask,
+    subtask: int,
+    attempt: str,
+    batches: Iterator[pa.RecordBatch],
+    find: Callable[[StepTask, int, Clock], AbstractContextManager[SubtaskState]],
 ) -> Iterator[pa.RecordBatch]:
-    clock = Clock()
+    clock, schema = Clock(), output_schema(task)
     with clock.phase("open"):
-        opened = working_state(task, subtask, clock)
+        opened = find(task, subtask, clock)
         state = opened.__enter__()
     try:
         state.begin(task.step, tracking=task.tracking)
         bound = State(task.operator, state)
-        rows_in, event_time = 0, None
+        rows_in, rows_out, event_time = 0, 0, None
         for table in _calls(batches):
             with clock.phase("process"), _users_code(task.operator):
                 rows = _rows(task, table)
                 output = _output(task.operator, task.operator.process(rows, bound), schema)
             rows_in += table.num_rows
+            rows_out += sum(batch.num_rows for batch in output)
             event_time = _later(event_time, rows.table, task.event_time)
             yield from output
         with clock.phase("process"), _users_code(task.operator):
@@ -108,6 +125,7 @@ def _run(
             uploads={} if part.uploads is None else part.uploads.to_json(),
             digests=_digests(state),
             rows_in=rows_in,
+            rows_out=rows_out,
             event_time_max=event_time,
             seconds=clock.seconds,
             state_rows=sum(table.rows for table in state.tables.values()),

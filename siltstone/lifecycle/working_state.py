@@ -8,6 +8,7 @@ that a writer of an older epoch that wakes up can only ever touch what the newer
 import fcntl
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,9 @@ def working_state(task: StepTask, subtask: int, clock: Clock) -> Iterator[Subtas
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
     with locked(directory, LOCK_WAIT_S):
+        if not directory.exists() and task.base_step == task.restore.step:
+            # Of steps after the checkpoint, an earlier epoch may have made something else than this one did.
+            _take_over(task, subtask, directory)
         state = _at_base(task, subtask, directory) or _restored(task, subtask, directory, clock)
         try:
             state.release(task.restore.step)
@@ -45,11 +49,29 @@ def working_state(task: StepTask, subtask: int, clock: Clock) -> Iterator[Subtas
             state.close()
 
 
+@contextmanager
+def working_copy(task: StepTask, subtask: int, clock: Clock) -> Iterator[SubtaskState]:
+    """As `working_state`, in a copy that is thrown away: the state itself is only read.
+
+    Raises:
+        TimeoutError, StateError, CorruptObject: as `working_state`.
+    """
+    directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{directory.name}.copy-", dir=directory.parent) as scratch:
+        copy = Path(scratch) / "state"
+        with locked(directory, LOCK_WAIT_S):
+            if directory.exists():
+                shutil.copytree(directory, copy)
+        state = _at_base(task, subtask, copy) or _restored(task, subtask, copy, clock)
+        try:
+            yield state
+        finally:
+            state.close()
+
+
 def _at_base(task: StepTask, subtask: int, directory: Path) -> SubtaskState | None:
     """What is on this machine, if it can be had at the base version."""
-    if not directory.exists() and task.base_step == task.restore.step:
-        # Of steps after the checkpoint, an earlier epoch may have made something else than this one did.
-        _take_over(task, subtask, directory)
     if not directory.exists():
         return None
     try:

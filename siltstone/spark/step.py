@@ -1,6 +1,6 @@
 """One step of one operator as a Spark job: hash in the JVM, one shuffle, one Arrow task a subtask."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -12,11 +12,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from siltstone.aggregate import Aggregate
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
-from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, output_schema, run_subtask
+from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, output_schema, run_subtask, run_subtask_again
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE, Operator
 from siltstone.spark.types import spark_type
 from siltstone.stream import Stream
+
+RUNNING = "siltstone.running"
+"""Spark's local property that tells a task which step of which operator its job runs"""
+LOST_OUTPUT = "an operator's output was lost and computed again"
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,9 @@ def run_operators(stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask]
                 # Its job must not run twice: once for the acknowledgements, once for whoever reads the output.
                 frame = frame.persist()
                 run.cached.append(frame)
-                run.outputs[operator.name] = output_rows(frame)
-            run.received[operator.name] = acknowledgements(frame, task)
+            received = run.received[operator.name] = acknowledgements(frame, task)
+            if stream.consumed(operator.name):
+                run.outputs[operator.name] = output_rows(frame, received)
     finally:
         if shared:
             rows.unpersist()
@@ -113,7 +118,12 @@ def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
     """
     if task.operator.output is not None:
         frame = frame.where(F.col(ACKNOWLEDGEMENT).isNotNull()).select(ACKNOWLEDGEMENT)
-    received = [Acknowledgement.from_bytes(bytes(row[0])) for row in frame.collect()]
+    context = frame.sparkSession.sparkContext
+    context.setLocalProperty(RUNNING, _identity(task))
+    try:
+        received = [Acknowledgement.from_bytes(bytes(row[0])) for row in frame.collect()]
+    finally:
+        context.setLocalProperty(RUNNING, "")
     for acknowledgement in received:
         acknowledgement.raise_failure()
     missing = set(range(task.parallelism)) - {a.subtask for a in received}
@@ -122,18 +132,36 @@ def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
     return received
 
 
-def output_rows(frame: DataFrame) -> DataFrame:
-    """The operator's output alone."""
-    return frame.where(F.col(ACKNOWLEDGEMENT).isNull()).drop(ACKNOWLEDGEMENT)
+def output_rows(frame: DataFrame, received: Sequence[Acknowledgement]) -> DataFrame:
+    """The operator's output alone, once its acknowledgements were `received`.
+
+    A job that reads it fails where a partition was lost and computed again since, and that failed or came to something
+    else than was acknowledged.
+    """
+    acknowledgement = F.col(ACKNOWLEDGEMENT)
+    said = acknowledgement.cast("string")
+    accepted = F.get_json_object(said, "$.receipt").isin([a.receipt for a in received])
+    reason = F.coalesce(F.get_json_object(said, "$.error[1]"), F.lit("it came to other rows or another state"))
+    failed = F.raise_error(F.concat(F.lit(f"{LOST_OUTPUT}: "), reason)).cast("boolean")
+    return frame.where(F.when(acknowledgement.isNull(), True).when(accepted, False).otherwise(failed)).drop(
+        ACKNOWLEDGEMENT
+    )
 
 
 def _in_partition(task: StepTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
+        if context.getLocalProperty(RUNNING) != _identity(task):
+            # A later job reads what was lost since its step was acknowledged.
+            return run_subtask_again(task, context.partitionId(), batches)
         return run_subtask(task, context.partitionId(), str(context.taskAttemptId()), batches)
 
     return run
+
+
+def _identity(task: StepTask) -> str:
+    return f"{task.stream}/{task.epoch}/{task.operator.name}/{task.step}"
 
 
 def columns_read(rows: DataFrame, operator: Operator) -> list[str]:

@@ -135,7 +135,11 @@ class _Applied:
         frame = step_frame(self._frame, task).persist()
         try:
             received = acknowledgements(frame, task)
-            totals = output_rows(frame).agg(*(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in COUNTS.names)).first()
+            totals = (
+                output_rows(frame, received)
+                .agg(*(F.coalesce(F.sum(c), F.lit(0)).alias(c) for c in COUNTS.names))
+                .first()
+            )
         finally:
             frame.unpersist()
         assert totals is not None

@@ -1,0 +1,161 @@
+"""An operator's output whose cached blocks are lost after its acknowledgements, before the next operator reads it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from siltstone.aggregate import Aggregate, Count, Sum
+from siltstone.catalog.place import Place
+from siltstone.errors import StateError, UsageError
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.settings import Settings
+from siltstone.spark import step as step_module
+from siltstone.spark.operations import RunRequest, run
+from siltstone.spark.sinks import ParquetSink
+from siltstone.stream import Stream
+from tests.spark_streams import keyed, source_of
+
+pytestmark = pytest.mark.usefixtures("spark")
+ROWS = [keyed(range(20), range(20)), keyed(range(5, 30), range(25))]
+
+
+class Running(Operator):
+    """The sum of each key so far, as rows; it notes each of its calls in a directory, and `again` says what a call
+    does that is not the first with its rows."""
+
+    name = "running"
+    key = {"key": pa.int64()}  # noqa: RUF012
+    output = pa.schema([("key", pa.int64()), ("sum", pa.int64())])
+    totals = ValueState(value={"sum": pa.int64()})
+
+    def __init__(self, calls: Path, again: str) -> None:
+        super().__init__()
+        self.calls, self.again = calls, again
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        old = state.totals.get(rows.keys)["sum"].fill_null(0).to_numpy()
+        value = rows.table.column("value").to_numpy()
+        new = old + [int(value[rows.group == k].sum()) for k in range(len(rows.keys))]
+        state.totals.put(rows.keys, {"sum": new})
+        table = pa.table({"key": rows.keys.keys.column("key"), "sum": new})
+        call = f"{sorted(rows.table.column('key').to_pylist())}".replace(", ", "_")
+        first = self.calls / f"{call}-first"
+        if first.exists():
+            (self.calls / f"{call}-again").touch()
+            if self.again == "fails":
+                raise UsageError("this machine is another one")
+            if self.again == "differs":
+                return table.slice(1)
+        first.touch()
+        return table
+
+
+def chained(calls: Path, again: str) -> Stream:
+    calls.mkdir()
+    after = Aggregate("after", {"key": pa.int64()}, [Count("rows"), Sum("sum", of="sum")], reads="running")
+    return Stream(
+        "chained", source_of(ROWS), [Running(calls, again), after], sinks={"after": ParquetSink()}, max_parallelism=8
+    )
+
+
+def settings(path: Path) -> Settings:
+    return Settings(warehouse=str(path), parallelism=2)
+
+
+def lose_blocks(spark: SparkSession) -> int:
+    """Drop what is cached of every frame, as the death of an executor does; they stay marked as cached."""
+    java: Any = vars(spark.sparkContext)["_jsc"]
+    cached = list(java.getPersistentRDDs())
+    for rdd in cached:
+        java.sc().unpersistRDD(rdd, True)
+    return len(cached)
+
+
+@pytest.fixture
+def losing(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Path], dict[Path, tuple[int, int]]]:
+    """Lose the blocks of the first operator in one step, once its acknowledgements are there; tells what its working
+    state was then."""
+
+    def arm(at_step: int, work: Path) -> dict[Path, tuple[int, int]]:
+        seen: dict[Path, tuple[int, int]] = {}
+        steps = 0
+        genuine = step_module.output_rows
+
+        def lost(frame: DataFrame, *others: Any) -> DataFrame:
+            nonlocal steps
+            steps += 1
+            if steps == at_step:
+                assert lose_blocks(spark)
+                seen.update(state_files(work))
+            return genuine(frame, *others)
+
+        monkeypatch.setattr(step_module, "output_rows", lost)
+        return seen
+
+    return arm
+
+
+def state_files(work: Path) -> dict[Path, tuple[int, int]]:
+    """Which files an operator's working state is made of, and when each was written."""
+    found = [p for p in work.glob("chained/*/state/running/**/*") if p.is_file() and not p.name.endswith(".lock")]
+    return {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in found}
+
+
+def undisturbed(tmp_path: Path) -> tuple[str | None, pa.Table]:
+    result = run(settings(tmp_path / "steady"), chained(tmp_path / "steady-calls", "fails"), RunRequest())
+    assert result.checkpoints == [1, 2]
+    return result.digest, sink(tmp_path / "steady")
+
+
+def sink(warehouse: Path) -> pa.Table:
+    partitioning = ds.partitioning(pa.schema([("checkpoint", pa.int64())]), flavor="hive")
+    table = pq.read_table(warehouse / "sink" / "chained" / "after", partitioning=partitioning)
+    return table.sort_by([("checkpoint", "ascending"), ("key", "ascending")])
+
+
+def test_a_recomputation_that_fails_fails_the_step(
+    losing: Callable[[int, Path], dict[Path, tuple[int, int]]], tmp_path: Path
+) -> None:
+    digest, rows = undisturbed(tmp_path)
+    stream, at = chained(tmp_path / "calls", "fails"), settings(tmp_path / "w")
+    losing(2, tmp_path / "w" / "work")
+    with pytest.raises(StateError, match="lost and computed again: this machine is another one"):
+        run(at, stream, RunRequest())
+    assert list((tmp_path / "calls").glob("*-again")), "it was computed again"
+    with Place.existing(at.warehouse) as place:
+        assert place.catalog.last_id("chained") == 1
+    assert set(sink(tmp_path / "w").column("checkpoint").to_pylist()) == {1}
+    (tmp_path / "fresh").mkdir()
+    running = Running(tmp_path / "fresh", "fails")
+    assert run(at, replace(stream, operators=[running, stream.operators[1]]), RunRequest()).digest == digest
+    assert sink(tmp_path / "w").equals(rows)
+
+
+def test_a_recomputation_that_comes_to_other_rows_fails_the_step(
+    losing: Callable[[int, Path], dict[Path, tuple[int, int]]], tmp_path: Path
+) -> None:
+    stream, at = chained(tmp_path / "calls", "differs"), settings(tmp_path / "w")
+    losing(2, tmp_path / "w" / "work")
+    with pytest.raises(StateError, match="lost and computed again: it came to other rows or another state"):
+        run(at, stream, RunRequest())
+    with Place.existing(at.warehouse) as place:
+        assert place.catalog.last_id("chained") == 1
+
+
+def test_a_recomputation_gives_the_same_rows_and_leaves_the_state_alone(
+    losing: Callable[[int, Path], dict[Path, tuple[int, int]]], tmp_path: Path
+) -> None:
+    digest, rows = undisturbed(tmp_path)
+    stream, at = chained(tmp_path / "calls", "repeats"), settings(tmp_path / "w")
+    before = losing(2, tmp_path / "w" / "work")
+    assert run(at, stream, RunRequest()).digest == digest
+    assert len(list((tmp_path / "calls").glob("*-again"))) == 2, "both subtasks, in the second step"
+    assert before and state_files(tmp_path / "w" / "work") == before
+    assert sink(tmp_path / "w").equals(rows)
