@@ -39,7 +39,7 @@ class RegionSteps:
         self.outputs = {SOURCE: rows}
         for operator in region.stream.topological():
             task = tasks[operator.name]
-            output, received = run_tasks(task, _shuffled(task, self.outputs[operator.reads]))
+            output, received = run_tasks(task, shuffled(task, self.outputs[operator.reads]))
             self.outputs[operator.name] = output
             region.acknowledge(operator.name, received)
         self._unwritten.append({name: self.outputs[name] for name in region.stream.sinks})
@@ -76,12 +76,14 @@ class RegionRun(RegionSteps):
         super().__init__(Region.open(stream, place.warehouse, place.catalog, policy, options, "a test"))
 
 
-def run_tasks(task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, Sequence[Acknowledgement]]:
+def run_tasks(
+    task: StepTask, rows: Mapping[int, pa.Table], attempt: str = "test"
+) -> tuple[pa.Table, Sequence[Acknowledgement]]:
     """One step of one operator, one subtask after the other, some of which have rows: output, and what they said."""
     parts, received = [], []
     for subtask in range(task.parallelism):
         batches = rows[subtask].to_batches() if subtask in rows else []
-        for batch in run_subtask(task, subtask, "test", iter(batches)):
+        for batch in run_subtask(task, subtask, attempt, iter(batches)):
             said = batch.column(ACKNOWLEDGEMENT)
             if said.null_count:
                 parts.append(pa.Table.from_batches([batch.drop_columns([ACKNOWLEDGEMENT])]))
@@ -93,7 +95,7 @@ def run_tasks(task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, S
     return pa.concat_tables([*parts]) if parts else nothing, received
 
 
-def _shuffled(task: StepTask, rows: pa.Table) -> Mapping[int, pa.Table]:
+def shuffled(task: StepTask, rows: pa.Table) -> Mapping[int, pa.Table]:
     """Each subtask's rows, with their hashes, in the operator's order."""
     operator = task.operator
     rows = rows.select(list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.column_names)])))

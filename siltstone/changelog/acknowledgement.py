@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -63,7 +62,7 @@ class Acknowledgement:
         """Bytes stored for this subtask alone; every one of them belongs to exactly one handle."""
         return sum(handle.length for handle in self.handles)
 
-    @cached_property
+    @property
     def receipt(self) -> str:
         """What every run of the same task comes to, whoever runs it: rows in and out, and the state's digests.
 

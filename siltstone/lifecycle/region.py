@@ -29,7 +29,7 @@ from siltstone.lifecycle.definition import check_definition, check_run, definiti
 from siltstone.lifecycle.persist import place_inline
 from siltstone.lifecycle.restore import read_manifest
 from siltstone.lifecycle.sweep import sweep_ended
-from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask
+from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask, identities
 from siltstone.model import Form, StoredObject
 from siltstone.operator import Operator
 from siltstone.policy.protocol import Decision, Policy, PolicyState, RestoreCost
@@ -114,6 +114,8 @@ class Region:
         self._decisions: dict[str, Decision] = {}
         self._event_time_max: datetime | None = None
         self._gathered = Gathered()
+        self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
+        """operator -> the digests that the newest step came to, as they were accepted"""
 
     @classmethod
     def open(
@@ -170,6 +172,7 @@ class Region:
             self._follow(latest, self.catalog.firsts(name, latest))
             self._event_time_max = manifest.event_time_max
             self.digest = manifest.digest
+            self._accepted = dict(manifest.digests)
             self.completed_epoch = self.catalog.checkpoint(name, latest).epoch
             rewound = (rewinding.epoch for rewinding in self.catalog.rewindings(name))
             self.oldest_epoch = max([self.completed_epoch, *rewound])
@@ -259,6 +262,9 @@ class Region:
             epoch=self.epoch,
             step=self.step,
             base_step=base_step,
+            base=identities(
+                operator, self._accepted.get(operator.name, {}), self.options.parallelism, self.stream.max_parallelism
+            ),
             parallelism=self.options.parallelism,
             max_parallelism=self.stream.max_parallelism,
             warehouse=self.warehouse,
@@ -282,6 +288,7 @@ class Region:
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
         """Take what the subtasks of one operator said of the step."""
         self._gathered.add(operator, received)
+        self._accepted[operator] = self._gathered.digests(self.stream.max_parallelism)[operator]
 
     def check_fence(self) -> None:
         """Raises Fenced if a newer writer has taken the stream over."""

@@ -21,7 +21,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.lifecycle.clock import Clock
 from siltstone.lifecycle.persist import Part, write_part
-from siltstone.lifecycle.restore import opaque_digests
+from siltstone.lifecycle.restore import digests_of
 from siltstone.lifecycle.task import StepTask
 from siltstone.lifecycle.working_state import working_copy, working_state
 from siltstone.operator import Operator, Rows, State
@@ -123,7 +123,7 @@ def _run(
             objects=part.objects,
             inline=part.inline,
             uploads={} if part.uploads is None else part.uploads.to_json(),
-            digests=_digests(state),
+            digests=digests_of(state),
             rows_in=rows_in,
             rows_out=rows_out,
             event_time_max=event_time,
@@ -177,10 +177,3 @@ def _output(operator: Operator, output: pa.Table | None, schema: pa.Schema) -> l
 def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.RecordBatch:
     nulls = [pa.nulls(1, f.type) for f in list(schema)[1:]]
     return pa.record_batch([pa.array([acknowledgement.to_bytes()], pa.binary()), *nulls], schema=schema)
-
-
-def _digests(state: SubtaskState) -> dict[str, np.ndarray]:
-    """Table or opaque variable -> uint64 per key group of this subtask."""
-    part = slice(state.groups.start, state.groups.end)
-    tables = {name: table.digests[part].copy() for name, table in state.tables.items()}
-    return tables | {variable: opaque_digests(values, state.groups) for variable, values in state.opaque.items()}

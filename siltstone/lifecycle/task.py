@@ -1,10 +1,14 @@
 """What the driver hands a subtask for one step, and what the subtask needs to find its state: plain values."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.operator import Operator
+from siltstone.state.digest import checkpoint_digest
 from siltstone.store.open import Warehouse
 
 
@@ -42,6 +46,8 @@ class StepTask:
 
     Attributes:
         base_step: the version the working state must be at before the step.
+        base: for each subtask the identity of the attempt at that version that was accepted (`identities`): working
+            state that is another attempt's is not used. Empty if only a restore will do.
         oldest_epoch: working state of this and later epochs may be taken over: it is the epoch that completed the
             newest checkpoint, or rewound to it, so whatever they did since can be taken back. 0 if there is none.
         tracking: whether changes are logged during this step.
@@ -53,6 +59,7 @@ class StepTask:
     epoch: int
     step: int
     base_step: int
+    base: Sequence[str]
     parallelism: int
     max_parallelism: int
     warehouse: Warehouse
@@ -67,3 +74,27 @@ class StepTask:
     def groups(self, subtask: int) -> KeyGroupRange:
         """The key groups that one subtask owns."""
         return KeyGroupRange(0, self.max_parallelism).split(self.parallelism)[subtask]
+
+
+def identity(operator: str, digests: Mapping[str, np.ndarray]) -> str:
+    """What tells two attempts at one version of a subtask's state apart: the digest of all that each of them holds.
+
+    Attempts that came to the same state have the same identity, on whatever host they ran.
+
+    Args:
+        digests: table or opaque variable -> uint64 per key group of the subtask.
+    """
+    return checkpoint_digest({operator: digests})
+
+
+def identities(operator: Operator, digests: Mapping[str, np.ndarray], parallelism: int, groups: int) -> tuple[str, ...]:
+    """For each subtask the identity of its part of an operator's whole state.
+
+    Args:
+        digests: table or opaque variable -> uint64[groups]; what has none is empty.
+        groups: how many key groups there are in all.
+    """
+    nothing = np.zeros(groups, np.uint64)
+    whole = {name: digests.get(name, nothing) for name in (*operator.tables(), *operator.opaque())}
+    parts = KeyGroupRange(0, groups).split(parallelism)
+    return tuple(identity(operator.name, {n: d[part.start : part.end] for n, d in whole.items()}) for part in parts)

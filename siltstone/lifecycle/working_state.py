@@ -1,6 +1,7 @@
 """Finds a subtask's working state at the version a step needs: as it is, taken over, rolled back, or restored.
 
-Working state may vanish or be damaged at any time; the changelog is the truth. Each subtask's directory has a lock
+A version is known by its number and by the identity of the attempt that was accepted (`task.identity`). Working state
+may vanish or be damaged at any time; the changelog is the truth. Each subtask's directory has a lock
 file beside it, so two attempts never share a live directory; and each writer epoch has directories of its own, so
 that a writer of an older epoch that wakes up can only ever touch what the newer one did not take over.
 """
@@ -16,8 +17,8 @@ from pathlib import Path
 
 from siltstone.errors import StateError
 from siltstone.lifecycle.clock import Clock
-from siltstone.lifecycle.restore import load_state
-from siltstone.lifecycle.task import StepTask
+from siltstone.lifecycle.restore import digests_of, load_state
+from siltstone.lifecycle.task import StepTask, identity
 from siltstone.state.backend import SubtaskState
 from siltstone.state.backends import backend
 
@@ -85,10 +86,16 @@ def _at_base(task: StepTask, subtask: int, directory: Path) -> SubtaskState | No
     except StateError:
         state.close()
         return None
-    if state.version != task.base_step:
+    if state.version != task.base_step or not _is_accepted(task, subtask, state):
         state.close()
         return None
     return state
+
+
+def _is_accepted(task: StepTask, subtask: int, state: SubtaskState) -> bool:
+    """Whether this is what the attempt came to that was accepted: of one whose acknowledgement was lost, the version
+    may be here as well, while another host's attempt at it counts."""
+    return bool(task.base) and identity(task.operator.name, digests_of(state)) == task.base[subtask]
 
 
 def _restored(task: StepTask, subtask: int, directory: Path, clock: Clock) -> SubtaskState:

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from siltstone.errors import BadRow, StateError, UsageError
+from siltstone.lifecycle.restore import digests_of
+from siltstone.lifecycle.task import identity
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import Backend, KeyBatch, StateTable, SubtaskState
 from siltstone.state.backends import BACKENDS, backend
@@ -549,3 +551,32 @@ def test_an_empty_batch_is_no_error(reopen: Open):
     assert json.dumps(table.digests.tolist()) == json.dumps([0] * MAX_PARALLELISM)
     state.commit()
     assert state.version == 1
+
+
+def test_attempts_at_one_version_have_an_identity_each_that_lasts(reopen: Open):
+    """It is of what the version holds, opaque values included: a rollback brings the one before back, so does a
+    reopening, and an attempt that comes to the same has the same."""
+
+    def attempt(state: SubtaskState, value: int, model: bytes) -> str:
+        state.begin(2, tracking=True)
+        put(state, k1=value)
+        state.set_opaque("model", {0: model})
+        state.commit()
+        return identity("op", digests_of(state))
+
+    state = reopen()
+    state.begin(1, tracking=True)
+    put(state, k1=1, k2=2)
+    state.commit()
+    first = identity("op", digests_of(state))
+    found = []
+    for value, model in ((5, b"a"), (6, b"a"), (5, b"b"), (5, b"a")):
+        found.append(attempt(state, value, model))
+        state.close()
+        state = reopen()
+        assert (state.version, identity("op", digests_of(state))) == (2, found[-1])
+        state.rollback()
+        assert (state.version, identity("op", digests_of(state))) == (1, first)
+    assert found[0] == found[3]
+    assert len({first, *found}) == 4
+    state.close()

@@ -1,6 +1,6 @@
 """An operator's output whose cached blocks are lost after its acknowledgements, before the next operator reads it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregate import Aggregate, Count, Sum
 from siltstone.catalog.place import Place
+from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.settings import Settings
@@ -88,13 +89,13 @@ def losing(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[[in
         steps = 0
         genuine = step_module.output_rows
 
-        def lost(frame: DataFrame, *others: Any) -> DataFrame:
+        def lost(frame: DataFrame, received: Sequence[Acknowledgement]) -> DataFrame:
             nonlocal steps
-            steps += 1
-            if steps == at_step:
+            steps += received[0].operator == "running"
+            if steps == at_step and not seen:
                 assert lose_blocks(spark)
                 seen.update(state_files(work))
-            return genuine(frame, *others)
+            return genuine(frame, received)
 
         monkeypatch.setattr(step_module, "output_rows", lost)
         return seen

@@ -15,7 +15,7 @@ from siltstone.lifecycle.costs import Gathered
 from siltstone.lifecycle.definition import check_run
 from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
-from siltstone.lifecycle.task import RestorePoint, StepTask
+from siltstone.lifecycle.task import RestorePoint, StepTask, identities
 from siltstone.operator import SOURCE
 from siltstone.settings import Settings
 from siltstone.spark.failures import explained
@@ -184,6 +184,10 @@ class _Replay:
         return "".join(f", as checkpoint {one.checkpoint}" for one in recorded)
 
     def _tasks(self) -> dict[str, StepTask]:
+        found = self._gathered.digests(self.stream.max_parallelism)
+        accepted = {op.name: (op, found[op.name]) for op in self.stream.operators if op.name in found}
+        groups = self.stream.max_parallelism
+        base = {name: identities(op, digests, self.parallelism, groups) for name, (op, digests) in accepted.items()}
         return {
             op.name: StepTask(
                 stream=self.stream.name,
@@ -191,6 +195,7 @@ class _Replay:
                 epoch=0,
                 step=self._version + 1,
                 base_step=self._version,
+                base=base.get(op.name, ()),
                 parallelism=self.parallelism,
                 max_parallelism=self.stream.max_parallelism,
                 warehouse=self.warehouse,

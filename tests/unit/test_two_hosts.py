@@ -1,0 +1,141 @@
+"""Hosts that share a store and nothing else: one delivers what another's lost acknowledgement left."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import Step
+from siltstone.errors import StateError
+from siltstone.lifecycle.region import Completed, Region, RegionOptions
+from siltstone.lifecycle.task import StepTask
+from siltstone.store.paths import LocalLayout
+from tests.proofs import failures
+from tests.region_run import RegionRun, run_tasks, shuffled
+from tests.sums import NAME, POLICY, Sums, stream_of
+
+STREAM = stream_of(Sums())
+KEYS = 40
+
+
+def added(n: int) -> pa.Table:
+    """Rows that add `n` to each key."""
+    return pa.table({"k": range(KEYS), "n": [n] * KEYS})
+
+
+class Hosts:
+    """One run whose tasks run on hosts with working state of their own."""
+
+    def __init__(self, place: Place, checkpoint_steps: int = 1) -> None:
+        self.place = place
+        options = RegionOptions(parallelism=2, checkpoint_steps=checkpoint_steps)
+        self.region = Region.open(STREAM, place.warehouse, place.catalog, POLICY, options, "a test")
+        self.waiting: list[Step] = []
+        self.restored_bytes = 0
+        self.attempts = 0
+
+    def attempt(self, host: str, task: StepTask, n: int) -> list:
+        """Run the task on one host, with rows that add `n`; another `n` stands for code that is not deterministic."""
+        warehouse = self.place.warehouse
+        there = replace(warehouse, local=LocalLayout(warehouse.local.root / "hosts" / host))
+        self.attempts += 1
+        return list(run_tasks(replace(task, warehouse=there), shuffled(task, added(n)), f"try{self.attempts}")[1])
+
+    def step(self, *attempts: tuple[str, int], ends: bool | None = None) -> Completed | None:
+        """One step: of its attempts, each a host and what it adds, only the last one's acknowledgements arrive."""
+        task = self.region.begin_step(ends=ends)[NAME]
+        self.waiting.append(Step(self.region.step, self.region.step - 1, "v1\n{}\n"))
+        for host, n in attempts:
+            received = self.attempt(host, task, n)
+        self.restored_bytes = sum(a.restored_bytes for a in received)
+        self.region.acknowledge(NAME, received)
+        if not self.region.checkpoint_due:
+            return None
+        waiting, self.waiting = self.waiting, []
+        return self.region.complete(waiting)
+
+
+def undisturbed(root: Path, accepted: Sequence[int]) -> str | None:
+    """The digest after steps of these rows, on one host."""
+    with Place.writable(str(root)) as place:
+        run = RegionRun(place, STREAM, POLICY, parallelism=1)
+        for n in accepted:
+            run.step(added(n))
+        return run.region.digest
+
+
+def test_a_version_of_the_same_number_whose_acknowledgement_was_lost_is_not_gone_on_from(
+    place: Place, tmp_path: Path
+) -> None:
+    hosts = Hosts(place)
+    hosts.step(("a", 1))
+    hosts.step(("a", 20), ("b", 2))
+    completed = hosts.step(("a", 3))
+    assert completed and completed.digest == undisturbed(tmp_path / "steady", [1, 2, 3])
+    assert hosts.restored_bytes, "host a had to restore what host b's attempt came to"
+    assert not failures(place, NAME)
+
+
+def test_an_attempt_that_came_to_the_same_is_gone_on_from(place: Place, tmp_path: Path) -> None:
+    hosts = Hosts(place)
+    hosts.step(("a", 1))
+    hosts.step(("a", 2), ("b", 2))
+    completed = hosts.step(("a", 3))
+    assert completed and completed.digest == undisturbed(tmp_path / "steady", [1, 2, 3])
+    assert not hosts.restored_bytes and not failures(place, NAME)
+
+
+def test_within_a_checkpoint_the_host_of_a_lost_attempt_refuses_and_the_one_that_counts_goes_on(
+    place: Place, tmp_path: Path
+) -> None:
+    hosts = Hosts(place, checkpoint_steps=9)
+    hosts.step(("a", 10), ("b", 1))
+    task = hosts.region.begin_step()[NAME]
+    with pytest.raises(StateError, match="steps 1 to 1 of sums/sums subtask 0 are in no checkpoint"):
+        hosts.attempt("a", task, 2)
+    hosts = Hosts(place, checkpoint_steps=9)
+    hosts.step(("a", 10), ("b", 1))
+    completed = hosts.step(("b", 2), ends=True)
+    assert completed and completed.digest == undisturbed(tmp_path / "steady", [1, 2])
+    assert not failures(place, NAME)
+
+
+def test_the_next_run_on_the_host_of_a_lost_attempt_restores(place: Place, tmp_path: Path) -> None:
+    """The checkpoint holds what host b came to; host a is asked to take its own working state over."""
+    Hosts(place).step(("a", 10), ("b", 1))
+    hosts = Hosts(place)
+    completed = hosts.step(("a", 2))
+    assert completed and completed.digest == undisturbed(tmp_path / "steady", [1, 2])
+    assert hosts.restored_bytes and not failures(place, NAME)
+
+
+attempts = st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3)), min_size=1, max_size=3)
+
+
+@given(plan=st.lists(st.tuples(attempts, st.booleans()), min_size=1, max_size=7))
+@hypothesis_settings(max_examples=12)
+def test_whatever_attempts_there_were_the_accepted_ones_make_the_state(
+    plan: list[tuple[list[tuple[str, int]], bool]],
+) -> None:
+    """Steps of one to three attempts on two hosts, in runs that begin anew where a host cannot go on."""
+    with tempfile.TemporaryDirectory() as directory, Place.writable(f"{directory}/w") as place:
+        hosts, accepted, open_steps = Hosts(place), [], []
+        for step_attempts, ends in plan:
+            try:
+                hosts.step(*step_attempts, ends=ends)
+            except StateError as error:
+                assert "are in no checkpoint" in str(error)
+                hosts, open_steps = Hosts(place), []
+                continue
+            open_steps.append(step_attempts[-1][1])
+            if ends:
+                accepted, open_steps = accepted + open_steps, []
+        assert hosts.region.digest == undisturbed(Path(directory) / "steady", accepted)
+        assert not failures(place, NAME)
