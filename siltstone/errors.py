@@ -5,7 +5,9 @@
     |  |- UnknownStream           2
     |  |- UnknownCheckpoint       2
     |  |- SchemaConflict          2   a stream's definition changed in a way its state cannot follow
-    |  '- BadRow                  2   a source row the stream cannot take (null key)
+    |  |- BadRow                  2   a source row the stream cannot take (null key)
+    |  |- WrongWarehouse          2   the store and the catalog do not belong together
+    |  '- NewerFormat             2   a newer Siltstone wrote the object; it is no damage
     |- StateError                 1   state that is not what it should be
     |  |- CorruptObject           1   a stored object is missing, cut or altered
     |  '- ProofFailed             1   a restore's digest differs from the recorded one
@@ -46,6 +48,14 @@ class SchemaConflict(UsageError):
 
 class BadRow(UsageError):
     """A source row that no operator can take, such as one with a null key."""
+
+
+class WrongWarehouse(UsageError):
+    """The store and the catalog do not belong together, or are of different times; the message says what to check."""
+
+
+class NewerFormat(UsageError):
+    """An object is whole, but of a format that only a newer Siltstone reads: upgrade. It is no damage."""
 
 
 class StateError(SiltstoneError):

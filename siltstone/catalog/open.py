@@ -13,6 +13,10 @@ OUTAGE_S = 60.0
 """how long a call of an open catalog waits for it to come back, by default"""
 
 
+class NoCatalog(UsageError):
+    """There is no catalog at the URL."""
+
+
 def _utc_now() -> datetime:
     return datetime.now(UTC)
 
@@ -32,11 +36,12 @@ def open_catalog(
     catalog that goes away is waited for: `outage_s` bounds that for each call of its methods.
 
     Raises:
-        UsageError: a URL of another kind, no catalog there, or one that a newer Siltstone wrote.
+        NoCatalog: there is none, and none is to be made.
+        UsageError: a URL of another kind, or a catalog that a newer Siltstone wrote.
         Unreachable: the database cannot be reached, read or written.
     """
     parsed = parse_url(url)
-    missing = UsageError(f"no catalog at {shown(parsed)}: run a stream first, or check --warehouse")
+    missing = NoCatalog(f"no catalog at {shown(parsed)}: run a stream first, or check --warehouse")
     if parsed.drivername == "sqlite":
         path = Path(str(parsed.database))
         try:

@@ -1,12 +1,19 @@
-"""A warehouse and the catalog that says what is in it, opened together."""
+"""A warehouse and the catalog that says what is in it, opened together: the one door to both.
+
+Before anything else, they are made sure to belong together (`catalog.identity`).
+"""
 
 import logging
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from siltstone.catalog.open import OUTAGE_S, open_catalog
+from siltstone.catalog.engine import parse_url, shown
+from siltstone.catalog.identity import Reidentified, check_identity, confirm_store, reidentify
+from siltstone.catalog.open import OUTAGE_S, NoCatalog, open_catalog
 from siltstone.catalog.repository import Catalog
+from siltstone.errors import WrongWarehouse
+from siltstone.store.identity import read_identity
 from siltstone.store.open import Warehouse
 
 _LOG = logging.getLogger(__name__)
@@ -25,11 +32,13 @@ class Place:
 
         Raises:
             UsageError: no warehouse or no catalog is there.
+            WrongWarehouse: they do not belong together.
+            CorruptObject, NewerFormat: as `check_identity`.
             Unreachable: they cannot be reached or read.
         """
         warehouse = Warehouse.at(warehouse_url)
         warehouse.check_readable()
-        return cls(warehouse, open_catalog(catalog_url or warehouse.catalog_url, create=False))
+        return cls(warehouse, open_catalog(catalog_url or warehouse.catalog_url, create=False))._checked(create=False)
 
     @classmethod
     def writable(cls, warehouse_url: str, catalog_url: str | None = None, outage_s: float = OUTAGE_S) -> Self:
@@ -37,6 +46,8 @@ class Place:
 
         Raises:
             UsageError: the warehouse cannot be there.
+            WrongWarehouse: store and catalog do not belong together; no catalog was made.
+            CorruptObject, NewerFormat: as `check_identity`.
             Unreachable: it cannot be reached or written.
         """
         warehouse = Warehouse.at(warehouse_url)
@@ -48,7 +59,37 @@ class Place:
                 warehouse.label,
                 warehouse.local.catalog,
             )
-        return cls(warehouse, open_catalog(catalog_url or warehouse.catalog_url, outage_s=outage_s))
+        url = catalog_url or warehouse.catalog_url
+        stored = read_identity(warehouse.store)
+        try:
+            # A store that has an identity has a catalog: none is made beside it.
+            catalog = open_catalog(url, create=stored is None, outage_s=outage_s)
+        except NoCatalog as error:
+            raise WrongWarehouse(
+                f"the store at {warehouse.label} holds warehouse {stored}, but there is no catalog at "
+                f"{shown(parse_url(url))}: name its own with --catalog, or an empty store with --warehouse"
+            ) from error
+        return cls(warehouse, catalog)._checked(create=True)
+
+    @classmethod
+    def reidentify(cls, warehouse_url: str, catalog_url: str | None = None) -> Reidentified:
+        """Give what is there a new identity, as `catalog.identity.reidentify`."""
+        warehouse = Warehouse.at(warehouse_url)
+        warehouse.check_readable()
+        with open_catalog(catalog_url or warehouse.catalog_url, create=False) as catalog:
+            return reidentify(warehouse, catalog)
+
+    def confirm_store(self) -> None:
+        """Make sure that the store shows the identity of the warehouse, as `catalog.identity.confirm_store`."""
+        confirm_store(self.warehouse, self.catalog)
+
+    def _checked(self, *, create: bool) -> Self:
+        try:
+            check_identity(self.warehouse, self.catalog, create=create)
+        except BaseException:
+            self.catalog.close()
+            raise
+        return self
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,6 @@
 """The catalog as a repository of streams and checkpoints; every method is one transaction.
 
+    identities   which warehouse it is of
     streams      streams and their runs
     retaining    savepoints and deletion
     leases       who is at work on checkpoints
@@ -23,6 +24,7 @@ from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.audit import Audit
 from siltstone.catalog.forking import Forking
+from siltstone.catalog.identities import Identities
 from siltstone.catalog.input_log import InputLog
 from siltstone.catalog.leases import Leases
 from siltstone.catalog.materializations import Materializations, chain_materializations, followed
@@ -44,7 +46,7 @@ from siltstone.model import LATEST, StoredObject
 from siltstone.store.paths import check_object_name
 
 
-class Catalog(Streams, Retaining, Leases, Audit, Materializations, Forking, Rewindings, InputLog):
+class Catalog(Identities, Streams, Retaining, Leases, Audit, Materializations, Forking, Rewindings, InputLog):
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
 
     # Checkpoints

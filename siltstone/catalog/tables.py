@@ -1,5 +1,7 @@
 """The catalog's tables. It grows with objects, not with subtasks times variables (patent US 9471438).
 
+    warehouse                  one row: which warehouse this is the catalog of
+
     stream 1--n run            one row a writer epoch
            1--n lease          who reads, or writes what nothing refers to yet
            1--n deletion       what was deleted from the store, of checkpoints and of orphans
@@ -57,7 +59,7 @@ from sqlalchemy import (
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.records import as_utc
 
-REVISION = "0002"
+REVISION = "0003"
 """the newest revision in `migrations/versions`"""
 REVISION_TABLE = "siltstone_revision"
 """our own name, so that a database shared with another Alembic user is not mistaken for ours"""
@@ -133,6 +135,15 @@ def _of_checkpoint(column: str, *, primary_key: bool = False) -> tuple[Any, ...]
         ForeignKeyConstraint(["stream", column], ["checkpoint.stream", "checkpoint.id"]),
     )
 
+
+warehouse = Table(
+    "warehouse",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("identity", String(32)),
+    Column("next", String(32)),
+    Column("changed_at", UtcTime, nullable=False),
+)
 
 stream = Table(
     "stream",

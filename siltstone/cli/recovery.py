@@ -37,6 +37,19 @@ def recover(
 
 
 @app.command()
+def reidentify(warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False) -> None:
+    """Give a copied warehouse an identity of its own, or one whose identity was lost a new one.
+
+    Copy the store and the catalog, then do this with the URLs of the copies. Stopped on the way, do it again.
+    """
+    from siltstone.catalog.place import Place
+
+    settings = settings_of(warehouse, catalog)
+    done = Place.reidentify(settings.warehouse, settings.catalog)
+    print_result(asdict(done), as_json, f"the warehouse is {done.identity} from now on, was {done.before or 'none'}")
+
+
+@app.command()
 def replay(
     stream: StreamName,
     to: Annotated[

@@ -3,6 +3,7 @@
     <warehouse>/
     |- objects/                                 root of the filesystem store; below it, object names:
     |  |- .tmp/                                     objects still being written; never listed, never read
+    |  |- _warehouse/identity                       which warehouse this is; the catalog has the same (`store.identity`)
     |  '- <stream>/
     |     '- <epoch:08d>/                           writer epoch
     |        '- <checkpoint:012d>/
@@ -38,6 +39,8 @@ from siltstone.errors import UsageError
 from siltstone.model import check_name
 
 TEMPORARY = ".tmp"
+IDENTITY = "_warehouse/identity"
+"""the object that says which warehouse a store holds; no stream's name begins with an underscore"""
 _SNAPSHOT = ".snapshot.parquet"
 _BASE = ".base.parquet"
 _MATERIALIZED = ".materialized.parquet"

@@ -26,6 +26,7 @@ from tests.clock import Clock
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, in_order
 from tests.region_run import RegionRun
+from tests.stored import stream_objects
 
 NAME = SMALL.name
 OPERATORS = [operator.name for operator in SMALL.operators]
@@ -322,6 +323,6 @@ def test_retention_is_applied_after_a_success_once_no_step_needs_the_old_chain(p
     worker.completed()
     assert worker.look()
     assert [c.id for c in place.catalog.checkpoints(NAME, marked=True)] == [4, 5]
-    assert {name for name, _ in place.warehouse.store.list("")} == {o.name for o in place.catalog.objects(NAME)}
+    assert {name for name, _ in stream_objects(place.warehouse.store)} == {o.name for o in place.catalog.objects(NAME)}
     run.step(next(rows))
     assert not failures(place, NAME)

@@ -28,6 +28,7 @@ from siltstone.stream import Stream
 from tests import sums
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
+from tests.stored import stream_objects
 from tests.sums import NAME, POLICY, Sums, stream_of
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ def check_whole(place: Place, visible: Iterable[int]) -> None:
     for checkpoint in recorded:
         assert restored_digest(place, NAME, checkpoint.id) == checkpoint.digest
     named = [(o.name, o.bytes) for o in place.catalog.objects(NAME)]
-    assert sorted(place.warehouse.store.list("")) == sorted(named)
+    assert sorted(stream_objects(place.warehouse.store)) == sorted(named)
 
 
 def needed(first: dict[int, int], visible: Iterable[int]) -> set[int]:
@@ -100,7 +101,7 @@ def test_in_any_order_what_is_left_proves_and_nothing_else_is_stored(place: Plac
     first, chance = firsts(place), random.Random(seed)
     order = chance.sample(range(1, CHECKPOINTS), CHECKPOINTS - 1)
     visible, stored = set(first), set(first)
-    before = dict(place.warehouse.store.list(""))
+    before = dict(stream_objects(place.warehouse.store))
     while order:
         count = chance.randint(1, 3)
         ids, order = order[:count], order[count:]
@@ -109,7 +110,7 @@ def test_in_any_order_what_is_left_proves_and_nothing_else_is_stored(place: Plac
         result = delete_checkpoints(place, NAME, ids)
         assert set(result.deleted) == stored - kept
         assert set(result.marked) == kept - visible
-        after = dict(place.warehouse.store.list(""))
+        after = dict(stream_objects(place.warehouse.store))
         assert (result.objects, result.bytes) == (
             len(before) - len(after),
             sum(before.values()) - sum(after.values()),
@@ -277,7 +278,7 @@ def check_stopped(place: Place) -> None:
     recorded = place.catalog.checkpoints(NAME)
     assert [c.id for c in recorded] == [6, 7, 10, 11, 12]
     assert not failures(place, NAME)
-    stored = {name for name, _ in place.warehouse.store.list("")}
+    stored = {name for name, _ in stream_objects(place.warehouse.store)}
     assert stored <= {o.name for o in place.catalog.objects(NAME)}
 
 
@@ -373,11 +374,11 @@ def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.Mon
         catalog.new_epoch(NAME, "another run")
         guarded(catalog, *arguments, **named)
 
-    before = sorted(place.warehouse.store.list(""))
+    before = sorted(stream_objects(place.warehouse.store))
     with monkeypatch.context() as patch, pytest.raises(Fenced):
         patch.setattr(Catalog, method, too_late)
         delete_checkpoints(place, NAME, IDS)
-    assert sorted(place.warehouse.store.list("")) == before
+    assert sorted(stream_objects(place.warehouse.store)) == before
     check_whole(place, range(1, 13) if method == "mark_deleted" else [6, 7, 10, 11, 12])
     assert delete_checkpoints(place, NAME, IDS).deleted == (1, 2)
     check_whole(place, [6, 7, 10, 11, 12])

@@ -27,6 +27,7 @@ from tests.command_line import plain, siltstone
 from tests.orphans import filesystem, new_run, write
 from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
+from tests.stored import stream_objects
 from tests.sums import NAME, POLICY, STREAM, rows
 
 NEW = "what-if"
@@ -48,7 +49,7 @@ def run_of(place: Place, name: str, parallelism: int = 2) -> RegionRun:
 
 def stored(place: Place) -> dict[str, int]:
     """Every object there is, and its bytes."""
-    return dict(place.warehouse.store.list(""))
+    return dict(stream_objects(place.warehouse.store))
 
 
 def names_of(place: Place, *streams: str) -> set[str]:

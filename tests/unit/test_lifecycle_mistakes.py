@@ -9,8 +9,8 @@ from siltstone.catalog import tables
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from tests.command_line import Ended, siltstone
-from tests.orphans import filesystem, inject, write
-from tests.sums import NAME
+from tests.orphans import NAME, filesystem, inject, write
+from tests.stored import stream_objects
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def contents(warehouse: Path) -> tuple[Any, ...]:
     """Every row and every object."""
     with Place.existing(str(warehouse)) as place, place.catalog._engine.connect() as connection:
         rows = [tuple(connection.execute(table.select()).all()) for table in tables.METADATA.sorted_tables]
-        return rows, sorted(place.warehouse.store.list("")), sorted(warehouse.rglob("*.parquet"))
+        return rows, sorted(stream_objects(place.warehouse.store)), sorted(warehouse.rglob("*.parquet"))
 
 
 def mistaken(warehouse: Path, line: str) -> Ended:

@@ -22,6 +22,7 @@ from tests.fault.small_stream import SMALL, purchases
 from tests.places import place_at
 from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
+from tests.stored import stream_objects
 
 NAME = SMALL.name
 LONG = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
@@ -71,7 +72,7 @@ def test_chains_begin_with_it_and_the_run_goes_on(place: Place) -> None:
     assert result.deleted == (1, 2, 3) and not result.marked
     again.step(next(rows))
     check(place)
-    listed = {name for name, _ in place.warehouse.store.list("")}
+    listed = {name for name, _ in stream_objects(place.warehouse.store)}
     assert listed == {o.name for o in place.catalog.objects(NAME)}
 
 
@@ -95,7 +96,7 @@ def test_whoever_dies_in_it_changes_nothing(place: Place) -> None:
     assert {o.name for o in place.catalog.objects(NAME)} == before
     assert place.catalog.chain(NAME, 4) == [1, 2, 3, 4]
     assert [(m.outcome, m.error) for m in place.catalog.materializations(NAME)] == [("failed", "Killed")]
-    left = {name for name, _ in place.warehouse.store.list("")} - before
+    left = {name for name, _ in stream_objects(place.warehouse.store)} - before
     assert left and {materialization_of(name) for name in left} == {"m1"}
     check(place)
     consolidate(place, operator, 4, "m2")
@@ -222,7 +223,7 @@ def test_what_it_reads_and_writes_is_kept_from_deletions_and_sweeps(place: Place
     for name in (op.name for op in SMALL.operators):
         consolidate(place, name, 4, f"m-{name}")
     assert delete_checkpoints(place, NAME, []).deleted == (1, 2, 3)
-    assert {name for name, _ in place.warehouse.store.list("")} == {o.name for o in place.catalog.objects(NAME)}
+    assert {name for name, _ in stream_objects(place.warehouse.store)} == {o.name for o in place.catalog.objects(NAME)}
     check(place)
 
 

@@ -25,6 +25,7 @@ from tests.clock import Clock
 from tests.places import place_at
 from tests.proofs import failures, in_order, restored_digest
 from tests.region_run import RegionRun
+from tests.stored import stream_objects
 from tests.sums import NAME, POLICY, STREAM, rows
 
 MONDAY = datetime(2013, 7, 1, tzinfo=UTC)
@@ -61,7 +62,12 @@ def visible(place: Place) -> list[int]:
 def stored(place: Place) -> tuple[object, ...]:
     """All that whoever is refused must leave alone."""
     catalog = place.catalog
-    return sorted(place.warehouse.store.list("")), catalog.retained(NAME), catalog.savepoints(NAME), catalog.runs(NAME)
+    return (
+        sorted(stream_objects(place.warehouse.store)),
+        catalog.retained(NAME),
+        catalog.savepoints(NAME),
+        catalog.runs(NAME),
+    )
 
 
 def check_whole(place: Place, wanted: Iterable[int]) -> None:
@@ -72,7 +78,7 @@ def check_whole(place: Place, wanted: Iterable[int]) -> None:
     for checkpoint in recorded:
         assert restored_digest(place, NAME, checkpoint.id) == checkpoint.digest
     named = [(o.name, o.bytes) for o in place.catalog.objects(NAME)]
-    assert sorted(place.warehouse.store.list("")) == sorted(named)
+    assert sorted(stream_objects(place.warehouse.store)) == sorted(named)
 
 
 # What is kept
@@ -80,7 +86,7 @@ def check_whole(place: Place, wanted: Iterable[int]) -> None:
 
 def test_what_is_kept_and_why_and_what_happens_to_the_rest(place: Place) -> None:
     set_savepoint(place.catalog, NAME, "stable", at="2")
-    before = dict(place.warehouse.store.list(""))
+    before = dict(stream_objects(place.warehouse.store))
     done = truncate(place, NAME, DAILY)
     assert {k.checkpoint: k.reasons for k in done.kept} == {
         2: ("savepoint stable",),
@@ -90,7 +96,7 @@ def test_what_is_kept_and_why_and_what_happens_to_the_rest(place: Place) -> None
     }
     assert done.deleted == (3, 4, 5, 6, 7, 8)
     assert [(w.checkpoint, w.needed_by) for w in done.waiting] == [(1, 2), (10, 12), (11, 12), (13, 14)]
-    after = dict(place.warehouse.store.list(""))
+    after = dict(stream_objects(place.warehouse.store))
     assert (done.objects, done.bytes) == (len(before) - len(after), sum(before.values()) - sum(after.values()))
     assert done.objects > 0
     check_whole(place, [2, 9, 12, 14])
@@ -338,7 +344,7 @@ def test_stopped_anywhere_it_is_completed_by_the_next(
                     ended = True
                 except Stop:
                     pass
-            names = {name for name, _ in place.warehouse.store.list("")}
+            names = {name for name, _ in stream_objects(place.warehouse.store)}
             assert names <= {o.name for o in place.catalog.objects(NAME)}
             assert visible(place) in (list(range(1, 15)), [2, 9, 12, 14])
             assert not failures(place, NAME)
@@ -363,11 +369,11 @@ def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.Mon
         catalog.new_epoch(NAME, "another run")
         return call(catalog, *arguments, **named)
 
-    before = sorted(place.warehouse.store.list(""))
+    before = sorted(stream_objects(place.warehouse.store))
     monkeypatch.setattr(Catalog, method, too_late)
     with pytest.raises(Fenced):
         truncate(place, NAME, LAST)
-    assert sorted(place.warehouse.store.list("")) == before
+    assert sorted(stream_objects(place.warehouse.store)) == before
     check_whole(place, [13, 14] if method == "record_deletion" else range(1, 15))
     truncate(place, NAME, LAST)
     check_whole(place, [13, 14])

@@ -20,6 +20,7 @@ from tests.command_line import plain, siltstone
 from tests.places import place_at
 from tests.proofs import failures
 from tests.region_run import RegionRun
+from tests.stored import stream_objects
 
 NAME = "seen"
 POLICY = named("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
@@ -65,7 +66,7 @@ def project(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 def contents() -> tuple[Any, ...]:
     """All that a command that fails must leave alone."""
     with Place.existing("w") as place:
-        objects = sorted(place.warehouse.store.list(""))
+        objects = sorted(stream_objects(place.warehouse.store))
         return objects, place.catalog.retained(NAME), place.catalog.savepoints(NAME), place.catalog.deletions(NAME)
 
 
@@ -74,7 +75,7 @@ def visible() -> list[int]:
     with Place.existing("w") as place:
         assert not failures(place, NAME)
         named = sorted((o.name, o.bytes) for o in place.catalog.objects(NAME))
-        assert sorted(place.warehouse.store.list("")) == named
+        assert sorted(stream_objects(place.warehouse.store)) == named
         return [c["id"] for c in list_checkpoints(place.catalog, NAME)]
 
 

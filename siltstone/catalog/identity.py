@@ -1,0 +1,173 @@
+"""Makes sure that a store and a catalog belong together, before anything is read, written or deleted.
+
+`catalog.identity_rules` decides. Both are read in the order in which they are written the other way round, and read
+once more before anything is refused, so that a warehouse that another process is just creating is not refused.
+"""
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from siltstone.catalog.identity_rules import Action, CatalogIdentity, Found, decide, mismatch
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import CorruptObject, Unreachable, WrongWarehouse
+from siltstone.model import StoredObject
+from siltstone.store.base import Store
+from siltstone.store.identity import read_identity, write_identity
+from siltstone.store.open import Warehouse
+from siltstone.store.paths import IDENTITY
+
+_LOOKS = 4
+"""how often an answer is looked at that another process may just be changing"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reidentified:
+    """A warehouse was given the identity `identity` in place of `before` (None: it had none)."""
+
+    identity: str
+    before: str | None
+
+
+def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> None:
+    """Make sure that the store is that of the catalog; a new warehouse gets an identity, one of 0.1 is adopted.
+
+    Args:
+        create: whether a warehouse without streams gets an identity; one with streams is adopted in any case.
+
+    Raises:
+        WrongWarehouse: they do not belong together; nothing was changed.
+        CorruptObject: the store's identity object is damaged.
+        NewerFormat: a newer Siltstone wrote it.
+        Unreachable: the store or the catalog does not answer.
+    """
+    refusal: WrongWarehouse | None = None
+    for _ in range(_LOOKS):
+        found = _look(warehouse, catalog)
+        try:
+            action = decide(found)
+        except WrongWarehouse as error:
+            refusal = error
+            continue
+        if action is Action.OPEN or (action is Action.CREATE and not create):
+            return
+        if action is Action.ADOPT:
+            _prove_newest(warehouse.store, catalog)
+        if action is Action.SETTLE:
+            catalog.settle_identity(str(found.stored))
+        else:
+            _write(warehouse.store, catalog, None)
+    raise refusal or Unreachable(f"other processes change the identity of the warehouse {warehouse.label}: try again")
+
+
+def confirm_store(warehouse: Warehouse, catalog: Catalog) -> None:
+    """Make sure, right before something is believed to be missing, that the store still shows what must be there.
+
+    Raises:
+        Unreachable: it does not: then it answers wrongly of other objects, too.
+        WrongWarehouse: it shows another warehouse's identity.
+    """
+    recorded = catalog.recorded_identity()
+    try:
+        stored = read_identity(warehouse.store)
+    except CorruptObject as error:
+        raise Unreachable(f"what the store says is missing is not believed: {error}") from error
+    if stored is None or recorded.identity is None:
+        raise Unreachable(
+            f"the store at {warehouse.label} does not show the identity of the warehouse, so what it says is missing "
+            "is not believed: check that it is the right one, is mounted and answers; nothing was given up"
+        )
+    if stored != recorded.identity:
+        raise mismatch(Found(recorded, stored, True, False, warehouse.label, catalog.url))
+
+
+def reidentify(warehouse: Warehouse, catalog: Catalog) -> Reidentified:
+    """Give a warehouse a new identity, in the store and in the catalog: the copy of a warehouse one of its own, or one
+    whose identity was lost a new one. Stopped at any point, it is completed by doing it again.
+
+    Raises:
+        WrongWarehouse: the store does not hold what the catalog says; nothing was changed.
+        Unreachable: the store or the catalog does not answer: do it again.
+    """
+    store, recorded = warehouse.store, catalog.recorded_identity()
+    try:
+        stored = read_identity(store)
+    except CorruptObject:
+        stored = None
+    if stored is None or stored not in (recorded.identity, recorded.next):
+        _prove_any(store, catalog)
+    settled = _write(store, catalog, recorded.identity)
+    if settled.identity is None or settled.next is not None:
+        raise Unreachable("another process changes the identity of the warehouse: do it again")
+    return Reidentified(settled.identity, recorded.identity)
+
+
+def _look(warehouse: Warehouse, catalog: Catalog) -> Found:
+    stored = read_identity(warehouse.store)
+    recorded = catalog.recorded_identity()
+    has_streams = bool(recorded.identity is None and catalog.streams())
+    unsure = stored is None and recorded.identity is None and not has_streams
+    is_empty = unsure and _is_empty(warehouse.store)
+    return Found(recorded, stored, has_streams, is_empty, warehouse.label, catalog.url)
+
+
+def _write(store: Store, catalog: Catalog, replacing: str | None) -> CatalogIdentity:
+    """Write a new identity into catalog, store and catalog, in this order."""
+    recorded = catalog.propose_identity(uuid.uuid4().hex, replacing=replacing)
+    if recorded.next is None:
+        return recorded  # another process was first
+    try:
+        stored = read_identity(store)
+    except CorruptObject:
+        stored = ""
+    if (replacing is not None and stored != recorded.next) or stored == "":
+        store.delete([IDENTITY])
+    stored = write_identity(store, recorded.next)
+    if stored != recorded.next:
+        raise mismatch(Found(recorded, stored, True, False, store.label, catalog.url))
+    return catalog.settle_identity(stored)
+
+
+def _is_empty(store: Store) -> bool:
+    return next(iter(store.list("")), None) is None
+
+
+def _prove_newest(store: Store, catalog: Catalog) -> None:
+    """Read each stream's newest manifest: a warehouse without an identity is adopted only if they are all there."""
+    newest = [records[-1].manifest for s in catalog.streams() if (records := catalog.checkpoints(s.name, 1))]
+    for manifest in newest:
+        _read_manifests(store, catalog, [manifest])
+    if not newest and not _is_empty(store):
+        raise WrongWarehouse(
+            f"the store at {store.label} has no identity, and the catalog {catalog.url} no checkpoint that would show "
+            "whether it is the right one: name an empty store with --warehouse, or the catalog of this one with "
+            "--catalog"
+        )
+
+
+def _prove_any(store: Store, catalog: Catalog) -> None:
+    """Read a manifest of each stream, the newest that can be read."""
+    for stream in catalog.streams():
+        manifests = [checkpoint.manifest for checkpoint in catalog.checkpoints(stream.name)][::-1]
+        if manifests:
+            _read_manifests(store, catalog, manifests)
+
+
+def _read_manifests(store: Store, catalog: Catalog, manifests: Iterable[StoredObject]) -> None:
+    """Read one of the manifests, the first that can be read.
+
+    Raises:
+        WrongWarehouse: none can be.
+    """
+    first: CorruptObject | None = None
+    for manifest in manifests:
+        try:
+            store.read(manifest)
+            return
+        except CorruptObject as error:
+            first = first or error
+    raise WrongWarehouse(
+        f"the store at {store.label} does not hold the warehouse of the catalog {catalog.url}: {first}; check "
+        "--warehouse and --catalog (if it is the right one but damaged, `siltstone reidentify` takes it if each stream "
+        "has a checkpoint whose manifest can be read)"
+    )

@@ -1,0 +1,76 @@
+"""Reads and writes the one object that says which warehouse a store holds.
+
+Its size is fixed, so that one ranged read finds it in every kind of store, and it has a checksum of its own, since
+nothing else records one:
+
+    "SILTSTONE WAREHOUSE 1 " | identity, 32 hex digits | " " | xxh3-64 of what precedes, 16 hex digits | newline
+"""
+
+import re
+from contextlib import suppress
+
+import xxhash
+
+from siltstone.errors import CorruptObject, NewerFormat, ObjectExists, Unreachable
+from siltstone.store.base import Store
+from siltstone.store.paths import IDENTITY
+
+_HEAD = b"SILTSTONE WAREHOUSE "
+_FORMAT = b"1"
+_PATTERN = re.compile(rb"SILTSTONE WAREHOUSE 1 ([0-9a-f]{32}) ([0-9a-f]{16})\n")
+_BYTES = len(_HEAD) + 1 + 1 + 32 + 1 + 16 + 1
+
+
+def encode_identity(identity: str) -> bytes:
+    """The bytes of the identity object; `identity` is 32 hex digits."""
+    body = _HEAD + _FORMAT + b" " + identity.encode() + b" "
+    return body + xxhash.xxh3_64_hexdigest(body).encode() + b"\n"
+
+
+def read_identity(store: Store) -> str | None:
+    """The identity of the warehouse that a store holds, 32 hex digits; None where the store holds none.
+
+    Raises:
+        CorruptObject: the identity object is cut or altered.
+        NewerFormat: a newer Siltstone wrote it.
+        Unreachable: the store does not answer, or lists the object and does not return it.
+    """
+    size_bytes = dict(store.list(IDENTITY)).get(IDENTITY)
+    if size_bytes is None:
+        return None
+    if size_bytes < _BYTES:
+        raise _damaged(store)
+    try:
+        data = store.read_range(IDENTITY, 0, _BYTES).to_pybytes()
+    except CorruptObject as error:
+        raise Unreachable(f"{store.label} lists {IDENTITY} but does not return it: {error}") from error
+    if data.startswith(_HEAD) and data[len(_HEAD) : len(_HEAD) + 2] not in (_FORMAT + b" ", b""):
+        version = data[len(_HEAD) :].split(b" ")[0]
+        if version.isdigit() and int(version) > int(_FORMAT):
+            raise NewerFormat(f"{store.label} was made by a newer Siltstone (format {int(version)}): upgrade siltstone")
+    found = _PATTERN.fullmatch(data)
+    if found is None or encode_identity(found[1].decode()) != data:
+        raise _damaged(store)
+    return found[1].decode()
+
+
+def write_identity(store: Store, identity: str) -> str:
+    """Write the identity object unless there is one; the identity that the store has from now on.
+
+    Raises:
+        CorruptObject, NewerFormat, Unreachable: as `read_identity`.
+    """
+    with suppress(ObjectExists):
+        store.put(IDENTITY, encode_identity(identity))
+        return identity
+    found = read_identity(store)
+    if found is None:
+        raise Unreachable(f"{store.label} says that {IDENTITY} is there, and does not return it: try again")
+    return found
+
+
+def _damaged(store: Store) -> CorruptObject:
+    return CorruptObject(
+        f"object {IDENTITY} in {store.label} is damaged: make sure that it is the right store, and run "
+        "`siltstone reidentify`"
+    )

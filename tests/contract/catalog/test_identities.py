@@ -1,0 +1,67 @@
+"""Which warehouse a catalog is of: proposed, written into the store, settled; by many at once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, text
+
+from siltstone.catalog.engine import parse_url
+from siltstone.catalog.identity_rules import CatalogIdentity
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.repository import Catalog
+from siltstone.catalog.upgrade import MIGRATIONS
+from tests.catalog_cases import NOON
+
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+
+
+def test_it_is_proposed_once_and_settled_once(catalog: Catalog) -> None:
+    assert catalog.recorded_identity() == CatalogIdentity(None, None)
+    assert catalog.propose_identity(A) == CatalogIdentity(None, A)
+    assert catalog.propose_identity(B) == CatalogIdentity(None, A)
+    assert catalog.settle_identity(B) == CatalogIdentity(None, A)
+    assert catalog.settle_identity(A) == CatalogIdentity(A, None) == catalog.settle_identity(A)
+    assert catalog.propose_identity(B) == CatalogIdentity(A, None) == catalog.recorded_identity()
+
+
+def test_it_is_replaced_only_by_who_knows_it(catalog: Catalog) -> None:
+    catalog.propose_identity(A)
+    catalog.settle_identity(A)
+    assert catalog.propose_identity(B, replacing=C) == CatalogIdentity(A, None)
+    assert catalog.propose_identity(B, replacing=A) == CatalogIdentity(A, B)
+    assert catalog.propose_identity(C, replacing=A) == CatalogIdentity(A, B)
+    assert catalog.settle_identity(B) == CatalogIdentity(B, None)
+
+
+def test_of_many_proposals_one_is_written(catalog_url: str) -> None:
+    open_catalog(catalog_url).close()
+    start = Barrier(4)
+
+    def propose(n: int) -> CatalogIdentity:
+        with open_catalog(catalog_url) as catalog:
+            start.wait()
+            return catalog.propose_identity(f"{n:032x}")
+
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(propose, range(4)))
+    assert len(found) == 1 and found.pop().next in {f"{n:032x}" for n in range(4)}
+
+
+def test_a_catalog_of_0_1_with_data_has_none_until_it_is_written(catalog_url: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    engine = create_engine(parse_url(catalog_url))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        created = {"at": NOON}
+        of = "name, max_parallelism, definition, epoch, created_at"
+        connection.execute(text(f"INSERT INTO stream ({of}) VALUES ('flights', 128, '{{}}', 7, :at)"), created)
+    engine.dispose()
+    with open_catalog(catalog_url, create=False) as migrated:
+        assert [(s.name, s.epoch) for s in migrated.streams()] == [("flights", 7)]
+        assert migrated.recorded_identity() == CatalogIdentity()
+        assert migrated.propose_identity(A) == CatalogIdentity(None, A)
+        assert migrated.settle_identity(A) == CatalogIdentity(A)
