@@ -15,14 +15,13 @@ def recover(
     stream: str,
     *,
     dry_run: bool = False,
-    if_damaged: bool = False,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> "Recovery":
-    """Recover a stream. A run at work is fenced.
+    """Recover a stream. A run at work is fenced only where something is damaged; a loss that people have to accept is
+    refused.
 
     Args:
         dry_run: only look; nothing changes.
-        if_damaged: only look, unless something is damaged, so that a run at work on a sound stream goes on.
         on_step: told what is done and found, line by line.
 
     Raises:
@@ -30,10 +29,6 @@ def recover(
     """
     from siltstone.spark import operations
 
-    if if_damaged and not dry_run:
-        found = operations.recover(settings, stream, dry_run=True, on_step=on_step)
-        if not found.failures:
-            return found
     return operations.recover(settings, stream, dry_run=dry_run, on_step=on_step)
 
 
@@ -41,11 +36,7 @@ def main() -> None:
     """The job's command line."""
     parser = job_parser(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="say what would be given up; change nothing")
-    parser.add_argument("--if-damaged", action="store_true", help="leave a sound stream, and its run, alone")
-    run_job(
-        parser,
-        lambda settings, given: recover(settings, given.stream, dry_run=given.dry_run, if_damaged=given.if_damaged),
-    )
+    run_job(parser, lambda settings, given: recover(settings, given.stream, dry_run=given.dry_run))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,6 @@ class RecoverConfig(dg.Config):
     """What a recovery may do."""
 
     dry_run: bool = Field(default=False, description="only say what would be given up")
-    if_damaged: bool = Field(default=False, description="leave a sound stream, and its run, alone")
 
 
 def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
@@ -110,13 +109,12 @@ def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
     ) -> None:
         with told_clearly():
             settings = warehouse.settings(spark)
-            options = {"dry_run": config.dry_run, "if_damaged": config.if_damaged}
-            _tell(context, recover(settings, name, **options, on_step=context.log.info))
+            _tell(context, recover(settings, name, dry_run=config.dry_run, on_step=context.log.info))
 
     said = {
         SWEEP: (sweep_op, f"Delete what nothing refers to in the store of `{name}`."),
         TRUNCATE: (truncate_op, f"Delete the checkpoints of `{name}` that retention does not keep."),
-        RECOVER: (recover_op, f"Bring `{name}` back to its newest checkpoint that proves. A run at work is fenced."),
+        RECOVER: (recover_op, f"Bring `{name}` back to its newest checkpoint that proves, if it is damaged."),
     }
     return [_job(stream, operation, op, description) for operation, (op, description) in said.items()]
 

@@ -1,14 +1,23 @@
-"""What follows a failed run: the recovery of its stream, a few times, each later than the one before; then a sweep."""
+"""What follows a failed run: the recovery of its stream, a few times, each later than the one before; then a sweep.
+
+Who writes now is looked up in the catalog: a run that was started elsewhere after the failed one, and goes on or is
+done, needs no recovery. No recovery from here accepts a loss (`policy.rollback`): that is for people.
+"""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 import dagster as dg
 
 from assets.names import CHECKPOINTS, OF_OPERATORS, asset_of, dagster_name
+from assets.stream_run import BY_DAGSTER
 from orchestration.operations import OPERATION_TAG, RECOVER, RUN, STREAM_TAG, SWEEP, job_tags
 from orchestration.schedules import unfinished
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import RunRecord
+from siltstone.errors import SiltstoneError
 from siltstone.settings import RecoveryOptions, Settings
 from siltstone.stream import Stream
 
@@ -39,7 +48,7 @@ def recovery_sensor(
     )
     def recover_failed(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         requested = False
-        for request in due_recoveries(context.instance, streams, options, time.time()):
+        for request in due_recoveries(context.instance, streams, options, time.time(), partial(newest_run, settings)):
             requested = True
             yield request
         if not requested:
@@ -48,15 +57,33 @@ def recovery_sensor(
     return recover_failed
 
 
+def newest_run(settings: Settings, stream: str) -> RunRecord | None:
+    """Who wrote to a stream last, by the catalog; None where that cannot be told."""
+    try:
+        with Place.existing(settings.warehouse, settings.catalog) as place:
+            return next(reversed(place.catalog.runs(stream)), None)
+    except SiltstoneError:  # the recovery says what is wrong
+        return None
+
+
 def due_recoveries(
-    instance: dg.DagsterInstance, streams: Mapping[str, Stream], options: RecoveryOptions, now: float
+    instance: dg.DagsterInstance,
+    streams: Mapping[str, Stream],
+    options: RecoveryOptions,
+    now: float,
+    writer: Callable[[str], RunRecord | None],
 ) -> Iterator[dg.RunRequest]:
-    """The recovery of each stream that is due for the newest failure of its runs; `now` in seconds since 1970."""
+    """The recovery of each stream that is due for the newest failure of its runs.
+
+    Args:
+        now: in seconds since 1970.
+        writer: who wrote to a stream last, as `newest_run`.
+    """
     since = datetime.fromtimestamp(now - LOOK_BACK_S, UTC)
     newest = instance.get_run_records(dg.RunsFilter(updated_after=since), limit=NEWEST)
     for stream in streams.values():
         runs = [record for record in newest if _stream_of(record.dagster_run) == stream.name]
-        request = _next_attempt(instance, stream, runs, options, now)
+        request = _next_attempt(instance, stream, runs, options, now, writer)
         if request is not None:
             yield request
 
@@ -67,6 +94,7 @@ def _next_attempt(
     runs: Sequence[dg.RunRecord],
     options: RecoveryOptions,
     now: float,
+    writer: Callable[[str], RunRecord | None],
 ) -> dg.RunRequest | None:
     """`runs` are those of the stream, newest first."""
     others = [r for r in runs if _operation_of(r.dagster_run) != RECOVER and FOLLOWS_TAG not in r.dagster_run.tags]
@@ -85,13 +113,27 @@ def _next_attempt(
     ended = max(r.end_time or r.update_timestamp.timestamp() for r in (failed, *attempts))
     if now < ended + options.delay_s * 3 ** len(attempts):
         return None
-    config = {} if operation == RUN else {"if_damaged": True}
+    if _runs_elsewhere(instance, writer(stream.name), failed, operation):
+        return None
     return dg.RunRequest(
         run_key=f"{id}:{len(attempts)}",
         job_name=dagster_name(stream.name, RECOVER),
-        run_config={"ops": {dagster_name(stream.name, RECOVER, "op"): {"config": config}}},
+        run_config={"ops": {dagster_name(stream.name, RECOVER, "op"): {"config": {}}}},
         tags={**job_tags(stream, RECOVER), MENDS_TAG: id, ATTEMPT_TAG: str(len(attempts) + 1)},
     )
+
+
+def _runs_elsewhere(
+    instance: dg.DagsterInstance, newest: RunRecord | None, failed: dg.RunRecord, operation: str | None
+) -> bool:
+    """Whether others started the stream's newest run after the failed one, and it goes on, or has done the same."""
+    began = failed.start_time or failed.create_timestamp.timestamp()
+    if newest is None or newest.started_at.timestamp() < began:
+        return False
+    if newest.ended_at is not None and not (newest.outcome == "done" and operation == RUN):
+        return False
+    ours = instance.get_run_by_id(newest.who.removeprefix(BY_DAGSTER)) if newest.who.startswith(BY_DAGSTER) else None
+    return ours is None or not ours.is_failure_or_canceled
 
 
 def _has_failed(record: dg.RunRecord) -> bool:

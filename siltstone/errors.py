@@ -7,6 +7,7 @@
     |  |- SchemaConflict          2   a stream's definition changed in a way its state cannot follow
     |  |- BadRow                  2   a source row the stream cannot take (null key)
     |  |- WrongWarehouse          2   the store and the catalog do not belong together
+    |  |- LossRefused             2   a recovery would give up more than it may without being asked
     |  '- NewerFormat             2   a newer Siltstone wrote the object; it is no damage
     |- StateError                 1   state that is not what it should be
     |  |- CorruptObject           1   a stored object is missing, cut or altered
@@ -52,6 +53,11 @@ class BadRow(UsageError):
 
 class WrongWarehouse(UsageError):
     """The store and the catalog do not belong together, or are of different times; the message says what to check."""
+
+
+class LossRefused(UsageError):
+    """A recovery would give up more than it may without being asked; nothing was given up. The message says what would
+    be lost, why, and the command that accepts it."""
 
 
 class NewerFormat(UsageError):

@@ -13,11 +13,11 @@ one to come. What runs again writes under its own writer epoch, which is newer t
 one epoch, a checkpoint is committed once for good, and no name of an object comes twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, Row, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, Table, delete, insert, select
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
@@ -56,7 +56,15 @@ class Rewound:
 class Rewindings(Transactions):
     """Rewindings, and the input that is to be run again."""
 
-    def rewind(self, stream: str, epoch: int, checkpoint: int, reason: str, who: str) -> Rewound:
+    def rewind(
+        self,
+        stream: str,
+        epoch: int,
+        checkpoint: int,
+        reason: str,
+        who: str,
+        accept: Callable[[Rewound], None] = lambda _: None,
+    ) -> Rewound:
         """Give up every checkpoint after `checkpoint`, or all for 0, in one transaction guarded by the writer epoch.
 
         With them go their savepoints, snapshots and materializations. Their steps stay, as the log of what comes next,
@@ -64,6 +72,7 @@ class Rewindings(Transactions):
 
         Args:
             reason: why, in a line.
+            accept: is told what is about to be given up, and raises if it may not be; nothing is then.
 
         Raises:
             UnknownCheckpoint: there is none of that id, or it is marked as deleted.
@@ -78,6 +87,7 @@ class Rewindings(Transactions):
             if not lost.given_up:
                 return lost
             _refuse_second(connection, stream, epoch, checkpoint)
+            accept(lost)
             for table in (t.object_, t.dependency, t.snapshot, t.savepoint, t.materialization):
                 gone = (table.c.stream == stream) & (table.c.checkpoint > checkpoint)
                 connection.execute(delete(table).where(gone))
@@ -87,11 +97,11 @@ class Rewindings(Transactions):
             connection.execute(insert(t.rewinding), asdict(record))
             return lost
 
-    def foresee_rewinding(self, stream: str, checkpoint: int) -> Rewound:
-        """What `rewind` would give up."""
+    def foresee_rewinding(self, stream: str, checkpoint: int, newest: int | None = None) -> Rewound:
+        """What `rewind` would give up; of checkpoints up to `newest` only, if that is given."""
         with self._reading() as connection:
             rows.get_stream(connection, stream)
-            return foresee_rewinding(connection, stream, checkpoint)
+            return foresee_rewinding(connection, stream, checkpoint, newest)
 
     def rewindings(self, stream: str) -> list[RewindingRecord]:
         """All rewindings of a stream, oldest first."""
@@ -117,14 +127,18 @@ def rewindings(connection: Connection, stream: str) -> tuple[RewindingRecord, ..
     return tuple(RewindingRecord(**row) for row in connection.execute(query).mappings())
 
 
-def foresee_rewinding(connection: Connection, stream: str, checkpoint: int) -> Rewound:
-    """What lies above a checkpoint; of edits only those that have not been given up before."""
+def foresee_rewinding(connection: Connection, stream: str, checkpoint: int, newest: int | None = None) -> Rewound:
+    """What lies above a checkpoint, up to `newest`; of edits only those that have not been given up before."""
     c, s, e = t.checkpoint.c, t.savepoint.c, t.edit.c
-    above = select(c.id, c.epoch).where(c.stream == stream, c.id > checkpoint).order_by(c.id)
-    written_by = {id: epoch for id, epoch in connection.execute(above)}
-    names = select(s.name).where(s.stream == stream, s.checkpoint > checkpoint).order_by(s.name)
-    edited = select(e.checkpoint, e.epoch).where(e.stream == stream, e.checkpoint > checkpoint)
-    edits = [id for id, epoch in connection.execute(edited.order_by(e.checkpoint)) if written_by.get(id) == epoch]
+    end = rows.ID_END - 1 if newest is None else newest
+
+    def lost(table: Table, id: ColumnElement[int]) -> ColumnElement[bool]:
+        return (table.c.stream == stream) & (id > checkpoint) & (id <= end)
+
+    written_by = dict(connection.execute(select(c.id, c.epoch).where(lost(t.checkpoint, c.id)).order_by(c.id)).all())
+    names = select(s.name).where(lost(t.savepoint, s.checkpoint)).order_by(s.name)
+    edited = select(e.checkpoint, e.epoch).where(lost(t.edit, e.checkpoint)).order_by(e.checkpoint)
+    edits = [id for id, epoch in connection.execute(edited) if written_by.get(id) == epoch]
     return Rewound(tuple(written_by), tuple(connection.scalars(names)), tuple(edits))
 
 

@@ -17,18 +17,27 @@ def recover(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be given up and why; change nothing, stop no run.")
     ] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Go back past savepoints, edits and more than 3 checkpoints, or to nothing, if need be.",
+        ),
+    ] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a stream ready again: go back to its newest checkpoint that restores. A run at work is stopped.
+    """Make a stream ready again: go back to its newest checkpoint that restores. A sound stream is left alone.
 
-    What is given up comes again from the source with the next run, under the same ids. `run` does all this by itself.
+    What is given up comes again from the source with the next run, under the same ids. `run` does this by itself, but
+    never past a savepoint or an edit, past more than 3 checkpoints, or to nothing.
     """
     from siltstone.spark import operations
 
     with progress(f"recovering {stream}") as tell:
-        result = operations.recover(settings_of(warehouse, catalog), stream, dry_run=dry_run, on_step=tell)
+        settings = settings_of(warehouse, catalog)
+        result = operations.recover(settings, stream, dry_run=dry_run, accept_loss=accept_loss, on_step=tell)
     line = f"{stream}: {result.summary}; {result.swept_objects} objects swept, {size(result.swept_bytes)}, "
     line += f"{result.seconds:.2f} s"
     for failure in result.failures:

@@ -1,15 +1,19 @@
 """Makes a stream ready again after something of it was damaged: goes back to the newest checkpoint that restores.
 
-    1  fence: no run commits any more
-    2  prove the newest checkpoint; what fails is looked at twice, since a store may return wrong bytes once
-    3  if a materialized base is damaged, and what it was made of is there still: make it again, which gives nothing up
-    4  otherwise prove older checkpoints, twice as many at a time, until one holds
-    5  give up what lies above it, in one transaction (`catalog.rewinding`); without any that holds, everything: the
-       stream then begins from nothing, with its logged input
+    1  look, while a run may be at work: prove the newest checkpoint, and if it fails older ones, twice as many at a
+       time, until one holds. What fails is looked at twice, since a store may return wrong bytes once. If all is well,
+       or this is a dry run, no run is fenced
+    2  refuse what may not be given up without being asked (`policy.rollback`)
+    3  fence: no run commits any more; then look again, and act on that second look only
+    4  if a materialized base is damaged, and what it was made of is there still: make it again, which gives nothing up
+    5  give up what lies above the checkpoint that holds, in one transaction (`catalog.rewinding`); without any that
+       holds, everything: the stream then begins from nothing, with its logged input
     6  complete deletions that were under way, and sweep
 
-A store or catalog that cannot be reached says nothing about any checkpoint: then nothing is given up. Killed anywhere,
-it has either rewound or not; to recover again does the rest, and a run goes on from there in any case.
+A store or catalog that cannot be reached says nothing about any checkpoint: then nothing is given up. Nor is a store
+believed that does not show the warehouse's identity at that very moment: it may be another one, or say of everything
+that it is not there. Killed anywhere, it has either rewound or not; to recover again does the rest, and a run goes on
+from there in any case.
 """
 
 import logging
@@ -22,18 +26,21 @@ from dataclasses import dataclass
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.rewinding import Rewound
-from siltstone.errors import Fenced, StateError, UnknownCheckpoint, Unreachable, UsageError
+from siltstone.errors import Fenced, LossRefused, StateError, UnknownCheckpoint, Unreachable, UsageError
 from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.lease import reading, this_process
 from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.proof import Map, prove_checkpoints
 from siltstone.lifecycle.sweep import SweepOptions, sweep
 from siltstone.lifecycle.verify import Failure
+from siltstone.policy.rollback import explain_refusal
 from siltstone.store.paths import materialization_of
 
 _LOG = logging.getLogger(__name__)
 OUTCOME = "recovered"
 """how the run of a recovery ends"""
+_LOOKS = 5
+"""how often a stream is looked at that changes meanwhile"""
 
 
 @dataclass(frozen=True)
@@ -47,8 +54,10 @@ class Recovery:
         failures: why: a checkpoint, a reason, and the damaged object, where there is one.
         rebuilt: operators whose materialized base was damaged and was made again; in a dry run, those for which that
             would be tried first, and `given_up` is what would be given up if it did not help.
+        fenced: whether the run at work, if there was one, was fenced: only where something was damaged.
         savepoints: names that went with their checkpoints.
         edits: the checkpoints among `given_up` that held an edit by hand, which no input brings back.
+        refusal: of a dry run, why this is not done without `accept_loss`; None if it is.
         swept_objects: what was deleted from the store, of `swept_bytes` together: never anything of `given_up`.
     """
 
@@ -59,8 +68,10 @@ class Recovery:
     given_up: tuple[int, ...]
     failures: tuple[Failure, ...]
     rebuilt: tuple[str, ...]
+    fenced: bool
     savepoints: tuple[str, ...]
     edits: tuple[int, ...]
+    refusal: str | None
     swept_objects: int
     swept_bytes: int
     seconds: float
@@ -77,30 +88,46 @@ class Recovery:
             done += f"; lost with them: savepoint {', '.join(self.savepoints)}"
         if self.edits:
             done += f"; edits at {', '.join(map(str, self.edits))} are lost: apply them again once the stream is there"
+        if self.refusal:
+            done += f"; --accept-loss is needed, since it would lose {self.refusal}"
         return done
 
 
 @dataclass(frozen=True)
 class _Choice:
+    """The checkpoint to go on from, of those up to `newest`, and why those above it do not hold."""
+
     checkpoint: int
+    newest: int
     failures: tuple[Failure, ...] = ()
     rebuilt: tuple[str, ...] = ()
 
 
 def recover(
-    place: Place, stream: str, *, run: Map, dry_run: bool = False, tell: Callable[[str], None] = lambda _: None
+    place: Place,
+    stream: str,
+    *,
+    run: Map,
+    dry_run: bool = False,
+    accept_loss: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Recovery:
-    """Leave a stream ready to run on from its newest checkpoint that restores; the run at work, if any, is fenced.
+    """Leave a stream ready to run on from its newest checkpoint that restores.
+
+    The run at work, if any, is fenced only where something is damaged.
 
     Args:
         run: maps the proofs over tasks.
         dry_run: only look; no run is fenced and nothing changes.
+        accept_loss: give up whatever has to be, savepoints and the whole stream too. Only for people who said so.
         tell: told what is found, line by line.
 
     Raises:
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet, so there is nothing to recover.
+        LossRefused: more would be given up than may be without `accept_loss`; nothing was.
         Fenced: a run has taken the stream over meanwhile; nothing was given up.
+        NewerFormat: a newer Siltstone wrote what is to be proven; nothing was given up.
         Unreachable: the store or the catalog failed; nothing was given up.
     """
     start = time.perf_counter()
@@ -109,12 +136,15 @@ def recover(
     place.warehouse.store.check(writable=not dry_run)
     # Before the epoch: a deletion that was planned without seeing the lease is of an older epoch, and refused.
     with reading(catalog, stream, None, what="recovers"):
-        if dry_run:
-            epoch, choice = None, _choose(place, stream, run, tell, rebuild=False)
-            lost = catalog.foresee_rewinding(stream, choice.checkpoint)
-        else:
-            epoch, choice, lost = _rewind(place, stream, run, tell)
-    swept = (0, 0) if epoch is None else _clean(place, stream, epoch)
+        choice, epoch = _look(place, stream, run, tell), None
+        lost = catalog.foresee_rewinding(stream, choice.checkpoint, choice.newest)
+        if choice.failures and not dry_run:
+            if not choice.rebuilt:
+                _refuse_loss(stream, choice, lost, accept_loss)
+            epoch, choice, lost = _rewind(place, stream, run, tell, accept_loss)
+        elif choice.checkpoint and not dry_run:
+            _note_proof(catalog, stream, choice.checkpoint)
+    swept = (0, 0) if dry_run else _clean(place, stream, epoch)
     return Recovery(
         stream=stream,
         dry_run=dry_run,
@@ -123,8 +153,10 @@ def recover(
         given_up=lost.given_up,
         failures=choice.failures,
         rebuilt=choice.rebuilt,
+        fenced=epoch is not None,
         savepoints=lost.savepoints,
         edits=lost.edits,
+        refusal=_refusal(choice, lost) if dry_run else None,
         swept_objects=swept[0],
         swept_bytes=swept[1],
         seconds=round(time.perf_counter() - start, 3),
@@ -141,7 +173,45 @@ def check_recoverable(catalog: Catalog, stream: str) -> None:
         catalog.latest(stream)
 
 
-def _rewind(place: Place, stream: str, run: Map, tell: Callable[[str], None]) -> tuple[int, _Choice, Rewound]:
+def _look(place: Place, stream: str, run: Map, tell: Callable[[str], None]) -> _Choice:
+    """Choose while a run may be at work, whose retention, recovery or deletions change what there is meanwhile: a
+    checkpoint that is not there any more is no damaged one."""
+    for _ in range(_LOOKS):
+        before = {c.id: c.epoch for c in place.catalog.checkpoints(stream)}
+        with suppress(UnknownCheckpoint):
+            choice = _choose(place, stream, run, tell, rebuild=False)
+            now = {c.id: c.epoch for c in place.catalog.checkpoints(stream)}
+            if all(now.get(f.checkpoint) == before.get(f.checkpoint) for f in choice.failures):
+                return choice
+    raise Unreachable(f"stream {stream} changes while it is looked at: recover it again", transient=True)
+
+
+def _refusal(choice: _Choice, lost: Rewound) -> str | None:
+    newest = max(lost.given_up, default=choice.checkpoint)
+    return explain_refusal(newest, choice.checkpoint, lost.savepoints, lost.edits)
+
+
+def _refuse_loss(stream: str, choice: _Choice, lost: Rewound, accept_loss: bool) -> None:
+    """Refuse to give up what may not be without being asked.
+
+    Raises:
+        LossRefused
+    """
+    refusal = _refusal(choice, lost)
+    if accept_loss or refusal is None:
+        return
+    good = f"checkpoint {choice.checkpoint}" if choice.checkpoint else "none"
+    why = f" ({choice.failures[0].reason})" if choice.failures else ""
+    raise LossRefused(
+        f"stream {stream} is damaged{why}; its newest checkpoint that restores is {good}, and going back would lose "
+        f"{span(lost.given_up)}: {refusal}. Nothing was given up: bring back what is missing, or accept the loss with "
+        f"`siltstone recover {stream} --accept-loss`"
+    )
+
+
+def _rewind(
+    place: Place, stream: str, run: Map, tell: Callable[[str], None], accept_loss: bool
+) -> tuple[int, _Choice, Rewound]:
     """Under a writer epoch of its own, which commits nothing."""
     catalog = place.catalog
     epoch = catalog.new_epoch(stream, f"{this_process()} recovers")
@@ -149,7 +219,16 @@ def _rewind(place: Place, stream: str, run: Map, tell: Callable[[str], None]) ->
     try:
         choice = _choose(place, stream, run, tell, rebuild=True)
         reason = choice.failures[0].reason if choice.failures else "nothing is damaged"
-        lost = catalog.rewind(stream, epoch, choice.checkpoint, reason, this_process())
+        if choice.failures:
+            place.confirm_store()
+        lost = catalog.rewind(
+            stream,
+            epoch,
+            choice.checkpoint,
+            reason,
+            this_process(),
+            lambda lost: _refuse_loss(stream, choice, lost, accept_loss),
+        )
         if choice.checkpoint:
             catalog.record_proof(stream, choice.checkpoint, True)
         outcome = OUTCOME
@@ -159,9 +238,16 @@ def _rewind(place: Place, stream: str, run: Map, tell: Callable[[str], None]) ->
     return epoch, choice, lost
 
 
+def _note_proof(catalog: Catalog, stream: str, checkpoint: int) -> None:
+    """Of a checkpoint that a run at work may just have deleted."""
+    with suppress(UnknownCheckpoint):
+        catalog.record_proof(stream, checkpoint, True, epoch=catalog.checkpoint(stream, checkpoint).epoch)
+
+
 def _choose(place: Place, stream: str, run: Map, tell: Callable[[str], None], *, rebuild: bool) -> _Choice:
     """The newest checkpoint that is proven, and why those above it are not."""
     waiting = [c.id for c in place.catalog.checkpoints(stream)][::-1]
+    newest = max(waiting, default=0)
     failed: list[Failure] = []
     rebuilt: tuple[str, ...] = ()
     at_once = 1
@@ -179,15 +265,20 @@ def _choose(place: Place, stream: str, run: Map, tell: Callable[[str], None], *,
         good = next((c for c in some if c not in failures), 0)
         failed += [failures[c] for c in some if c > good]
         if good:
-            return _Choice(good, tuple(failed), rebuilt)
+            return _Choice(good, newest, tuple(failed), rebuilt)
         at_once *= 2
-    return _Choice(0, tuple(failed), rebuilt)
+    return _Choice(0, newest, tuple(failed), rebuilt)
 
 
 def _failures(place: Place, stream: str, some: list[int], run: Map) -> dict[int, Failure]:
-    """Why checkpoints are not proven, at a second look either."""
+    """Why checkpoints are not proven, at a second look either, by a store that shows what must be there."""
     failures = prove_checkpoints(place, stream, some, run).failures
-    return prove_checkpoints(place, stream, sorted(failures), run).failures if failures else {}
+    if failures:
+        place.confirm_store()
+        failures = prove_checkpoints(place, stream, sorted(failures), run).failures
+    if failures:
+        place.confirm_store()
+    return failures
 
 
 def _damaged_bases(place: Place, stream: str, failure: Failure) -> tuple[str, ...]:
@@ -212,8 +303,11 @@ def _rebuild(
     return tuple(done)
 
 
-def _clean(place: Place, stream: str, epoch: int) -> tuple[int, int]:
-    """Complete deletions and sweep: (objects, bytes) deleted. The stream is ready without, so nothing here fails it."""
+def _clean(place: Place, stream: str, epoch: int | None) -> tuple[int, int]:
+    """Complete deletions and sweep: (objects, bytes) deleted. The stream is ready without, so nothing here fails it.
+
+    Without an `epoch` a run may be at work: then as beside it.
+    """
     try:
         objects = size_bytes = 0
         if place.catalog.last_id(stream):

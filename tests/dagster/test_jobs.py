@@ -70,7 +70,7 @@ def test_each_job_prints_one_json_object(job: Job, tmp_path: Path) -> None:
     assert (code, swept["deleted"], lost.exists()) == (0, 1, False)
     code, truncated, _ = job(truncate.main, "small", "--dry-run")
     assert (code, truncated["dry_run"]) == (0, True)
-    code, recovered, _ = job(recover.main, "small", "--if-damaged")
+    code, recovered, _ = job(recover.main, "small")
     assert (code, recovered["failures"]) == (0, [])
 
     (segment, *_) = (tmp_path / "warehouse" / "objects" / "small").rglob("*.segment")

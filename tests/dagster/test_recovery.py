@@ -2,16 +2,21 @@
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
 from assets.failures import told_clearly
-from orchestration.operations import job_tags
-from orchestration.recovery import ATTEMPT_TAG, FOLLOWS_TAG, LOOK_BACK_S, MENDS_TAG, due_recoveries
+from assets.stream_run import BY_DAGSTER
+from orchestration.operations import RecoverConfig, job_tags
+from orchestration.recovery import ATTEMPT_TAG, FOLLOWS_TAG, LOOK_BACK_S, MENDS_TAG, due_recoveries, newest_run
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import RunRecord
 from siltstone.errors import CorruptObject, Fenced, SiltstoneError, UsageError
-from siltstone.settings import RecoveryOptions
+from siltstone.settings import RecoveryOptions, load_settings
 from tests.fault.small_stream import SMALL
 
 OPTIONS = RecoveryOptions(attempts=3, delay_s=10)
@@ -45,8 +50,19 @@ def recovered(instance: dg.DagsterInstance, of: dg.DagsterRun, status: dg.Dagste
     return ran(instance, "recover", status, siltstone__recovers=of.run_id)
 
 
-def due(instance: dg.DagsterInstance, after_s: float, options: RecoveryOptions = OPTIONS) -> list[dg.RunRequest]:
-    return list(due_recoveries(instance, {SMALL.name: SMALL}, options, time.time() + after_s))
+def due(
+    instance: dg.DagsterInstance,
+    after_s: float,
+    options: RecoveryOptions = OPTIONS,
+    writer: RunRecord | None = None,
+) -> list[dg.RunRequest]:
+    return list(due_recoveries(instance, {SMALL.name: SMALL}, options, time.time() + after_s, lambda _: writer))
+
+
+def wrote(who: str, after_s: float, outcome: str | None = None) -> RunRecord:
+    """A run of the stream that was started then, from now, and goes on or has ended so."""
+    started = datetime.now(UTC) + timedelta(seconds=after_s)
+    return RunRecord(SMALL.name, 7, 1, who, started, started if outcome else None, outcome)
 
 
 def failing(instance: dg.DagsterInstance, error: SiltstoneError, operation: str = "run") -> str:
@@ -138,20 +154,60 @@ def test_a_newer_failure_has_attempts_of_its_own(instance: dg.DagsterInstance) -
     assert (request.tags[MENDS_TAG], request.tags[ATTEMPT_TAG]) == (new.run_id, "1")
 
 
-def test_a_sound_stream_is_left_alone_where_another_operation_failed(instance: dg.DagsterInstance) -> None:
+def test_a_run_that_others_started_after_the_failed_one_is_not_fenced(instance: dg.DagsterInstance) -> None:
+    """A healthy `run --follow` elsewhere."""
+    ran(instance)
+    assert due(instance, 11, writer=wrote("elsewhere:4711", 1)) == []
+    assert due(instance, 11, writer=wrote("elsewhere:4711", 1, "done")) == []
+    for other in (
+        wrote("elsewhere:4711", 1, "failed"),
+        wrote("elsewhere:4711", -60),
+        wrote("elsewhere:1", -60, "done"),
+    ):
+        assert len(due(instance, 11, writer=other)) == 1
+
+
+def test_a_run_of_ours_that_died_does_not_count_as_going_on(instance: dg.DagsterInstance) -> None:
+    failed = ran(instance)
+    assert len(due(instance, 11, writer=wrote(f"{BY_DAGSTER}{failed.run_id}", 1))) == 1
+    goes_on = ran(instance, status=STARTED)
+    assert due(instance, 11, writer=wrote(f"{BY_DAGSTER}{goes_on.run_id}", 1)) == []
+
+
+def test_a_run_after_a_failed_check_mends_nothing(instance: dg.DagsterInstance) -> None:
     ran(instance, "verify")
-    (request,) = due(instance, 11)
-    assert request.run_config["ops"]["small__recover__op"]["config"] == {"if_damaged": True}
+    assert len(due(instance, 11, writer=wrote("elsewhere:4711", 1, "done"))) == 1
+    assert due(instance, 11, writer=wrote("elsewhere:4711", 1)) == []
+
+
+def test_no_sensor_accepts_a_loss(instance: dg.DagsterInstance) -> None:
+    for operation in ("run", "verify", "sweep"):
+        ran(instance, operation)
+        (request,) = due(instance, 11)
+        assert request.run_config == {"ops": {"small__recover__op": {"config": {}}}}
+    assert set(RecoverConfig.model_fields) == {"dry_run"}
+
+
+def test_who_wrote_last_is_read_from_the_catalog(tmp_path: Path) -> None:
+    settings = load_settings(warehouse=str(tmp_path / "w"))
+    assert newest_run(settings, SMALL.name) is None
+    with Place.writable(settings.warehouse) as place:
+        assert newest_run(settings, SMALL.name) is None
+        place.catalog.register(SMALL.name, 8, {})
+        for who in ("first", "second"):
+            place.catalog.new_epoch(SMALL.name, who)
+    newest = newest_run(settings, SMALL.name)
+    assert newest is not None and (newest.who, newest.ended_at) == ("second", None)
 
 
 def test_a_run_of_assets_from_the_page_counts_as_one_of_its_stream(instance: dg.DagsterInstance) -> None:
-    for asset, config in (("restored_state", {"if_damaged": True}), ("checkpoints", {})):
+    for asset in ("restored_state", "checkpoints"):
         key = dg.AssetKey([SMALL.name, asset])
         run = create_run_for_test(instance, asset_selection=frozenset({key}), status=STARTED)
         instance.report_run_failed(run)
         (request,) = due(instance, 11)
         assert request.tags[MENDS_TAG] == run.run_id
-        assert request.run_config["ops"]["small__recover__op"]["config"] == config
+        assert request.run_config["ops"]["small__recover__op"]["config"] == {}
 
 
 def test_a_failed_sweep_after_a_recovery_starts_no_recovery(instance: dg.DagsterInstance) -> None:

@@ -104,6 +104,7 @@ class Command:
 
 GONE = (2, "no (latest )?checkpoint")
 OVERTAKEN = (4, "fenced")
+LOSS = (2, "--accept-loss")
 COMMANDS = {
     "run": Command(_run, [OVERTAKEN], 4),
     "materialize": Command(_materialize, [GONE, (2, "is being materialized"), (4, "lost its lease")], 4),
@@ -113,7 +114,7 @@ COMMANDS = {
     "savepoint": Command(_savepoint, [OVERTAKEN, GONE, (2, "no savepoint|has a savepoint")]),
     "fork": Command(_fork, [GONE, (2, "there is a stream")]),
     "snapshot": Command(_nothing, [OVERTAKEN, GONE, (1, "live state|working state"), (2, "has a snapshot already")]),
-    "recover": Command(_nothing, [OVERTAKEN, GONE]),
+    "recover": Command(_nothing, [OVERTAKEN, GONE, LOSS]),
     "rescale": Command(_rescale, [OVERTAKEN, GONE, (2, "logged steps are to be run again first")], 2),
     "verify": Command(_verify, [GONE]),
     "restore": Command(_restore, [GONE]),
@@ -149,5 +150,5 @@ def wrong(kind: str, end: End, *, alone: bool, faulty: bool, begun: bool) -> str
     if not begun:
         refusals.append((2, NOTHING_YET))
     if faulty:
-        refusals += [(3, ""), (1, "object|checksum|corrupt|digest|answer")]
+        refusals += [LOSS, (3, ""), (1, "object|checksum|corrupt|digest|answer")]
     return None if any(code == end.code and re.search(text, said) for code, text in refusals) else told

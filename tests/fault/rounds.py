@@ -319,7 +319,7 @@ class Rounds:
             round.kills["recover"] += end.code == -9
             self._learn("recover", end.code == -9, None)
         for stream in self.streams():
-            self.strict(round, "recover", stream)
+            self.strict(round, "recover", stream, ("--accept-loss",))
             self._delete_what_stays_damaged(round, stream)
         round.violations += self.check(afresh=True)
 

@@ -68,21 +68,35 @@ def check_whole(ran: Ended, digest: str) -> None:
     assert siltstone("sweep", "little", "--json").json["deleted"] == 0
 
 
-@pytest.mark.parametrize("what", ["segment", "everything"])
-def test_a_run_recovers_by_itself(project: Project, damaged: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
-    if what == "segment":
-        lose_local_state()
-        for path in objects(4, ObjectKind.SEGMENT) + objects(4, ObjectKind.BASE):
-            path.chmod(0o644)
-            path.write_bytes(path.read_bytes()[:-7])
-    else:
-        lose_local_state()
-        shutil.rmtree(damaged / "w" / "objects" / "little")
-    newest = {"segment": 3, "everything": 0}[what]
+def test_a_run_recovers_by_itself(project: Project, damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lose_local_state()
+    for path in objects(4, ObjectKind.SEGMENT) + objects(4, ObjectKind.BASE):
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-7])
     ran = siltstone("run", "little")
     warned, said = [record.getMessage() for record in caplog.records if record.name.startswith("siltstone.")]
     assert "stream little is damaged and recovers by itself: object little/" in warned
-    assert f"the next run begins {f'with checkpoint {newest}' if newest else 'from nothing'}" in said
+    assert "the next run begins with checkpoint 3" in said
+    check_begun_again(project, damaged, ran, 3)
+
+
+def test_a_run_does_not_begin_from_nothing_by_itself(project: Project, damaged: Path) -> None:
+    lose_local_state()
+    shutil.rmtree(damaged / "w" / "objects" / "little")
+    assert siltstone("savepoint", "little", "precious", "--at", 2).code == 0
+    refused = (
+        "would lose checkpoints 1 to 5: the whole stream, more than 3 checkpoints, savepoint precious. Nothing was"
+    )
+    for command in (("run", "little"), ("recover", "little")):
+        ended = siltstone(*command)
+        assert ended.code == 2 and refused in ended.err and "siltstone recover little --accept-loss" in ended.err
+    with Place.existing("w") as place:
+        assert place.catalog.last_id("little") == 5 and len(place.catalog.savepoints("little")) == 1
+    assert siltstone("recover", "little", "--accept-loss", "--json").json["given_up"] == [1, 2, 3, 4, 5]
+    check_begun_again(project, damaged, siltstone("run", "little"), 0)
+
+
+def check_begun_again(project: Project, damaged: Path, ran: Ended, newest: int) -> None:
     check_whole(ran, project[2])
     assert sinks(damaged) == project[3]
     with Place.existing("w") as place:
@@ -115,11 +129,13 @@ def test_recover(project: Project, damaged: Path) -> None:
     foreseen = siltstone("recover", "little", "--dry-run", "--json").json
     with Place.existing("w") as place:
         assert place.catalog.last_id("little") == BATCHES and len(place.catalog.runs("little")) == 1
-    head, reason = plain(siltstone("recover", "little"))
+    siltstone("recover", "little").failed(2, "savepoint lost", "siltstone recover little --accept-loss")
+    head, reason = plain(siltstone("recover", "little", "--accept-loss"))
     assert head.startswith("little: gave up checkpoint 5; the next run begins with checkpoint 4; lost with them: save")
     assert reason.startswith("  checkpoint 5: ") and str(manifest.name) in reason
     done = siltstone("recover", "little", "--json").json
-    assert list(done) == list(foreseen) and done["proven"] is True
+    assert list(done) == list(foreseen) and done["proven"] is True and not done["fenced"]
+    assert foreseen["refusal"] == "savepoint lost"
     expected = {"checkpoint": 4, "given_up": [5], "savepoints": ["lost"], "edits": [], "dry_run": True, "rebuilt": []}
     assert expected.items() <= foreseen.items()
     assert foreseen["failures"][0]["checkpoint"] == 5 and foreseen["failures"][0]["object"].endswith(manifest.name)

@@ -9,7 +9,7 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
-from siltstone.errors import CorruptObject, Fenced, UnknownCheckpoint, UnknownStream, Unreachable
+from siltstone.errors import CorruptObject, Fenced, LossRefused, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.lifecycle import recovery
 from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.recovery import Recovery, recover
@@ -131,7 +131,7 @@ def test_a_base(place: Place) -> None:
     before = digests(place)
     delete(place, *objects(place, 9, ObjectKind.BASE))
     delete(place, objects(place, 5, ObjectKind.BASE)[0])
-    done = recover(place, NAME, run=in_order)
+    done = recover(place, NAME, run=in_order, accept_loss=True)
     assert (done.checkpoint, done.given_up) == (4, (5, 6, 7, 8, 9))
     check_goes_on(place, done, before)
 
@@ -141,7 +141,10 @@ def test_everything(place: Place) -> None:
     before = digests(place)
     place.catalog.add_savepoint(NAME, 2, "precious", 3)
     shutil.rmtree(place.warehouse.local.objects / NAME)
-    done = recover(place, NAME, run=in_order)
+    with pytest.raises(LossRefused, match="1 to 9: the whole stream, more than 3 checkpoints, savepoint precious"):
+        recover(place, NAME, run=in_order)
+    assert digests(place) == before and len(place.catalog.runs(NAME)) == 2, "nothing was given up, no run was fenced"
+    done = recover(place, NAME, run=in_order, accept_loss=True)
     assert (done.checkpoint, done.proven, done.given_up) == (0, None, tuple(range(1, 10)))
     assert (
         done.savepoints == ("precious",) and "begins from nothing; lost with them: savepoint precious" in done.summary
@@ -168,12 +171,13 @@ def test_a_stream_that_is_well_is_left_as_it_is(place: Place) -> None:
     assert digests(place) == before and place.catalog.rewindings(NAME) == []
 
 
-def test_the_run_at_work_is_fenced(place: Place) -> None:
+def test_the_run_at_work_is_fenced_where_something_is_damaged(place: Place) -> None:
     run = new_run(place)
+    delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     done = recover(place, NAME, run=in_order)
     with pytest.raises(Fenced):
         run.step(purchases()[CHECKPOINTS])
-    assert done.given_up == () and sweep(place, NAME).deleted > 0, "what the run wrote after it was fenced"
+    assert done.given_up == (9,) and done.fenced
 
 
 def test_working_state_that_went_on_is_not_taken_over(place: Place) -> None:
@@ -237,7 +241,7 @@ def test_a_store_that_is_away_says_nothing_about_checkpoints(
         patch.setattr(recovery, "prove_checkpoints", away)
         recover(place, NAME, run=in_order)
     assert digests(place) == before and place.catalog.rewindings(NAME) == []
-    assert place.catalog.runs(NAME)[-1].outcome == "failed" and place.catalog.live_leases(NAME) == []
+    assert [r.outcome for r in place.catalog.runs(NAME)][1:] == ["done"] and place.catalog.live_leases(NAME) == []
     check_goes_on(place, recover(place, NAME, run=in_order), before)
 
 
@@ -326,7 +330,7 @@ def test_without_what_it_was_made_of_the_stream_goes_back(place: Place) -> None:
     names = consolidate(place, 8, "m8")
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     delete(place, *names, *objects(place, 6, ObjectKind.SEGMENT))
-    done = recover(place, NAME, run=in_order)
+    done = recover(place, NAME, run=in_order, accept_loss=True)
     assert (done.checkpoint, done.given_up, done.rebuilt) == (5, (6, 7, 8, 9), ())
 
 

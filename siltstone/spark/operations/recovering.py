@@ -21,23 +21,31 @@ DAMAGED = (CorruptObject, ProofFailed)
 
 @needs_spark
 def recover(
-    settings: Settings, stream: str, *, dry_run: bool = False, on_step: Callable[[str], None] = lambda _: None
+    settings: Settings,
+    stream: str,
+    *,
+    dry_run: bool = False,
+    accept_loss: bool = False,
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> Recovery:
     """Leave a stream ready to run on from its newest checkpoint that restores; see `lifecycle.recovery`.
 
     Args:
         dry_run: only look; nothing changes.
+        accept_loss: give up whatever has to be; only for people who said so.
         on_step: told what is done and found, line by line.
 
     Raises:
         UnknownStream, UnknownCheckpoint: no such stream has run here, or it has no checkpoint yet.
+        LossRefused: more would be given up than may be without `accept_loss`; nothing was.
         Fenced: a run has taken the stream over meanwhile; nothing was given up.
         Unreachable: the store or the catalog failed; nothing was given up.
     """
     with Place.existing(settings.warehouse, settings.catalog) as place:
         recovery.check_recoverable(place.catalog, stream)
         spark = spark_session(settings.master, settings.spark)
-        return recovery.recover(place, stream, run=partial(spark_map, spark), dry_run=dry_run, tell=on_step)
+        proofs = partial(spark_map, spark)
+        return recovery.recover(place, stream, run=proofs, dry_run=dry_run, accept_loss=accept_loss, tell=on_step)
 
 
 class SelfRecovery:
@@ -57,6 +65,7 @@ class SelfRecovery:
 
         Raises:
             StateError: `error` itself: it has recovered before, or is not allowed to.
+            LossRefused: more would be given up than may be without being asked; nothing was.
             Fenced, Unreachable: as `recover`.
         """
         if self.done is not None or not self._allowed:
