@@ -22,6 +22,17 @@ settings.register_profile("siltstone", deadline=None, print_blob=True)
 settings.load_profile("siltstone")
 
 
+SERVED = {"spark": "jvm", "postgres": "server", "guarded": "server"}
+"""fixtures that start a server or a JVM -> the mark of tests that use them, which `make test-fast` leaves out"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses a fixture that starts a server or a JVM."""
+    for item in items:
+        for name in SERVED.keys() & set(getattr(item, "fixturenames", ())):
+            item.add_marker(SERVED[name])
+
+
 def _is_whole_suite(config: pytest.Config) -> bool:
     """Whether this run was asked for everything: no path inside tests/, no filter."""
     options = config.option

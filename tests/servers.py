@@ -8,9 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ACCESS_KEY, SECRET_KEY = "siltstone-tests", "no-secret-of-anybody"
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
@@ -78,6 +82,12 @@ def versitygw_binary() -> str | None:
         directories.insert(0, Path(found))
     candidates = [directory / "bin" / "versitygw" for directory in directories]
     return next((str(path) for path in candidates if path.is_file()), None)
+
+
+def marked(kinds: Iterable[str], *rest: Any) -> list[Any]:
+    """Parameters (kind of store, *rest) of tests, those marked `server` whose kind needs one."""
+    server = [pytest.mark.server]
+    return [pytest.param(kind, *rest, marks=server if kind.startswith(("redis", "s3")) else []) for kind in kinds]
 
 
 def use_test_credentials() -> None:

@@ -37,7 +37,7 @@ def postgres() -> Iterator[URL]:
     shutil.rmtree(directory)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
 def catalog_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database that holds nothing yet, of each kind a catalog can be in."""
     if request.param == "sqlite":

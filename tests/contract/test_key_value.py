@@ -24,12 +24,13 @@ from siltstone.store.open import open_store
 from siltstone.store.retry import Retrying
 from siltstone.store.rocksdb_database import database_options
 from tests.redis_server import RedisServer, shared_server
+from tests.servers import marked
 from tests.store_cases_kv import factories
 
 DATA = os.urandom(10_000)
 
 
-@pytest.fixture(params=["redis", "rocksdb"])
+@pytest.fixture(params=marked(["redis", "rocksdb"]))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return factories()[f"{request.param}-1k"](tmp_path).url
 
@@ -172,6 +173,7 @@ MANY = """
 """
 
 
+@pytest.mark.slow
 def test_processes_that_write_one_entry_wait_for_each_other(url: str) -> None:
     script = textwrap.dedent(MANY)
     writers = [subprocess.Popen([sys.executable, "-c", script, url, str(i)]) for i in range(3)]
@@ -300,6 +302,7 @@ def test_a_server_that_stops_and_comes_back(guarded: RedisServer) -> None:
     assert store.read(latest).to_pybytes() == DATA
 
 
+@pytest.mark.server
 def test_settings_that_lose_state_are_refused_or_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     server = RedisServer()
     client, store = server.client(), open_store(server.url("chunk_bytes=2000000"))
@@ -335,6 +338,7 @@ def test_settings_that_lose_state_are_refused_or_warned_of(caplog: pytest.LogCap
         server.remove()
 
 
+@pytest.mark.server
 def test_a_server_that_allows_no_questions_is_used_all_the_same() -> None:
     client, url = shared_server().client(), shared_server().url("prefix=asked", "plain:word@")
     client.execute_command("ACL", "SETUSER", "plain", "on", ">word", "~asked:*", "+@all", "-config", "-info")
@@ -345,6 +349,7 @@ def test_a_server_that_allows_no_questions_is_used_all_the_same() -> None:
         open_store(shared_server().url("prefix=others", "plain:word@")).put("a", b"x")
 
 
+@pytest.mark.server
 def test_what_else_lies_in_the_database_is_left_alone() -> None:
     client, store = shared_server().client(), open_store(shared_server().url("prefix=mine"))
     client.set("mine:s/1", "a string")
@@ -355,6 +360,7 @@ def test_what_else_lies_in_the_database_is_left_alone() -> None:
     client.delete("mine:s/1", "mine*:s/2")
 
 
+@pytest.mark.server
 def test_scripts_forgotten_by_the_server_are_sent_again() -> None:
     store = open_store(shared_server().url("prefix=scripts&chunk_bytes=1024"))
     stored = store.put("s/1/a", DATA)
@@ -383,6 +389,7 @@ def _answers(lines: dict[bytes, bytes], seen: list[list[bytes]]) -> socketserver
     return server
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("synced", [1, 0])
 def test_a_write_waits_for_the_disk_where_the_server_can_say_so(synced: int) -> None:
     """The servers of these tests are older than WAITAOF (Redis 7.2): this one only speaks like a new one."""

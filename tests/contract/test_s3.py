@@ -22,6 +22,8 @@ from siltstone.store.s3_multipart import part_bytes
 from tests import servers, store_cases_s3
 from tests.servers import S3Server
 
+pytestmark = pytest.mark.server
+
 MIB = 1 << 20
 PARTS = "part_bytes=5242880&put_bytes=10485760"
 SERVERS = {"s3-moto": servers.moto, "s3-versitygw": servers.versitygw}

@@ -22,10 +22,11 @@ from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, UsageE
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
 from siltstone.store.open import open_store
+from tests.servers import marked
 from tests.store_cases import FACTORIES, Case
 
 
-@pytest.fixture(params=FACTORIES)
+@pytest.fixture(params=marked(FACTORIES))
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     return FACTORIES[request.param](tmp_path)
 
@@ -161,6 +162,7 @@ def test_delete_is_idempotent_and_leaves_the_rest(store: Store) -> None:
     assert store.put("s/1/0", b"new").bytes == 3
 
 
+@pytest.mark.slow
 def test_writers_and_deletes_in_one_directory_do_not_trip_each_other(store: Store) -> None:
     def churn(worker: int) -> None:
         for i in range(40):
@@ -251,6 +253,7 @@ def _spawn(script: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_of_many_processes_writing_one_name_exactly_one_wins(case: Case, store: Store) -> None:
     writers = [_spawn(WRITER, case.url, "s/1/one", str(i)) for i in range(4)]
     for writer in writers:

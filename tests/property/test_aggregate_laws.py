@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siltstone.aggregate import Aggregate, Average, Count, First, Last, Max, Min, Sum
+from tests.examples import examples
 from tests.subtask import subtask
 
 KEY = {"k": pa.int32(), "kind": pa.string()}
@@ -65,7 +66,7 @@ def by_key(table):
     return {(row["k"], row["kind"]): tuple(row[f.name] for f in FUNCTIONS) for row in table.to_pylist()}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(batches, st.booleans())
 def test_equals_pandas(cut, map_side):
     operator = Aggregate("a", key=KEY, aggregates=FUNCTIONS, map_side=map_side)
@@ -78,7 +79,7 @@ def test_equals_pandas(cut, map_side):
     assert got == by_pandas([r for rows in cut for r in rows])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(batches, st.integers(0, 2**32 - 1))
 def test_the_digest_sees_neither_order_nor_batches(cut, seed):
     rows = [r for part in cut for r in part]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from siltstone.changelog.block import Block, decode_block, encode_block
 from siltstone.errors import CorruptObject, UsageError
+from tests.examples import examples
 
 VALUES = {
     pa.int8(): st.integers(-(2**7), 2**7 - 1),
@@ -64,7 +65,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, np.ndarray]:
 
 
 @given(tables())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_round_trip(case: tuple[pa.Table, np.ndarray]) -> None:
     changes, groups = case
     block = encode_block(changes, groups)
@@ -79,7 +80,7 @@ def test_round_trip(case: tuple[pa.Table, np.ndarray]) -> None:
 
 
 @given(tables())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_what_was_decoded_encodes_the_same(case: tuple[pa.Table, np.ndarray]) -> None:
     data = encode_block(*case).data
     again = encode_block(*decode_block(data)).data
@@ -87,7 +88,7 @@ def test_what_was_decoded_encodes_the_same(case: tuple[pa.Table, np.ndarray]) ->
 
 
 @given(tables())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_an_uncompressed_block_reads_the_same(case: tuple[pa.Table, np.ndarray]) -> None:
     plain, groups = decode_block(encode_block(*case, compression=False).data)
     packed, same_groups = decode_block(encode_block(*case).data)

@@ -20,6 +20,7 @@ from siltstone.state.hashing import normalise_keys
 from siltstone.state.heap import HeapBackend, HeapTable, records, table
 from siltstone.state.schema import TableSchema
 from tests.arrow_strategies import TYPES, random_array
+from tests.examples import examples
 from tests.state_model import ALL, MAX_PARALLELISM, Rows, batch_of, changed, contents, rows_of, texts
 
 KEYS = 12
@@ -205,10 +206,10 @@ class HeapMachine(RuleBasedStateMachine):
 
 
 TestHeapMachine = HeapMachine.TestCase
-TestHeapMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestHeapMachine.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(random=seeds, buckets=st.sampled_from([1, 3, 2**64]))
 def test_a_table_in_memory_is_a_dictionary(random: Random, buckets: int):
     schema = random_schema(random)

@@ -16,6 +16,7 @@ from siltstone.changelog.upload_metrics import UploadMetrics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import ObjectExists, Unreachable
 from siltstone.store.retry import Retrying, RetryPolicy
+from tests.examples import examples
 from tests.hooked_store import Failing, HookedStore
 
 SMALL = 10_000
@@ -57,7 +58,7 @@ def test_the_defaults_meet_the_goal_on_the_latencies_of_the_flip(seed: int) -> N
     st.fractions(0, 1, max_denominator=100),
     st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=300),
 )
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_no_prefix_has_more_hedges_than_the_budget(budget: Fraction, events: list[tuple[bool, int]]) -> None:
     rule = HedgeRule(0.5, float(budget), 1)
     exact = Fraction(str(float(budget)))

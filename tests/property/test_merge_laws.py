@@ -14,6 +14,7 @@ from siltstone.lifecycle.merge import Changes
 from siltstone.model import KeyGroupRange
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.schema import TableSchema
+from tests.examples import examples
 
 SCHEMA = TableSchema(
     pa.schema([("k", pa.string())]), pa.schema([("s", pa.int32())]), pa.schema([("v", pa.int64()), ("t", pa.string())])
@@ -46,7 +47,7 @@ def _table(rows: Rows, table: TableSchema, schema: pa.Schema) -> tuple[pa.Table,
     return made.take(pa.array(order)), owners[order]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.dictionaries(KEYS, VALUES, max_size=25),
     st.lists(st.dictionaries(KEYS, st.none() | VALUES, max_size=12), max_size=4),

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siltstone.operator import ListState, MapState, Operator, WindowState
+from tests.examples import examples
 from tests.subtask import subtask
 
 
@@ -39,7 +40,7 @@ def columns(entries, *kinds):
     return [pa.array(part, kind) for part, kind in zip(parts, kinds, strict=True)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.lists(action, max_size=4), max_size=6))
 def test_state_equals_a_python_model(steps):
     maps, lists, windows = {}, {k: [] for k in range(KEYS)}, {k: [] for k in range(KEYS)}

@@ -77,6 +77,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     yield refuses
 
 
+@pytest.mark.slow
 def test_a_chain_is_materialized_when_its_interval_has_passed(place: Place, clock: Clock) -> None:
     run, rows = run_some(place)
     worker = background(place)
@@ -100,6 +101,7 @@ def test_a_chain_is_materialized_when_its_interval_has_passed(place: Place, cloc
     assert not failures(place, NAME)
 
 
+@pytest.mark.slow
 def test_facts_between_a_materialization_and_the_streams_next_checkpoint_count_what_came_meanwhile(
     place: Place, clock: Clock
 ) -> None:
@@ -124,6 +126,7 @@ def test_facts_between_a_materialization_and_the_streams_next_checkpoint_count_w
     assert again.chain_bytes == round(state.base_bytes + state.deltas_bytes + state.index_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "policy", "why"),
     [
@@ -159,6 +162,7 @@ def test_a_restore_predicted_over_its_budget_makes_it_due_where_a_base_mends_it(
     assert not due_at(2 * facts.base_restore_s)  # nor can a materialization help
 
 
+@pytest.mark.slow
 def test_failures_are_counted_retried_ever_later_and_told_loudly(
     place: Place, clock: Clock, refusing: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,6 +250,7 @@ def test_a_stream_without_checkpoints_is_fine_and_an_unknown_one_is_not_there(pl
     assert health(place) == {} and background(place).look()
 
 
+@pytest.mark.slow
 def test_the_thread_looks_after_a_checkpoint_and_ends_with_the_run(place: Place, clock: Clock) -> None:
     run, rows = run_some(place)
     worker = background(place)
@@ -264,6 +269,7 @@ def test_the_thread_looks_after_a_checkpoint_and_ends_with_the_run(place: Place,
     assert not failures(place, NAME)
 
 
+@pytest.mark.slow
 def test_what_is_under_way_when_a_run_fails_is_given_up_and_is_no_failure(place: Place, clock: Clock) -> None:
     run_some(place)
     begun, cancelled = threading.Event(), threading.Event()
@@ -311,6 +317,7 @@ def test_a_catalog_that_is_away_does_not_end_it(place: Place, clock: Clock, monk
     assert worker.look() and {f.deltas for f in chain_facts(place.catalog, NAME)} == {0}
 
 
+@pytest.mark.slow
 def test_retention_is_applied_after_a_success_once_no_step_needs_the_old_chain(place: Place, clock: Clock) -> None:
     run, rows = run_some(place)
     keeps = RetentionOptions.model_validate({"keep_last": 1})

@@ -240,6 +240,7 @@ STREAMED = """
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(STREAMED), str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout

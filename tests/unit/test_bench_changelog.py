@@ -22,6 +22,7 @@ def test_a_goal_is_met_or_missed_or_has_no_bound():
     assert goals_table(goals).row_count == 4
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("of_store", stores.STORES, ids=lambda of_store: of_store.__name__)
 def test_each_contest_moves_the_same_bytes_both_ways(of_store: Callable, tmp_path: Path) -> None:
     data = bytes(range(256)) * 100
@@ -50,6 +51,7 @@ def test_batches_share_objects_and_single_segments_do_not(tmp_path: Path) -> Non
     assert list(store.list("")) == []
 
 
+@pytest.mark.server
 def test_all_that_is_read_for_one_variable_is_counted(tmp_path: Path) -> None:
     with changelog.warehouses(tmp_path) as urls:
         assert len(urls) == 4
@@ -81,11 +83,13 @@ def test_hedging_within_its_budget_shortens_simulated_checkpoints():
     assert np.mean(hedged) < 0.8 * np.mean(plain)
 
 
+@pytest.mark.server
 def test_latencies_are_measured_one_by_one():
     name, seconds = checkpoints.measured_latencies(2)
     assert name.startswith("S3") and len(seconds) == 2 and (seconds > 0).all()
 
 
+@pytest.mark.slow
 def test_indexes_hold_their_entries_in_few_bytes():
     for form in Form:
         found = changelog.entries(form, 10, KeyGroupRange(4, 8), 1)

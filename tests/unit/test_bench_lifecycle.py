@@ -50,6 +50,7 @@ def test_metadata_is_counted_with_what_truncation_leaves(tmp_path: Path, monkeyp
     assert numbers["left"] == 40  # one chain
 
 
+@pytest.mark.slow
 def test_each_way_comes_back_with_every_key(tmp_path: Path) -> None:
     sizes = approaches.Sizes(500, 50, (2,), 1)
     with Place.writable(str(tmp_path / "w")) as place:
@@ -67,6 +68,7 @@ def test_each_way_comes_back_with_every_key(tmp_path: Path) -> None:
     assert [goal.kept for goal in goals] == [True, True, True]
 
 
+@pytest.mark.slow
 def test_space_is_counted_for_one_operator(tmp_path: Path) -> None:
     with Place.writable(str(tmp_path / "w")) as place:
         found = space.amplification(place, Balances(), space.update_heavy(2_000), 3)

@@ -23,6 +23,7 @@ from siltstone.state.schema import TableSchema
 from siltstone.store import blocks, ranged
 from siltstone.store.blocks import BlockReader, Wanted
 from siltstone.store.filesystem import FilesystemStore
+from tests.examples import examples
 
 GROUPS = KeyGroupRange(0, 128)
 
@@ -59,7 +60,7 @@ def _stored(store: FilesystemStore, name: str, sizes: list[int]) -> tuple[Stored
     return stored, handles
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=5), min_size=1, max_size=4),
     st.randoms(use_true_random=False),

@@ -24,6 +24,7 @@ from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.model import KeyGroupRange, Kind
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath
+from tests.examples import examples
 from tests.hooked_store import Failing, HookedStore
 
 GROUPS = KeyGroupRange(4, 8)
@@ -264,7 +265,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     operations=st.lists(OPERATIONS, min_size=10, max_size=40),
     seed=st.integers(0, 1 << 30),

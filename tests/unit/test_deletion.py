@@ -96,6 +96,7 @@ def firsts(place: Place) -> dict[int, int]:
     return {r.id: r.first for r in place.catalog.retained(NAME)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [20130704, 9471438, 158])
 def test_in_any_order_what_is_left_proves_and_nothing_else_is_stored(place: Place, seed: int) -> None:
     first, chance = firsts(place), random.Random(seed)
@@ -179,6 +180,7 @@ def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(
     assert delete_checkpoints(place, "apart", [1]) == DeletionResult((), (1, 2), 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_is_left_proves_without_the_opaque_variables_of_those_that_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -282,6 +284,7 @@ def check_stopped(place: Place) -> None:
     assert stored <= {o.name for o in place.catalog.objects(NAME)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [IDS, [], [6]], ids=["the same again", "nothing more", "another"])
 def test_stopped_in_the_store_it_is_completed_by_the_next(
     written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: list[int]
@@ -353,6 +356,7 @@ with Place.existing(root) as place:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deletes", [0, 3])
 def test_killed_it_is_completed_by_the_next(place: Place, deletes: int) -> None:
     arguments = [str(place.warehouse.local.root), str(deletes), NAME, *map(str, IDS)]

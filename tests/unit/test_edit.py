@@ -224,6 +224,7 @@ def state_of(place: Place, checkpoint: int, variable: str) -> dict[tuple[Any, ..
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_rows_are_put_and_deleted_and_nothing_else_changes(place: Place, parallelism: int) -> None:
     RegionRun(place, STREAM, POLICY, 2).step(rows(100))

@@ -7,6 +7,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+pytestmark = pytest.mark.jvm  # it runs programs that stand for one
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "ensure_java.py"
 
 

@@ -27,6 +27,7 @@ def in_spark_order(directory: Path) -> Iterator[pa.Table]:
         yield pq.read_table(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("period", "files"), [("day", 366), ("week", 53)])
 def test_every_flight_is_there_once_in_event_time_order(tmp_path: Path, period: Period, files: int) -> None:
     prepare(tmp_path / period, period)
@@ -41,6 +42,7 @@ def test_every_flight_is_there_once_in_event_time_order(tmp_path: Path, period: 
         assert (days.max() - days.min()).days < (7 if period == "week" else 1)
 
 
+@pytest.mark.slow
 def test_the_columns_say_what_the_package_says(weeks: Path) -> None:
     ours = pa.concat_tables(in_spark_order(weeks)).to_pandas()
     theirs = all_flights()

@@ -124,6 +124,7 @@ def alerts(stream: InProcess) -> list[dict]:
     return pa.concat_tables(stream.outputs["aircraft"]).sort_by("sequence").to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cut", "parallelism"), [("week", 1), ("day", 2), ("odd", 1), ("all", 3)])
 def test_state_and_alerts_are_those_of_pandas(tmp_path: Path, cut: str, parallelism: int) -> None:
     stream = run(tmp_path, parallelism, cut)
@@ -131,6 +132,7 @@ def test_state_and_alerts_are_those_of_pandas(tmp_path: Path, cut: str, parallel
     assert alerts(stream) == expect(PART).alerts
 
 
+@pytest.mark.slow
 def test_digests_do_not_depend_on_batches_or_subtasks(tmp_path: Path) -> None:
     count = 8_000
     one = run(tmp_path / "one", 1, "week", count)

@@ -216,6 +216,7 @@ def test_two_that_let_go_at_once_leave_an_orphan_which_a_sweep_finds(
     check_whole(place, NAME, NEW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [2, 4, 5])
 def test_a_fork_at_any_moment_of_a_deletion_is_whole_or_refused(written: Path, tmp_path: Path, at: int) -> None:
     """Checkpoints 1 to 4 go; 5 stays, and so do those that a fork is quicker to begin with."""

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tests.larger_than_memory as program
 
 LIMIT_BYTES = 192 << 20
@@ -19,6 +21,7 @@ ENVIRONMENT = {
 }
 
 
+@pytest.mark.slow
 def test_state_of_three_times_the_memory_works(tmp_path: Path) -> None:
     command = [sys.executable, str(program.__file__), str(tmp_path / "w"), str(LIMIT_BYTES)]
     limited = ["bash", "-c", 'ulimit -s 1024; exec "$@"', "limited", *command]

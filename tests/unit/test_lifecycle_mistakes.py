@@ -66,6 +66,7 @@ MISTAKES: list[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_line_and_changes_nothing(
     warehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def test_it_is_small() -> None:
     assert len(encode_manifest(_manifest())) < digests + 7000
 
 
+@pytest.mark.slow
 def test_a_manifest_grows_with_its_handles_and_not_with_the_stream(tmp_path: Path) -> None:
     with filesystem(tmp_path) as place:
         run = new_run(place)

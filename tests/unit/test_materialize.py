@@ -44,6 +44,7 @@ def check(place: Place) -> None:
         assert restored_digest(place, NAME, checkpoint, random.choice([1, 2, 5])) == digest
 
 
+@pytest.mark.slow
 def test_chains_begin_with_it_and_the_run_goes_on(place: Place) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     rows = iter(purchases())
@@ -80,6 +81,7 @@ class Killed(BaseException):
     """The process ends here, as far as the engine can tell."""
 
 
+@pytest.mark.slow
 def test_whoever_dies_in_it_changes_nothing(place: Place) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:4]:
@@ -132,6 +134,7 @@ def test_at_most_one_at_a_time_and_a_lease_that_expired_is_taken_over(tmp_path: 
         check(place)
 
 
+@pytest.mark.slow
 def test_the_stream_goes_on_meanwhile_with_deltas_and_with_a_base(place: Place) -> None:
     short = named("adjust-d", PolicyOptions(d0=4, size_ratio_max=None, space_amplification_max=None))
     run = RegionRun(place, SMALL, short, parallelism=2)
@@ -196,6 +199,7 @@ def test_what_is_not_there_is_not_materialized(place: Place) -> None:
     assert place.catalog.materializations(NAME) == []
 
 
+@pytest.mark.slow
 def test_what_it_reads_and_writes_is_kept_from_deletions_and_sweeps(place: Place) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:5]:
@@ -227,6 +231,7 @@ def test_what_it_reads_and_writes_is_kept_from_deletions_and_sweeps(place: Place
     check(place)
 
 
+@pytest.mark.slow
 def test_a_run_that_waited_long_restores_from_what_is_there_by_then(place: Place) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     rows = iter(purchases())
@@ -240,6 +245,7 @@ def test_a_run_that_waited_long_restores_from_what_is_there_by_then(place: Place
     check(place)
 
 
+@pytest.mark.slow
 def test_a_damaged_materialization_is_noticed_by_restore_and_proof(place: Place) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:5]:

@@ -95,6 +95,7 @@ def check_goes_on(place: Place, done: Recovery, before: dict[int, str]) -> None:
 DAMAGE = pytest.mark.parametrize("damage", [delete, alter, cut])
 
 
+@pytest.mark.slow
 @DAMAGE
 def test_the_newest_manifest(place: Place, damage: Callable) -> None:
     before = digests(place)
@@ -114,6 +115,7 @@ def test_the_newest_manifest(place: Place, damage: Callable) -> None:
     assert not failures(place, NAME)
 
 
+@pytest.mark.slow
 def test_a_delta_in_the_middle(place: Place) -> None:
     """Without the newest base, which lies after it."""
     before = digests(place)
@@ -127,6 +129,7 @@ def test_a_delta_in_the_middle(place: Place) -> None:
     assert not failures(place, NAME)
 
 
+@pytest.mark.slow
 def test_a_base(place: Place) -> None:
     before = digests(place)
     delete(place, *objects(place, 9, ObjectKind.BASE))
@@ -136,6 +139,7 @@ def test_a_base(place: Place) -> None:
     check_goes_on(place, done, before)
 
 
+@pytest.mark.slow
 def test_everything(place: Place) -> None:
     """Then the stream begins from nothing, with its logged input."""
     before = digests(place)
@@ -227,6 +231,7 @@ def test_wrong_bytes_once_give_nothing_up(place: Place, monkeypatch: pytest.Monk
     assert recover(place, NAME, run=in_order).given_up == () and calls == [[9], [9]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [Unreachable("the store is away"), KeyboardInterrupt()], ids=["away", "killed"])
 def test_a_store_that_is_away_says_nothing_about_checkpoints(
     place: Place, error: BaseException, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +275,7 @@ def test_deletions_under_way_are_completed_and_orphans_swept(place: Place) -> No
     assert [c.id for c in place.catalog.checkpoints(NAME, marked=True)] == [5, 6, 7, 8, 9]
 
 
+@pytest.mark.slow
 def test_what_was_given_up_is_left_for_people_and_swept_in_the_end(place: Place) -> None:
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     left = set(objects(place, 9, ObjectKind.BASE) + objects(place, 9, ObjectKind.SEGMENT))
@@ -305,6 +311,7 @@ def consolidate(place: Place, checkpoint: int, id: str) -> list[str]:
     return [n for n in objects(place, checkpoint, ObjectKind.MATERIALIZATION) if f".{id}." in n]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "what"), [(alter, "base"), (delete, "base"), (cut, "manifest")])
 def test_a_materialized_base_is_made_again(place: Place, damage: Callable, what: str) -> None:
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])

@@ -157,6 +157,7 @@ def test_a_run_that_cannot_resume_is_noted_as_failed(place: Place) -> None:
     assert place.catalog.runs("sums")[-1].outcome == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("upload", "segments"),
     [
@@ -186,6 +187,7 @@ def test_however_segments_travel_the_state_is_the_same(place: Place, upload: Upl
     assert again.step(rows(4)) is not None and not failures(place, "sums")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inline_bytes", [0, 1 << 14])
 def test_many_changes_are_written_in_parts_of_some_key_groups_each(
     place: Place, monkeypatch: pytest.MonkeyPatch, inline_bytes: int

@@ -328,6 +328,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "names", "events"), LAYOUTS, ids=lambda v: str(v) if isinstance(v, int) else "")
 def test_no_text_is_cut_or_covers_another(catalog: Catalog, count: int, names: tuple[str, ...], events: bool) -> None:
     figure = drawn(long_chain(catalog, count, names, events=events))
@@ -343,6 +344,7 @@ def test_no_text_is_cut_or_covers_another(catalog: Catalog, count: int, names: t
 # The file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.SVG", b"<?xml"), ("a.b.pdf", b"%PDF")])
 def test_the_suffix_names_the_format(data: ReportData, tmp_path: Path, name: str, start: bytes) -> None:
     before = set(tmp_path.iterdir())
@@ -353,6 +355,7 @@ def test_the_suffix_names_the_format(data: ReportData, tmp_path: Path, name: str
     assert set(tmp_path.iterdir()) - before == {path}
 
 
+@pytest.mark.slow
 def test_a_png_is_a_page_with_colours_in_it(data: ReportData, tmp_path: Path) -> None:
     pixels = imread(draw_report(data, tmp_path / "a.png"))
     assert pixels.shape[:2] == (1350, 1755)

@@ -329,6 +329,7 @@ def stop_at(patch: pytest.MonkeyPatch, calls: int) -> None:
     patch.setattr(FilesystemStore, "delete", one_by_one)
 
 
+@pytest.mark.slow
 def test_stopped_anywhere_it_is_completed_by_the_next(
     written: Path, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

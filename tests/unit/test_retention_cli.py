@@ -214,6 +214,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_line_and_changes_nothing() -> None:
     assert siltstone("savepoint", NAME, "kept", "--at", 2).code == 0
     before = contents()

@@ -77,6 +77,7 @@ def chain_bytes(place: Place, stream: str, operator: str, checkpoint: int) -> in
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize(("stream", "rows"), [(UPDATES, updates), (WINDOWS, windows)], ids=["updates", "windows"])
 def test_no_chain_takes_more_than_the_cap_allows(place: Place, policy: str, stream: Stream, rows) -> None:
@@ -94,6 +95,7 @@ def test_no_chain_takes_more_than_the_cap_allows(place: Place, policy: str, stre
     assert forms.count(Form.BASE) > 1 and forms.count(Form.DELTA) > STEPS // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stream", "rows"), [(UPDATES, updates), (WINDOWS, windows)], ids=["updates", "windows"])
 def test_the_cap_is_of_what_is_live_indeed(place: Place, stream: Stream, rows) -> None:
     """The live state is an estimate; here it is measured, by materializing each checkpoint in a copy of the chain."""
@@ -116,6 +118,7 @@ def test_the_cap_is_of_what_is_live_indeed(place: Place, stream: Stream, rows) -
     assert 1.5 < max(found) <= CAP * 1.05
 
 
+@pytest.mark.slow
 def test_the_background_materializes_before_the_policy_has_to_take_a_base(place: Place) -> None:
     free = PolicyOptions(size_ratio_max=None, d0=60, restore_weight=0.0)
     run = RegionRun(place, UPDATES, named("adjust-d", free))

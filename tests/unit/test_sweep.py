@@ -21,13 +21,14 @@ from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from tests.command_line import plain, siltstone
 from tests.orphans import PLACES, Injected, check_whole, inject, new_run, referenced, stored, write
+from tests.servers import marked
 from tests.sums import NAME, rows
 
 NO_GUARD = SweepOptions(age_guard=timedelta(0))
 DRY = SweepOptions(dry_run=True)
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=marked(PLACES))
 def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     with PLACES[request.param](tmp_path) as opened:
         yield opened
@@ -50,6 +51,7 @@ def counts(injected: Injected) -> dict[str, int]:
 # What goes and what stays
 
 
+@pytest.mark.slow
 def test_orphans_of_every_class_on_every_store(any_place: Place) -> None:
     place = any_place
     run = write(place)
@@ -127,6 +129,7 @@ def test_what_a_run_may_be_writing_goes_beyond_the_age_guard(place: Place, hours
     check_whole(place, *kept)
 
 
+@pytest.mark.server
 def test_a_store_without_times_keeps_it_until_its_run_is_over(tmp_path: Path) -> None:
     with PLACES["redis"](tmp_path) as place:
         run = write(place)
@@ -185,7 +188,7 @@ def test_a_limit_is_kept_and_the_rest_is_left_to_later(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "epoch"), [*((kind, 1) for kind in PLACES), ("filesystem", 2), ("redis", 2)]
+    ("kind", "epoch"), [*marked(PLACES, 1), *marked(["filesystem", "redis"], 2)]
 )  # moto says of each upload that it began long ago
 def test_unfinished_writes_go_with_their_run_or_by_age(tmp_path: Path, kind: str, epoch: int) -> None:
     with PLACES[kind](tmp_path) as place:

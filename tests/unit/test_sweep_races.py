@@ -219,6 +219,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Injected]:
         return root / "w", inject(place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACTIONS)
 def test_whatever_happens_at_any_moment_of_a_sweep_no_referenced_object_is_lost(
     written: tuple[Path, Injected], tmp_path: Path, name: str

@@ -27,6 +27,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath
 from siltstone.store.retry import Retrying, RetryPolicy
+from tests.examples import examples
 from tests.hooked_store import Failing, HookedStore
 
 GROUPS = KeyGroupRange(0, 64)
@@ -62,6 +63,7 @@ def check_reads(store: Store, segment: Segment, placed: Placed) -> None:
         assert store.read_range(handle.object, handle.offset, handle.length).to_pybytes() == segment.non
 
 
+@pytest.mark.slow
 def test_a_thousand_segments_of_many_threads_become_few_objects(tmp_path: Path) -> None:
     store = HookedStore(tmp_path)
     segments = [opaque(i, 10_000) for i in range(1000)]
@@ -161,7 +163,7 @@ def test_checkpoints_share_no_object_and_a_full_batch_waits_for_nobody(tmp_path:
     assert sorted(name.rpartition("/")[0] + "/" for name in store.names) == [PATH.prefix, other.prefix]
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(sizes=st.lists(st.integers(1, 900), min_size=1, max_size=20), limit=st.integers(600, 3000), data=st.data())
 def test_no_more_than_the_limit_is_under_way_but_for_one_that_is_larger(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], limit: int, data: st.DataObject
@@ -286,7 +288,7 @@ def test_a_process_has_one_uploader_for_a_store_and_a_forked_one_its_own(tmp_pat
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=200), st.floats(0.001, 1))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_quantiles_are_within_one_percent(values: list[float], part: float) -> None:
     counts: dict[int, int] = {}
     for value in values:
@@ -307,7 +309,7 @@ def measured(seed: int) -> UploadStatistics:
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_statistics_merge_and_travel(one: int, other: int) -> None:
     a, b = measured(one), measured(other)
     merged = a.merge(b)

@@ -105,6 +105,7 @@ def test_only_the_marked_is_forgotten_and_only_without_objects(flights: Catalog)
     assert flights.objects("flights") == everything[1]
 
 
+@pytest.mark.slow
 def test_many_are_marked_and_forgotten_in_one_transaction(flights: Catalog) -> None:
     for id in range(1, 604):
         flights.commit("flights", 1, commit_of(id))

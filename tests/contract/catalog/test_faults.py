@@ -88,6 +88,7 @@ def check_whole(catalog: Catalog, last: int) -> None:
         assert catalog.chain("flights", last) == list(range(1, last + 1))
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_statement_of_a_commit_leaves_nothing_of_it(catalog_url: str) -> None:
     open_catalog(catalog_url).close()
     for die_at in range(1, 20):
@@ -105,6 +106,7 @@ def test_a_process_killed_at_any_statement_of_a_commit_leaves_nothing_of_it(cata
     assert die_at - 1 == int(said[-1]) == 11
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_random_leaves_what_it_was_told_and_at_most_one_more(catalog_url: str) -> None:
     moments = random.Random(20130704)
     acknowledged = 0
@@ -185,6 +187,7 @@ def test_an_older_catalog_is_upgraded_in_place(catalog_url: str, request: pytest
         open_catalog(catalog_url)
 
 
+@pytest.mark.slow
 def test_many_processes_may_create_one_catalog(catalog_url: str) -> None:
     code = "import sys; from siltstone.catalog.open import open_catalog; open_catalog(sys.argv[1]).streams()"
     children = [subprocess.Popen([sys.executable, "-c", code, catalog_url], cwd=ROOT) for _ in range(4)]
@@ -235,6 +238,7 @@ def test_a_held_lock_ends_in_bounded_time(catalog_url: str) -> None:
     holder.dispose()
 
 
+@pytest.mark.server
 def test_a_server_that_is_away_is_unreachable_and_its_password_unseen() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -247,6 +251,7 @@ def test_a_server_that_is_away_is_unreachable_and_its_password_unseen() -> None:
             assert caught.value.exit_code == 3
 
 
+@pytest.mark.server
 def test_a_server_that_never_answers_is_unreachable_in_bounded_time() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

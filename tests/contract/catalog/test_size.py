@@ -89,6 +89,7 @@ def commit_round(catalog: Catalog, number: int) -> None:
         catalog.commit(NAME, 1, commit_of(id))
 
 
+@pytest.mark.slow
 def test_a_catalog_grows_by_what_is_stated_for_each_checkpoint_step_and_deletion(catalog: Catalog) -> None:
     store = SimpleNamespace(delete=lambda names: None)
     place = Place(cast(Any, SimpleNamespace(store=store)), catalog)
