@@ -1,8 +1,9 @@
 """Proofs of recorded checkpoints without Spark: what `siltstone verify` and `restore` map over tasks, in a loop."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.place import Place
 from siltstone.errors import ProofFailed
 from siltstone.lifecycle.export import restore_unit, unit_tasks, whole_digest
@@ -23,6 +24,13 @@ def failures(place: Place, stream: str, wanted: Sequence[int] | None = None) -> 
     return [proof.failures[c] for c in sorted(proof.failures)]
 
 
+def rebuilt_digest(place: Place, manifests: Mapping[int, Manifest], checkpoint: int, parallelism: int = 1) -> str:
+    """The digest of what a restore rebuilds that has read the manifests of the checkpoint's chain."""
+    store = place.warehouse.store
+    tasks, _ = unit_tasks(manifests, checkpoint, parallelism, None)
+    return whole_digest([restore_unit(store, task) for task in tasks], manifests[checkpoint].max_parallelism)
+
+
 def restored_digest(place: Place, stream: str, checkpoint: int, parallelism: int = 1) -> str:
     """The digest of what a restore of the checkpoint rebuilds.
 
@@ -31,8 +39,7 @@ def restored_digest(place: Place, stream: str, checkpoint: int, parallelism: int
     """
     catalog, store = place.catalog, place.warehouse.store
     manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint), stream)
-    tasks, _ = unit_tasks(manifests, checkpoint, parallelism, None)
-    digest = whole_digest([restore_unit(store, task) for task in tasks], manifests[checkpoint].max_parallelism)
+    digest = rebuilt_digest(place, manifests, checkpoint, parallelism)
     recorded = catalog.checkpoint(stream, checkpoint).digest
     if digest != recorded:
         raise ProofFailed(f"checkpoint {checkpoint} has digest {digest}, not the recorded {recorded}")

@@ -215,6 +215,10 @@ def _running(
     except Fenced:
         outcome = "fenced"
         raise
+    except DAMAGED:
+        # A newer writer may have retired what this run reads. That is not damage: a recovery would fence the newer one.
+        place.catalog.check_epoch(stream.name, region.epoch)
+        raise
     except (KeyboardInterrupt, SystemExit):
         outcome = "interrupted"
         raise
