@@ -230,6 +230,7 @@ CLOSED = """
 """
 
 
+@pytest.mark.slow
 def test_no_permission_is_unreachable() -> None:
     with tempfile.TemporaryDirectory() as home:  # one that other users can look into
         os.chmod(home, 0o755)
@@ -255,6 +256,7 @@ FULL = """
 """
 
 
+@pytest.mark.slow
 def test_no_room_is_unreachable_and_leaves_nothing(tmp_path: Path) -> None:
     url = f"rocksdb://{tmp_path}"
     command = [sys.executable, "-c", textwrap.dedent(FULL), url]

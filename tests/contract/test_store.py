@@ -191,6 +191,7 @@ def test_missing_cut_and_altered_are_named(case: Case, store: Store) -> None:
         store.read(stored)
 
 
+@pytest.mark.slow
 def test_every_altered_byte_is_noticed(case: Case, store: Store) -> None:
     data = bytearray(os.urandom(100))
     stored = store.put("a", bytes(data))

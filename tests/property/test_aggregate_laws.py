@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,6 +67,7 @@ def by_key(table):
     return {(row["k"], row["kind"]): tuple(row[f.name] for f in FUNCTIONS) for row in table.to_pylist()}
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(batches, st.booleans())
 def test_equals_pandas(cut, map_side):

@@ -64,6 +64,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, np.ndarray]:
     return table.slice(skip), np.array(groups, dtype=np.uint16)[skip:]
 
 
+@pytest.mark.slow
 @given(tables())
 @settings(max_examples=examples(200), deadline=None)
 def test_round_trip(case: tuple[pa.Table, np.ndarray]) -> None:

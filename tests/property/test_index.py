@@ -42,6 +42,7 @@ def indexes(draw: st.DrawFn) -> tuple[int, list[IndexEntry]]:
     return checkpoint, draw(st.lists(entries(checkpoint), max_size=12))
 
 
+@pytest.mark.slow
 @given(indexes())
 def test_round_trip(index: tuple[int, list[IndexEntry]]) -> None:
     data = encode_index(*index)

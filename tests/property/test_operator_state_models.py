@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def columns(entries, *kinds):
     return [pa.array(part, kind) for part, kind in zip(parts, kinds, strict=True)]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(st.lists(st.lists(action, max_size=4), max_size=6))
 def test_state_equals_a_python_model(steps):

@@ -179,6 +179,7 @@ def test_a_resumed_policy_goes_on_as_if_nothing_had_happened(name, opts, history
         assert first == second
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     names,

@@ -144,6 +144,7 @@ def test_bytes_and_amplification_make_a_chain_due_too(place, options, policy, wh
     assert {h.trigger for h in materialization_health(place.catalog, NAME, options, policy).values()} == {None}
 
 
+@pytest.mark.slow
 def test_a_restore_predicted_over_its_budget_makes_it_due_where_a_base_mends_it(place: Place) -> None:
     run = RegionRun(place, SMALL, LONG)
     for _ in range(6):
@@ -195,6 +196,7 @@ def test_failures_are_counted_retried_ever_later_and_told_loudly(
     assert not failures(place, NAME)
 
 
+@pytest.mark.slow
 def test_a_base_ends_a_row_of_failures(place: Place, clock: Clock, refusing: list[bool]) -> None:
     short = named("adjust-d", PolicyOptions(d0=2, d_max=2, size_ratio_max=None))
     run, rows = RegionRun(place, SMALL, short), iter(purchases())
@@ -209,6 +211,7 @@ def test_a_base_ends_a_row_of_failures(place: Place, clock: Clock, refusing: lis
     assert {(h.facts.failures, h.facts.deltas, h.health) for h in health(place).values()} == {(0, 0, Health.FINE)}
 
 
+@pytest.mark.slow
 def test_a_stall_shows_everywhere_and_a_stream_at_rest_does_not_stall(place: Place, clock: Clock) -> None:
     run, rows = run_some(place)
     clock.move(seconds=299)
@@ -292,6 +295,7 @@ def test_what_is_under_way_when_a_run_fails_is_given_up_and_is_no_failure(place:
     assert {f.deltas for f in chain_facts(place.catalog, NAME)} == {0}
 
 
+@pytest.mark.slow
 def test_another_process_at_it_is_no_failure_but_worth_waiting_for(place: Place, clock: Clock) -> None:
     run_some(place)
     place.catalog.take_lease(NAME, [4], id="other", who="another", lasts=timedelta(seconds=1000))
@@ -302,6 +306,7 @@ def test_another_process_at_it_is_no_failure_but_worth_waiting_for(place: Place,
     assert {f.failures for f in chain_facts(place.catalog, NAME)} == {0}
 
 
+@pytest.mark.slow
 def test_a_catalog_that_is_away_does_not_end_it(place: Place, clock: Clock, monkeypatch, caplog) -> None:
     run_some(place)
     clock.move(seconds=100)

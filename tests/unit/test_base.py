@@ -84,6 +84,7 @@ def test_any_parquet_reader_sees_a_plain_table() -> None:
     assert read.column(KEY_GROUP).to_numpy().tolist() == expected_owners.tolist()
 
 
+@pytest.mark.slow
 def test_only_the_wanted_key_groups_and_columns_are_read() -> None:
     table, owners, batches = _totals(500_000, 32, 60_000)
     data = _written(TOTALS, batches)

@@ -13,6 +13,7 @@ from siltstone.catalog.place import Place
 from siltstone.policy.adaptive import PolicyOptions
 
 
+@pytest.mark.slow
 def test_the_worst_chain_is_as_long_as_the_bounds_allow(tmp_path: Path) -> None:
     bounds = PolicyOptions(d0=5, d_max=5)
     with written(str(tmp_path / "w"), 20_000, bounds) as chain:

@@ -34,6 +34,7 @@ def _index(bases: set[str], variables: list[str], checkpoint: int, before: list[
     return decode_index(encode_index(checkpoint, entries))[1]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.permutations("abc")), min_size=1, max_size=12))
 def test_a_variable_is_followed_to_its_own_base_whatever_the_others_do(
     checkpoints: list[tuple[set[str], list[str]]],

@@ -122,6 +122,7 @@ def test_in_any_order_what_is_left_proves_and_nothing_else_is_stored(place: Plac
     assert stored == {9, 10, 11, 12}
 
 
+@pytest.mark.slow
 def test_a_stream_runs_on_after_its_checkpoints_were_deleted(place: Place, tmp_path: Path, written: Path) -> None:
     shutil.copytree(written, tmp_path / "undisturbed")
     delete_checkpoints(place, NAME, range(1, CHECKPOINTS))
@@ -141,6 +142,7 @@ def test_a_stream_runs_on_after_its_checkpoints_were_deleted(place: Place, tmp_p
     check_whole(place, [14, 15])
 
 
+@pytest.mark.slow
 def test_a_snapshot_goes_at_once_though_its_checkpoint_waits(place: Place) -> None:
     run = RegionRun(place, stream("old", "new"), POLICY, parallelism=2)
     completed = run.step(rows(13))
@@ -216,6 +218,7 @@ def test_a_report_counts_what_waits_in_the_chains_of_others(place: Place) -> Non
 # What cannot be deleted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", [[3, 13], [0], [-1, 4], [2**80]])
 def test_with_an_unknown_checkpoint_none_is_deleted(place: Place, ids: list[int]) -> None:
     with pytest.raises(UnknownCheckpoint, match=r"no checkpoint -?\d+ of stream sums: it has 12, 1 to 12"):
@@ -223,6 +226,7 @@ def test_with_an_unknown_checkpoint_none_is_deleted(place: Place, ids: list[int]
     check_whole(place, range(1, 13))
 
 
+@pytest.mark.slow
 def test_with_the_newest_none_is_deleted(place: Place) -> None:
     with pytest.raises(UsageError, match="checkpoint 12 of stream sums is its newest, which the next run resumes from"):
         delete_checkpoints(place, NAME, [1, 12])
@@ -306,6 +310,7 @@ def test_stopped_in_the_store_it_is_completed_by_the_next(
     assert deletes >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["mark_deleted", "live_leases", "retained", "record_deletion", "forget"])
 def test_stopped_at_the_catalog_it_is_completed_by_the_next(
     place: Place, monkeypatch: pytest.MonkeyPatch, method: str
@@ -321,6 +326,7 @@ def test_stopped_at_the_catalog_it_is_completed_by_the_next(
     check_whole(place, [6, 7, 10, 11, 12])
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_leaves_it_to_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise Unreachable("the disk is gone")
@@ -370,6 +376,7 @@ def test_killed_it_is_completed_by_the_next(place: Place, deletes: int) -> None:
 # Other writers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["mark_deleted", "record_deletion"])
 def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     guarded = getattr(Catalog, method)

@@ -251,6 +251,7 @@ def test_rows_are_put_and_deleted_and_nothing_else_changes(place: Place, paralle
     assert place.catalog.steps("plant", 9) == place.catalog.steps("plant", 1)
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_from_what_was_edited(place: Place) -> None:
     run = RegionRun(place, STREAM, POLICY, 2)
     for count in (100, 60):
@@ -263,6 +264,7 @@ def test_a_stream_goes_on_from_what_was_edited(place: Place) -> None:
     assert (found[1.0,], found[2.0,], found[0.0,]) == ((7, "a"), (8, None), (0, None))
 
 
+@pytest.mark.slow
 def test_map_keys_are_one_key_however_they_are_written(place: Place) -> None:
     """Zeros, NaNs and cast types are what the operator's own puts would have made of them."""
     RegionRun(place, STREAM, POLICY, 2).step(rows(1))

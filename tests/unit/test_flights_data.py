@@ -63,6 +63,7 @@ def test_the_columns_say_what_the_package_says(weeks: Path) -> None:
     assert (ours.tailnum.isna().sum(), ours.cancelled.sum()) == (2512, 8255)
 
 
+@pytest.mark.slow
 def test_event_time_is_the_local_schedule_of_new_york_even_when_clocks_change(weeks: Path) -> None:
     ours = pa.concat_tables(in_spark_order(weeks)).to_pandas()
     local = ours.event_time.dt.tz_convert("America/New_York").dt.tz_localize(None)
@@ -102,6 +103,7 @@ def test_an_interrupted_preparation_leaves_no_half_directory(tmp_path: Path, mon
     assert written > 3 and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_faster_process_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "week"
     write = pq.write_table

@@ -141,6 +141,7 @@ def test_digests_do_not_depend_on_batches_or_subtasks(tmp_path: Path) -> None:
     assert one.delays() == other.delays()
 
 
+@pytest.mark.slow
 def test_missing_tail_numbers_and_cancelled_flights_are_counted(tmp_path: Path) -> None:
     stream = run(tmp_path, 2, "week")
     theirs = all_flights().head(PART)

@@ -71,6 +71,7 @@ def consolidate(place: Place, stream: str, checkpoint: int, id: str) -> None:
     materialize(place, stream, "by_key", checkpoint, id=id, **options)
 
 
+@pytest.mark.slow
 def test_a_fork_copies_no_object_and_restores_to_the_same(place: Place) -> None:
     before, parent = stored(place), place.catalog.stream(NAME)
     made = fork(place.catalog, NAME, NEW, "3")
@@ -92,6 +93,7 @@ def test_a_fork_copies_no_object_and_restores_to_the_same(place: Place) -> None:
     check_whole(place, NAME, NEW)
 
 
+@pytest.mark.slow
 def test_a_fork_goes_its_own_way(place: Place) -> None:
     fork(place.catalog, NAME, NEW, "3")
     ours, theirs = run_of(place, NEW, parallelism=1), new_run(place)
@@ -163,6 +165,7 @@ def test_a_fork_that_lets_go_leaves_the_parent_whole(place: Place) -> None:
     check_whole(place, NAME, NEW)
 
 
+@pytest.mark.slow
 def test_a_fork_begins_with_materialized_bases(place: Place) -> None:
     consolidate(place, NAME, 3, "m1")
     consolidate(place, NAME, 4, "m2")
@@ -177,6 +180,7 @@ def test_a_fork_begins_with_materialized_bases(place: Place) -> None:
     check_whole(place, NAME, NEW, "later")
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_fork(place: Place) -> None:
     fork(place.catalog, NAME, NEW, "3")
     run_of(place, NEW).step(rows(4))
@@ -409,6 +413,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_line_and_changes_nothing(place: Place, tmp_path: Path) -> None:
     place.catalog.register("idle", 4, {})
     fork(place.catalog, NAME, "taken", "2")

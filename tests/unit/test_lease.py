@@ -41,6 +41,7 @@ def leases(place: Place) -> list[str]:
     return [lease.who for lease in place.catalog.live_leases(NAME)]
 
 
+@pytest.mark.slow
 def test_a_restore_under_a_lease_ends_well_though_all_it_reads_is_deleted(place: Place) -> None:
     catalog, store = place.catalog, place.warehouse.store
     recorded = catalog.checkpoint(NAME, 3).digest

@@ -106,6 +106,7 @@ def test_whoever_dies_in_it_changes_nothing(place: Place) -> None:
     check(place)
 
 
+@pytest.mark.slow
 def test_at_most_one_at_a_time_and_a_lease_that_expired_is_taken_over(tmp_path: Path) -> None:
     clock = Clock()
     with place_at(tmp_path / "w", clock) as place:
@@ -164,6 +165,7 @@ def test_the_stream_goes_on_meanwhile_with_deltas_and_with_a_base(place: Place) 
     check(place)
 
 
+@pytest.mark.slow
 def test_a_damaged_chain_is_not_materialized(place: Place) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:3]:

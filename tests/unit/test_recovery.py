@@ -159,6 +159,7 @@ def test_everything(place: Place) -> None:
     assert not failures(place, NAME)
 
 
+@pytest.mark.slow
 def test_what_is_damaged_below_stays_and_is_said_to_be(place: Place) -> None:
     delete(place, *objects(place, 2, ObjectKind.SEGMENT), objects(place, 9, ObjectKind.MANIFEST)[0])
     delete(place, *objects(place, 8, ObjectKind.SEGMENT))
@@ -184,6 +185,7 @@ def test_the_run_at_work_is_fenced_where_something_is_damaged(place: Place) -> N
     assert done.given_up == (9,) and done.fenced
 
 
+@pytest.mark.slow
 def test_working_state_that_went_on_is_not_taken_over(place: Place) -> None:
     """It is at a checkpoint that is no more; and what is wrong with the checkpoint may be wrong with it."""
     before = digests(place)
@@ -250,6 +252,7 @@ def test_a_store_that_is_away_says_nothing_about_checkpoints(
     check_goes_on(place, recover(place, NAME, run=in_order), before)
 
 
+@pytest.mark.slow
 def test_killed_after_rewinding_the_rest_is_left_to_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digests(place)
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
@@ -333,6 +336,7 @@ def test_a_materialized_base_is_made_again(place: Place, damage: Callable, what:
     assert not failures(place, NAME)
 
 
+@pytest.mark.slow
 def test_without_what_it_was_made_of_the_stream_goes_back(place: Place) -> None:
     names = consolidate(place, 8, "m8")
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])

@@ -41,6 +41,7 @@ def rows(n: int, keys: int = 100) -> pa.Table:
 POLICY = named("marginal-cost", PolicyOptions())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [2, 3])
 def test_a_new_operator_begins_empty_beside_one_that_goes_on(place: Place, parallelism: int) -> None:
     first = RegionRun(place, stream("old"), POLICY, parallelism=2)

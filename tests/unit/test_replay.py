@@ -84,6 +84,7 @@ def test_a_deleted_checkpoint_is_replayed_past_but_not_compared(place: Place) ->
     assert told(plan(place, 3)) == ([], [1, 2, 3], [[], [1], [], [3]])
 
 
+@pytest.mark.slow
 def test_a_damaged_manifest_leaves_the_digest_in_the_catalog(place: Place) -> None:
     runs(place, 2)
     record = place.catalog.checkpoint("counts", 1)

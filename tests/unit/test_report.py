@@ -250,6 +250,7 @@ def heights(ax: Axes) -> dict[str, np.ndarray]:
     return {str(line.get_label()): np.asarray(line.get_ydata()) for line in ax.get_lines()}
 
 
+@pytest.mark.slow
 def test_panels_show_bounds_and_measurements(data: ReportData) -> None:
     figure = drawn(data)
     titles = [ax.get_title(loc="left").split(":")[0] for ax in figure.axes[1:]]
@@ -260,6 +261,7 @@ def test_panels_show_bounds_and_measurements(data: ReportData) -> None:
     np.testing.assert_array_equal(seconds["measured restore"], [np.nan, np.nan, 1.5, np.nan, np.nan])
 
 
+@pytest.mark.slow
 def test_the_panel_of_d_shows_how_long_each_chain_became(data: ReportData) -> None:
     lines = panel(drawn(data), "D: ").get_lines()
     points = [line.get_xydata() for line in lines if line.get_marker() == "o"]
@@ -269,6 +271,7 @@ def test_the_panel_of_d_shows_how_long_each_chain_became(data: ReportData) -> No
     assert steps == [[2] * 10, [2] * 10]
 
 
+@pytest.mark.slow
 def test_bars_have_the_heights_of_the_bytes(data: ReportData) -> None:
     figure = drawn(data)
     for ax, wanted in ((figure.axes[1], [p.bytes for p in data.checkpoints]),
@@ -289,6 +292,7 @@ def test_the_panel_of_seconds_is_left_out_where_none_are_known(catalog: Catalog)
     assert len(drawn(report_data(catalog, "flights")).axes) == 4
 
 
+@pytest.mark.slow
 def test_a_run_that_took_over_is_marked(data: ReportData) -> None:
     strip = drawn(data).axes[0]
     assert [(t.get_text(), t.xy[0]) for t in strip.texts] == [("epoch 2", 3.5)]  # type: ignore[attr-defined]
@@ -304,6 +308,7 @@ def test_of_many_operators_the_smallest_are_drawn_together(catalog: Catalog) -> 
     assert page.series[-1].chain_delta.tolist() == [0, 950 + 940 + 930]
 
 
+@pytest.mark.slow
 def test_more_checkpoints_than_fit_are_the_newest(data: ReportData) -> None:
     many = ReportData("flights", tuple([data.checkpoints[0]] * SHOWN_MAX + list(data.checkpoints)))
     page = Page(many)
@@ -363,6 +368,7 @@ def test_a_png_is_a_page_with_colours_in_it(data: ReportData, tmp_path: Path) ->
     assert (np.abs(pixels[..., :3] - blue).max(axis=2) < 0.01).sum() > 10_000
 
 
+@pytest.mark.slow
 def test_nothing_outside_the_picture_is_touched(data: ReportData, tmp_path: Path) -> None:
     before, pyplot = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
     draw_report(data, tmp_path / "a.png")
@@ -395,6 +401,7 @@ def too_long(path: Path) -> Path:
     return path / ("a" * 300 + ".png")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [missing_directory, a_directory, under_a_file, too_long])
 def test_a_path_that_cannot_be_written_is_one_clear_line(
     data: ReportData, tmp_path: Path, bad: Callable[[Path], Path]

@@ -39,6 +39,7 @@ class Numbers(Operator):
 NUMBERS = Stream("numbers", lambda spark, options: spark.sql(""), [Numbers()], max_parallelism=GROUPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("died", ["after a checkpoint", "in the middle of an interval"])
 def test_where_the_working_state_is_here_only_the_newest_manifest_is_read(place: Place, died: str) -> None:
     """Committed steps that no checkpoint holds are taken back locally, too."""
@@ -58,6 +59,7 @@ def test_where_the_working_state_is_here_only_the_newest_manifest_is_read(place:
     assert reads.calls == []
 
 
+@pytest.mark.slow
 def test_a_subtask_whose_working_state_is_gone_reads_and_the_others_do_not(place: Place) -> None:
     first = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:3]:
@@ -71,6 +73,7 @@ def test_a_subtask_whose_working_state_is_gone_reads_and_the_others_do_not(place
     assert read == {name for name in bases if "/accounts." in name and ".00001." in name} != set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 8), (8, 2), (3, 5), (1, 16)])
 def test_at_another_parallelism_each_task_reads_its_own_key_groups(
     place: Place, monkeypatch: pytest.MonkeyPatch, before: int, after: int

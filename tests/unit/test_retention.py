@@ -84,6 +84,7 @@ def check_whole(place: Place, wanted: Iterable[int]) -> None:
 # What is kept
 
 
+@pytest.mark.slow
 def test_what_is_kept_and_why_and_what_happens_to_the_rest(place: Place) -> None:
     set_savepoint(place.catalog, NAME, "stable", at="2")
     before = dict(stream_objects(place.warehouse.store))
@@ -132,6 +133,7 @@ def as_dict(done: Truncation) -> dict[str, object]:
     return {name: getattr(done, name) for name in Truncation.__slots__}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [20130701, 9471438])
 def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(place: Place, clock: Clock, seed: int) -> None:
     """A run goes on, savepoints come and go, and the stream is truncated by ever other rules."""
@@ -174,6 +176,7 @@ def test_without_a_rule_nothing_goes_but_what_was_deleted_before(place: Place, m
     check_whole(place, range(5, 15))
 
 
+@pytest.mark.slow
 def test_what_somebody_reads_waits_for_them(place: Place) -> None:
     with reading(place.catalog, NAME, [7]):
         foretold = truncate(place, NAME, LAST, dry_run=True)
@@ -273,6 +276,7 @@ def test_a_dropped_savepoint_keeps_nothing(place: Place) -> None:
         set_savepoint(place.catalog, NAME, "fourth", at="2")
 
 
+@pytest.mark.slow
 def test_a_savepoint_set_meanwhile_is_not_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = Catalog.mark_deleted
 
@@ -360,6 +364,7 @@ def test_stopped_anywhere_it_is_completed_by_the_next(
 # Other writers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["retained", "savepoints", "mark_deleted", "record_deletion"])
 def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Also who was paused before it decided anything: what it decides is by what it had read."""

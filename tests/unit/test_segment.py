@@ -104,6 +104,7 @@ def test_a_variable_twice_is_refused() -> None:
         builder.add_opaque("routes", {})
 
 
+@pytest.mark.slow
 def test_every_cut_is_noticed_and_no_altered_byte_gets_through(packed: bytes) -> None:
     whole = Segment.unpack(packed).handles(Segment.unpack(packed).places("x"))
     for position in range(len(packed)):

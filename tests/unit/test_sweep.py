@@ -187,6 +187,7 @@ def test_a_limit_is_kept_and_the_rest_is_left_to_later(place: Place) -> None:
 # Unfinished writes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "epoch"), [*marked(PLACES, 1), *marked(["filesystem", "redis"], 2)]
 )  # moto says of each upload that it began long ago
@@ -338,6 +339,7 @@ def test_the_command_says_what_and_why(place: Place, tmp_path: Path) -> None:
 # Many
 
 
+@pytest.mark.slow
 def test_many_objects_are_listed_once_and_take_few_statements(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     epoch, objects, count, lists = 1, place.warehouse.local.objects, 4000, []
     place.catalog.register(NAME, 4, {})

@@ -212,7 +212,7 @@ ACTIONS: dict[str, Callable[[Place, RegionRun], object]] = {
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Injected]:
+def injected_into(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Injected]:
     root = tmp_path_factory.mktemp("sweeps")
     with filesystem(root) as place:
         write(place).region.check_fence()
@@ -222,9 +222,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Injected]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ACTIONS)
 def test_whatever_happens_at_any_moment_of_a_sweep_no_referenced_object_is_lost(
-    written: tuple[Path, Injected], tmp_path: Path, name: str
+    injected_into: tuple[Path, Injected], tmp_path: Path, name: str
 ) -> None:
-    (source, injected), moments = written, []
+    (source, injected), moments = injected_into, []
     # Every fourth moment, beginning with another for each action.
     for at in itertools.count(list(ACTIONS).index(name) % 4, 4):
         root = tmp_path / f"w{at}"

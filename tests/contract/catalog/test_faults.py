@@ -194,6 +194,7 @@ def test_many_processes_may_create_one_catalog(catalog_url: str) -> None:
     assert [child.wait() for child in children] == [0] * 4
 
 
+@pytest.mark.slow
 def test_many_threads_may_create_catalogs(catalog_url: str, tmp_path: Path) -> None:
     urls = [*[catalog_url] * 4, *[f"sqlite:///{tmp_path}/{n}.db" for n in range(8)]]
     start = threading.Barrier(len(urls))
@@ -344,6 +345,7 @@ with open_catalog(sys.argv[1], create=False) as catalog:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left_by_a_crash", [False, True])
 def test_a_read_only_warehouse_can_be_read_and_says_why_it_cannot_be_written(
     tmp_path: Path, left_by_a_crash: bool

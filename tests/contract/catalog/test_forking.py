@@ -262,6 +262,7 @@ def test_of_a_fork_and_a_deletion_at_once_the_first_is_seen_by_the_other(catalog
         assert not {each.name for each in deleted} & names(catalog, new)
 
 
+@pytest.mark.slow
 def test_a_stream_without_forks_is_its_own_lineage(catalog: Catalog) -> None:
     assert catalog.lineage("flights") == ["flights"]
     for call in (lambda: catalog.lineage("fligths"), lambda: catalog.shared("fligths", [])):

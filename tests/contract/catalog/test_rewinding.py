@@ -175,6 +175,7 @@ def test_one_epoch_rewinds_once_and_before_it_commits(catalog: Catalog) -> None:
     assert everything(catalog) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [7, -1, 10**30, 2])
 def test_a_checkpoint_that_is_not_there_is_refused(catalog: Catalog, checkpoint: int) -> None:
     catalog.mark_deleted("flights", 1, [2])

@@ -82,6 +82,7 @@ def test_what_a_savepoint_keeps_is_not_deleted_and_nor_is_any_with_it(flights: C
     assert [c.id for c in flights.checkpoints("flights")] == [4]
 
 
+@pytest.mark.slow
 def test_an_expired_savepoint_keeps_nothing_and_goes_with_its_checkpoint(flights: Catalog, clock: Clock) -> None:
     add(flights, 4)
     hour = flights.add_savepoint("flights", 1, "hour", 2, timedelta(hours=1))
