@@ -5,17 +5,30 @@
 
 A source that begins at "latest" says something else each time it is asked. Step 0 holds its first answer, and every
 writer epoch begins with that one until a checkpoint says how far the stream has come.
+
+Steps are kept as far back as something can be replayed from: those after the oldest checkpoint that is not deleted,
+and the newest two up to it, which Spark needs to go on. Older ones are pruned, some hundred at a time; which files
+they read stays known, as entries of step 0. What a pruning removes depends on nothing but what is kept, so it may run
+at any time, beside a run too.
 """
 
-from sqlalchemy import Connection, insert, select
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
-from siltstone.catalog.records import InputPosition, Step, StepRecord
+from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step, StepRecord, as_utc
+from siltstone.catalog.source_entries import NO_ENTRIES, count_files, merge, without_files
 from siltstone.catalog.transactions import Transactions
 
-NO_ENTRIES = "{}"
-"""`Step.sources` of a step that added nothing to any source's log"""
+PRUNE_AT_LEAST = 100
+"""so many steps are pruned at once, or none"""
+_GROWTH = 8
+"""where files are read, at least the eighth part of those known: each pruning writes the list of them anew"""
+_PAGE = 1000
 
 
 class InputLog(Transactions):
@@ -48,15 +61,133 @@ class InputLog(Transactions):
     def input_position(self, stream: str, upto: int) -> InputPosition:
         """What a query needs to read on after checkpoint `upto`; 0 is before the first."""
         s = t.step.c
-        steps = select(t.step).where(s.stream == stream, s.checkpoint.between(1, upto))
         with self._reading() as connection:
             rows.get_stream(connection, stream)
-            found = [rows.to_step(row) for row in connection.execute(steps.order_by(s.step))]
-            entries = [step for step in found if step.sources != NO_ENTRIES]
-            return InputPosition(_beginning(connection, stream), entries, found[-2:])
+            newest = _newest_two(connection, stream, upto)
+            with_entries = select(t.step).where(
+                s.stream == stream, s.step > 0, s.sources.is_not(None), s.checkpoint.between(1, upto)
+            )
+            entries = [rows.to_step(row) for row in connection.execute(with_entries.order_by(s.step))]
+            # Last: what is pruned meanwhile has been read above, is in it, or both.
+            return InputPosition(_beginning(connection, stream), entries, newest)
+
+    def replayable_from(self, stream: str) -> int:
+        """The first checkpoint that the input log leads on from, whether it is still there; 0 is the start."""
+        s = t.step.c
+        with self._reading() as connection:
+            rows.get_stream(connection, stream)
+            query = select(s.batch_id, s.checkpoint).where(s.stream == stream, s.step > 0).order_by(s.step).limit(2)
+            oldest = connection.execute(query).all()
+            return oldest[-1].checkpoint if oldest and oldest[0].batch_id > 0 else 0
+
+    def prune_input_log(
+        self, stream: str, epoch: int, *, keep: timedelta = timedelta(0), at_least: int = PRUNE_AT_LEAST
+    ) -> int:
+        """Remove the steps that no checkpoint can be replayed with, in one transaction guarded by the writer epoch.
+
+        Args:
+            keep: steps that Spark planned no longer ago stay.
+            at_least: remove nothing where it would be fewer steps.
+
+        Returns:
+            how many steps were removed.
+
+        Raises:
+            Fenced
+        """
+        with self._writing(f"the input log of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            needed = _first_needed(connection, stream)
+            if needed is None or needed.batch_id - _first_batch(connection, stream) < at_least:
+                return 0
+            # A length of time longer than time goes back keeps all.
+            since = self.now() - min(keep, self.now() - datetime.min.replace(tzinfo=UTC)) if keep else None
+            pruned = list(_planned_before(connection, stream, needed.step, since))
+            beginning = _beginning(connection, stream)
+            known = NO_ENTRIES if beginning is None else beginning.sources
+            if len(pruned) < at_least:
+                return 0
+            read = [sources for _, sources in pruned if sources is not None]
+            if read and len(pruned) * _GROWTH < count_files(known):
+                return 0
+            _note_entries(connection, stream, beginning, merge([known, *read]) if read else known)
+            s = t.step.c
+            gone = (s.stream == stream) & s.step.between(1, pruned[-1][0])
+            connection.execute(delete(t.step).where(gone))
+            return len(pruned)
+
+
+def forget_input(connection: Connection, stream: str) -> None:
+    """Where older steps were pruned, forget all the others and every file, so that the stream begins anew."""
+    s = t.step.c
+    if _first_batch(connection, stream) > 0:
+        connection.execute(delete(t.step).where(s.stream == stream, s.step > 0))
+        beginning = _beginning(connection, stream)
+        if beginning is not None:
+            _note_entries(connection, stream, beginning, without_files(beginning.sources))
 
 
 def _beginning(connection: Connection, stream: str) -> Step | None:
     s = t.step.c
     row = connection.execute(select(t.step).where(s.stream == stream, s.step == 0)).first()
     return None if row is None else rows.to_step(row)
+
+
+def _insert_beginning(connection: Connection, stream: str, beginning: Step) -> None:
+    place = {"stream": stream, "checkpoint": 0}
+    connection.execute(insert(t.step), place | rows.step_values(beginning))
+
+
+def _note_entries(connection: Connection, stream: str, beginning: Step | None, sources: str) -> None:
+    """Let step 0 have these entries of sources' logs."""
+    if beginning is None:
+        if sources != NO_ENTRIES:
+            _insert_beginning(connection, stream, Step(0, BEFORE_FIRST, "", sources))
+        return
+    at = (t.step.c.stream == stream) & (t.step.c.step == 0)
+    connection.execute(update(t.step).where(at).values(sources=None if sources == NO_ENTRIES else sources))
+
+
+def _newest_two(connection: Connection, stream: str, upto: int) -> list[StepRecord]:
+    s = t.step.c
+    query = select(t.step).where(s.stream == stream, s.step > 0, s.checkpoint.between(1, upto))
+    return [rows.to_step(row) for row in connection.execute(query.order_by(s.step.desc()).limit(2))][::-1]
+
+
+def _first_needed(connection: Connection, stream: str) -> Step | None:
+    """The oldest step that a replay from the oldest checkpoint there is needs; None where all are needed."""
+    c = t.checkpoint.c
+    oldest = connection.scalar(select(func.min(c.id)).where(c.stream == stream, c.deleted_at.is_(None)))
+    newest = _newest_two(connection, stream, oldest) if oldest else []
+    return newest[0] if len(newest) == 2 else None
+
+
+def _first_batch(connection: Connection, stream: str) -> int:
+    s = t.step.c
+    query = select(s.batch_id).where(s.stream == stream, s.step > 0).order_by(s.step).limit(1)
+    return connection.scalar(query) or 0
+
+
+def _planned_before(
+    connection: Connection, stream: str, end: int, since: datetime | None
+) -> Iterator[tuple[int, str | None]]:
+    """The steps before step `end`, oldest first, up to the first that Spark planned since a time: number, entries."""
+    s, at = t.step.c, 0
+    columns = [s.step, s.sources] if since is None else [s.step, s.sources, s.offsets]
+    while True:
+        query = select(*columns).where(s.stream == stream, s.step > at, s.step < end).order_by(s.step).limit(_PAGE)
+        page = connection.execute(query).all()
+        for row in page:
+            if since is not None and _planned_at(row.offsets) >= since:
+                return
+            yield row.step, row.sources
+        if len(page) < _PAGE:
+            return
+        at = page[-1].step
+
+
+def _planned_at(offsets: str) -> datetime:
+    """When Spark planned a batch, as its offset log says; long ago where it does not."""
+    lines: Sequence[str] = offsets.splitlines()
+    header = json.loads(lines[1]) if len(lines) > 1 else {}
+    return as_utc(datetime.fromtimestamp(header.get("batchTimestampMs", 0) / 1000, UTC))

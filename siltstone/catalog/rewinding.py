@@ -8,6 +8,9 @@ the rows of `step` above c stay. They are then no record of what happened but a 
     a run that does not        commits others: from there on the log is of a stream that will never be, and goes, all of
                                it, in the same transaction (`settle_log`)
 
+Where the input log was pruned, the steps of the first checkpoints are gone. A rewinding to 0 then leaves no log: the
+stream begins at its initial offsets, with boundaries of its own.
+
 so a logged step never becomes a recorded one without having been run, and a step that has been run is never logged as
 one to come. What runs again writes under its own writer epoch, which is newer than any that wrote what was given up: of
 one epoch, a checkpoint is committed once for good, and no name of an object comes twice.
@@ -17,10 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
+from siltstone.catalog.input_log import forget_input
 from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
 from siltstone.catalog.transactions import Transactions
 from siltstone.errors import UsageError
@@ -93,6 +97,8 @@ class Rewindings(Transactions):
                 connection.execute(delete(table).where(gone))
             c = t.checkpoint.c
             connection.execute(delete(t.checkpoint).where(c.stream == stream, c.id > checkpoint))
+            if checkpoint == 0:
+                forget_input(connection, stream)
             record = RewindingRecord(stream, epoch, checkpoint, lost.given_up[-1], reason, who, self.now())
             connection.execute(insert(t.rewinding), asdict(record))
             return lost
@@ -165,16 +171,16 @@ def settle_log(connection: Connection, stream: str, commit: CheckpointCommit) ->
     next_ = connection.execute(query).all()
     if not next_:
         return
-    if _follows(commit.steps, [row for row in next_ if row.checkpoint == commit.id]):
+    if _follows(commit.steps, [rows.to_step(row) for row in next_ if row.checkpoint == commit.id]):
         logged &= s.checkpoint == commit.id
     connection.execute(delete(t.step).where(logged))
 
 
-def _follows(steps: Sequence[Step], logged: Sequence[Row]) -> bool:
+def _follows(steps: Sequence[Step], logged: Sequence[Step]) -> bool:
     """Whether steps have read what was logged; what Spark notes of the time of reading may differ."""
-    return [_input(step) for step in steps] == [_input(row) for row in logged]
+    return [_input(step) for step in steps] == [_input(step) for step in logged]
 
 
-def _input(step: Step | Row) -> tuple[int, int, list[str], str]:
+def _input(step: Step) -> tuple[int, int, list[str], str]:
     # Spark's text: a version, a line about the batch with its time, then the offset of each source.
     return step.step, step.batch_id, step.offsets.splitlines()[2:], step.sources

@@ -17,10 +17,12 @@ from siltstone.catalog.records import (
     RetainedCheckpoint,
     SavepointRecord,
     SnapshotRecord,
+    Step,
     StepRecord,
     StreamRecord,
     as_utc,
 )
+from siltstone.catalog.source_entries import NO_ENTRIES
 from siltstone.errors import StateError, UnknownCheckpoint, UsageError
 from siltstone.model import Form, StoredObject
 
@@ -101,7 +103,13 @@ def to_checkpoint(row: Row[Any]) -> CheckpointRecord:
 
 def to_step(row: Row[Any]) -> StepRecord:
     """A row of table step as a record."""
-    return StepRecord(row.step, row.batch_id, row.offsets, row.sources, checkpoint=row.checkpoint)
+    return StepRecord(row.step, row.batch_id, row.offsets, row.sources or NO_ENTRIES, checkpoint=row.checkpoint)
+
+
+def step_values(step: Step) -> dict[str, Any]:
+    """The columns of table step that say what was read."""
+    sources = None if step.sources == NO_ENTRIES else step.sources
+    return {"step": step.step, "batch_id": step.batch_id, "offsets": step.offsets, "sources": sources}
 
 
 def insert_checkpoint(
@@ -146,11 +154,7 @@ def insert_checkpoint(
         rows = [place | {"operator": operator, "first": begins} for operator, begins in sorted(first.items())]
         connection.execute(insert(t.dependency), rows)
     if commit.steps:
-        rows = [
-            place | {"step": s.step, "batch_id": s.batch_id, "offsets": s.offsets, "sources": s.sources}
-            for s in commit.steps
-        ]
-        connection.execute(insert(t.step), rows)
+        connection.execute(insert(t.step), [place | step_values(step) for step in commit.steps])
     if commit.edit is not None:
         connection.execute(insert(t.edit), place | asdict(commit.edit) | {"epoch": epoch, "edited_at": now})
     if commit.parallelism is not None:

@@ -15,21 +15,22 @@
     receipt                 transactions that may be asked about, of databases that are servers
 
 A deleted checkpoint that others build on is marked (`deleted_at`): nobody sees it, it depends on nothing any more, and
-its row and objects stay until the last of those others is deleted. Steps stay for good: they are the stream's input,
-which a run and a replay begin with whatever checkpoints are left.
+its row and objects stay until the last of those others is deleted. Steps stay as far back as there is a checkpoint to
+replay them from; older ones are pruned, some hundred at a time, and only which files they read stays (`input_log`).
 
 How large it gets, in bytes with all indexes (tests/contract/catalog/test_size.py holds it to that):
 
     800  a checkpoint that is not deleted, of one operator; about 300 more for each further operator
     250  an object it refers to: its manifest, segments, bases
-    250  a step of the input log, where one new file is what it read; for good, about 60 more a further file
+    250  a step of the input log, where one new file is what it read, about 60 more a further file; once it is pruned,
+         60 a file, and nothing of other sources
     300  a deletion, for 90 days; of what deleted checkpoints wrote only the newest 100 000 in a stream
 
 So ten checkpoints a second for an hour, of which the last thousand are kept, come to less than 35 MB: 1.5 of
-checkpoints, 9 of steps, 22 of deletions, and what further operators add; the next hour adds the steps. A run, an edit
-and a rewinding are a row of some hundred bytes each, and so is a materialization, for 90 days; a client has a receipt
-or two. SQLite's file does not shrink when rows go; it uses their room again. A manifest holds one checkpoint's
-handles, digests and policy and grows with nothing else.
+checkpoints, 9 of steps, 22 of deletions, and what further operators add; the next hour adds steps only as far as
+their checkpoints are kept. A run, an edit and a rewinding are a row of some hundred bytes each, and so is a
+materialization, for 90 days; a client has a receipt or two. SQLite's file does not shrink when rows go; it uses their
+room again. A manifest holds one checkpoint's handles, digests and policy and grows with nothing else.
 
 A change here needs a new file in `migrations/versions` and its number in `REVISION`.
 """
@@ -54,12 +55,13 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    text,
 )
 
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.records import as_utc
 
-REVISION = "0003"
+REVISION = "0004"
 """the newest revision in `migrations/versions`"""
 REVISION_TABLE = "siltstone_revision"
 """our own name, so that a database shared with another Alembic user is not mistaken for ours"""
@@ -145,6 +147,8 @@ warehouse = Table(
     Column("changed_at", UtcTime, nullable=False),
 )
 
+_HAS_ENTRIES = text("sources IS NOT NULL")
+
 stream = Table(
     "stream",
     METADATA,
@@ -223,8 +227,10 @@ step = Table(
     Column("step", BigInteger, primary_key=True),
     Column("batch_id", BigInteger, nullable=False),
     Column("offsets", Packed, nullable=False),
-    Column("sources", Packed, nullable=False),
+    Column("sources", Packed),
     Index("step_by_checkpoint", "stream", "checkpoint"),
+    # A run reads these when it starts, of sources that are not files there are next to none.
+    Index("step_with_entries", "stream", "step", sqlite_where=_HAS_ENTRIES, postgresql_where=_HAS_ENTRIES),
 )
 
 snapshot = Table(

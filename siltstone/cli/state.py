@@ -97,8 +97,9 @@ def delete(
     """Delete checkpoints. One that others build on is only marked, and goes with the last of them."""
     from siltstone.lifecycle.deletion import delete_checkpoints
 
-    with existing(settings_of(warehouse, catalog)) as place:
-        result = delete_checkpoints(place, stream, checkpoints)
+    settings = settings_of(warehouse, catalog)
+    with existing(settings) as place:
+        result = delete_checkpoints(place, stream, checkpoints, input_log=settings.retention.input_log)
     line = f"{stream}: {len(result.deleted)} checkpoints deleted, {result.objects} objects, {size(result.bytes)}"
     if result.marked:
         line += f"; {', '.join(map(str, result.marked))} will go with the last checkpoint that builds on them"

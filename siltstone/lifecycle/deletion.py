@@ -7,6 +7,7 @@
        other ever reads: opaque variables, which every checkpoint holds whole, and snapshots. What somebody reads under
        a lease stays
     4  one transaction removes the rows of these objects and checkpoints
+    5  one transaction removes the steps of the input log that no checkpoint that is left needs (`catalog.input_log`)
 
 The catalog never refers to less than the store holds, and what is marked says what is left to do: the next deletion in
 the stream, of these checkpoints again or of others, completes it.
@@ -14,6 +15,7 @@ the stream, of these checkpoints again or of others, completes it.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from siltstone.catalog.audit import Doomed
 from siltstone.catalog.leases import LeaseRecord
@@ -51,6 +53,7 @@ def delete_checkpoints(
     epoch: int | None = None,
     who: str | None = None,
     spare_leased: bool = False,
+    input_log: timedelta | None = None,
 ) -> DeletionResult:
     """Delete checkpoints of a stream, and complete what earlier deletions left. Those gone already are no error.
 
@@ -62,6 +65,8 @@ def delete_checkpoints(
         spare_leased: leave those of `ids` alone that somebody reads; otherwise they are marked, too, and whoever has
             only just begun may not find them any more.
         who: what the records of the deletions say did it; this process, for None.
+        input_log: also prune the input log of what no checkpoint that is left can be replayed with, except steps of
+            this length of time; None leaves the log as it is.
 
     Raises:
         UnknownStream: no such stream has run here.
@@ -82,6 +87,8 @@ def delete_checkpoints(
         doomed = catalog.record_deletion(stream, epoch, who or this_process(), doomed)
         place.warehouse.store.delete([each.name for each in doomed])
         catalog.forget(stream, epoch, plan.goes, [stored.name for stored in objects])
+    if input_log is not None:
+        catalog.prune_input_log(stream, epoch, keep=input_log)
     leased = tuple(sorted({*plan.leased, *spared}))
     return DeletionResult(plan.goes, plan.waits, len(doomed), sum(each.bytes for each in doomed), leased)
 

@@ -105,7 +105,12 @@ def plan_replay(place: Place, stream: Stream, to: int, since: int | None) -> Rep
     catalog, name = place.catalog, stream.name
     _check_stream(catalog.stream(name), stream)
     checkpoints = [c for c in catalog.checkpoints(name) if c.id <= to]
-    earliest, why = _edited(catalog, name, checkpoints)
+    earliest, why = _replayable(catalog, name, checkpoints)
+    if since is not None and since < earliest:
+        raise UsageError(f"{why}: replay from {earliest} or later")
+    edited = _edited(catalog, name, checkpoints)
+    if edited[0] > earliest:
+        earliest, why = edited
     older = "was made by an older definition of its operators"
     recorded: list[Recorded] = []
     for checkpoint in reversed(checkpoints):
@@ -118,6 +123,8 @@ def plan_replay(place: Place, stream: Stream, to: int, since: int | None) -> Rep
             earliest, why = checkpoint.id, f"checkpoint {checkpoint.id} of {name} {older}"
             break
         recorded.append(found)
+    if earliest == to and not edited[0] == to:
+        raise UsageError(f"{why}: replay {name} to a later one")
     if earliest == to:
         raise UsageError(f"{why}, which no input brings about again: replay {name} to a later one")
     if since is not None and since < earliest:
@@ -140,6 +147,16 @@ def _check_stream(record: StreamRecord, stream: Stream) -> None:
             f"stream {stream.name} has max_parallelism {record.max_parallelism}, now {stream.max_parallelism}: "
             "it is fixed at creation"
         )
+
+
+def _replayable(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
+    """The first checkpoint left that the input log leads on from, and why it is no earlier one; 0 for the start."""
+    begins = catalog.replayable_from(stream)
+    if not begins:
+        return 0, ""
+    first = next((c.id for c in checkpoints if c.id >= begins), checkpoints[-1].id)
+    why = f"what {stream} read before checkpoint {first} is no longer in its input log (retention.input_log keeps more)"
+    return first, why
 
 
 def _edited(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:

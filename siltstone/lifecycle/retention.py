@@ -73,7 +73,8 @@ def truncate(place: Place, stream: str, options: RetentionOptions, *, dry_run: b
         size_bytes = sum(stored.bytes for stored in objects)
         done = DeletionResult(ahead.goes, ahead.waits, len(objects), size_bytes, ahead.leased)
     else:
-        done = delete_checkpoints(place, stream, plan.subsumed, epoch=epoch, spare_leased=True)
+        ids, keep = plan.subsumed, options.input_log
+        done = delete_checkpoints(place, stream, ids, epoch=epoch, spare_leased=True, input_log=keep)
     kept = tuple(Kept(id, reasons) for id, reasons in plan.kept.items())
     waiting = _waiting(done.marked, {id: first[id] for id in plan.kept})
     return Truncation(stream, dry_run, kept, done.deleted, waiting, done.leased, done.objects, done.bytes)

@@ -15,6 +15,10 @@ say, the newest is kept, and each with a savepoint that has not expired, the new
 keep_last = 10
 keep_daily = 7
 min_age = "1h"
+input_log = "30d"
+
+The input log is kept as far back as the oldest checkpoint that is kept, so that a replay can begin there; `input_log`
+keeps more of it.
 """
 
 import re
@@ -68,6 +72,10 @@ class RetentionOptions(BaseModel):
     keep_monthly: Count | None = Field(default=None, description="keep the newest of each of the last N months")
     min_count: Count = Field(default=0, description="keep the newest N whatever the rules say")
     min_age: Duration = Field(default=timedelta(0), description="keep those younger whatever the rules say")
+    input_log: Duration = Field(
+        default=timedelta(0),
+        description="keep the input log so far back even where no checkpoint is left to replay from",
+    )
 
     @property
     def rules(self) -> dict[str, int | timedelta]:

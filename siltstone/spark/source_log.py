@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step
+from siltstone.catalog.source_entries import is_file_log, split
 from siltstone.errors import StateError, UsageError
 
 FILE_SOURCE_COMPACT_INTERVAL = 10
@@ -100,7 +101,7 @@ class SourceLog:
         header = self.check(0).read_text().splitlines()[:2]
         logs: dict[str, dict[str, str]] = {}
         for directory in sorted((self.location / "sources").glob("*")):
-            fresh = {n: text for n, text in self._fresh_entries(directory).items() if not _is_file_source(text)}
+            fresh = {n: text for n, text in self._fresh_entries(directory).items() if not is_file_log(text)}
             if fresh:
                 logs[directory.name] = {str(n): text for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
@@ -128,7 +129,10 @@ class SourceLog:
         """Add a logged batch's source log entries to those known; the sources that have some."""
         sources = json.loads(step.sources)
         for source, texts in sources.items():
-            self._entries.setdefault(source, {}).update({int(n): text for n, text in texts.items()})
+            entries = {int(n): text for n, text in texts.items()}
+            # What was pruned of the log is one entry; and perhaps among the steps that were read before it, too.
+            fresh = split(entries) if step.batch_id == BEFORE_FIRST else entries
+            self._entries.setdefault(source, {}).update(fresh)
             self._recorded[source] = max(self._entries[source])
         return list(sources)
 
@@ -185,7 +189,7 @@ class SourceLog:
         directory, entries = self.location / "sources" / source, self._entries[source]
         numbers = sorted(entries)
         compacted = -1
-        if _is_file_source(entries[numbers[-1]]):
+        if is_file_log(entries[numbers[-1]]):
             # A file source expects the last multiple of its interval as one file of everything before it.
             compacted = (numbers[-1] + 1) // FILE_SOURCE_COMPACT_INTERVAL * FILE_SOURCE_COMPACT_INTERVAL - 1
         compact = directory / f"{compacted}.compact"
@@ -227,15 +231,10 @@ def _commit_of(offsets: str) -> str:
     return "v1\n" + json.dumps({"nextBatchWatermarkMs": header.get("batchWatermarkMs", 0)})
 
 
-def _is_file_source(entry: str) -> bool:
-    lines = entry.splitlines()[1:]
-    return bool(lines) and lines[-1].startswith("{") and "batchId" in json.loads(lines[-1])
-
-
 def files_of(step: Step) -> list[str]:
     """The URLs of the files that a batch reads of file sources."""
     texts = [text for entries in json.loads(step.sources).values() for text in entries.values()]
-    lines = [line for text in texts if _is_file_source(text) for line in text.splitlines()[1:]]
+    lines = [line for text in texts if is_file_log(text) for line in text.splitlines()[1:]]
     return [json.loads(line)["path"] for line in lines]
 
 

@@ -204,3 +204,22 @@ def way(followed: Sequence[Follow]) -> str:
 )
 def test_the_same_checkpoints_come_again(completed: int, steps: list[tuple[int, int]], expected: str) -> None:
     assert way(follow(completed, logged(*steps))) == expected
+
+
+def test_what_was_pruned_of_the_input_log_is_not_replayed(place: Place) -> None:
+    runs(place, 5)
+    delete_checkpoints(place, "counts", [1, 2])
+    assert plan(place, 5).since == 0, "a deletion that is not told how much to keep keeps all"
+    assert place.catalog.prune_input_log("counts", place.catalog.stream("counts").epoch, at_least=1) == 1
+    begins = plan(place, 5)
+    assert told(begins) == ([2, 3], [4, 5], [[], [4], [5]])
+    assert begins.why == (
+        "what counts read before checkpoint 3 is no longer in its input log (retention.input_log keeps more)"
+    )
+    with pytest.raises(
+        UsageError, match=r"no longer in its input log \(retention.input_log .*: replay from 3 or later"
+    ):
+        plan(place, 5, 0)
+    with pytest.raises(UsageError, match=r"no longer in its input log .*: replay counts to a later one"):
+        plan(place, 3)
+    assert told(plan(place, 5, 4)) == ([3, 4], [5], [[], [5]])

@@ -1,11 +1,15 @@
 """Where sources begin and what was read since, over every database a catalog can be in."""
 
+import json
+from datetime import timedelta
+
 import pytest
 
-from siltstone.catalog.records import BEFORE_FIRST, Step
+from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.source_entries import NO_ENTRIES, count_files, merge
 from siltstone.errors import Fenced
-from tests.catalog_cases import commit_of
+from tests.catalog_cases import Clock, commit_of
 
 HEADER = 'v1\n{"batchWatermarkMs":0}'
 BEGINNING = Step(0, BEFORE_FIRST, f'{HEADER}\n{{"next": 5}}', '{"1": {"0": "v1\\n17"}}')
@@ -64,3 +68,102 @@ def test_a_position_is_the_newest_two_steps_and_the_logs_of_sources(flights: Cat
     position = flights.input_position("flights", 4)
     assert [s.step for s in position.newest] == [7, 8] and position.next_batch == 8
     assert [s.step for s in position.entries] == [2, 6]
+
+
+# Pruning
+
+
+def files(number: int, *names: str) -> str:
+    """What a file source notes of a batch of these files."""
+    lines = [json.dumps({"path": f"file:///in/{name}", "timestamp": number, "batchId": number}) for name in names]
+    return json.dumps({"0": {str(number): "\n".join(["v1", *lines])}})
+
+
+def planned(catalog: Catalog, number: int, sources: str = NO_ENTRIES) -> Step:
+    """A step that Spark planned now."""
+    header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": int(catalog.now().timestamp() * 1000)})
+    return Step(number, number - 1, f"v1\n{header}\n{number}", sources)
+
+
+def logged(catalog: Catalog) -> list[int]:
+    return [s.step for s in catalog.steps("flights", 10**6)]
+
+
+def ten(catalog: Catalog) -> None:
+    """Ten checkpoints of two steps, the second of which reads a file."""
+    for id in range(1, 11):
+        steps = [planned(catalog, 2 * id - 1), planned(catalog, 2 * id, files(id - 1, f"{id}.parquet"))]
+        catalog.commit("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
+
+
+def test_the_log_is_kept_as_far_back_as_a_checkpoint_is(flights: Catalog) -> None:
+    flights.record_beginning("flights", 1, BEGINNING)
+    ten(flights)
+    whole = flights.input_position("flights", 10)
+    assert flights.prune_input_log("flights", 1, at_least=1) == 0, "a replay can begin with checkpoint 1"
+    flights.mark_deleted("flights", 1, [2, 3])
+    assert flights.prune_input_log("flights", 1, at_least=1) == 0
+    flights.add_savepoint("flights", 1, "kept", 5)
+    flights.mark_deleted("flights", 1, [1, 4])
+    assert flights.prune_input_log("flights", 1, at_least=9) == 0, "too few to be worth it"
+    assert flights.prune_input_log("flights", 1, at_least=8) == 8
+    assert logged(flights) == list(range(9, 21)), "the two that checkpoint 5 goes on from, and what comes after it"
+    assert flights.replayable_from("flights") == 5
+    assert flights.prune_input_log("flights", 1, at_least=1) == 0
+    position = flights.input_position("flights", 10)
+    assert position.newest == whole.newest and len(position.entries) == 6
+    assert position.beginning is not None and position.beginning.offsets == BEGINNING.offsets
+    assert count_files(position.beginning.sources) == 4
+    assert merge(of(position)) == merge(of(whole))
+
+
+def of(position: InputPosition) -> list[str]:
+    beginning = [] if position.beginning is None else [position.beginning.sources]
+    return [*beginning, *(step.sources for step in position.entries)]
+
+
+def test_the_option_keeps_more_and_a_fenced_writer_prunes_nothing(flights: Catalog, clock: Clock) -> None:
+    for id in range(1, 11):
+        flights.commit("flights", 1, commit_of(id, steps=[planned(flights, id)], first={"aircraft": id}))
+        clock.move(60)
+    flights.mark_deleted("flights", 1, range(1, 10))
+    flights.new_epoch("flights", "host:2")
+    with pytest.raises(Fenced):
+        flights.prune_input_log("flights", 1, at_least=1)
+    assert flights.prune_input_log("flights", 2, keep=timedelta.max, at_least=1) == 0
+    assert flights.prune_input_log("flights", 2, keep=timedelta(hours=6), at_least=1) == 4
+    assert logged(flights) == list(range(5, 11))
+    assert flights.prune_input_log("flights", 2, at_least=1) == 4
+    assert logged(flights) == [9, 10]
+    assert flights.input_position("flights", 10).beginning is None, "there is nothing to remember of such sources"
+
+
+def test_a_rollback_to_nothing_after_a_pruning_leaves_no_log(flights: Catalog) -> None:
+    flights.record_beginning("flights", 1, BEGINNING)
+    ten(flights)
+    flights.mark_deleted("flights", 1, range(1, 6))
+    flights.prune_input_log("flights", 1, at_least=1)
+    flights.fork("flights", "again", 7)
+    flights.rewind("flights", flights.new_epoch("flights", "host:2"), 6, "damaged", "host:2")
+    assert [s.step for s in flights.logged_steps("flights")] == list(range(13, 21))
+    flights.rewind("flights", flights.new_epoch("flights", "host:2"), 0, "damaged", "host:2")
+    assert flights.logged_steps("flights") == []
+    position = flights.input_position("flights", 0)
+    assert position.beginning is not None and position.beginning.sources == BEGINNING.sources
+    assert count_files(merge(of(flights.input_position("again", 7)))) == 7, "a fork knows all that was read before it"
+    assert [s.step for s in flights.steps("again", 9)] == list(range(11, 15))
+
+
+def test_long_lists_of_files_are_not_written_anew_for_every_step(flights: Catalog) -> None:
+    for id in range(1, 31):
+        steps = [planned(flights, id, files(id - 1, *(f"{id}-{n}.parquet" for n in range(10))))]
+        flights.commit("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
+        if id > 1:
+            flights.mark_deleted("flights", 1, [id - 1])
+    assert flights.prune_input_log("flights", 1, at_least=1) == 28
+    for id in range(31, 67):
+        steps = [planned(flights, id, files(id - 1, f"{id}.parquet"))]
+        flights.commit("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
+        flights.mark_deleted("flights", 1, [id - 1])
+        pruned = flights.prune_input_log("flights", 1, at_least=1)
+        assert pruned == (35 if id == 65 else 0), "the eighth part of 280 files"

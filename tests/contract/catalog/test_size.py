@@ -11,10 +11,12 @@ from sqlalchemy import text
 
 from siltstone.catalog import audit
 from siltstone.catalog.audit import Doomed
+from siltstone.catalog.input_log import PRUNE_AT_LEAST
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit, Step
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.source_entries import count_files, merge
 from siltstone.lifecycle.retention import truncate
 from siltstone.model import Form, StoredObject
 from siltstone.policy.retention import RetentionOptions
@@ -113,7 +115,13 @@ def test_a_catalog_grows_by_what_is_stated_for_each_checkpoint_step_and_deletion
         grows_by = ROUND * (STEP_BYTES + 2 * DELETION_BYTES) + slack  # all else finds room where others have gone
         assert file_bytes(catalog) < largest + grows_by
         largest = file_bytes(catalog)
-    assert len(catalog.steps(NAME, 3 * ROUND)) == 3 * ROUND
+    left = catalog.steps(NAME, 3 * ROUND)
+    assert KEPT < len(left) < KEPT + 10 + PRUNE_AT_LEAST, (
+        "as far back as a checkpoint is kept, and what is too few to prune"
+    )
+    position = catalog.input_position(NAME, 3 * ROUND)
+    assert position.beginning is not None
+    assert count_files(merge([position.beginning.sources, *(step.sources for step in position.entries)])) == 3 * ROUND
 
 
 def test_records_of_deleted_checkpoints_make_room_and_those_of_orphans_stay(
