@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from siltstone.changelog.coding import Bytes
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.model import KeyGroupRange
-from siltstone.state.columns import one_array
+from siltstone.state.columns import one_array, row_bytes, split_by_bytes
 from siltstone.state.ranks import is_integer_like, ranks
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import ObjectWriter
@@ -28,12 +28,16 @@ KEY_GROUP = "__key_group"
 ROW_GROUP_ROWS = 1 << 17
 SORTED_ROWS_MAX = 1 << 20
 """a key group with more rows is sorted in pieces of as many, so that memory stays bounded"""
+PIECE_BYTES = 256 << 20
+"""and so is one with more bytes, which Arrow could not sort from 2 GiB of one string column on"""
 SAMPLED_ROWS = 1 << 14
 """from so many first rows it is seen how the values of a column are stored best"""
 REPEATING = 1 / 16
 """distinct values a row at most, of a column that is stored by dictionary"""
 READ_ROWS = 1 << 16
 """rows a batch that `read_base` yields has at most"""
+READ_BYTES = 256 << 20
+"""bytes of strings that it has at most, unless one row has more"""
 
 
 def write_base(
@@ -100,12 +104,16 @@ def read_base(
     present = [KEY_GROUP, *(field.name for field in wanted if field.name in stored.names)]
     chosen = [i for i in range(file.num_row_groups) if groups is None or _overlaps(file, i, groups)]
     with _parquet(name):
-        for batch in file.iter_batches(READ_ROWS, chosen, present) if chosen else ():
+        # A row group at a time: what is decoded together is then bounded in bytes too, as it was when it was written.
+        for batch in (batch for i in chosen for batch in file.iter_batches(READ_ROWS, [i], present)):
             owners = batch.column(0).to_numpy()
             bounds = [0, 1 << 16] if groups is None else [groups.start, groups.end]
             start, end = np.searchsorted(owners, bounds).tolist()
             if start < end:
-                yield _shaped(batch.slice(start, end - start), wanted), owners[start:end]
+                table, owners = _shaped(batch.slice(start, end - start), wanted), owners[start:end]
+                small = table.nbytes <= READ_BYTES
+                for part in [slice(0, len(table))] if small else split_by_bytes(row_bytes(table), READ_BYTES):
+                    yield table.slice(part.start, part.stop - part.start), owners[part]
 
 
 def _encodings(schema: TableSchema, sample: pa.Table) -> dict[str, Any]:
@@ -132,7 +140,7 @@ def _encodings(schema: TableSchema, sample: pa.Table) -> dict[str, Any]:
 def _pieces(shape: pa.Schema, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> Iterator[pa.Table]:
     """The rows with their key groups, in pieces of about `ROW_GROUP_ROWS` that end where a key group does."""
     waiting: list[pa.Table] = []
-    rows, last = 0, 0
+    rows, size, last = 0, 0, 0
     for table, owners in batches:
         if not len(table):
             continue
@@ -141,17 +149,18 @@ def _pieces(shape: pa.Schema, batches: Iterable[tuple[pa.Table, np.ndarray]]) ->
         last = owners[-1]
         columns = [pa.array(owners, pa.uint16()), *(table.column(name) for name in shape.names[1:])]
         waiting.append(pa.table(columns, schema=shape))
-        rows += len(table)
-        if rows < ROW_GROUP_ROWS:
+        rows, size = rows + len(table), size + table.nbytes
+        if rows < ROW_GROUP_ROWS and size < PIECE_BYTES:
             continue
         # The newest key group may go on in the next batch: keep its rows, unless they are too many.
         whole = pa.concat_tables(waiting)
         cut = int(np.searchsorted(whole.column(0).to_numpy(), last))
-        if not cut and rows >= SORTED_ROWS_MAX:
+        if not cut and (rows >= SORTED_ROWS_MAX or size >= PIECE_BYTES):
             cut = rows
         if cut:
             yield whole.slice(0, cut)
             waiting, rows = [whole.slice(cut)], rows - cut
+            size = waiting[0].nbytes
     if rows:
         yield pa.concat_tables(waiting)
 

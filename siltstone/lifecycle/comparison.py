@@ -16,7 +16,7 @@ from siltstone.lifecycle.export import UnitTask, rebuild
 from siltstone.lifecycle.restore import opaque_digests
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.state.backend import StateTable
-from siltstone.state.columns import one_array
+from siltstone.state.columns import one_array, row_bytes, split_by_bytes, take_from
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import xxhash64
 from siltstone.state.schema import TableSchema
@@ -25,6 +25,8 @@ from siltstone.store.paths import snapshot_of
 
 KEYS_NAMED = 5
 """how many differing keys a comparison names"""
+COMPARED_BYTES = 256 << 20
+"""bytes of strings that are gathered at once, on both sides together, at most, unless one row has more"""
 
 
 @dataclass(frozen=True)
@@ -138,18 +140,26 @@ def differences(schema: TableSchema, left: pa.Table, right: pa.Table) -> Differe
         # A primary key that is there twice in one of the tables.
         differs = np.ones(len(both_left), bool)
     else:
-        sides = left.take(pa.array(both_left)), right.take(pa.array(both_right))
-        for name in schema.rows.names:
-            unequal = _unequal(*(one_array(side.column(name)) for side in sides))
-            if unequal.any():
-                columns[name] = int(unequal.sum())
-            differs |= unequal
+        sizes = row_bytes(left)[both_left] + row_bytes(right)[both_right]
+        lefts, rights = _batches(left), _batches(right)
+        for part in split_by_bytes(sizes, COMPARED_BYTES):
+            sides = take_from(lefts, both_left[part]), take_from(rights, both_right[part])
+            for name in schema.rows.names:
+                unequal = _unequal(*(one_array(side.column(name)) for side in sides))
+                if unequal.any():
+                    columns[name] = columns.get(name, 0) + int(unequal.sum())
+                differs[part] |= unequal
     return Difference(left_order[~in_right], right_order[~in_left], both_left[differs], columns)
+
+
+def _batches(table: pa.Table) -> list[pa.Table]:
+    """The table as it lies in memory, each column of each part contiguous; at least one."""
+    return [pa.Table.from_batches([batch]) for batch in table.to_batches()] or [table]
 
 
 def _by_hash(keys: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     """(the hashes of some keys, ascending; the positions of those keys)."""
-    hashes = xxhash64(keys.columns) if keys.num_rows else np.zeros(0, np.uint64)
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(xxhash64(part.columns) for part in _batches(keys))])
     order = np.argsort(hashes, kind="stable")
     return hashes[order], order
 
@@ -172,15 +182,16 @@ def _compared(
     start, n = groups.start, len(groups)
     keys = restored.select(table.schema.primary_key.names)
     differing = [
-        keys.take(pa.array(np.concatenate([found.unequal, found.only_left])[:KEYS_NAMED])),
-        copied.select(keys.column_names).take(pa.array(found.only_right[:KEYS_NAMED])),
+        take_from(_batches(keys), np.concatenate([found.unequal, found.only_left])[:KEYS_NAMED]),
+        take_from(_batches(copied.select(keys.column_names)), found.only_right[:KEYS_NAMED]),
     ]
 
     def count(owners: np.ndarray) -> np.ndarray:
         return np.bincount(owners.astype(np.int64) - start, minlength=n)
 
     def digests(rows: pa.Table, owners: np.ndarray) -> np.ndarray:
-        return group_sums(row_digests(rows), owners, groups.end)[start:]
+        found = np.concatenate([np.zeros(0, np.uint64), *map(row_digests, _batches(rows))])
+        return group_sums(found, owners, groups.end)[start:]
 
     return TableComparison(
         operator=operator,

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from siltstone.errors import Unreachable
 from siltstone.model import KeyGroupRange
-from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.columns import fixed_values, one_array, row_bytes, split_by_bytes, take_from
 from siltstone.state.hashing import first_rows
 from siltstone.state.protocol import key_batch
 from siltstone.state.ranks import first_of_each, ranks
@@ -25,6 +25,10 @@ Batch = tuple[pa.Table, np.ndarray]
 """rows, and the key group of each (uint16), ascending"""
 TOGETHER_ROWS = 1 << 19
 """so many changes are put in order at once, or those of one delta where they are more"""
+TOGETHER_BYTES = 256 << 20
+"""and so many bytes of changes at most, or those of one delta: Arrow cannot gather 2 GiB of one string column"""
+MERGED_BYTES = 256 << 20
+"""so many bytes of rows are copied together at most, unless one row has more"""
 MERGED_ROWS = 1 << 16
 """about so many changes are merged with the base at once; all of a key group at least"""
 
@@ -43,7 +47,7 @@ class Changes:
         self._max_parallelism = max_parallelism
         self._scratch = scratch
         self._waiting: list[Batch] = []
-        self._waiting_rows = 0
+        self._waiting_rows = self._waiting_bytes = 0
         self._runs: list[_Run] = []
 
     def add(self, changes: pa.Table, key_groups: np.ndarray) -> None:
@@ -52,8 +56,11 @@ class Changes:
         Raises:
             Unreachable: `scratch` cannot be written.
         """
+        if self._waiting_bytes + changes.nbytes > TOGETHER_BYTES:
+            self._put_in_order(self._scratch)
         self._waiting.append((changes, key_groups))
         self._waiting_rows += len(changes)
+        self._waiting_bytes += changes.nbytes
         if self._waiting_rows >= TOGETHER_ROWS:
             self._put_in_order(self._scratch)
 
@@ -71,15 +78,16 @@ class Changes:
             # The last key group of the batch before may go on in this one: its changes have passed already.
             for part in self._parts(min(upto, int(owners[0])), int(owners[-1]) + 1):
                 first, last = np.searchsorted(owners, [part.start, part.end]).tolist()
-                yield self._merge(rows.slice(first, last - first), owners[first:last], part, upto)
+                yield from self._merge(rows.slice(first, last - first), owners[first:last], part, upto)
                 upto = max(upto, part.end)
         nothing = self.schema.rows.empty_table(), np.zeros(0, np.uint16)
         for part in self._parts(upto, groups.end):
-            yield self._merge(*nothing, part, upto)
+            yield from self._merge(*nothing, part, upto)
 
     def _put_in_order(self, scratch: Path | None) -> None:
         """Make one run of what waits: by key group, the newest of each key group first."""
-        waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
+        waiting, self._waiting = self._waiting, []
+        self._waiting_rows = self._waiting_bytes = 0
         if not any(len(changes) for changes, _ in waiting):
             return
         rows = pa.concat_tables([changes for changes, _ in waiting])
@@ -97,12 +105,21 @@ class Changes:
         inner = 1 + np.flatnonzero(np.diff(before[start : end + 1] // MERGED_ROWS)) + start
         return (KeyGroupRange(a, b) for a, b in pairwise(sorted({start, *inner.tolist(), end})))
 
-    def _merge(self, base: pa.Table, owners: np.ndarray, part: KeyGroupRange, upto: int) -> Batch:
-        """The live rows of some key groups; of those before `upto` only the base's."""
+    def _merge(self, base: pa.Table, owners: np.ndarray, part: KeyGroupRange, upto: int) -> Iterator[Batch]:
+        """The live rows of some key groups, in one batch unless they are large; of those before `upto` only the
+        base's."""
         found = [run.of(part) for run in self._runs]
         changes = [change for change, _ in found if len(change)]
         if not changes:
-            return base, owners
+            yield base, owners
+            return
+        large = base.nbytes + sum(change.nbytes for change in changes) > MERGED_BYTES
+        if large and len(part) > 1:
+            for group in range(part.start, part.end):
+                first, last = np.searchsorted(owners, [group, group + 1]).tolist()
+                one = KeyGroupRange(group, group + 1)
+                yield from self._merge(base.slice(first, last - first), owners[first:last], one, upto)
+            return
         owners = np.concatenate([*(owner for _, owner in found), owners])
         changed = sum(map(len, changes))
         live = np.ones(len(owners), bool)
@@ -111,10 +128,17 @@ class Changes:
         # Of a delta the values may be null where it deletes.
         shape = pa.schema([field.with_nullable(True) for field in self.schema.rows])
         tables = [pa.table(table.columns[: len(shape)], schema=shape) for table in (*changes, base)]
-        rows = pa.concat_tables(tables).combine_chunks()
+        # Of large rows only those that stay are copied: a key may have a value in each of very many deltas.
+        rows = pa.concat_tables([table.select(self.schema.primary_key.names) if large else table for table in tables])
+        rows = rows.combine_chunks()
         chosen = self._newest(rows, owners)
         chosen = chosen[live[chosen]]
-        return pa.table(rows.take(pa.array(chosen)).columns, schema=self.schema.rows), owners[chosen]
+        if not large:
+            yield pa.table(rows.take(pa.array(chosen)).columns, schema=self.schema.rows), owners[chosen]
+            return
+        for part_of in split_by_bytes(np.concatenate([row_bytes(table) for table in tables])[chosen], MERGED_BYTES):
+            own = chosen[part_of]
+            yield pa.table(take_from(tables, own).columns, schema=self.schema.rows), owners[own]
 
     def _newest(self, rows: pa.Table, owners: np.ndarray) -> np.ndarray:
         """The first row of each primary key, by key group."""

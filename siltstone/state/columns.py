@@ -1,9 +1,11 @@
 """The memory of Arrow columns as NumPy sees it: values, spans of bytes, nulls, the bits of floats."""
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -61,6 +63,47 @@ def spans(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     base, end = int(edges[0]), int(edges[-1])
     taken = np.frombuffer(data, np.uint8)[base:end] if data is not None and end > base else np.empty(0, np.uint8)
     return taken, edges[:-1] - base, edges[1:] - edges[:-1]
+
+
+def row_bytes(table: pa.Table) -> np.ndarray:
+    """int64[n]: how many bytes of strings and binary values each row has."""
+    sizes = np.zeros(len(table), np.int64)
+    for column in table.columns:
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            lengths = pc.fill_null(pc.binary_length(column), 0)  # pyright: ignore[reportAttributeAccessIssue]
+            sizes += lengths.to_numpy()
+    return sizes
+
+
+def split_by_bytes(sizes: np.ndarray, limit: int) -> list[slice]:
+    """Rows of these sizes, cut into slices that hold `limit` bytes or less, or one row.
+
+    Arrow cannot gather 2 GiB or more of one string column; whoever gathers rows of any size does so slice by slice.
+    """
+    ends = np.cumsum(sizes)
+    slices, start = [], 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + limit, side="right")))
+        slices.append(slice(start, end))
+        start = end
+    return slices
+
+
+def take_from(tables: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
+    """Rows of several tables (of one schema), numbered as if these followed each other, in the order of `rows`; of each
+    table only what is taken is copied."""
+    starts = np.cumsum([0, *map(len, tables)])
+    which = np.searchsorted(starts, rows, side="right") - 1
+    order = np.argsort(which, kind="stable")
+    taken = [tables[i].take(pa.array(rows[order][which[order] == i] - starts[i])) for i in np.unique(which)]
+    if not taken:
+        return tables[0].slice(0, 0)
+    if len(taken) == 1:
+        return taken[0]
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return pa.concat_tables(taken).combine_chunks().take(pa.array(back))
 
 
 def canonical_bits(values: np.ndarray, *, fold_zeros: bool) -> np.ndarray:

@@ -55,6 +55,7 @@ def _table(rows: Rows, table: TableSchema, schema: pa.Schema) -> tuple[pa.Table,
     st.tuples(st.integers(0, GROUPS), st.integers(0, GROUPS)).map(sorted),
     st.sampled_from([1, 10, merge.TOGETHER_ROWS]),
     st.sampled_from([1, 3, merge.MERGED_ROWS]),
+    st.sampled_from([1, 40, merge.MERGED_BYTES]),
     st.booleans(),
     st.sampled_from([SCHEMA, NUMBERED]),
 )
@@ -65,6 +66,7 @@ def test_the_newest_change_wins_and_deletes_drop(
     bounds: list[int],
     together: int,
     at_once: int,
+    bytes_at_once: int,
     spilled: bool,
     schema: TableSchema,
 ) -> None:
@@ -76,14 +78,14 @@ def test_the_newest_change_wins_and_deletes_drop(
     }
     expected: Rows = inside(base)
     changes = Changes(schema, GROUPS, Path(tempfile.gettempdir()) if spilled else None)
-    with patch.object(merge, "TOGETHER_ROWS", together):
+    with patch.object(merge, "TOGETHER_ROWS", together), patch.object(merge, "TOGETHER_BYTES", bytes_at_once):
         for delta in reversed(deltas):
             changes.add(*_table(inside(delta), schema, schema.changes))
     for delta in map(inside, deltas):
         expected |= delta
     rows, owners = _table(inside(base), schema, schema.rows)
     batches = [(rows.slice(i, size), owners[i : i + size]) for i in range(0, len(owners), size)]
-    with patch.object(merge, "MERGED_ROWS", at_once):
+    with patch.object(merge, "MERGED_ROWS", at_once), patch.object(merge, "MERGED_BYTES", bytes_at_once):
         merged = list(changes.merged(batches, groups))
     seen = np.concatenate([np.zeros(0, np.uint16), *(owner for _, owner in merged)])
     assert (np.diff(seen.astype(int)) >= 0).all()

@@ -65,10 +65,19 @@ class Arena:
                 f"the values of {len(entries)} keys in one column exceed 2 GiB: use smaller batches"
             ) from error
 
+    def lengths(self, entries: np.ndarray) -> np.ndarray:
+        """How long the values of many entries are: int64[n]."""
+        return self._offsets.items[entries + np.uint64(1)] - self._offsets.items[entries]
+
+    @property
+    def held_bytes(self) -> int:
+        """How long all values are together."""
+        return int(self._offsets.items[self.entries])
+
     @property
     def mean_bytes(self) -> float:
         """How long a value is on average."""
-        return float(self._offsets.items[self.entries]) / self.entries
+        return self.held_bytes / self.entries
 
     def close(self) -> None:
         """Let go of the files."""

@@ -117,6 +117,14 @@ class Layout:
             if _is_variable(field.type):
                 block[name] = target.append(source.take(np.ascontiguousarray(block[name])))
 
+    def value_bytes(self, block: np.ndarray, arena: Arena) -> np.ndarray:
+        """How many bytes of strings and binary values each of a block of records has: int64[n]."""
+        sizes = np.zeros(len(block), np.int64)
+        for name, field in [*self.keys, *self.values]:
+            if _is_variable(field.type):
+                sizes += arena.lengths(np.ascontiguousarray(block[name]))
+        return sizes
+
     def read_keys(self, block: np.ndarray, arena: Arena) -> list[pa.Array]:
         """The primary-key columns of a block of records."""
         return [_array(block[name], field.type, None, arena) for name, field in self.keys]

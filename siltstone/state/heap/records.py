@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from siltstone.state.columns import split_by_bytes
 from siltstone.state.heap.arena import Arena
 from siltstone.state.heap.index import Index, tags
 from siltstone.state.heap.layout import Layout
@@ -16,6 +17,7 @@ from siltstone.state.heap.region import Region
 
 BATCH_ROWS = 1 << 17
 _BATCH_BYTES = 1 << 26
+_LARGE_BYTES = 1 << 28
 
 
 class Records:
@@ -99,13 +101,27 @@ class Records:
         """New records in `home` that hold those of `ids` and nothing else, numbered in that order."""
         new = Records(self.layout, home)
         new.make_room(len(ids))
-        for at in range(0, len(ids), self.batch_rows):
-            block = self.take(ids[at : at + self.batch_rows])
+        at = 0
+        for batch in self.batches(ids):
+            block = self.take(batch)
             self.layout.move_values(block, self.arena, new.arena)
             there = np.arange(at, at + len(block))
+            at += len(block)
             new.scatter(there, block)
             new.add(there, block["hash"])
         return new
+
+    def batches(self, ids: np.ndarray) -> Iterator[np.ndarray]:
+        """Records to handle one batch after the other, none of more than `_LARGE_BYTES` of values unless it is one
+        record: values far from the mean may follow each other."""
+        size = self.batch_rows
+        for at in range(0, len(ids), size):
+            batch = ids[at : at + size]
+            if self.arena.held_bytes <= _LARGE_BYTES:
+                yield batch
+            else:
+                sizes = self.layout.value_bytes(self.take(batch), self.arena)
+                yield from (batch[part] for part in split_by_bytes(sizes, _LARGE_BYTES))
 
     @property
     def batch_rows(self) -> int:

@@ -25,8 +25,7 @@ def ordered(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:
         fitting = ends[(ends > start) & (ends <= start + size)]
         end = int(fitting[-1]) if len(fitting) else int(ends[ends > start][0])
         run = _by_key(records, ids[start:end])
-        for at in range(0, len(run), size):
-            yield run[at : at + size]
+        yield from records.batches(run)
         start = end
 
 
@@ -60,9 +59,8 @@ def _live(records: Records, groups: KeyGroupRange) -> Iterator[tuple[np.ndarray,
 def _by_key(records: Records, ids: np.ndarray) -> np.ndarray:
     """The ids of whole key groups, ordered by key group and primary key."""
     parts = []
-    size = records.batch_rows
-    for at in range(0, len(ids), size):
-        block = records.take(ids[at : at + size])
+    for batch in records.batches(ids):
+        block = records.take(batch)
         columns = [pa.array(block["group"]), *records.layout.read_keys(block, records.arena)]
         parts.append(pa.Table.from_arrays(columns, names=[str(i) for i in range(len(columns))]))
     keys = pa.concat_tables(parts)
