@@ -81,7 +81,7 @@ class Audit(Transactions):
     def standing(self, stream: str, names: Iterable[str] | None = None) -> Standing:
         """How things stand; references among `names`, or for None among all names of the stream."""
         with self._reading() as connection:
-            return _standing(connection, stream, names, self.now())
+            return _standing(connection, stream, names, self._time(connection))
 
     def record_orphans(
         self, stream: str, who: str, names: Sequence[str], decide: Callable[[Standing], Sequence[Doomed]]
@@ -94,9 +94,10 @@ class Audit(Transactions):
         """
         with self._writing(f"the deletion of orphans of stream {stream}") as connection:
             fencing.lock(connection, stream)
-            remove_expired(connection, stream, self.now())
-            doomed = list(decide(_standing(connection, stream, names, self.now())))
-            _record(connection, stream, who, doomed, self.now())
+            now = self._time(connection)
+            remove_expired(connection, stream, now)
+            doomed = list(decide(_standing(connection, stream, names, now)))
+            _record(connection, stream, who, doomed, now)
             return doomed
 
     def record_deletion(self, stream: str, epoch: int, who: str, doomed: Sequence[Doomed]) -> list[Doomed]:
@@ -112,7 +113,7 @@ class Audit(Transactions):
             fencing.hold(connection, stream, epoch)
             spared = _shared(connection, stream, [each.name for each in doomed])
             doomed = [each for each in doomed if each.name not in spared]
-            _record(connection, stream, who, doomed, self.now())
+            _record(connection, stream, who, doomed, self._time(connection))
             _forget_old(connection, stream, {each.reason for each in doomed})
             return doomed
 

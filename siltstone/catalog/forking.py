@@ -44,14 +44,14 @@ class Forking(Transactions):
                 raise _taken(new)
             if rows.newest(connection, stream, rows.is_(checkpoint)) is None:
                 raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
-            made = {"name": new, "epoch": epoch, "created_at": self._now()}
+            made = {"name": new, "epoch": epoch, "created_at": self._time(connection)}
             try:
                 with connection.begin_nested():
                     made |= {"forked_from": stream, "forked_at": checkpoint}
                     _copy(connection, t.stream, t.stream.c.name == stream, **made)
             except sa.IntegrityError:  # another process was first
                 raise _taken(new) from None
-            _copy_chain(connection, stream, new, checkpoint, self._now())
+            _copy_chain(connection, stream, new, checkpoint, self._time(connection))
             _copy_history(connection, stream, new, checkpoint)
             return rows.get_stream(connection, new)
 

@@ -55,9 +55,9 @@ class Leases(Transactions):
         """
         with self._writing(f"a lease on stream {stream}") as connection:
             fencing.lock(connection, stream)
-            remove_expired(connection, stream, self.now())
+            remove_expired(connection, stream, self._time(connection))
             first, last = _ALL if checkpoints is None else _span(connection, stream, checkpoints)
-            taken = self.now()
+            taken = self._time(connection)
             lease = LeaseRecord(id, stream, first, last, who, taken, taken + lasts)
             connection.execute(insert(t.lease), asdict(lease))
         return lease
@@ -65,7 +65,7 @@ class Leases(Transactions):
     def renew_lease(self, id: str, lasts: timedelta) -> bool:
         """Let a lease live on from now; False if it expired and somebody has acted on that."""
         with self._writing("a lease") as connection:
-            changed = update(t.lease).where(t.lease.c.id == id).values(expires_at=self.now() + lasts)
+            changed = update(t.lease).where(t.lease.c.id == id).values(expires_at=self._time(connection) + lasts)
             return connection.execute(changed).rowcount > 0
 
     def release_lease(self, id: str) -> None:
@@ -77,7 +77,7 @@ class Leases(Transactions):
         """The leases that live, oldest first; expired ones are removed."""
         with self._writing(f"the leases of stream {stream}") as connection:
             fencing.lock(connection, stream)
-            remove_expired(connection, stream, self.now())
+            remove_expired(connection, stream, self._time(connection))
             return leases(connection, stream)
 
 

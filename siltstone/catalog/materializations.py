@@ -50,26 +50,26 @@ class Materializations(Transactions):
                 )
             self._forget_old(connection, stream, operator)
             values = {"stream": stream, "id": id, "operator": operator, "checkpoint": checkpoint, "who": who}
-            connection.execute(insert(t.materialization), values | {"began_at": self.now()})
+            connection.execute(insert(t.materialization), values | {"began_at": self._time(connection)})
 
     def _forget_old(self, connection: Connection, stream: str, operator: str) -> None:
         """Of long ago and at checkpoints that are gone; the newest that was completed stays, whenever that was."""
         mine = (_M.stream == stream) & (_M.operator == operator)
         newest = select(func.max(_M.ended_at)).where(mine, _M.manifest.is_not(None)).scalar_subquery()
         there = select(t.checkpoint.c.id).where(t.checkpoint.c.stream == stream)
-        old = mine & (_M.ended_at < self.now() - RECORDS_KEPT) & _M.checkpoint.not_in(there)
+        old = mine & (_M.ended_at < self._time(connection) - RECORDS_KEPT) & _M.checkpoint.not_in(there)
         connection.execute(delete(t.materialization).where(old, _M.manifest.is_(None) | (_M.ended_at < newest)))
 
     def _refuse_second(self, connection: Connection, stream: str, operator: str) -> None:
         running = (_M.stream == stream) & (_M.operator == operator) & _M.ended_at.is_(None)
-        live = {lease.id for lease in leases(connection, stream, self.now())}
+        live = {lease.id for lease in leases(connection, stream, self._time(connection))}
         for row in connection.execute(select(t.materialization).where(running)).all():
             if row.id in live:
                 raise UsageError(
                     f"operator {operator} of stream {stream} is being materialized at checkpoint {row.checkpoint} by "
                     f"{row.who}, since {row.began_at.isoformat(timespec='seconds')}: wait for that"
                 )
-            died = {"ended_at": self.now(), "error": "its process died, or hung for too long"}
+            died = {"ended_at": self._time(connection), "error": "its process died, or hung for too long"}
             connection.execute(update(t.materialization).where(running, _M.id == row.id).values(died))
 
     def complete_materialization(
@@ -95,7 +95,7 @@ class Materializations(Transactions):
             fencing.lock(connection, stream)
             place = (_M.stream == stream) & (_M.id == id)
             begun = connection.execute(select(t.materialization).where(place, _M.ended_at.is_(None))).first()
-            if begun is None or id not in {lease.id for lease in leases(connection, stream, self.now())}:
+            if begun is None or id not in {lease.id for lease in leases(connection, stream, self._time(connection))}:
                 raise Fenced(
                     f"materialization {id} of stream {stream} has lost its lease: another may have begun; run it again"
                 )
@@ -106,7 +106,7 @@ class Materializations(Transactions):
                 "manifest": manifest.name,
                 "manifest_bytes": manifest.bytes,
                 "manifest_checksum": manifest.checksum,
-                "ended_at": self.now(),
+                "ended_at": self._time(connection),
                 "rows": rows_,
                 "bytes": bytes_,
                 "seconds": seconds,
@@ -123,7 +123,7 @@ class Materializations(Transactions):
         """Note why nothing came of it; one that has ended already stays as it is."""
         with self._writing(f"a materialization of stream {stream}") as connection:
             mine = (_M.stream == stream) & (_M.id == id) & _M.ended_at.is_(None)
-            failed = {"ended_at": self.now(), "error": error}
+            failed = {"ended_at": self._time(connection), "error": error}
             connection.execute(update(t.materialization).where(mine).values(failed))
 
     def materializations(self, stream: str) -> list[MaterializationRecord]:

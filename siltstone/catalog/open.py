@@ -1,7 +1,7 @@
 """From a catalog URL to an open catalog."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from siltstone.catalog.engine import open_engine, parse_url, reaching, shown
@@ -17,23 +17,19 @@ class NoCatalog(UsageError):
     """There is no catalog at the URL."""
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 def open_catalog(
     url: str,
     *,
     create: bool = True,
-    now: Callable[[], datetime] = _utc_now,
+    now: Callable[[], datetime] | None = None,
     timeout_s: float = 10.0,
     outage_s: float = OUTAGE_S,
 ) -> Catalog:
     """Open the catalog at `url` (`sqlite:///PATH` or `postgresql://...`), its tables upgraded where older.
 
-    With `create`, its tables (and the SQLite file, in a directory that exists) are made where missing, else
-    nothing is. `now` gives the time to record; `timeout_s` bounds each wait for a connection or a lock. Once open, a
-    catalog that goes away is waited for: `outage_s` bounds that for each call of its methods.
+    With `create`, its tables (and the SQLite file, in a directory that exists) are made where missing, else nothing is.
+    `now` gives the time to go by in tests; else the database does. `timeout_s` bounds each wait for a connection or a
+    lock. Once open, a catalog that goes away is waited for: `outage_s` bounds that for each call of its methods.
 
     Raises:
         NoCatalog: there is none, and none is to be made.

@@ -54,8 +54,8 @@ class Catalog(Identities, Streams, Retaining, Leases, Audit, Materializations, F
     def commit(self, stream: str, epoch: int, commit: CheckpointCommit) -> dict[str, int]:
         """Make a checkpoint exist, whole, in one transaction guarded by the writer epoch (promise 5).
 
-        Its time is never before that of the checkpoint it follows, and so is its highest event time. What the input
-        log held for it gives way to its own steps (`catalog.rewinding`).
+        Its time is the database's own. Where clocks jump, that may be before the time of the checkpoint it follows. Its
+        highest event time never is. What the input log held for it gives way to its own steps (`catalog.rewinding`).
 
         Returns:
             operator -> the checkpoint its chain begins with: later than `commit.first` says, where a materialization
@@ -74,7 +74,7 @@ class Catalog(Identities, Streams, Retaining, Leases, Audit, Materializations, F
                 raise UsageError(f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}")
             first = followed(connection, stream, newest, commit.forms, commit.first)
             settle_log(connection, stream, commit)
-            rows.insert_checkpoint(connection, stream, epoch, commit, newest, self._now(), first)
+            rows.insert_checkpoint(connection, stream, epoch, commit, newest, self._time(connection), first)
             return first
 
     def last_id(self, stream: str) -> int:
@@ -118,6 +118,9 @@ class Catalog(Identities, Streams, Retaining, Leases, Audit, Materializations, F
 
     def resolve(self, stream: str, at: str) -> int:
         """The id that `at` means: `latest`, an id, a savepoint, or a time (ISO 8601, UTC): the last commit by then.
+
+        That is the one of the highest id among those that bear that time or an earlier one. Ids say the order of
+        commits; their times do too unless a clock was wrong.
 
         Raises:
             UnknownCheckpoint: none answers to it; says which there are.
@@ -214,15 +217,13 @@ class Catalog(Identities, Streams, Retaining, Leases, Audit, Materializations, F
         Raises:
             UnknownCheckpoint
         """
-        values: dict[str, Any] = {
-            "proven_at": self._now() if proven else None,
-            "proof": None if proven else reason or "failed",
-        }
+        values: dict[str, Any] = {"proof": None if proven else reason or "failed"}
         if restore_s is not None:
             values |= {"restore_s": restore_s, "restore_bytes": restore_bytes}
         with self._writing(f"the proof of checkpoint {id} of stream {stream}") as connection:
             at = update(t.checkpoint).where(t.checkpoint.c.stream == stream, rows.is_(id))
             at = at if epoch is None else at.where(t.checkpoint.c.epoch == epoch)
+            values["proven_at"] = self._time(connection) if proven else None
             if connection.execute(at.values(values)).rowcount == 0:
                 raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {id}")
 
@@ -267,7 +268,7 @@ class Catalog(Identities, Streams, Retaining, Leases, Audit, Materializations, F
                 raise UsageError(f"checkpoint {checkpoint} of {stream} has a snapshot already")
             size = sum(stored.bytes for stored in objects)
             values = {"stream": stream, "checkpoint": checkpoint, "rows": snapshot_rows, "bytes": size}
-            connection.execute(insert(t.snapshot), values | {"taken_at": self._now()})
+            connection.execute(insert(t.snapshot), values | {"taken_at": self._time(connection)})
             kinds = [(ObjectKind.SNAPSHOT, stored) for stored in objects]
             rows.insert_objects(connection, stream, epoch, checkpoint, kinds)
 

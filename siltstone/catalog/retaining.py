@@ -1,7 +1,7 @@
 """The part of the catalog that says what is kept: savepoints, and checkpoints being deleted."""
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog.leases import leases
@@ -28,16 +28,10 @@ class Retaining(Transactions):
         """
         if check_name("savepoint", name) == LATEST:
             raise UsageError(f"a savepoint cannot be named {LATEST}, which means the newest checkpoint: choose another")
-        created = self.now()
-        try:
-            expires = None if expires_in is None else created + expires_in
-        except OverflowError:
-            raise UsageError(f"savepoint {name} cannot expire in {expires_in}: use less, or none at all") from None
-        if expires is not None and expires <= created:
-            raise UsageError(f"savepoint {name} would have expired already: use a longer time, or none at all")
-        savepoint = SavepointRecord(stream, name, checkpoint, created, expires)
         with self._writing(f"savepoint {name} of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
+            created = self._time(connection)
+            savepoint = SavepointRecord(stream, name, checkpoint, created, _expiry(name, created, expires_in))
             rows.insert_savepoint(connection, savepoint)
         return savepoint
 
@@ -85,9 +79,9 @@ class Retaining(Transactions):
         ids = set(ids)
         with self._writing(f"the deletion of checkpoints of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
-            live = leases(connection, stream, self.now()) if spare_leased else []
+            live = leases(connection, stream, self._time(connection)) if spare_leased else []
             spared = {id for id in ids if any(lease.covers(id) for lease in live)}
-            rows.mark_deleted(connection, stream, ids - spared, self._now())
+            rows.mark_deleted(connection, stream, ids - spared, self._time(connection))
         return tuple(sorted(spared))
 
     def forget(self, stream: str, epoch: int, ids: Iterable[int], objects: Iterable[str]) -> None:
@@ -102,3 +96,18 @@ class Retaining(Transactions):
         with self._writing(f"the deletion of checkpoints of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             rows.forget(connection, stream, ids, objects)
+
+
+def _expiry(name: str, created: datetime, expires_in: timedelta | None) -> datetime | None:
+    """When a savepoint that was created then expires.
+
+    Raises:
+        UsageError: it cannot, or has already.
+    """
+    try:
+        expires = None if expires_in is None else created + expires_in
+    except OverflowError:
+        raise UsageError(f"savepoint {name} cannot expire in {expires_in}: use less, or none at all") from None
+    if expires is not None and expires <= created:
+        raise UsageError(f"savepoint {name} would have expired already: use a longer time, or none at all")
+    return expires

@@ -99,7 +99,7 @@ class Rewindings(Transactions):
             connection.execute(delete(t.checkpoint).where(c.stream == stream, c.id > checkpoint))
             if checkpoint == 0:
                 forget_input(connection, stream)
-            record = RewindingRecord(stream, epoch, checkpoint, lost.given_up[-1], reason, who, self.now())
+            record = RewindingRecord(stream, epoch, checkpoint, lost.given_up[-1], reason, who, self._time(connection))
             connection.execute(insert(t.rewinding), asdict(record))
             return lost
 

@@ -1,5 +1,6 @@
 """Queries of the catalog, and its rows as records. Each runs in its caller's transaction."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -26,6 +27,7 @@ from siltstone.catalog.source_entries import NO_ENTRIES
 from siltstone.errors import StateError, UnknownCheckpoint, UsageError
 from siltstone.model import Form, StoredObject
 
+_LOG = logging.getLogger(__name__)
 Value = TypeVar("Value", int, str)
 ID_END = 2**63
 """ids from here on are no integers of a database"""
@@ -123,8 +125,18 @@ def insert_checkpoint(
 ) -> None:
     """All rows of one checkpoint, its chains beginning at `first`; `before` is the one it follows.
 
-    No time goes back from one to the next.
+    The highest event time never goes back from one to the next. The time of commit is what the clock says: a wrong one
+    is not carried on to those that follow.
     """
+    if before is not None and as_utc(now) < before.committed_at:
+        _LOG.warning(
+            "checkpoint %d of stream %s is committed at %s, and the one before it was at %s: the catalog's clock was "
+            "ahead then or is behind now. Retention by time and `--at TIME` go by these times",
+            commit.id,
+            stream,
+            as_utc(now).isoformat(timespec="seconds"),
+            before.committed_at.isoformat(timespec="seconds"),
+        )
     event_times = [commit.event_time_max, before.event_time_max if before else None]
     connection.execute(
         insert(t.checkpoint),
@@ -132,7 +144,7 @@ def insert_checkpoint(
             "stream": stream,
             "id": commit.id,
             "epoch": epoch,
-            "committed_at": max(as_utc(now), before.committed_at) if before else now,
+            "committed_at": now,
             "manifest": commit.manifest.name,
             "manifest_bytes": commit.manifest.bytes,
             "manifest_checksum": commit.manifest.checksum,

@@ -32,14 +32,13 @@ class Streams(Transactions):
             "max_parallelism": max_parallelism,
             "definition": dict(definition),
             "epoch": 0,
-            "created_at": self._now(),
         }
         with self._writing(f"stream {stream}") as connection:
             found = rows.find_stream(connection, stream)
             if found is None:
                 try:
                     with connection.begin_nested():
-                        connection.execute(insert(t.stream), values)
+                        connection.execute(insert(t.stream), values | {"created_at": self._time(connection)})
                 except sa.IntegrityError:  # another process was first
                     pass
                 found = rows.get_stream(connection, stream)
@@ -80,13 +79,13 @@ class Streams(Transactions):
     def new_epoch(self, stream: str, who: str) -> int:
         """Take the stream over: begin its next writer epoch, which fences older ones."""
         with self._writing(f"a run of stream {stream}") as connection:
-            return fencing.take_over(connection, stream, who, self._now())
+            return fencing.take_over(connection, stream, who, self._time(connection))
 
     def end_epoch(self, stream: str, epoch: int, outcome: str) -> None:
         """Note how a run ended; one that has ended already (superseded, say) stays as it is."""
         with self._writing(f"the end of a run of stream {stream}") as connection:
             rows.get_stream(connection, stream)
-            fencing.end(connection, stream, epoch, outcome, self._now())
+            fencing.end(connection, stream, epoch, outcome, self._time(connection))
 
     def check_epoch(self, stream: str, epoch: int) -> None:
         """Make sure that `epoch` is the newest writer of the stream.

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import wraps
 from types import FunctionType, TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy import exc as sa
 
 from siltstone.catalog.engine import WRITE, is_passing, reaching, shown
@@ -23,7 +23,7 @@ class Transactions:
     Each public method of a subclass is called again, as a whole, while the database is away (`outages`).
     """
 
-    def __init__(self, engine: Engine, now: Callable[[], datetime], outage_s: float) -> None:
+    def __init__(self, engine: Engine, now: Callable[[], datetime] | None, outage_s: float) -> None:
         self._engine = engine
         self._writer = engine.execution_options(**{WRITE: True})
         self._now = now
@@ -49,8 +49,25 @@ class Transactions:
         self.close()
 
     def now(self) -> datetime:
-        """The time it goes by, UTC."""
-        return as_utc(self._now())
+        """The time it goes by, UTC: the database's own, so that all hosts that use it go by the same.
+
+        Raises:
+            Unreachable
+        """
+
+        def ask() -> datetime:
+            with self._reading() as connection:
+                return self._time(connection)
+
+        return self._outages.call(ask)
+
+    def _time(self, connection: Connection) -> datetime:
+        """`now`, within a transaction: of this moment, not of its beginning. SQLite's host is this one."""
+        if self._now is not None:
+            return as_utc(self._now())
+        if connection.dialect.name == "sqlite":
+            return datetime.now(UTC)
+        return as_utc(connection.execute(select(func.clock_timestamp())).scalar_one())
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:

@@ -11,6 +11,9 @@ Hours, days, weeks (ISO 8601, from Monday on) and months are those of UTC. 0 kee
 say, the newest is kept, and each with a savepoint that has not expired, the newest `min_count`, and those younger than
 `min_age`. Without a rule all are kept: the minimums alone make nothing go.
 
+Newer is of a higher id: where a clock was wrong, times do not grow with ids. What bears a time that has yet to come is
+younger than any age.
+
 [retention]
 keep_last = 10
 keep_daily = 7
@@ -103,7 +106,7 @@ def plan_retention(
     What one plan keeps, the next keeps too as long as time stands still, whatever else is gone by then.
 
     Args:
-        committed_at: each checkpoint that is not deleted -> when it was committed; ids grow with time.
+        committed_at: each checkpoint that is not deleted -> when it was committed, by clocks that may have jumped.
         savepoints: those of the stream, expired ones too; of checkpoints not in `committed_at` they mean nothing.
         options: the rules.
         now: the time to go by.
@@ -143,14 +146,14 @@ def _by_rules(
     if options.keep_within is not None:
         yield from ((id, "within") for id in newest_first if now - committed_at[id] <= options.keep_within)
     for rule, common in _BUCKETS.items():
-        left, seen = getattr(options, f"keep_{rule}") or 0, None
+        wanted, seen = getattr(options, f"keep_{rule}") or 0, set[str]()
         for id in newest_first:
-            if not left:
+            if len(seen) == wanted:
                 break
             bucket = as_utc(committed_at[id]).strftime(common)
-            if bucket != seen:
+            if bucket not in seen:
                 yield id, f"{rule} {bucket}"
-                left, seen = left - 1, bucket
+                seen.add(bucket)
 
 
 def _by_minimums(

@@ -14,6 +14,8 @@ START = datetime(2013, 12, 27, tzinfo=UTC)
 """so that weeks, months and years end within a history"""
 COUNTS = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
 TIMES = st.integers(0, 60 * 24 * 60).map(lambda minutes: timedelta(minutes=minutes))
+JUMPS = st.integers(-400, 400).map(lambda days: timedelta(days=days))
+"""what a clock may jump by, for one commit or from one on"""
 BUCKETS = {
     "keep_hourly": lambda t: (t.date(), t.hour),
     "keep_daily": lambda t: t.date(),
@@ -24,8 +26,15 @@ BUCKETS = {
 
 @st.composite
 def histories(draw) -> dict[int, datetime]:
-    """checkpoint -> when it was committed, in a zone of its own; some have been deleted, many are close together."""
+    """checkpoint -> when it was committed, in a zone of its own; some have been deleted, many are close together.
+
+    In some histories the clock jumped, ahead and back.
+    """
     ages = sorted(draw(st.lists(TIMES, min_size=1, max_size=25)))
+    for at in draw(st.lists(st.integers(0, len(ages) - 1), max_size=3)):
+        until = draw(st.sampled_from([at + 1, len(ages)]))
+        jump = draw(JUMPS)
+        ages[at:until] = [age + jump for age in ages[at:until]]
     zones = st.integers(-12, 14).map(lambda hours: timezone(timedelta(hours=hours)))
     ids = sorted(draw(st.sets(st.integers(1, 60), min_size=len(ages), max_size=len(ages))))
     return {id: (START + age).astimezone(draw(zones)) for id, age in zip(ids, ages, strict=True)}

@@ -1,23 +1,80 @@
 """Which checkpoint is meant, over every database a catalog can be in."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
+from sqlalchemy import create_engine, text
 
+from siltstone.catalog import transactions
+from siltstone.catalog.open import open_catalog
 from siltstone.catalog.records import parse_time
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import UnknownCheckpoint
+from siltstone.policy.retention import RetentionOptions, plan_retention
 from tests.catalog_cases import NOON, Clock, add, commit_of
 
 
-def test_commit_times_never_go_back(flights: Catalog, clock: Clock) -> None:
-    flights.commit("flights", 1, commit_of(1))
-    clock.move(-30)
-    flights.commit("flights", 1, commit_of(2))
-    clock.move(60)
-    flights.commit("flights", 1, commit_of(3))
-    times = [c.committed_at for c in flights.checkpoints("flights")]
-    assert times == [NOON, NOON, NOON + timedelta(minutes=30)]
+def hourly(flights: Catalog, clock: Clock, count: int, ahead: int) -> None:
+    """Commit every hour, and checkpoint `ahead` under a clock that is a year ahead just then."""
+    for id in range(1, count + 1):
+        wrong = 365 * 24 if id == ahead else 0
+        clock.move(hours=wrong)
+        flights.commit("flights", 1, commit_of(id))
+        clock.move(hours=1 - wrong)
+
+
+def test_a_commit_under_a_clock_that_ran_ahead_carries_its_time_no_further(
+    flights: Catalog, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    hourly(flights, clock, 4, ahead=2)
+    times = [c.committed_at - NOON for c in flights.checkpoints("flights")]
+    assert times == [timedelta(hours=h) for h in (0, 1 + 365 * 24, 2, 3)]
+    said = [record.message for record in caplog.records]
+    assert len(said) == 1 and said[0].startswith("checkpoint 3 of stream flights is committed at 2013-07-04T14:00:00")
+
+
+def test_retention_by_time_tells_apart_what_was_committed_after_a_clock_ran_ahead(
+    flights: Catalog, clock: Clock
+) -> None:
+    hourly(flights, clock, 30, ahead=3)
+    committed_at = {c.id: c.committed_at for c in flights.retained("flights")}
+    for rules, kept in (
+        (RetentionOptions(keep_hourly=5), [26, 27, 28, 29, 30]),
+        (RetentionOptions(keep_daily=1), [30]),
+        (RetentionOptions(keep_within=timedelta(hours=2)), [3, 29, 30]),
+    ):
+        assert list(plan_retention(committed_at, [], rules, flights.now()).kept) == kept
+
+
+def test_a_time_means_the_highest_id_that_bears_it_or_an_earlier_one_whatever_clocks_did(
+    flights: Catalog, clock: Clock
+) -> None:
+    hourly(flights, clock, 4, ahead=2)
+    meant = {"2013-07-04T13:30:00": 1, "2013-07-04T14:00:00": 3, "2013-07-04T23:00:00": 4, "2014-07-05T00:00:00": 4}
+    assert {at: flights.resolve("flights", at) for at in meant} == meant
+
+
+def test_times_are_those_of_the_database_not_of_its_clients(catalog_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if catalog_url.startswith("sqlite"):
+        pytest.skip("its host is this one")
+    engine = create_engine(catalog_url)
+
+    def server_time() -> datetime:
+        with engine.connect() as connection:
+            return connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+
+    monkeypatch.setattr(transactions, "datetime", None)  # to ask this host fails
+    with open_catalog(catalog_url) as catalog:
+        before = server_time()
+        catalog.register("flights", 128, {})
+        catalog.new_epoch("flights", "host:1")
+        catalog.commit("flights", 1, commit_of(1))
+        lease = catalog.take_lease("flights", [1], id="a", who="me", lasts=timedelta(hours=1))
+        assert catalog.renew_lease("a", timedelta(hours=1))
+        assert [live.id for live in catalog.live_leases("flights")] == ["a"]
+        asked = [catalog.runs("flights")[0].started_at, catalog.latest("flights").committed_at, lease.taken_at]
+        assert before <= asked[0] <= asked[1] <= asked[2] <= catalog.now() <= server_time()
+    engine.dispose()
 
 
 def test_resolve_takes_latest_an_id_or_a_time(flights: Catalog, clock: Clock) -> None:
