@@ -33,11 +33,13 @@ class Identities(Transactions):
         with self._writing("the identity of the warehouse") as connection:
             try:
                 with connection.begin_nested():
-                    connection.execute(insert(t.warehouse), {"id": _ROW, "changed_at": self.now()})
+                    connection.execute(insert(t.warehouse), {"id": _ROW, "changed_at": self._time(connection)})
             except sa.IntegrityError:  # there is a row
                 pass
             as_before = (w.id == _ROW) & w.next.is_(None) & w.identity.is_not_distinct_from(replacing)
-            connection.execute(update(t.warehouse).where(as_before).values(next=identity, changed_at=self.now()))
+            connection.execute(
+                update(t.warehouse).where(as_before).values(next=identity, changed_at=self._time(connection))
+            )
             found = connection.execute(select(w.identity, w.next).where(w.id == _ROW)).one()
             return CatalogIdentity(found.identity, found.next)
 
@@ -47,7 +49,7 @@ class Identities(Transactions):
         w = t.warehouse.c
         with self._writing("the identity of the warehouse") as connection:
             proposed = (w.id == _ROW) & (w.next == identity)
-            settled = {"identity": identity, "next": None, "changed_at": self.now()}
+            settled = {"identity": identity, "next": None, "changed_at": self._time(connection)}
             connection.execute(update(t.warehouse).where(proposed).values(settled))
             found = connection.execute(select(w.identity, w.next).where(w.id == _ROW)).one()
             return CatalogIdentity(found.identity, found.next)

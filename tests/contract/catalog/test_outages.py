@@ -25,6 +25,7 @@ from siltstone.errors import Fenced, Unreachable, UsageError
 from tests.catalog_cases import add, commit_of, stored
 from tests.proxy import LOST_ANSWER, LOST_REQUEST, Fault, Proxy
 
+pytestmark = pytest.mark.server
 COMMIT = rb"COMMIT(?!TED)"
 """not of BEGIN ISOLATION LEVEL READ COMMITTED"""
 
