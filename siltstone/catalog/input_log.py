@@ -101,7 +101,8 @@ class InputLog(Transactions):
             if needed is None or needed.batch_id - _first_batch(connection, stream) < at_least:
                 return 0
             # A length of time longer than time goes back keeps all.
-            since = self.now() - min(keep, self.now() - datetime.min.replace(tzinfo=UTC)) if keep else None
+            now = self._time(connection)
+            since = now - min(keep, now - datetime.min.replace(tzinfo=UTC)) if keep else None
             pruned = list(_planned_before(connection, stream, needed.step, since))
             beginning = _beginning(connection, stream)
             known = NO_ENTRIES if beginning is None else beginning.sources
