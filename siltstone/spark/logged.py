@@ -6,14 +6,14 @@ a query for each batch.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.records import Step
 from siltstone.errors import StateError, UsageError
-from siltstone.spark.source_log import SourceLog, files_of
+from siltstone.spark.source_log import SourceLog
 
 POLL_S = 0.05
 
@@ -30,7 +30,7 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
         Exception: what `work` raised, or Spark did.
         StateError: Spark ended the query without running the batch.
     """
-    _check_files(source.sparkSession, step)
+    _check_files(source.sparkSession, step, log.files_of(step))
     log.rerun(step)
     batch = _Batch(step, log.number(step.batch_id), work)
     writer = source.writeStream.foreachBatch(batch).option("checkpointLocation", str(log.location))
@@ -47,10 +47,10 @@ def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[D
         raise query.exception() or StateError(f"Spark did not run batch {step.batch_id} again")
 
 
-def _check_files(spark: SparkSession, step: Step) -> None:
+def _check_files(spark: SparkSession, step: Step, files: Iterable[str]) -> None:
     context: Any = spark.sparkContext
     jvm, configuration = context._jvm, context._jsc.hadoopConfiguration()
-    for url in files_of(step):
+    for url in files:
         path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(url))
         if not path.getFileSystem(configuration).exists(path):
             raise UsageError(f"the source data of step {step.step} are gone: there is no {url}; bring it back")

@@ -32,7 +32,7 @@ from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE
 from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch
-from siltstone.spark.queries import start_offsets
+from siltstone.spark.queries import check_query, check_source, paths_in_urls, start_offsets
 from siltstone.spark.sinks import FunctionSink, ParquetSink
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.step import StepRun, columns_read, run_empty, run_operators
@@ -81,7 +81,9 @@ class StreamRunner:
         self._on_checkpoint = on_checkpoint
         self._interval = _Interval()
         stream = region.stream
-        self._log = SourceLog(region.warehouse.local.spark_log(stream.name, region.epoch))
+        location = region.warehouse.local.spark_log(stream.name, region.epoch)
+        self._log = SourceLog(location, paths_in_urls(spark, region.warehouse.local.root))
+        self._sources_checked = False
         position = region.input_position()
         self._log.prepare(position)
         self._next_batch = position.next_batch
@@ -161,9 +163,12 @@ class StreamRunner:
                 f"micro-batch {batch} of {region.stream.name} came where {self._next_batch} was due: start the query "
                 "with .option('checkpointLocation', runner.checkpoint_location)"
             )
+        if not self._sources_checked:
+            self._log.check(batch)
+            check_query(rows.sparkSession, self._log.query_id)
+            self._sources_checked = True
         if self._begins:
             # Before anything is made of the batch: a source that begins at "latest" begins later at the next start.
-            self._log.check(batch)
             starts = start_offsets(rows.sparkSession, self._log.query_id)
             region.record_beginning(self._log.read_beginning(starts))
             self._begins = False
@@ -197,9 +202,11 @@ class StreamRunner:
             interrupted: whether to end early.
 
         Raises:
+            UsageError: the source destroys what it has read.
             Exception: what a step failed with, or Spark.
         """
         region = self.region
+        check_source(source)
         way = follow(region.completed, self._to_follow)
         try:
             for piece in way:
@@ -309,6 +316,7 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
         raise UsageError(f"the source of stream {stream.name} failed: {type(error).__name__}: {said}") from error
     if not rows.isStreaming:
         raise UsageError(f"the source of stream {stream.name} is no stream: make it with spark.readStream")
+    check_source(rows)
     if stream.event_time is not None and stream.event_time not in rows.columns:
         raise UsageError(f"stream {stream.name}: its source has no column {stream.event_time}, its event time")
     for operator in stream.operators:

@@ -15,6 +15,9 @@ machine that ran them is gone, and a writer of an older epoch cannot touch the n
 a batch that has offsets but no commit with just those offsets, any logged batch can be run again as it ran before: the
 same rows, watermark and `current_timestamp()` (DBSP's replay).
 
+The warehouse may be moved: of a file below it the catalog holds `file://{warehouse}/source/...`. What is laid out has
+the path where the warehouse is now, since Spark compares whole URLs to know which files it has seen.
+
 Until the first batch is committed, Spark asks a source at each start where it begins; one that begins at "latest"
 then begins later each time. A source with a log of its own (Kafka, rate) keeps its first answer there, and that entry
 is laid out again. For any other source the recorded beginning is laid out as a committed batch that ends where the
@@ -22,6 +25,7 @@ source begins. That takes Spark's number 0, so in such a location Spark's number
 """
 
 import json
+import re
 import shutil
 import uuid
 from bisect import bisect_right
@@ -34,6 +38,10 @@ from siltstone.errors import StateError, UsageError
 
 FILE_SOURCE_COMPACT_INTERVAL = 10
 """Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session pins it"""
+_WAREHOUSE = ("{warehouse}", "{warehouse-resolved}")
+"""stands for the path of the warehouse, and for that without symbolic links; no URL has braces"""
+_LOCAL_FILE = re.compile(r'^(\{"path":"file:(?://)?)(/[^"]*)', re.MULTILINE)
+_MOVED_FILE = re.compile(r'^(\{"path":"file:(?://)?)(\{[a-z-]+\})', re.MULTILINE)
 NO_OFFSET = "-"
 """what Spark writes for a source without an offset"""
 
@@ -43,10 +51,13 @@ class SourceLog:
 
     Args:
         location: the query's checkpoint location, a local directory.
+        warehouse: the path of the warehouse on this machine as Spark writes it in URLs, as it was given and without
+            symbolic links. With none, the URLs of files are kept as they are.
     """
 
-    def __init__(self, location: Path) -> None:
+    def __init__(self, location: Path, warehouse: Sequence[str] = ()) -> None:
         self.location = location
+        self._warehouse: dict[str, str] = dict(zip(_WAREHOUSE, warehouse, strict=False))
         self.query_id = ""
         """the id that the next query here will have"""
         self._shift = 0
@@ -129,7 +140,7 @@ class SourceLog:
         """Add a logged batch's source log entries to those known; the sources that have some."""
         sources = json.loads(step.sources)
         for source, texts in sources.items():
-            entries = {int(n): text for n, text in texts.items()}
+            entries = {int(n): self._here(text) for n, text in texts.items()}
             # What was pruned of the log is one entry; and perhaps among the steps that were read before it, too.
             fresh = split(entries) if step.batch_id == BEFORE_FIRST else entries
             self._entries.setdefault(source, {}).update(fresh)
@@ -149,9 +160,36 @@ class SourceLog:
         for directory in sorted((self.location / "sources").glob("*")):
             fresh = self._fresh_entries(directory)
             if fresh:
-                sources[directory.name] = {str(n): text for n, text in sorted(fresh.items())}
+                sources[directory.name] = {str(n): self._anywhere(text) for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
         return Step(step, batch, path.read_text(), json.dumps(sources))
+
+    def files_of(self, step: Step) -> list[str]:
+        """The URLs of the files that a batch reads of file sources."""
+        texts = [text for entries in json.loads(step.sources).values() for text in entries.values()]
+        lines = [line for text in texts if is_file_log(text) for line in self._here(text).splitlines()[1:]]
+        return [json.loads(line)["path"] for line in lines]
+
+    def _anywhere(self, entry: str) -> str:
+        """An entry as the catalog keeps it: without the place of the warehouse."""
+
+        def replace(found: re.Match[str]) -> str:
+            for name, path in self._warehouse.items():
+                if found[2].startswith(f"{path}/"):
+                    return f"{found[1]}{name}{found[2].removeprefix(path)}"
+            return found[0]
+
+        return _LOCAL_FILE.sub(replace, entry)
+
+    def _here(self, entry: str) -> str:
+        """The inverse of `_anywhere`, for the place where the warehouse is now."""
+
+        def replace(found: re.Match[str]) -> str:
+            # Without a path of its own, what had no symbolic link is found where the warehouse is.
+            path = self._warehouse.get(found[2]) or next(iter(self._warehouse.values()), found[2])
+            return f"{found[1]}{path}"
+
+        return _MOVED_FILE.sub(replace, entry)
 
     def check(self, batch: int) -> Path:
         """The file that says which offsets a batch covers.
@@ -229,13 +267,6 @@ def _commit_of(offsets: str) -> str:
     """The commit that follows these offsets: the watermark goes on from where the batch had it."""
     header = json.loads(offsets.splitlines()[1])
     return "v1\n" + json.dumps({"nextBatchWatermarkMs": header.get("batchWatermarkMs", 0)})
-
-
-def files_of(step: Step) -> list[str]:
-    """The URLs of the files that a batch reads of file sources."""
-    texts = [text for entries in json.loads(step.sources).values() for text in entries.values()]
-    lines = [line for text in texts if is_file_log(text) for line in text.splitlines()[1:]]
-    return [json.loads(line)["path"] for line in lines]
 
 
 def _only_entry(compact: str, number: int) -> str:

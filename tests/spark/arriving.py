@@ -10,13 +10,18 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from siltstone.aggregate import Aggregate, Count, Sum
 from siltstone.stream import DIRECTORY, Stream
 
-HEAD, CALLS = "head", "calls"
+HEAD, CALLS, GROWS = "head", "calls", "grows"
 
 
 def arrive(directory: Path, messages: int) -> None:
     """From now on there are so many messages, numbered from 0 on."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / HEAD).write_text(str(messages))
+
+
+def keep_arriving(directory: Path) -> None:
+    """From now on there is one more message each time Spark asks."""
+    (directory / GROWS).touch()
 
 
 def calls(directory: Path, name: str) -> list[int]:
@@ -36,6 +41,8 @@ class LatestReader(DataSourceStreamReader):
         return {"next": self._note("initial", self._head())}
 
     def latestOffset(self) -> dict[str, int]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if (self.directory / GROWS).exists():
+            arrive(self.directory, self._head() + 1)
         return {"next": self._head()}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:

@@ -12,7 +12,7 @@ import pytest
 
 from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step
 from siltstone.errors import StateError
-from siltstone.spark.source_log import SourceLog, files_of
+from siltstone.spark.source_log import SourceLog
 
 ENTRIES = 64
 
@@ -160,9 +160,10 @@ def test_batches_without_new_entries_come_again(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "commits" / "1").read_text().split("\n")[1]) == {"nextBatchWatermarkMs": 1}
 
 
-def test_the_files_of_a_batch_are_known_and_other_sources_have_none() -> None:
+def test_the_files_of_a_batch_are_known_and_other_sources_have_none(tmp_path: Path) -> None:
     entries = {"0": {"7": f"v1\n{entry(7)}\n{entry(8)}"}, "1": {"0": "v1\n17"}}
-    assert files_of(Step(1, 0, "v1\n{}\n", json.dumps(entries))) == ["file:///in/7.parquet", "file:///in/8.parquet"]
+    found = SourceLog(tmp_path).files_of(Step(1, 0, "v1\n{}\n", json.dumps(entries)))
+    assert found == ["file:///in/7.parquet", "file:///in/8.parquet"]
 
 
 # Where sources begin
@@ -226,3 +227,40 @@ def test_a_source_that_keeps_its_beginning_itself_needs_no_batch_of_its_own(tmp_
     log.prepare(after([], beginning))
     assert log.number(0) == 0 and not (tmp_path / "b" / "offsets").exists()
     assert (tmp_path / "b" / "sources" / "0" / "0").exists()
+
+
+# A warehouse that is moved
+
+
+@pytest.mark.parametrize("slashes", ["", "//"])
+def test_files_of_a_warehouse_that_was_moved_are_seen_where_they_are_now(slashes: str, tmp_path: Path) -> None:
+    def lines(warehouse: str, resolved: str) -> str:
+        paths = [f"{warehouse}/source/a.parquet", f"{resolved}/source/b.parquet", "/old/wide/c.parquet", "/elsewhere"]
+        return "\n".join(
+            ["v1", *(f'{{"path":"file:{slashes}{path}","timestamp":{n},"batchId":0}}' for n, path in enumerate(paths))]
+        )
+
+    old = SourceLog(tmp_path / "a", ("/old/w", "/mnt/old%20disk/w"))
+    old.prepare(after([]))
+    text = lines("/old/w", "/mnt/old%20disk/w")
+    for path, content in (("sources/0/0", text), ("offsets/0", "v1\n{}\n0")):
+        (old.location / path).parent.mkdir(parents=True)
+        (old.location / path).write_text(content)
+    step = old.read(0, 1)
+    recorded = json.loads(step.sources)["0"]["0"]
+    assert recorded == lines("{warehouse}", "{warehouse-resolved}")
+    for warehouse, seen in (
+        (("/new/w", "/new/w"), lines("/new/w", "/new/w")),
+        (("/old/w", "/mnt/old%20disk/w"), text),
+    ):
+        log = SourceLog(tmp_path / "b", warehouse)
+        log.prepare(after([step]))
+        assert (log.location / "sources" / "0" / "0").read_text() == seen
+        assert log.files_of(step)[0] == f"file:{slashes}{warehouse[0]}/source/a.parquet"
+
+
+def test_files_that_were_recorded_by_their_whole_paths_stay_as_they_are(tmp_path: Path) -> None:
+    step = Step(1, 0, "v1\n{}\n0", json.dumps({"0": {"0": f"v1\n{entry(0)}"}}))
+    log = SourceLog(tmp_path / "b", ("/in", "/in"))
+    log.prepare(after([step]))
+    assert (log.location / "sources" / "0" / "0").read_text() == f"v1\n{entry(0)}"

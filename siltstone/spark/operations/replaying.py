@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from siltstone.operator import SOURCE
 from siltstone.settings import Settings
 from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch
+from siltstone.spark.queries import paths_in_urls
 from siltstone.spark.runner import open_source
 from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
@@ -89,7 +90,10 @@ def replay(
             rows = open_source(spark, stream, place.warehouse, options)
             with tempfile.TemporaryDirectory(prefix="siltstone-replay-") as scratch:
                 points = restore_points(place, stream, plan.since)
-                run = _Replay(settings, stream, place.warehouse, Path(scratch), plan, points, parallelism, on_step)
+                paths = paths_in_urls(spark, place.warehouse.local.root)
+                run = _Replay(
+                    settings, stream, place.warehouse, Path(scratch), plan, paths, points, parallelism, on_step
+                )
                 return run.all(spark, rows)
 
 
@@ -103,6 +107,7 @@ class _Replay:
         warehouse: Warehouse,
         scratch: Path,
         plan: ReplayPlan,
+        warehouse_paths: Sequence[str],
         points: Mapping[str, RestorePoint],
         parallelism: int,
         on_step: Callable[[str], None],
@@ -116,7 +121,7 @@ class _Replay:
         self.on_step = on_step
         self.compared = 0
         self._gathered = Gathered()
-        self._log = SourceLog(scratch / "spark")
+        self._log = SourceLog(scratch / "spark", warehouse_paths)
         self._points = points
         self._version = max(point.step for point in points.values())
 

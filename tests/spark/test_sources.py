@@ -1,0 +1,106 @@
+"""What a stream asks of its sources: that recorded input can be read again, wherever the warehouse lies by then."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from siltstone.catalog.place import Place
+from siltstone.errors import UsageError
+from siltstone.settings import Settings
+from siltstone.spark.operations import RunRequest, replay, run, stream_runner
+from siltstone.stream import DIRECTORY
+from tests.spark.arriving import MESSAGES, arrive, calls, keep_arriving
+from tests.spark_streams import COUNTS, STEPS, read_files, write_files
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+
+def at(path: Path) -> Settings:
+    return Settings(warehouse=str(path), parallelism=1)
+
+
+def newest(settings: Settings, stream: str) -> tuple[int, str]:
+    with Place.existing(settings.warehouse) as place:
+        found = place.catalog.latest(stream)
+        return found.id, found.digest
+
+
+def test_a_warehouse_that_was_moved_reads_no_file_twice_and_none_is_lost(tmp_path: Path) -> None:
+    """Its own source directory lies in it; the one that stays is what it comes to."""
+    stays, moves, moved = at(tmp_path / "stays"), tmp_path / "here", tmp_path / "elsewhere" / "moved"
+    run(stays, COUNTS, RunRequest())
+    assert run(at(moves), COUNTS, RunRequest(batches=2)).checkpoints == [1, 2]
+    moved.parent.mkdir()
+    shutil.move(moves, moved)
+    result = run(at(moved), COUNTS, RunRequest())
+    assert (result.checkpoints, newest(at(moved), "counts")) == ([3, 4], newest(stays, "counts"))
+    write_files(moved / "source" / "counts", [*STEPS, STEPS[0]])
+    shutil.move(moved, moves)
+    assert replay(at(moves), COUNTS).proven
+    result = run(at(moves), COUNTS, RunRequest())
+    assert (result.checkpoints, result.rows) == ([5], STEPS[0].num_rows)
+
+
+def cleaning(value: str) -> Callable[[SparkSession, dict[str, str]], DataFrame]:
+    """The files of COUNTS, by a source that takes away what it has read."""
+
+    def source(spark: SparkSession, options: dict[str, str]) -> DataFrame:
+        directory = Path(options[DIRECTORY])
+        write_files(directory, STEPS)
+        schema = read_files(spark, directory, STEPS[0].schema).schema
+        reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).option("cleansource", value)
+        return reader.option("sourceArchiveDir", str(directory.parent / "archive")).parquet(directory.as_uri())
+
+    return source
+
+
+@pytest.mark.parametrize("value", ["delete", "ARCHIVE"])
+def test_a_source_that_takes_away_what_it_has_read_is_refused(spark: SparkSession, value: str, tmp_path: Path) -> None:
+    settings, stream = at(tmp_path / "w"), replace(COUNTS, source=cleaning(value))
+    with pytest.raises(
+        UsageError, match=rf"option cleanSource={value} .* a rollback or a replay reads again: leave it"
+    ):
+        run(settings, stream, RunRequest())
+    with Place.existing(settings.warehouse) as place:
+        assert place.catalog.streams() == [], "before the stream is taken over"
+    rows = cleaning(value)(spark, {DIRECTORY: str(tmp_path / "files")})
+    for followed in (True, False):
+        with stream_runner(settings, replace(COUNTS, source=None), spark) as runner:
+            writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
+            with pytest.raises(Exception, match=r"cleanSource|foreachBatch"):
+                if followed:
+                    runner.follow_log(rows)
+                writer.trigger(availableNow=True).start().awaitTermination()
+            assert followed or (isinstance(runner.failure, UsageError) and "cleanSource" in str(runner.failure))
+    with Place.existing(settings.warehouse) as place:
+        assert place.catalog.last_id("counts") == 0
+    assert len(list((tmp_path / "files").glob("*.parquet"))) == len(STEPS)
+
+
+def test_a_source_that_is_told_to_take_nothing_away_is_fine(tmp_path: Path) -> None:
+    assert run(at(tmp_path / "w"), replace(COUNTS, source=cleaning("off")), RunRequest(batches=1)).checkpoints == [1]
+
+
+@pytest.mark.parametrize(("checkpoint_steps", "ahead"), [(1, 0), (3, 2)])
+def test_spark_calls_commit_of_a_source_when_it_plans_the_next_batch(
+    checkpoint_steps: int, ahead: int, tmp_path: Path
+) -> None:
+    """So with a checkpoint a step never before its checkpoint; with more steps, so many batches before it, less one."""
+    settings = at(tmp_path / "w").model_copy(update={"checkpoint_steps": checkpoint_steps})
+    source = Path(settings.warehouse) / "source" / "messages"
+    arrive(source, 0)
+    keep_arriving(source)
+    told: list[int] = []
+    request = RunRequest(batches=6, follow=True)
+    run(settings, MESSAGES, request, lambda _: told.append(len(calls(source, "commit"))))
+    with Place.existing(settings.warehouse) as place:
+        last = [place.catalog.steps("messages", c.id)[-1].batch_id for c in place.catalog.checkpoints("messages")]
+    assert last == list(range(checkpoint_steps - 1, 6, checkpoint_steps))
+    # Of the batches of a checkpoint all but the last have been committed when it completes.
+    assert told == last
+    completed_before = [batch + 1 for batch in [-1, *last[:-1]]]
+    assert [commits - before for commits, before in zip(told, completed_before, strict=True)] == [ahead] * len(last)
