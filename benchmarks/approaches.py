@@ -184,20 +184,21 @@ def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:
                 resumed.append(Resumed(approach, length, seconds, peak))
     picture(found, stored, picture_to)
     numbers = {"resumed": {a: [vars(r) for r in resumed] for a, resumed in found.items()}, "stored_bytes": stored}
-    return Report(_tables(sizes, found, stored), _goals(sizes, found), numbers)
+    return Report(_tables(sizes, found, stored), goals(sizes, found), numbers)
 
 
-def _goals(sizes: Sizes, found: dict[str, list[Resumed]]) -> list[Goal]:
+def goals(sizes: Sizes, found: dict[str, list[Resumed]]) -> list[Goal]:
+    """What resuming was to take, by each approach, and what it took."""
     grown = sizes.lengths[-1] / sizes.lengths[0]
-    goals = []
+    reached = []
     for approach, resumed in found.items():
         what = f"resume by {APPROACHES[approach]}: growth while the stream grows {grown:g} times"
         growth = resumed[-1].seconds / resumed[0].seconds
         if approach == "replay":
-            goals.append(Goal(what, growth, at_least=GROWS_AT_LEAST * grown))
+            reached.append(Goal(what, growth, at_least=GROWS_AT_LEAST * grown))
         else:
-            goals.append(Goal(what, growth, at_most=FLAT_AT_MOST))
-    return goals
+            reached.append(Goal(what, growth, at_most=FLAT_AT_MOST))
+    return reached
 
 
 def _tables(sizes: Sizes, found: dict[str, list[Resumed]], stored: list[dict[str, int]]) -> list[Any]:

@@ -38,7 +38,7 @@ class Place:
         """
         warehouse = Warehouse.at(warehouse_url)
         warehouse.check_readable()
-        return cls(warehouse, open_catalog(catalog_url or warehouse.catalog_url, create=False))._checked(create=False)
+        return cls(warehouse, open_catalog(catalog_url or warehouse.catalog_url, create=False)).checked(create=False)
 
     @classmethod
     def writable(cls, warehouse_url: str, catalog_url: str | None = None, outage_s: float = OUTAGE_S) -> Self:
@@ -69,7 +69,7 @@ class Place:
                 f"the store at {warehouse.label} holds warehouse {stored}, but there is no catalog at "
                 f"{shown(parse_url(url))}: name its own with --catalog, or an empty store with --warehouse"
             ) from error
-        return cls(warehouse, catalog)._checked(create=True)
+        return cls(warehouse, catalog).checked(create=True)
 
     @classmethod
     def reidentify(cls, warehouse_url: str, catalog_url: str | None = None) -> Reidentified:
@@ -83,7 +83,8 @@ class Place:
         """Make sure that the store shows the identity of the warehouse, as `catalog.identity.confirm_store`."""
         confirm_store(self.warehouse, self.catalog)
 
-    def _checked(self, *, create: bool) -> Self:
+    def checked(self, *, create: bool) -> Self:
+        """This place, once its warehouse and its catalog are known to belong together; closed where they do not."""
         try:
             check_identity(self.warehouse, self.catalog, create=create)
         except BaseException:

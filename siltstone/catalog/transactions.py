@@ -24,13 +24,15 @@ class Transactions:
     """
 
     def __init__(self, engine: Engine, now: Callable[[], datetime] | None, outage_s: float) -> None:
-        self._engine = engine
-        self._writer = engine.execution_options(**{WRITE: True})
+        self.engine = engine
+        """the database, for looking at what it holds and counting what is asked of it"""
+        self.writer = engine.execution_options(**{WRITE: True})
+        """the same database; its transactions are those that write"""
         self._now = now
         self.url = shown(engine.url)
         """where the catalog is, without its password"""
         self._outages = Outages(self.url, outage_s)
-        self._receipts = None if engine.dialect.name == "sqlite" else Receipts(self._writer)
+        self._receipts = None if engine.dialect.name == "sqlite" else Receipts(self.writer)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -40,7 +42,7 @@ class Transactions:
 
     def close(self) -> None:
         """Close all connections; idempotent."""
-        self._engine.dispose()
+        self.engine.dispose()
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +73,7 @@ class Transactions:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with reaching(self._engine.url), self._engine.begin() as connection:
+        with reaching(self.engine.url), self.engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -79,8 +81,8 @@ class Transactions:
         """Write `what` in one transaction. Raises a transient `Unreachable` only where it was not committed."""
         receipts, receipt, lost = self._receipts, "", False
         with (
-            reaching(self._engine.url, what),
-            self._writer.connect() as connection,
+            reaching(self.engine.url, what),
+            self.writer.connect() as connection,
             connection.begin() as transaction,
         ):
             if receipts is not None:
@@ -105,7 +107,7 @@ class Transactions:
         """
 
         def look() -> bool:
-            with reaching(self._engine.url):
+            with reaching(self.engine.url):
                 return receipts.committed(receipt)
 
         try:

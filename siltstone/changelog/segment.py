@@ -98,10 +98,11 @@ class Segment:
         non, incr, trailer = sizes
         if non + incr + trailer != len(view):
             raise CorruptObject(f"{name} is cut short, or no segment")
-        return cls._of(found, view[:non], view[non : non + incr])
+        return cls.of_trailer(found, view[:non], view[non : non + incr])
 
     @classmethod
-    def _of(cls, found: "_Trailer", non: Bytes, incr: Bytes) -> "Segment":
+    def of_trailer(cls, found: "_Trailer", non: Bytes, incr: Bytes) -> "Segment":
+        """A segment of these two sections, and of what its trailer says."""
         return cls(found.operator, found.key_groups, found.checkpoint, non, incr, found.index, found.opaque)
 
     def entries(self) -> list[IndexEntry]:
@@ -157,7 +158,7 @@ def read_index(section: Bytes, name: str = "an index") -> list[IndexEntry]:
         CorruptObject: cut, altered, or no index; `name` says where it came from.
     """
     found, _ = _read_trailer(memoryview(section).cast("B"), name)
-    return Segment._of(found, b"", b"").entries()
+    return Segment.of_trailer(found, b"", b"").entries()
 
 
 @dataclass(frozen=True)

@@ -290,6 +290,11 @@ class Region:
         self._gathered.add(operator, received)
         self._accepted[operator] = self._gathered.digests(self.stream.max_parallelism)[operator]
 
+    @property
+    def policy_states(self) -> Mapping[str, PolicyState]:
+        """Operator -> what its policy remembers of its chain, as of the newest checkpoint."""
+        return dict(self._policies)
+
     def check_fence(self) -> None:
         """Raises Fenced if a newer writer has taken the stream over."""
         self.catalog.check_epoch(self.stream.name, self.epoch)

@@ -92,14 +92,7 @@ class StreamRunner:
         self._sinks = {name: self._sink(name, sink) for name, sink in stream.sinks.items()}
         for sink in self._sinks.values():
             sink.recover(region.completed, region.completed_epoch)
-        self._remove_old_work()
-
-    def _remove_old_work(self) -> None:
-        """Working directories of epochs that none is taken over from hold nothing of use."""
-        region = self.region
-        for directory in region.warehouse.local.work(region.stream.name, region.epoch).parent.glob("*"):
-            if directory.name.isdigit() and int(directory.name) < (region.oldest_epoch or region.epoch):
-                shutil.rmtree(directory, ignore_errors=True)
+        remove_old_work(region)
 
     @property
     def checkpoint_location(self) -> str:
@@ -293,6 +286,13 @@ class StreamRunner:
         if callable(sink):
             return FunctionSink(sink)
         raise UsageError(f"the sink of {operator} is a {type(sink).__name__}: use a ParquetSink or a function")
+
+
+def remove_old_work(region: Region) -> None:
+    """Remove the working directories of epochs from which none is taken over: they hold nothing of use."""
+    for directory in region.warehouse.local.work(region.stream.name, region.epoch).parent.glob("*"):
+        if directory.name.isdigit() and int(directory.name) < (region.oldest_epoch or region.epoch):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, options: Mapping[str, str]) -> DataFrame:

@@ -90,7 +90,7 @@ def dying_child(directory: Path, at: int) -> None:
 
 def main() -> None:
     mode, directory = sys.argv[1], Path(sys.argv[2])
-    table._COMPACT_ROWS = 50
+    table.COMPACT_ROWS = 50
     if mode == "loop":
         state = open_state(directory)
         while True:

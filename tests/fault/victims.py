@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -36,7 +35,7 @@ from siltstone.lifecycle.region import Completed, Region
 from siltstone.lifecycle.replay import follow
 from siltstone.settings import load_settings
 from siltstone.spark import operations, step
-from siltstone.spark.runner import StreamRunner
+from siltstone.spark.runner import remove_old_work
 from siltstone.spark.sinks import ParquetSink
 from tests.fault import small_stream
 from tests.fault.small_stream import purchases
@@ -165,8 +164,7 @@ def run(name: str, options: Mapping[str, str]) -> None:
         outcome = "failed"
         try:
             steps = SinkingSteps(region)
-            unbound: Any = StreamRunner._remove_old_work
-            unbound(SimpleNamespace(region=region))
+            remove_old_work(region)
             until = min(steps.batches + batches, len(purchases()))
             for piece in follow(region.completed, region.logged_steps()):
                 # Of a checkpoint that comes again all steps do, even if these are more than were asked for.

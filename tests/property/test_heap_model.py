@@ -30,7 +30,7 @@ ENDINGS = ["commit", "commit", "release", "release", "rollback", "reopen"]
 @contextmanager
 def small_limits() -> Iterator[None]:
     """So that a dozen rows are many: scans come in batches and dead rows are dropped."""
-    with patch.object(records, "BATCH_ROWS", 4), patch.object(table, "_COMPACT_ROWS", 3):
+    with patch.object(records, "BATCH_ROWS", 4), patch.object(table, "COMPACT_ROWS", 3):
         yield
 
 

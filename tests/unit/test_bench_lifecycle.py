@@ -65,8 +65,8 @@ def test_each_way_comes_back_with_every_key(tmp_path: Path) -> None:
     resumed_by = {name: [Resumed(name, n, n * slope, 1) for n in (2, 4)] for name, slope in slopes.items()}
     approaches.picture(resumed_by, [stored, stored], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
-    goals = approaches._goals(approaches.Sizes(1, 1, (2, 4)), resumed_by)
-    assert [goal.kept for goal in goals] == [True, True, True]
+    reached = approaches.goals(approaches.Sizes(1, 1, (2, 4)), resumed_by)
+    assert [goal.kept for goal in reached] == [True, True, True]
 
 
 @pytest.mark.slow

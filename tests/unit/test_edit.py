@@ -48,7 +48,7 @@ class Meters(Operator):
         cells = {"x": pa.array(n, pa.float32()), "y": pa.array(n % 7, pa.uint8())}
         state.places.put(rows.keys, rows.group, cells, {"n": n})
         state.last.append(rows.keys, rows.group, {"n": n})
-        state.sketch[state.sketch._state.groups.start] += len(rows)
+        state.sketch[int(rows.key_groups.min())] += len(rows)
 
 
 class Other(Operator):

@@ -57,7 +57,7 @@ def test_taking_out_the_newest_rows_breaks_no_search_for_older_ones(alike: bool)
         index.remove(hashes[keep:], np.arange(keep, len(hashes)))
         assert found(index, hashes, len(hashes)) == [*range(keep), *[-1] * (len(hashes) - keep)]
     index.remove(hashes, np.arange(len(hashes)))
-    assert not index._slots.any()
+    assert not index.slots.any()
 
 
 def test_rows_are_entered_oldest_first_whatever_their_order():
@@ -66,7 +66,7 @@ def test_rows_are_entered_oldest_first_whatever_their_order():
     order = np.random.default_rng(4).permutation(50)
     for part in np.array_split(order, 3):
         index.insert(hashes[part], part)
-    assert (index._slots[:50] & np.uint64(0xFFFFFFFF)).tolist() == list(range(1, 51))
+    assert (index.slots[:50] & np.uint64(0xFFFFFFFF)).tolist() == list(range(1, 51))
 
 
 def test_entries_of_rows_that_are_no_more_are_stepped_over():
@@ -87,24 +87,24 @@ def test_entries_of_rows_that_are_no_more_are_stepped_over():
 
 def test_rollback_leaves_neither_entries_nor_values_behind(tmp_path: Path):
     state = open_state(tmp_path / "s")
-    kept = state._tables["t"]
+    kept = state.tables["t"]
     state.begin(1, tracking=True)
     put(kept, range(100))
     state.commit()
-    slots, counts = kept._records._index._slots.copy(), kept.counts
+    slots, counts = kept.records.index.slots.copy(), kept.counts
     for _ in range(3):
         state.begin(2, tracking=True)
         put(kept, range(50, 3000), "y")
         state.rollback()
-        assert np.array_equal(kept._records._index._slots, slots)
+        assert np.array_equal(kept.records.index.slots, slots)
         assert kept.counts == counts
-        assert kept._records.arena.entries == counts.entries
+        assert kept.records.arena.entries == counts.entries
 
 
 def test_dead_rows_and_values_are_dropped_when_no_step_can_be_rolled_back(tmp_path: Path):
     state = open_state(tmp_path / "s")
-    kept = state._tables["t"]
-    with patch.object(table, "_COMPACT_ROWS", 100):
+    kept = state.tables["t"]
+    with patch.object(table, "COMPACT_ROWS", 100):
         state.begin(1, tracking=True)
         put(kept, range(5000), "long" * 20)
         kept.mark()
@@ -132,7 +132,7 @@ def test_dead_rows_and_values_are_dropped_when_no_step_can_be_rolled_back(tmp_pa
 
 def test_a_table_in_memory_does_not_keep_replaced_values():
     merged = HeapTable.in_memory(WORDS, MAX_PARALLELISM)
-    with patch.object(table, "_COMPACT_ROWS", 10):
+    with patch.object(table, "COMPACT_ROWS", 10):
         for i in range(20):
             put(merged, range(100), str(i))
         assert merged.counts.entries < 400
@@ -142,7 +142,7 @@ def test_a_table_in_memory_does_not_keep_replaced_values():
 def test_a_full_disk_is_said_plainly_and_rolled_back(tmp_path: Path):
     state = open_state(tmp_path / "s")
     state.begin(1, tracking=True)
-    put(state._tables["t"], range(10))
+    put(state.tables["t"], range(10))
     state.commit()
     before = contents(state.tables["t"])
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -152,7 +152,7 @@ def test_a_full_disk_is_said_plainly_and_rolled_back(tmp_path: Path):
             patch.object(os, what, side_effect=full, create=True),
             pytest.raises(Unreachable, match="No space left on device; free some space"),
         ):
-            put(state._tables["t"], range(50_000))
+            put(state.tables["t"], range(50_000))
         state.rollback()
         assert contents(state.tables["t"]) == before
 
@@ -162,7 +162,7 @@ def test_a_full_disk_is_said_plainly_and_rolled_back(tmp_path: Path):
 def test_files_missing_or_cut_short_are_noticed(tmp_path: Path, name: str, how: str):
     state = open_state(tmp_path / "s")
     state.begin(1, tracking=True)
-    put(state._tables["t"], range(20_000))
+    put(state.tables["t"], range(20_000))
     state.set_opaque("o", {1: b"value"})
     state.commit()
     state.release(1)

@@ -115,7 +115,7 @@ def test_who_may_only_read_the_catalog_reads_without_a_lease(place: Place, caplo
         connection.execute("PRAGMA query_only = ON")  # type: ignore[attr-defined]
 
     place.catalog.close()
-    event.listen(place.catalog._engine, "connect", read_only)
+    event.listen(place.catalog.engine, "connect", read_only)
     with reading(place.catalog, NAME, [3]):
         manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, NAME, 3))
     assert len(manifests) == 3

@@ -27,7 +27,7 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def contents(warehouse: Path) -> tuple[Any, ...]:
     """Every row and every object."""
-    with Place.existing(str(warehouse)) as place, place.catalog._engine.connect() as connection:
+    with Place.existing(str(warehouse)) as place, place.catalog.engine.connect() as connection:
         rows = [tuple(connection.execute(table.select()).all()) for table in tables.METADATA.sorted_tables]
         return rows, sorted(stream_objects(place.warehouse.store)), sorted(warehouse.rglob("*.parquet"))
 

@@ -61,12 +61,13 @@ def test_chains_begin_with_it_and_the_run_goes_on(place: Place) -> None:
         completed = run.step(next(rows))
         assert completed is not None and set(completed.forms.values()) == {Form.DELTA}
     assert place.catalog.chain(NAME, 7) == [4, 5, 6, 7]
-    assert run.region._restore_point(SMALL.operators[0].name).manifests[-1].name.endswith(".materialized.arrow")
-    assert {state.deltas for state in run.region._policies.values()} == {3}
+    assert {state.deltas for state in run.region.policy_states.values()} == {3}
     check(place)
     assert before.items() <= digests(place).items()
+    task = run.region.begin_step()[SMALL.operators[0].name]
+    assert task.restore.manifests[-1].name.endswith(".materialized.arrow")
     again = RegionRun(place, SMALL, LONG, parallelism=3)
-    assert {state.deltas for state in again.region._policies.values()} == {3}
+    assert {state.deltas for state in again.region.policy_states.values()} == {3}
     again.step(next(rows))
     check(place)
     result = delete_checkpoints(place, NAME, [1, 2, 3])

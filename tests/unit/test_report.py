@@ -131,7 +131,7 @@ def test_a_restore_reads_the_newest_base_and_the_deltas_since(data: ReportData) 
 
 
 def test_a_chain_begins_with_what_was_materialized(catalog: Catalog, data: ReportData) -> None:
-    with catalog._writing("a test") as connection:
+    with catalog.writer.begin() as connection:
         connection.execute(
             insert(materialization),
             {

@@ -357,7 +357,7 @@ def test_many_objects_are_listed_once_and_take_few_statements(place: Place, monk
         place.catalog.commit(NAME, epoch, CheckpointCommit(id, manifest, "", 0, 0, {}, segments=segments))
     list_, statements = FilesystemStore.list, []
     monkeypatch.setattr(FilesystemStore, "list", lambda self, prefix: lists.append(prefix) or list_(self, prefix))
-    event.listen(place.catalog._engine, "before_cursor_execute", lambda *said: statements.append(said[2]))
+    event.listen(place.catalog.engine, "before_cursor_execute", lambda *said: statements.append(said[2]))
     done = sweep(place, NAME)
     assert lists == [f"{NAME}/"]
     assert len(statements) < 70, "some for each 500 orphans"

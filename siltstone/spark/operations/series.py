@@ -88,7 +88,7 @@ def restore_series(
         failed: list[Failure] = []
         by_checkpoint = labels_by_checkpoint(missing)
         for some in _parts(list(by_checkpoint)):
-            with _staging(root) as staged, reading(catalog, stream, some, what="restores"):
+            with staging(root) as staged, reading(catalog, stream, some, what="restores"):
                 done, failures = _restore(settings, place, stream, some, staged, recorded)
                 failed += failures
                 for id, rows in done.items():
@@ -125,7 +125,7 @@ def _restore(
 
 
 @contextmanager
-def _staging(root: Path) -> Iterator[Path]:
+def staging(root: Path) -> Iterator[Path]:
     """A directory beside the labels that is gone afterwards."""
     path = root / f"{STAGED}{uuid.uuid4().hex[:12]}"
     with ExitStack() as stack:

@@ -39,7 +39,7 @@ class Index:
 
     def _resize(self, bits: int) -> None:
         self._region.reserve(1 << bits)
-        self._slots = self._region.items[: 1 << bits]
+        self.slots = self._region.items[: 1 << bits]
         self._shift = np.uint64(64 - bits)
         self._mask = np.int64((1 << bits) - 1)
 
@@ -54,7 +54,7 @@ class Index:
         short may leave some) are stepped over.
         """
         limit = np.uint64(rows)
-        entry = np.take(self._slots, position, mode="clip")
+        entry = np.take(self.slots, position, mode="clip")
         # Equal tags leave row + 1; a free slot or another tag leaves something far above any row.
         row = (entry ^ tag) - np.uint64(1)
         found = row < limit
@@ -65,7 +65,7 @@ class Index:
         while pending.size:
             at += 1
             at &= self._mask
-            entry = np.take(self._slots, at, mode="clip")
+            entry = np.take(self.slots, at, mode="clip")
             row = (entry ^ wanted) - np.uint64(1)
             found = row < limit
             done = found | (entry == 0)
@@ -82,7 +82,7 @@ class Index:
 
     def has_room(self, rows: int) -> bool:
         """Whether `rows` rows in all keep the load in bounds."""
-        return rows <= _MAX_LOAD * len(self._slots)
+        return rows <= _MAX_LOAD * len(self.slots)
 
     def rebuild(self, rows: int, hashes: Iterable[np.ndarray]) -> None:
         """Make room for `rows` rows: a table twice as large or more, filled from the hashes of rows 0, 1, ...
@@ -91,7 +91,7 @@ class Index:
         """
         if rows > MAX_ROWS:
             raise StateError(f"{rows} rows in one subtask's table are too many: raise the stream's parallelism")
-        bits = max(len(self._slots).bit_length(), int(rows / _MAX_LOAD).bit_length())
+        bits = max(len(self.slots).bit_length(), int(rows / _MAX_LOAD).bit_length())
         fresh = self._path.with_name(self._path.name + ".new") if self._path else None
         if fresh:
             fresh.unlink(missing_ok=True)
@@ -113,11 +113,11 @@ class Index:
         """
         position, entry = self.home(hashes), tags(hashes) | (rows.astype(np.uint64) + np.uint64(1))
         while position.size:
-            held = np.take(self._slots, position, mode="clip")
+            held = np.take(self.slots, position, mode="clip")
             age = entry & _ROW
             claim = np.flatnonzero((held == 0) | ((held & _ROW) > age))[::-1]
-            self._slots[position[claim]] = entry[claim]
-            now = np.take(self._slots, position, mode="clip")
+            self.slots[position[claim]] = entry[claim]
+            now = np.take(self.slots, position, mode="clip")
             lost = np.flatnonzero(now != entry)
             # What is there already, left by a rollback cut short, is neither.
             moved = np.flatnonzero((now == entry) & (held != 0) & (held != entry))
@@ -133,15 +133,15 @@ class Index:
         at, wanted, which = position.copy(), entry, np.arange(len(entry))
         found = np.zeros(len(entry), np.bool_)
         while which.size:
-            slot = np.take(self._slots, at, mode="clip")
+            slot = np.take(self.slots, at, mode="clip")
             hit = slot == wanted
             position[which[hit]] = at[hit]
             found[which[hit]] = True
             rest = np.flatnonzero(~hit & (slot != 0))
             at, wanted, which = self.advance(at[rest]), wanted[rest], which[rest]
-        self._slots[position[found]] = 0
+        self.slots[position[found]] = 0
 
     def close(self) -> None:
         """Let go of the file."""
         self._region.close()
-        self._slots = self._region.items
+        self.slots = self._region.items

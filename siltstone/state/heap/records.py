@@ -30,7 +30,7 @@ class Records:
         self.rows = rows
         self.arena = Arena(home, entries)
         self._region = Region(home / "rows" if home else None, layout.dtype, held=rows, scattered=True)
-        self._index = Index(home / "index" if home else None, rows)
+        self.index = Index(home / "index" if home else None, rows)
 
     def column(self, name: str) -> np.ndarray:
         """One field of all records, as a view."""
@@ -52,13 +52,13 @@ class Records:
     def find(self, hashes: np.ndarray, keys: Sequence[pa.Array | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Where these encoded keys are: (int64[n] ids, -1 if not there; the records, or anything)."""
         tag = tags(hashes)
-        position = self._index.home(hashes)
-        ids = self._index.probe(position, tag, self.rows)
+        position = self.index.home(hashes)
+        ids = self.index.probe(position, tag, self.rows)
         block = self.take(ids)
         wrong = self._wrong(ids, block, keys)
         while wrong.size:  # an equal tag is not yet an equal key
-            at = self._index.advance(position[wrong])
-            there = self._index.probe(at, tag[wrong], self.rows)
+            at = self.index.advance(position[wrong])
+            there = self.index.probe(at, tag[wrong], self.rows)
             position[wrong], ids[wrong] = at, there
             candidates = self.take(there)
             block.view(self.layout.opaque)[wrong] = candidates.view(self.layout.opaque)
@@ -75,8 +75,8 @@ class Records:
     def make_room(self, rows: int) -> None:
         """Be ready for `rows` records in all."""
         self._region.reserve(rows)
-        if not self._index.has_room(rows):
-            self._index.rebuild(rows, self._hashes())
+        if not self.index.has_room(rows):
+            self.index.rebuild(rows, self._hashes())
 
     def _hashes(self) -> Iterator[np.ndarray]:
         hashes = self.column("hash")
@@ -85,7 +85,7 @@ class Records:
 
     def add(self, ids: np.ndarray, hashes: np.ndarray) -> None:
         """Count and index new records, already written at `ids`, the next after the last."""
-        self._index.insert(hashes, ids)
+        self.index.insert(hashes, ids)
         self.rows += len(ids)
 
     def restore(self, images: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int, entries: int) -> None:
@@ -94,7 +94,7 @@ class Records:
             self.scatter(ids, np.frombuffer(records, self.layout.dtype))
         most = max([rows, *(after for after, _, _ in images)])
         added = np.arange(rows, min(most, len(self._region.items)))
-        self._index.remove(self._region.items["hash"][added], added)
+        self.index.remove(self._region.items["hash"][added], added)
         self.rows, self.arena.entries = rows, entries
 
     def copy(self, ids: np.ndarray, home: Path | None) -> "Records":
@@ -132,7 +132,7 @@ class Records:
     def close(self) -> None:
         """Let go of the files."""
         self._region.close()
-        self._index.close()
+        self.index.close()
         self.arena.close()
 
 

@@ -20,7 +20,7 @@ from siltstone.state.heap.region import Region
 from siltstone.state.heap.scan import ordered
 from siltstone.state.schema import TableSchema
 
-_COMPACT_ROWS = 1 << 16
+COMPACT_ROWS = 1 << 16
 """below this many there is nothing to be won by dropping dead rows and values"""
 
 BeforeImages = Callable[[int, np.ndarray, np.ndarray], None]
@@ -85,7 +85,7 @@ class HeapTable:
         self._digests = np.zeros(max_parallelism, np.uint64) if digests is None else digests
         self._mutation = 0
         self._layout = Layout(schema)
-        self._records = Records(
+        self.records = Records(
             self._layout, self._home(self._counts.generation), self._counts.rows, self._counts.entries
         )
         self._listed = self._list(self._counts)
@@ -123,14 +123,14 @@ class HeapTable:
 
     def reserve(self, rows: int) -> None:
         """Make room for so many rows in all."""
-        self._records.make_room(rows)
+        self.records.make_room(rows)
 
     def get(self, batch: KeyBatch) -> Lookup:
         """The rows of many keys."""
         found = self._find(batch)
         present = (found.ids >= 0) & (found.block["live"] != 0)
         valid = None if present.all() else present
-        columns = self._layout.read_values(found.block, self._records.arena, valid)
+        columns = self._layout.read_values(found.block, self.records.arena, valid)
         return Lookup(present, _table(columns, self.schema.value, len(batch)))
 
     def _find(self, batch: KeyBatch) -> _Found:
@@ -140,7 +140,7 @@ class HeapTable:
         self._check(batch)
         keys = normalise_keys(batch.keys)
         encoded = self._layout.encode_keys(keys)
-        found = _Found(self._mutation, keys, encoded, *self._records.find(batch.hashes, encoded))
+        found = _Found(self._mutation, keys, encoded, *self.records.find(batch.hashes, encoded))
         batch.memo[self] = found
         return found
 
@@ -163,7 +163,7 @@ class HeapTable:
         if not self.directory:
             self.compact_if_worth()
         found = self._find(batch)
-        block, ids, records = found.block, found.ids, self._records
+        block, ids, records = found.block, found.ids, self.records
         missing = np.flatnonzero(ids < 0)
         rows = records.rows + len(missing)
         there = ids >= 0 if len(missing) else slice(None)
@@ -193,7 +193,7 @@ class HeapTable:
         found = self._find(batch)
         which = np.flatnonzero((found.ids >= 0) & (found.block["live"] != 0))
         ids, block = found.ids[which], found.block[which]
-        self._keep(self._records.rows, ids, block)
+        self._keep(self.records.rows, ids, block)
         # The record stays and can live again, so that a rollback need not mend the index.
         self._layout.clear_values(block)
         block["live"] = 0
@@ -217,11 +217,11 @@ class HeapTable:
             self._listed.items[listed : listed + len(fresh)] = fresh
             listed += len(fresh)
             block["mark"] = self._counts.interval
-        self._records.scatter(ids, block)
+        self.records.scatter(ids, block)
         self._counts = replace(
             self._counts,
             live=self._counts.live + born,
-            entries=self._records.arena.entries,
+            entries=self.records.arena.entries,
             listed=listed,
             known=self._counts.known and (self.tracking or len(ids) == 0),
         )
@@ -241,7 +241,7 @@ class HeapTable:
         of = self._mutation, self._counts.interval
         if self._by_group is None or self._by_group[0] != of:
             ids = self._listed.items[: self._counts.listed]
-            owners = self._records.column("group")[ids]
+            owners = self.records.column("group")[ids]
             order = np.argsort(owners, kind="stable")
             self._by_group = of, ids[order], owners[order]
         return self._by_group[1:]
@@ -252,11 +252,11 @@ class HeapTable:
         if groups is not None:
             first, last = np.searchsorted(owners, [groups.start, groups.end])
             ids = ids[first:last]
-        block = self._records.take(ids)
+        block = self.records.take(ids)
         live = block["live"] != 0
         columns = [
-            *self._layout.read_keys(block, self._records.arena),
-            *self._layout.read_values(block, self._records.arena, None if live.all() else live),
+            *self._layout.read_keys(block, self.records.arena),
+            *self._layout.read_values(block, self.records.arena, None if live.all() else live),
             pa.array(~live),
         ]
         return _table(columns, self.schema.changes, len(ids)), block["group"].copy()
@@ -270,10 +270,10 @@ class HeapTable:
 
     def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
         """All live rows of `groups` by key group, then primary key; the table must not change meanwhile."""
-        for ids in ordered(self._records, groups):
-            block = self._records.take(ids)
-            keys = self._layout.read_keys(block, self._records.arena)
-            values = self._layout.read_values(block, self._records.arena)
+        for ids in ordered(self.records, groups):
+            block = self.records.take(ids)
+            keys = self._layout.read_keys(block, self.records.arena)
+            values = self._layout.read_values(block, self.records.arena)
             yield _table([*keys, *values], self.schema.rows, len(block)), block["group"].copy()
 
     # Upkeep, called by the subtask
@@ -282,7 +282,7 @@ class HeapTable:
         self, images: Sequence[tuple[int, np.ndarray, np.ndarray]], counts: Counts, digests: np.ndarray
     ) -> None:
         """Back to `counts` and `digests`, undoing mutations as `before` was told of them, newest first."""
-        self._records.restore(images, counts.rows, counts.entries)
+        self.records.restore(images, counts.rows, counts.entries)
         self._counts, self._digests = counts, digests
         self._listed = self._list(counts)
         self._mutation += 1
@@ -293,25 +293,25 @@ class HeapTable:
         Fills a new generation of files and leaves the old one to `sweep`, once a header names the new one.
         """
         counts = self._counts
-        wanted = 2 * max(counts.live, _COMPACT_ROWS)
+        wanted = 2 * max(counts.live, COMPACT_ROWS)
         if counts.rows <= wanted and counts.entries <= wanted * max(1, self._layout.variable_columns):
             return False
-        keep = self._records.column("live") != 0
+        keep = self.records.column("live") != 0
         listed = self._listed.items[: counts.listed]
         keep[listed] = True  # a deleted row that changed must still be told
-        parts = range(0, len(keep), _COMPACT_ROWS)
-        kept = [(np.flatnonzero(keep[at : at + _COMPACT_ROWS]) + at).astype(np.uint32) for at in parts]
+        parts = range(0, len(keep), COMPACT_ROWS)
+        kept = [(np.flatnonzero(keep[at : at + COMPACT_ROWS]) + at).astype(np.uint32) for at in parts]
         ids = np.concatenate([np.zeros(0, np.uint32), *kept])
         del keep, kept
         home = self._home(counts.generation + 1)
         if home and home.exists():
             shutil.rmtree(home)
-        records = self._records.copy(ids, home)
+        records = self.records.copy(ids, home)
         counts = replace(counts, generation=counts.generation + 1, rows=records.rows, entries=records.arena.entries)
         moved = self._list(replace(counts, listed=0))
         moved.reserve(len(listed))
         moved.items[: len(listed)] = np.searchsorted(ids, listed)
-        self._records, self._listed, self._counts = records, moved, counts
+        self.records, self._listed, self._counts = records, moved, counts
         self._mutation += 1
         return True
 
@@ -329,7 +329,7 @@ class HeapTable:
 
     def close(self) -> None:
         """Let go of the files."""
-        self._records.close()
+        self.records.close()
         self._listed.close()
 
 

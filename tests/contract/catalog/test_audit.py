@@ -239,7 +239,7 @@ def test_a_catalog_that_cannot_be_written_says_so_and_is_read(catalog: Catalog) 
         connection.commit()  # type: ignore[attr-defined]
 
     catalog.close()
-    event.listen(catalog._engine, "connect", read_only)
+    event.listen(catalog.engine, "connect", read_only)
     with pytest.raises(Unreachable, match=r"read-?only"):
         take(catalog, [6])
     assert catalog.standing("flights").newest == 6

@@ -115,7 +115,7 @@ def test_a_commit_takes_a_fixed_number_of_statements(flights: Catalog) -> None:
     def note(_c: object, _cursor: object, statement: str, *_: object) -> None:
         seen.append(statement)
 
-    event.listen(flights._engine, "before_cursor_execute", note)
+    event.listen(flights.engine, "before_cursor_execute", note)
     flights.commit("flights", 1, commit_of(1))
     steps = [Step(n + 1, n, "") for n in range(200)]
     segments = [stored(2, f"{n}.segment") for n in range(200)]
@@ -159,7 +159,7 @@ def test_what_a_restore_reads_is_never_cut_by_a_deletion_that_comes_between(
             if len(seen) == statement:
                 other.mark_deleted("flights", 1, [2])
 
-        event.listen(flights._engine, "after_cursor_execute", mark)
+        event.listen(flights.engine, "after_cursor_execute", mark)
         try:
             assert flights.chain_manifests("flights", 2) == manifests
             assert flights.chain("flights", 2) == [1, 2]

@@ -62,8 +62,8 @@ def count(*_):
 id = catalog.last_id("flights") + 1
 commit(id)
 if die_at:
-    event.listen(catalog._engine, "before_cursor_execute", count)
-    event.listen(catalog._engine, "commit", count)
+    event.listen(catalog.engine, "before_cursor_execute", count)
+    event.listen(catalog.engine, "commit", count)
     commit(id + 1)
     print("statements", seen, flush=True)
 else:
@@ -152,7 +152,7 @@ def commit_one(catalog: Catalog) -> None:
 
 
 def test_migrations_make_the_tables_that_the_code_uses(catalog_url: str) -> None:
-    with open_catalog(catalog_url) as catalog, catalog._engine.connect() as connection:
+    with open_catalog(catalog_url) as catalog, catalog.engine.connect() as connection:
         options = {"version_table": REVISION_TABLE, "compare_type": True}
         assert ScriptDirectory(str(upgrade.MIGRATIONS)).get_current_head() == REVISION
         assert compare_metadata(MigrationContext.configure(connection, opts=options), METADATA) == []
@@ -162,12 +162,12 @@ def test_a_newer_catalog_is_refused_and_left_as_it_is(catalog_url: str) -> None:
     with open_catalog(catalog_url) as catalog:
         commit_one(catalog)
         before = catalog.checkpoints("flights")
-        with catalog._writer.begin() as connection:
+        with catalog.writer.begin() as connection:
             connection.execute(text(f"UPDATE {REVISION_TABLE} SET version_num = '9999'"))
     for create in (True, False):
         with pytest.raises(UsageError, match=r"newer Siltstone \(revision 9999\): upgrade siltstone"):
             open_catalog(catalog_url, create=create)
-    with catalog._writer.begin() as connection:
+    with catalog.writer.begin() as connection:
         connection.execute(text(f"UPDATE {REVISION_TABLE} SET version_num = '{REVISION}'"))
     with open_catalog(catalog_url, create=False) as catalog:
         assert catalog.checkpoints("flights") == before
@@ -180,7 +180,7 @@ def test_an_older_catalog_is_upgraded_in_place(catalog_url: str, request: pytest
     patch = request.getfixturevalue("next_version")
     with open_catalog(catalog_url, create=False) as catalog:
         assert catalog.checkpoints("flights") == before
-        with catalog._engine.connect() as connection:
+        with catalog.engine.connect() as connection:
             assert connection.scalar(text("SELECT added FROM checkpoint")) is None
     patch.undo()
     with pytest.raises(UsageError, match=r"newer Siltstone \(revision 9998\): upgrade siltstone"):
@@ -323,7 +323,7 @@ def test_a_path_with_odd_characters_is_one_file(tmp_path: Path) -> None:
 
 
 def test_sqlite_commits_are_durable_and_keys_are_kept(tmp_path: Path) -> None:
-    with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog, catalog._writer.connect() as connection:
+    with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog, catalog.writer.connect() as connection:
         pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in pragmas]
     assert found == ["wal", 2, 1, 10_000]
@@ -380,7 +380,7 @@ def test_a_full_disk_is_unreachable_and_changes_nothing(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/catalog.db"
     with open_catalog(url) as catalog:
         commit_one(catalog)
-        with catalog._engine.connect() as connection:
+        with catalog.engine.connect() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
         manifest = StoredObject("flights/1/2/manifest.arrow", 1, "0" * 32)

@@ -105,7 +105,7 @@ def test_a_take_over_waits_for_a_commit_that_has_begun(flights: Catalog, catalog
                 taking.append(pool.submit(other.new_epoch, "flights", "new"))
                 waited.append(not wait(taking, timeout=0.3).done)
 
-        event.listen(flights._engine, "before_cursor_execute", take_over)
+        event.listen(flights.engine, "before_cursor_execute", take_over)
         flights.commit("flights", 1, commit_of(1))
         assert waited == [True]
         assert taking[0].result() == 2

@@ -123,7 +123,7 @@ def test_a_materialization_goes_with_its_checkpoint_and_one_that_runs_has_lost_i
 
 def test_an_edit_that_is_given_up_is_told_of_once_and_stays_on_record(catalog: Catalog) -> None:
     place = {"stream": "flights", "operator": "aircraft", "variable": "v", "upserts": 1, "deletes": 0}
-    with catalog._writing("edits") as connection:
+    with catalog.writer.begin() as connection:
         rows = [{"checkpoint": id, "epoch": 1, "source": "p", "who": "w", "edited_at": NOON} for id in (2, 5)]
         connection.execute(insert(t.edit), [place | row for row in rows])
     epoch = catalog.new_epoch("flights", "host:2")
@@ -201,14 +201,14 @@ def test_killed_at_any_statement_nothing_has_happened(catalog: Catalog) -> None:
 
     while True:
         statements = died
-        event.listen(catalog._writer, "before_cursor_execute", die)
+        event.listen(catalog.writer, "before_cursor_execute", die)
         try:
             catalog.rewind("flights", epoch, 4, "damaged", "host:2")
             break
         except Unreachable:
             died += 1
         finally:
-            event.remove(catalog._writer, "before_cursor_execute", die)
+            event.remove(catalog.writer, "before_cursor_execute", die)
         assert everything(catalog) == before
     assert died > 8 and catalog.last_id("flights") == 4
 

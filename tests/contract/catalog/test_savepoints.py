@@ -148,7 +148,7 @@ def test_a_savepoint_and_a_deletion_at_once_are_one_after_the_other(flights: Cat
                     begun.append(pool.submit(rival))
                     waited.append(not wait(begun[-1:], timeout=0.3).done)
 
-        event.listen(flights._engine, "before_cursor_execute", begin)
+        event.listen(flights.engine, "before_cursor_execute", begin)
         flights.mark_deleted("flights", 1, [1])
         with pytest.raises(UnknownCheckpoint, match="no checkpoint 1 of stream flights: it has 2, 2 to 3"):
             begun[0].result()

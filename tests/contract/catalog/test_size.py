@@ -63,7 +63,7 @@ def commit_of(id: int) -> CheckpointCommit:
 
 def used_bytes(catalog: Catalog) -> int:
     """What tables and indexes take."""
-    with catalog._engine.connect() as connection:
+    with catalog.engine.connect() as connection:
         if connection.dialect.name == "sqlite":
             pages, free, size = (
                 connection.scalar(text(f"PRAGMA {name}")) for name in ("page_count", "freelist_count", "page_size")
@@ -74,7 +74,7 @@ def used_bytes(catalog: Catalog) -> int:
 
 
 def file_bytes(catalog: Catalog) -> int:
-    with catalog._engine.connect() as connection:
+    with catalog.engine.connect() as connection:
         return connection.scalar(text("PRAGMA page_count")) * connection.scalar(text("PRAGMA page_size"))
 
 
