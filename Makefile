@@ -19,9 +19,11 @@ WITH_GATEWAY = VERSITYGW="$$(ls $(CURDIR)/$(BIN)/versitygw 2>/dev/null)" && expo
 WITH_JAVA = JAVA_HOME="$$($(BIN)/python scripts/ensure_java.py)" && export JAVA_HOME &&
 
 # Tests write gigabytes, most of which they sync: in memory, where that is a file system with room, they do not wait.
+# They start hundreds of processes, which compile this project's modules but once if they may keep what they compiled.
 WITH_TMP = room="$$(df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 { print $$4 }')" && \
 	if [ "$${room:-0}" -ge 8192 ] && [ -w /dev/shm ] && [ -z "$$TMPDIR" ]; then \
-		TMPDIR="$$(mktemp -d /dev/shm/siltstone-tests-XXXXXX)" && export TMPDIR && trap 'rm -rf "$$TMPDIR"' EXIT; fi &&
+		TMPDIR="$$(mktemp -d /dev/shm/siltstone-tests-XXXXXX)" && export TMPDIR && trap 'rm -rf "$$TMPDIR"' EXIT; fi && \
+	export PYTHONDONTWRITEBYTECODE= &&
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -30,8 +32,9 @@ demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proo
 	@$(WITH_JAVA) $(BIN)/siltstone demo
 
 # Some workers with a Spark session each, for much is waiting; what takes long comes first.
-test: $(READY)dev $(READY)gateway $(READY)classes ## every test
-	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: $(READY)dev $(READY)gateway $(READY)classes ## every test, and a table of the slowest
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
+		$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
 
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute
 	@$(WITH_TMP) $(BIN)/python -m pytest -p tests.fast -n 2 --dist worksteal tests/unit tests/property tests/contract
