@@ -1,6 +1,6 @@
 """The asset `<stream>/restored_state`: the state as it was, day by day or hour by hour, rebuilt and proven."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import dagster as dg
@@ -8,10 +8,11 @@ from pydantic import Field
 
 from assets.failures import told_clearly
 from assets.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key, dagster_name, pool
-from assets.partitions import checkpoint_of, partitions_of
+from assets.partitions import CheckpointGone, checkpoint_of, partitions_of
 from assets.stream_run import OWNERS
 from jobs.restore_series import restore_series
 from resources import SparkResource, WarehouseResource
+from siltstone.catalog.repository import Catalog
 from siltstone.lifecycle.series import RestoredLabel
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
@@ -54,16 +55,22 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         def tell(label: RestoredLabel, anew: bool = True) -> None:
             context.log_event(_event(stream, label, root / label.label, anew))
 
-        partitions = list(context.partition_keys)
+        def labels(catalog: Catalog) -> Mapping[str, int]:
+            found = {}
+            for key in context.partition_keys:
+                try:
+                    found[key] = checkpoint_of(catalog, stream, key)
+                except CheckpointGone as error:
+                    if len(context.partition_keys) == 1:
+                        raise
+                    context.log.error(str(error))
+                    context.log_event(_observation(stream, key, error))
+            return found
+
         with told_clearly():
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             root = Warehouse.at(settings.warehouse).local.restored_series(stream.name)
-            result = restore_series(
-                settings,
-                stream.name,
-                lambda catalog: {key: checkpoint_of(catalog, stream, key) for key in partitions},
-                on_label=tell,
-            )
+            result = restore_series(settings, stream.name, labels, on_label=tell)
         for label in result.kept:
             tell(label, anew=False)
         checkpoints = len({label.checkpoint for label in result.restored})
@@ -74,6 +81,12 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         yield from ()
 
     return restored_state
+
+
+def _observation(stream: Stream, partition: str, gone: CheckpointGone) -> dg.AssetObservation:
+    return dg.AssetObservation(
+        asset_key(stream.name, RESTORED_STATE), partition=partition, metadata={"cannot be restored": str(gone)}
+    )
 
 
 def _event(stream: Stream, label: RestoredLabel, path: Path, anew: bool) -> dg.AssetMaterialization:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def truncate(settings: Settings, stream: str, *, dry_run: bool = False) -> "Truncation":
-    """Truncate a stream by the rules of [retention] in the settings.
+    """Truncate a stream by the rules of [retention] in the settings, or else by those recorded with it.
 
     Raises:
         SiltstoneError: see `siltstone.lifecycle.retention.truncate`.

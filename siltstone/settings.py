@@ -113,7 +113,8 @@ class Settings(BaseSettings):
         default_factory=MaterializationOptions, description="when chains are consolidated"
     )
     retention: RetentionOptions = Field(
-        default_factory=RetentionOptions, description="which checkpoints `truncate` keeps; without a rule all"
+        default_factory=RetentionOptions,
+        description="what is kept; without a rule, as recorded with the stream",
     )
     ui: UiOptions = Field(default_factory=UiOptions, description="how `siltstone ui` runs Dagster")
     alerts: AlertOptions = Field(default_factory=AlertOptions, description="when people are told, and where")

@@ -27,7 +27,7 @@ class StreamRecord:
     """A stream the catalog knows. `epoch` is its newest writer epoch, 0 before the first run.
 
     `parallelism` is that of runs that name none, where it was set. A fork began as a copy of checkpoint `forked_at` of
-    the stream `forked_from`.
+    the stream `forked_from`. `retention` is what it keeps (`policy.retention`): None, everything.
     """
 
     name: str
@@ -38,6 +38,7 @@ class StreamRecord:
     parallelism: int | None = None
     forked_from: str | None = None
     forked_at: int | None = None
+    retention: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,12 @@ class Catalog(Identities, Streams, Retaining, Leases, Audit, Materializations, F
         missing = f"no checkpoint of events up to {time.isoformat()}"
         return self._newest(stream, missing, t.checkpoint.c.event_time_max <= time).id
 
+    def successor(self, stream: str, id: int) -> CheckpointRecord | None:
+        """The checkpoint after `id`, even if it is marked as deleted; None if it is gone, or there is none yet."""
+        with self._reading() as connection:
+            found = rows.newest(connection, stream, rows.is_(id + 1), marked=True)
+            return None if found is None else rows.to_checkpoint(found)
+
     def _newest(self, stream: str, missing: str, *where: ColumnElement[bool], marked: bool = False) -> CheckpointRecord:
         with self._reading() as connection:
             found = rows.newest(connection, stream, *where, marked=marked)

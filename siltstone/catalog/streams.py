@@ -17,8 +17,14 @@ from siltstone.model import MAX_MAX_PARALLELISM, check_name
 class Streams(Transactions):
     """Streams and their runs."""
 
-    def register(self, stream: str, max_parallelism: int, definition: Mapping[str, Any]) -> StreamRecord:
-        """The stream of that name, created with this definition (JSON) where it is new.
+    def register(
+        self,
+        stream: str,
+        max_parallelism: int,
+        definition: Mapping[str, Any],
+        retention: Mapping[str, Any] | None = None,
+    ) -> StreamRecord:
+        """The stream of that name, created with this definition and retention (JSON) where it is new.
 
         Raises:
             SchemaConflict: it is recorded with another `max_parallelism`.
@@ -32,6 +38,7 @@ class Streams(Transactions):
             "max_parallelism": max_parallelism,
             "definition": dict(definition),
             "epoch": 0,
+            "retention": None if retention is None else dict(retention),
         }
         with self._writing(f"stream {stream}") as connection:
             found = rows.find_stream(connection, stream)
@@ -59,6 +66,18 @@ class Streams(Transactions):
             fencing.hold(connection, stream, epoch)
             changed = update(t.stream).where(t.stream.c.name == stream).values(definition=dict(definition))
             connection.execute(changed)
+
+    def set_retention(self, stream: str, retention: Mapping[str, Any] | None) -> StreamRecord:
+        """Replace what a stream keeps, as recorded with it; everything, for None. A run takes it up by itself.
+
+        Raises:
+            UnknownStream
+        """
+        with self._writing(f"the retention of stream {stream}") as connection:
+            fencing.lock(connection, stream)
+            kept = None if retention is None else dict(retention)
+            connection.execute(update(t.stream).where(t.stream.c.name == stream).values(retention=kept))
+            return rows.get_stream(connection, stream)
 
     def stream(self, name: str) -> StreamRecord:
         """One stream.

@@ -61,7 +61,7 @@ from sqlalchemy import (
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.records import as_utc
 
-REVISION = "0004"
+REVISION = "0005"
 """the newest revision in `migrations/versions`"""
 REVISION_TABLE = "siltstone_revision"
 """our own name, so that a database shared with another Alembic user is not mistaken for ours"""
@@ -160,6 +160,7 @@ stream = Table(
     Column("parallelism", Integer),
     Column("forked_from", ForeignKey("stream.name")),
     Column("forked_at", BigInteger),
+    Column("retention", Json),
 )
 
 run = Table(

@@ -7,7 +7,21 @@ import typer
 from rich.table import Table
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, existing, settings_of
+from siltstone.cli.options import (
+    AsJson,
+    At,
+    CatalogUrl,
+    KeepDaily,
+    KeepHourly,
+    KeepLast,
+    KeepMonthly,
+    KeepWeekly,
+    KeepWithin,
+    StreamName,
+    WarehouseUrl,
+    existing,
+    settings_of,
+)
 from siltstone.cli.output import out, print_result, progress, size
 from siltstone.errors import UsageError
 from siltstone.model import LATEST
@@ -49,22 +63,12 @@ def materialize(
 @app.command()
 def truncate(
     stream: StreamName,
-    keep_last: Annotated[int | None, typer.Option(min=0, metavar="N", help="Keep the newest N.")] = None,
-    keep_within: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Keep those of the last 90s, 15m, 12h, 7d or 4w.")
-    ] = None,
-    keep_hourly: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N hours.")
-    ] = None,
-    keep_daily: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N days (UTC).")
-    ] = None,
-    keep_weekly: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N weeks.")
-    ] = None,
-    keep_monthly: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N months.")
-    ] = None,
+    keep_last: KeepLast = None,
+    keep_within: KeepWithin = None,
+    keep_hourly: KeepHourly = None,
+    keep_daily: KeepDaily = None,
+    keep_weekly: KeepWeekly = None,
+    keep_monthly: KeepMonthly = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what is kept and why, and what would go; change nothing.")
     ] = False,
@@ -75,9 +79,11 @@ def truncate(
     """Delete the checkpoints that retention does not keep, and what only they need.
 
     What any rule keeps is kept, and the newest and savepoints always. Each option stands in for the one of that name
-    under [retention] in siltstone.toml; without any, nothing is deleted.
+    under [retention] in siltstone.toml; rules from either stand in for those recorded with the stream (siltstone
+    retention). Without any, nothing is deleted.
     """
     from siltstone.lifecycle import retention
+    from siltstone.policy.retention import RetentionOptions
 
     rules = {
         "keep_last": keep_last,
@@ -103,9 +109,49 @@ def truncate(
     would, wait = ("would be ", "would wait") if dry_run else ("", "wait")
     line = f"{stream}: {len(done.kept)} checkpoints {would}kept, {len(done.deleted)} {would}deleted, "
     line += f"{len(done.waiting) + len(done.leased)} {wait} for others, {done.objects} objects, {size(done.bytes)}"
-    if not settings.retention.rules:
-        line += "; no rule is set: use --keep-last and the like, or [retention] in siltstone.toml"
+    if not RetentionOptions.model_validate(done.rules).rules:
+        line += "; no rule is set: use --keep-last and the like, or siltstone retention"
     print_result(asdict(done), as_json, line)
+
+
+@app.command()
+def retention(
+    stream: StreamName,
+    keep_last: KeepLast = None,
+    keep_within: KeepWithin = None,
+    keep_hourly: KeepHourly = None,
+    keep_daily: KeepDaily = None,
+    keep_weekly: KeepWeekly = None,
+    keep_monthly: KeepMonthly = None,
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Keep every checkpoint.")] = False,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a stream keeps; with options, record that with it, in place of what was recorded before.
+
+    Runs of the stream and truncate go by it, unless [retention] in siltstone.toml has rules.
+    """
+    from siltstone.lifecycle.retention import describe_retention
+    from siltstone.policy.retention import RetentionOptions
+
+    rules = {
+        "keep_last": keep_last,
+        "keep_within": keep_within,
+        "keep_hourly": keep_hourly,
+        "keep_daily": keep_daily,
+        "keep_weekly": keep_weekly,
+        "keep_monthly": keep_monthly,
+        "keep_all": keep_all or None,
+    }
+    given = {name: value for name, value in rules.items() if value is not None}
+    settings = settings_of(warehouse, catalog)
+    with existing(settings) as place:
+        if given:
+            place.catalog.set_retention(stream, RetentionOptions.model_validate(given).to_record())
+        found = describe_retention(place.catalog, stream, settings.retention)
+    line = f"{stream}: {found['described']} ({found['from']})"
+    print_result({"stream": stream, **found}, as_json, line)
 
 
 @app.command()

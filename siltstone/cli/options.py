@@ -21,6 +21,21 @@ CatalogUrl = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 At = Annotated[str, typer.Option("--at", metavar="ID|TIMESTAMP|SAVEPOINT|latest", help="Which checkpoint.")]
 
+KeepLast = Annotated[int | None, typer.Option(min=0, metavar="N", help="Keep the newest N.")]
+KeepWithin = Annotated[str | None, typer.Option(metavar="TIME", help="Keep those of the last 90s, 15m, 12h, 7d or 4w.")]
+KeepHourly = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N hours.")
+]
+KeepDaily = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N days (UTC).")
+]
+KeepWeekly = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N weeks.")
+]
+KeepMonthly = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N months.")
+]
+
 
 def settings_of(warehouse: str | None, catalog: str | None, **further: object) -> Settings:
     """The settings, of which the command line named some; None means not named."""

@@ -1,9 +1,8 @@
-"""Materializes a running stream's chains as they become due, in a thread beside it (FLIP-158).
+"""Materializes a running stream's chains as they become due, and keeps its storage bounded, in a thread beside it.
 
-It looks after each completed checkpoint and from time to time, and materializes what is due, one operator after the
-other, each under its own lease at the newest checkpoint. The stream neither waits for it nor fails with it: what goes
-wrong is recorded and logged, and tried again later. After a success, retention is applied, so that what chains began
-with before can go.
+It looks after each completed checkpoint and from time to time, applies retention (`lifecycle.housekeeping`), and
+materializes what is due (FLIP-158), one operator after the other, each under its own lease at the newest checkpoint.
+The stream neither waits for it nor fails with it: what goes wrong is logged, and tried again later.
 """
 
 import logging
@@ -13,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from siltstone.catalog.place import Place
-from siltstone.errors import UsageError
+from siltstone.errors import Fenced, UsageError
 from siltstone.lifecycle.compaction import chain_facts
+from siltstone.lifecycle.housekeeping import Housekeeper
 from siltstone.lifecycle.materialize import Abandoned, MaterializedPart, MaterializeTask, Run, materialize
-from siltstone.lifecycle.retention import truncate
 from siltstone.policy.compaction import RETRY_S, ChainFacts, MaterializationOptions, Trigger, due
 from siltstone.policy.protocol import PolicyOptions
 from siltstone.policy.retention import RetentionOptions
@@ -42,6 +41,7 @@ class Background:
     """One run's thread. `start` it, tell it of each checkpoint (`completed`), and end it with `finish` or `stop`.
 
     Args:
+        epoch: the run's own.
         run: maps a function over the units of a materialization; called in the thread.
         cancel: ends what `run` is doing, from another thread; `run` may then raise anything.
     """
@@ -50,17 +50,18 @@ class Background:
         self,
         place: Place,
         stream: str,
+        epoch: int,
         options: BackgroundOptions,
         run: Run,
         cancel: Callable[[], None] = lambda: None,
     ) -> None:
         self._place, self._stream, self._options = place, stream, options
         self._run, self._cancel = run, cancel
+        self._housekeeper = Housekeeper(place, stream, epoch, options.retention)
         self._thread = threading.Thread(target=self._work, name=f"siltstone-materialize-{stream}", daemon=True)
         self._woken, self._ending, self._abandoned = threading.Event(), threading.Event(), threading.Event()
         self._completed = 0
-        self._truncate_from: int | None = None
-        """truncate once so many checkpoints were completed"""
+        self._said = ""
 
     def start(self) -> None:
         """Begin to look."""
@@ -99,26 +100,35 @@ class Background:
             self.look()
 
     def look(self) -> bool:
-        """Truncate if it is time, and materialize every operator that is due; False where that had better wait."""
+        """Delete what is to go, and materialize every operator that is due; False where that had better wait."""
+        tidied = self._keep_house()
+        if not self._options.materialization.enabled:
+            return tidied
         try:
-            self._truncate()
             tried: dict[str, bool] = {}
             while found := next((each for each in self._due() if each[0].operator not in tried), None):
                 tried[found[0].operator] = self._materialize(*found)
-            return all(tried.values())
+            return tidied and all(tried.values())
         except Exception as error:  # the stream goes on whatever fails here
             _LOG.warning("%s is not materialized for now: %s", self._stream, error)
             return False
 
-    def _truncate(self) -> None:
-        """Apply retention, once after a success. A step that was begun before that may restore from what its chain
-        read then, so a checkpoint later, or when the run has ended well."""
+    def _keep_house(self) -> bool:
+        """Sweep and apply retention; False where that failed."""
         ended = self._ending.is_set() and not self._abandoned.is_set()
-        if self._truncate_from is None or not (ended or self._completed >= self._truncate_from):
-            return
-        self._truncate_from = None
-        done = truncate(self._place, self._stream, self._options.retention)
-        _LOG.info("%s: %d checkpoints deleted, %d bytes", self._stream, len(done.deleted), done.bytes)
+        try:
+            self._housekeeper.work(self._completed, ended=ended)
+        except Fenced as error:  # the run learns of it at its next commit
+            _LOG.info("%s: nothing is deleted any more: %s", self._stream, error)
+            return False
+        except Exception as error:  # the stream goes on whatever fails here
+            if not self._abandoned.is_set():
+                level = logging.DEBUG if str(error) == self._said else logging.WARNING
+                _LOG.log(level, "%s: retention is not applied for now: %s", self._stream, error)
+                self._said = str(error)
+            return False
+        self._said = ""
+        return True
 
     def _due(self) -> Iterator[tuple[ChainFacts, Trigger]]:
         options = self._options
@@ -155,8 +165,6 @@ class Background:
             _LOG.log(level, "materializing %s failed %d times in a row: %s", where, failures, error)
         else:
             _LOG.info("materialized %s: %d rows, %d bytes, %.2f s", where, done.rows, done.bytes, done.seconds)
-            if self._options.retention.rules:
-                self._truncate_from = self._completed + 1
         return True
 
     def _mapped(

@@ -27,6 +27,7 @@ from siltstone.policy.deletion import DeletionPlan, plan_deletion
 from siltstone.store.paths import is_opaque
 
 REASON = "of a deleted checkpoint"
+SUBSUMED = "of a checkpoint that retention does not keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class DeletionResult:
 
     `deleted` checkpoints are gone, among them any that were marked before; `marked` are all that wait for others to be
     deleted, and `leased` for those who read them, marked or spared. `objects` were deleted from the store, of `bytes`
-    together; those that another stream refers to are not among them.
+    together; those that another stream refers to are not among them. `left` could go, beyond the limit.
     """
 
     deleted: tuple[int, ...]
@@ -43,6 +44,7 @@ class DeletionResult:
     objects: int
     bytes: int
     leased: tuple[int, ...] = ()
+    left: int = 0
 
 
 def delete_checkpoints(
@@ -52,7 +54,9 @@ def delete_checkpoints(
     *,
     epoch: int | None = None,
     who: str | None = None,
+    reason: str = REASON,
     spare_leased: bool = False,
+    limit: int | None = None,
     input_log: timedelta | None = None,
 ) -> DeletionResult:
     """Delete checkpoints of a stream, and complete what earlier deletions left. Those gone already are no error.
@@ -65,6 +69,8 @@ def delete_checkpoints(
         spare_leased: leave those of `ids` alone that somebody reads; otherwise they are marked, too, and whoever has
             only just begun may not find them any more.
         who: what the records of the deletions say did it; this process, for None.
+        reason: why, as they say.
+        limit: how many checkpoints go now, at most; the others wait, marked, for the next deletion.
         input_log: also prune the input log of what no checkpoint that is left can be replayed with, except steps of
             this length of time; None leaves the log as it is.
 
@@ -80,17 +86,19 @@ def delete_checkpoints(
     epoch = catalog.stream(stream).epoch if epoch is None else epoch
     catalog.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
     spared = catalog.mark_deleted(stream, epoch, ids, spare_leased=spare_leased)
-    plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream))
+    plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream), limit)
     doomed: list[Doomed] = []
-    if plan.goes or objects:
-        doomed = [Doomed(stored.name, stored.bytes, REASON) for stored in objects]
+    goes = plan.goes[:limit]
+    if goes or objects:
+        doomed = [Doomed(stored.name, stored.bytes, reason) for stored in objects]
         doomed = catalog.record_deletion(stream, epoch, who or this_process(), doomed)
         place.warehouse.store.delete([each.name for each in doomed])
-        catalog.forget(stream, epoch, plan.goes, [stored.name for stored in objects])
+        catalog.forget(stream, epoch, goes, [stored.name for stored in objects])
     if input_log is not None:
         catalog.prune_input_log(stream, epoch, keep=input_log)
     leased = tuple(sorted({*plan.leased, *spared}))
-    return DeletionResult(plan.goes, plan.waits, len(doomed), sum(each.bytes for each in doomed), leased)
+    size_bytes, left = sum(each.bytes for each in doomed), len(plan.goes) - len(goes)
+    return DeletionResult(goes, plan.waits, len(doomed), size_bytes, leased, left)
 
 
 def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[DeletionPlan, list[ObjectRecord]]:
@@ -105,7 +113,7 @@ def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[D
 
 
 def _plan(
-    catalog: Catalog, stream: str, ids: Collection[int], leases: Sequence[LeaseRecord]
+    catalog: Catalog, stream: str, ids: Collection[int], leases: Sequence[LeaseRecord], limit: int | None = None
 ) -> tuple[DeletionPlan, list[ObjectRecord]]:
     def leased(checkpoint: int) -> bool:
         return any(lease.covers(checkpoint) for lease in leases)
@@ -114,7 +122,7 @@ def _plan(
     marked = {checkpoint.id for checkpoint in retained if checkpoint.deleted or checkpoint.id in wanted}
     plan = plan_deletion({c.id: c.first for c in retained if c.id not in marked}, marked, leased)
     unread = [checkpoint for checkpoint in plan.waits if not leased(checkpoint)]
-    objects = catalog.objects(stream, plan.goes)
+    objects = catalog.objects(stream, plan.goes[:limit])
     objects += [stored for stored in catalog.objects(stream, unread) if _is_read_by_none_other(stored)]
     return plan, objects
 

@@ -33,6 +33,7 @@ from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask, id
 from siltstone.model import Form, StoredObject
 from siltstone.operator import Operator
 from siltstone.policy.protocol import Decision, Policy, PolicyState, RestoreCost
+from siltstone.policy.retention import NEW_STREAM
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath, is_base
 from siltstone.stream import Stream
@@ -139,7 +140,7 @@ class Region:
         """
         check_run(stream, options.options, options.parallelism)
         definition = definition_of(stream, options.options)
-        record = catalog.register(stream.name, stream.max_parallelism, definition)
+        record = catalog.register(stream.name, stream.max_parallelism, definition, NEW_STREAM.to_record())
         check_definition(stream.name, record.definition, definition)
         epoch = catalog.new_epoch(stream.name, who)
         if record.definition != definition:

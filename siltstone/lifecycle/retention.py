@@ -6,11 +6,13 @@ run twice, or run beside another: what it decided to delete is marked in one tra
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints, foresee
-from siltstone.policy.retention import RetentionOptions, plan_retention
+from siltstone.catalog.repository import Catalog
+from siltstone.lifecycle.deletion import SUBSUMED, DeletionResult, delete_checkpoints, foresee
+from siltstone.policy.retention import RetentionOptions, plan_retention, retention_in_force
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Truncation:
 
     `deleted` checkpoints are gone; `waiting` ones are marked; those that are `leased` somebody reads, and they stay for
     the next truncation. Among them all are any that were marked before. `objects` were deleted from the store, of
-    `bytes` together.
+    `bytes` together. `rules` are those it went by; `left` checkpoints are beyond the limit that it had.
     """
 
     stream: str
@@ -46,12 +48,28 @@ class Truncation:
     leased: tuple[int, ...]
     objects: int
     bytes: int
+    rules: Mapping[str, Any]
+    left: int = 0
 
 
-def truncate(place: Place, stream: str, options: RetentionOptions, *, dry_run: bool = False) -> Truncation:
+def truncate(
+    place: Place,
+    stream: str,
+    options: RetentionOptions,
+    *,
+    dry_run: bool = False,
+    epoch: int | None = None,
+    limit: int | None = None,
+) -> Truncation:
     """Delete the checkpoints that retention subsumes, and complete what earlier deletions left.
 
-    The time to go by is the catalog's. With `dry_run` nothing is changed.
+    The time to go by is the catalog's.
+
+    Args:
+        options: rules that stand in for those recorded with the stream (`policy.retention`).
+        dry_run: only say what would be done; nothing is changed.
+        epoch: the run that does it, which deletes nothing once it is fenced; None for whoever is no run.
+        limit: how many checkpoints are marked, and how many go, at most.
 
     Raises:
         UnknownStream: no such stream has run here.
@@ -61,7 +79,8 @@ def truncate(place: Place, stream: str, options: RetentionOptions, *, dry_run: b
         Unreachable: the store or the catalog failed; likewise.
     """
     catalog = place.catalog
-    epoch = catalog.stream(stream).epoch
+    record = catalog.stream(stream)
+    epoch, options = record.epoch if epoch is None else epoch, retention_in_force(record.retention, options)
     catalog.latest(stream)  # or there is nothing to truncate
     first, committed_at = {}, {}
     for checkpoint in catalog.retained(stream):
@@ -73,11 +92,37 @@ def truncate(place: Place, stream: str, options: RetentionOptions, *, dry_run: b
         size_bytes = sum(stored.bytes for stored in objects)
         done = DeletionResult(ahead.goes, ahead.waits, len(objects), size_bytes, ahead.leased)
     else:
-        ids, keep = plan.subsumed, options.input_log
-        done = delete_checkpoints(place, stream, ids, epoch=epoch, spare_leased=True, input_log=keep)
+        going, keep = plan.subsumed[:limit], options.input_log
+        done = delete_checkpoints(
+            place,
+            stream,
+            going,
+            epoch=epoch,
+            reason=SUBSUMED,
+            spare_leased=True,
+            limit=limit,
+            input_log=keep,
+        )
+        done = replace(done, left=done.left + len(plan.subsumed) - len(going))
     kept = tuple(Kept(id, reasons) for id, reasons in plan.kept.items())
     waiting = _waiting(done.marked, {id: first[id] for id in plan.kept})
-    return Truncation(stream, dry_run, kept, done.deleted, waiting, done.leased, done.objects, done.bytes)
+    rules = options.to_record()
+    return Truncation(
+        stream, dry_run, kept, done.deleted, waiting, done.leased, done.objects, done.bytes, rules, done.left
+    )
+
+
+def describe_retention(catalog: Catalog, stream: str, given: RetentionOptions) -> dict[str, Any]:
+    """What a stream keeps: `recorded` with it (None: everything), and `in_force` given the rules of the settings;
+    `from` says where these are from, `described` says them to people.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    recorded = catalog.stream(stream).retention
+    rules = retention_in_force(recorded, given)
+    from_ = "[retention] in the settings" if given.rules else "recorded with the stream"
+    return {"recorded": recorded, "in_force": rules.to_record(), "from": from_, "described": rules.described}
 
 
 def _waiting(marked: Iterable[int], first: Mapping[int, int]) -> tuple[Waiting, ...]:

@@ -23,7 +23,15 @@ from siltstone.catalog.audit import Doomed, Standing
 from siltstone.catalog.place import Place
 from siltstone.errors import Unreachable
 from siltstone.lifecycle.lease import this_process
-from siltstone.policy.orphans import AGE_GUARD, DELETES, Reason, incomplete_prefixes, judge, judge_unfinished
+from siltstone.policy.orphans import (
+    AGE_GUARD,
+    DELETES,
+    Reason,
+    incomplete_prefixes,
+    judge,
+    judge_unfinished,
+    killed_prefixes,
+)
 from siltstone.store.base import Store, Unfinished
 from siltstone.store.paths import CheckpointPath, stream_prefix
 
@@ -124,13 +132,35 @@ def sweep_ended(place: Place, stream: str, epoch: int) -> None:
         _LOG.warning("stream %s: what its last checkpoint left is not swept: %s", stream, error)
 
 
+def sweep_killed(place: Place, stream: str, epoch: int) -> SweepResult:
+    """Delete what the stream's newest runs left that did not end well, before the run `epoch`: a short listing each.
+
+    For that run, and nobody else: once it is fenced, it deletes nothing (promise 5).
+
+    Raises:
+        UnknownStream: no such stream has run here.
+        Unreachable: the store or the catalog failed; the next sweep goes on.
+    """
+    start, catalog = time.perf_counter(), place.catalog
+    work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), epoch=epoch)
+    work.sweep(killed_prefixes(catalog.runs(stream), catalog.standing(stream, ()), epoch))
+    return work.result(time.perf_counter() - start)
+
+
 class _Work:
-    """One sweep: what it found so far. It deletes for some `reasons` only, all that there are by default."""
+    """One sweep: what it found so far. It deletes for some `reasons` only, all that there are by default; with `epoch`,
+    only as long as that is the newest."""
 
     def __init__(
-        self, place: Place, stream: str, who: str, options: SweepOptions, reasons: Collection[Reason] = DELETES
+        self,
+        place: Place,
+        stream: str,
+        who: str,
+        options: SweepOptions,
+        reasons: Collection[Reason] = DELETES,
+        epoch: int | None = None,
     ) -> None:
-        self._reasons = reasons
+        self._reasons, self._epoch = reasons, epoch
         self._catalog, self._store = place.catalog, place.warehouse.store
         self._stream, self._who, self._options = stream, who, options
         self._left = options.limit
@@ -194,6 +224,8 @@ class _Work:
         judged: dict[str, Reason | None] = {}
 
         def decide(standing: Standing) -> list[Doomed]:
+            if self._epoch is not None and standing.epoch != self._epoch:
+                return []
             judged.update((name, reason(name, standing)) for name in names)
             return [
                 Doomed(name, sizes[name], why.value, ages.get(name))

@@ -34,6 +34,10 @@ from siltstone.store.paths import CheckpointPath, epoch_prefix, is_built_here
 
 AGE_GUARD = timedelta(days=3)
 """how old what a run may be writing must be to be taken for abandoned"""
+ENDED_WELL = frozenset({"done", "stopped"})
+"""outcomes of runs that have swept what they left of their last checkpoint"""
+KILLED_SWEPT = 10
+"""behind how many runs that did not end well the next run sweeps"""
 IN_FLIGHT = 1
 """how many checkpoints after the newest completed one a run may have objects of"""
 
@@ -131,6 +135,18 @@ def incomplete_prefixes(runs: Sequence[RunRecord], standing: Standing) -> list[s
         else epoch_prefix(standing.stream, epoch)
         for epoch, checkpoint in _begun(runs, standing.newest)
     ]
+
+
+def killed_prefixes(runs: Sequence[RunRecord], standing: Standing, epoch: int) -> list[str]:
+    """Those of `incomplete_prefixes` of the newest runs before `epoch` that did not end well, a few: whoever ends well
+    sweeps behind itself, and what is older, a run before this one has swept.
+
+    Args:
+        runs: all of the stream, oldest first.
+    """
+    at = [index for index, run in enumerate(runs) if run.epoch < epoch and run.outcome not in ENDED_WELL]
+    prefixes = incomplete_prefixes([run for run in runs if run.epoch <= epoch], standing)
+    return [prefixes[index] for index in at[-KILLED_SWEPT:]]
 
 
 def _begun(runs: Sequence[RunRecord], newest: int) -> Iterable[tuple[int, int]]:

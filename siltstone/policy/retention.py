@@ -6,6 +6,7 @@ Rules as those of backup tools (restic `forget`, borg `prune`): a checkpoint tha
     keep_within D       those committed in the last D before now, and those committed just D ago
     keep_hourly N       of each of the newest N hours in which there is one, its newest; so too
     keep_daily, keep_weekly, keep_monthly
+    keep_all        every one
 
 Hours, days, weeks (ISO 8601, from Monday on) and months are those of UTC. 0 keeps none by that rule. Whatever the rules
 say, the newest is kept, and each with a savepoint that has not expired, the newest `min_count`, and those younger than
@@ -13,6 +14,9 @@ say, the newest is kept, and each with a savepoint that has not expired, the new
 
 Newer is of a higher id: where a clock was wrong, times do not grow with ids. What bears a time that has yet to come is
 younger than any age.
+
+A new stream begins with `NEW_STREAM`, recorded with it in the catalog (`siltstone retention` shows and changes that).
+Rules in the settings or on the command line stand in for all recorded ones, and a minimum for the one of its name.
 
 [retention]
 keep_last = 10
@@ -28,7 +32,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -73,6 +77,7 @@ class RetentionOptions(BaseModel):
     keep_daily: Count | None = Field(default=None, description="keep the newest of each of the last N days")
     keep_weekly: Count | None = Field(default=None, description="keep the newest of each of the last N weeks")
     keep_monthly: Count | None = Field(default=None, description="keep the newest of each of the last N months")
+    keep_all: Literal[True] | None = Field(default=None, description="keep every one")
     min_count: Count = Field(default=0, description="keep the newest N whatever the rules say")
     min_age: Duration = Field(default=timedelta(0), description="keep those younger whatever the rules say")
     input_log: Duration = Field(
@@ -85,6 +90,31 @@ class RetentionOptions(BaseModel):
         """The rules that are set, by name."""
         named = {name: getattr(self, name) for name in type(self).model_fields if name.startswith("keep_")}
         return {name: value for name, value in named.items() if value is not None}
+
+    @property
+    def described(self) -> str:
+        """The rules and minimums that are set, for people."""
+        return ", ".join(f"{name} {value}" for name, value in self.to_record().items()) or "keep everything"
+
+    def to_record(self) -> dict[str, Any]:
+        """As JSON that validates to the same options; what is not set is left out."""
+        set_ = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        return {
+            name: f"{int(value.total_seconds())}s" if isinstance(value, timedelta) else value
+            for name, value in set_.items()
+            if value is not None
+        }
+
+
+NEW_STREAM = RetentionOptions(keep_last=100, keep_hourly=48, keep_daily=30)
+"""what a new stream keeps until it is told otherwise"""
+
+
+def retention_in_force(recorded: Mapping[str, Any] | None, given: RetentionOptions) -> RetentionOptions:
+    """What a stream keeps: by the rules that are given, or else by those recorded with it (`to_record`)."""
+    if given.rules or recorded is None:
+        return given
+    return RetentionOptions.model_validate({**recorded, **given.to_record()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +172,8 @@ def _by_rules(
     newest_first: Sequence[int], committed_at: Mapping[int, datetime], options: RetentionOptions, now: datetime
 ) -> Iterator[tuple[int, str]]:
     """What each rule keeps."""
+    if options.keep_all:
+        yield from ((id, "all") for id in newest_first)
     yield from ((id, "last") for id in newest_first[: options.keep_last or 0])
     if options.keep_within is not None:
         yield from ((id, "within") for id in newest_first if now - committed_at[id] <= options.keep_within)

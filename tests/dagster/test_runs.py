@@ -18,6 +18,7 @@ from assets.names import asset_of
 from assets.partitions import hours_of
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointRecord, ObjectKind
+from siltstone.lifecycle.deletion import delete_checkpoints
 from tests.dagster_runs import Wing, checked, failure, made
 from tests.fault.small_stream import SMALL
 
@@ -205,6 +206,29 @@ def test_days_are_restored_in_one_run_and_show_what_was_known_then(wing: Wing) -
     }
     files = [sorted(Path(e.metadata["path"]).glob("accounts/totals/*")) for e in events.values()]
     assert os.path.samefile(files[0][0], files[-1][0]), "days that show the same checkpoint share its files"
+
+
+def test_partitions_whose_checkpoints_are_gone_say_so_and_the_others_are_restored(wing: Wing) -> None:
+    """Neither an older checkpoint in place of what a day showed, nor an error that only the catalog understands."""
+    days = Wing(DAYS, wing.warehouse, wing.instance)
+    with sqlite3.connect(Path(wing.warehouse) / "catalog.db") as connection:
+        for id, day in ((1, 1), (2, 2), (3, 4)):
+            connection.execute(f"UPDATE checkpoint SET event_time_max = '2020-01-0{day} 12:00:00.0' WHERE id = {id}")
+    with Place.existing(wing.warehouse) as place:
+        delete_checkpoints(place, SMALL.name, [2])
+    line, metadata = failure(days.make("restored_state", partitions=["2020-01-02"]))
+    says = "2020-01-0{} of stream small cannot be restored: its checkpoint was deleted"
+    assert line.startswith(says.format(2)) and "siltstone retention small" in line
+    assert (metadata["exit_code"], metadata["error"]) == (2, "CheckpointGone")
+    result = days.make("restored_state", partitions=[f"2020-01-0{day}" for day in range(1, 6)])
+    assert result.success
+    shown = {event.partition: event.metadata["checkpoint"] for event in made(result).values()}
+    assert shown == {"2020-01-01": 1, "2020-01-04": 3, "2020-01-05": 3}
+    observed = [event.asset_observation_data.asset_observation for event in result.get_asset_observation_events()]
+    assert [o.partition for o in observed] == ["2020-01-02", "2020-01-03"]
+    assert all(
+        str(o.metadata["cannot be restored"].value).startswith(says.format(n)) for n, o in enumerate(observed, 2)
+    )
 
 
 @pytest.mark.parametrize(

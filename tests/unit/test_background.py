@@ -40,8 +40,14 @@ def clock() -> Clock:
     return Clock()
 
 
+def epoch_of(place: Place) -> int:
+    return place.catalog.stream(NAME).epoch
+
+
 def background(place: Place, options: BackgroundOptions | None = None, run=in_order, cancel=lambda: None) -> Background:
-    return Background(place, NAME, options or BackgroundOptions(EVERY, UNBOUND, parallelism=2), run, cancel)
+    return Background(
+        place, NAME, epoch_of(place), options or BackgroundOptions(EVERY, UNBOUND, parallelism=2), run, cancel
+    )
 
 
 def run_some(place: Place, count: int = 4) -> tuple[RegionRun, Iterator]:

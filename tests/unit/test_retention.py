@@ -165,6 +165,7 @@ def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(place: 
 
 
 def test_without_a_rule_nothing_goes_but_what_was_deleted_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.catalog.set_retention(NAME, None)
     before = stored(place)
     done = truncate(place, NAME, RetentionOptions(min_count=1))
     assert {k.reasons for k in done.kept} == {("no rule is set",)}

@@ -85,7 +85,18 @@ def test_truncate() -> None:
     assert contents() == before
     done = siltstone("truncate", NAME, "--keep-last", 1, "--keep-within", "15d", "--json").json
     assert foretold | {"dry_run": False} == done
-    assert list(done) == ["stream", "dry_run", "kept", "deleted", "waiting", "leased", "objects", "bytes"]
+    assert list(done) == [
+        "stream",
+        "dry_run",
+        "kept",
+        "deleted",
+        "waiting",
+        "leased",
+        "objects",
+        "bytes",
+        "rules",
+        "left",
+    ]
     assert done["kept"] == [
         {"checkpoint": 5, "reasons": ["within"]},
         {"checkpoint": 6, "reasons": ["newest", "last", "within"]},
@@ -122,8 +133,12 @@ def test_truncate_for_people() -> None:
 
 
 def test_rules_of_the_file_are_replaced_one_by_one(project: Path) -> None:
+    with Place.existing("w") as place:
+        place.catalog.set_retention(NAME, None)
     [line] = plain(siltstone("truncate", NAME))
-    assert "6 checkpoints kept, 0 deleted" in line and line.endswith("or [retention] in siltstone.toml")
+    assert "6 checkpoints kept, 0 deleted" in line and line.endswith(
+        "no rule is set: use --keep-last and the like, or siltstone retention"
+    )
     (project / "siltstone.toml").write_text('warehouse = "w"\n[retention]\nkeep_last = 1\nkeep_within = "45d"\n')
     kept = siltstone("truncate", NAME, "--dry-run", "--json").json["kept"]
     assert [k["checkpoint"] for k in kept] == [2, 3, 4, 5, 6]
@@ -132,6 +147,33 @@ def test_rules_of_the_file_are_replaced_one_by_one(project: Path) -> None:
     (project / "siltstone.toml").write_text('warehouse = "w"\n[retention]\nmin_count = 4\nmin_age = "25d"\n')
     kept = siltstone("truncate", NAME, "--keep-last", 1, "--json").json["kept"]
     assert [k["checkpoint"] for k in kept] == visible() == [3, 4, 5, 6]
+
+
+def test_a_new_stream_keeps_so_much_until_it_is_told_otherwise(project: Path) -> None:
+    default = {"keep_last": 100, "keep_hourly": 48, "keep_daily": 30}
+    found = siltstone("retention", NAME, "--json").json
+    assert found == {
+        "stream": NAME,
+        "recorded": default,
+        "in_force": default,
+        "from": "recorded with the stream",
+        "described": "keep_last 100, keep_hourly 48, keep_daily 30",
+    }
+    [line] = plain(siltstone("retention", NAME, "--keep-last", 2, "--keep-within", "15d"))
+    assert line == f"{NAME}: keep_last 2, keep_within 1296000s (recorded with the stream)"
+    assert siltstone("truncate", NAME, "--dry-run", "--json").json["deleted"] == [1, 2, 3, 4]
+    done = siltstone("truncate", NAME, "--keep-last", 4, "--dry-run", "--json").json
+    assert [k["checkpoint"] for k in done["kept"]] == [3, 4, 5, 6], "rules that are given stand in for all recorded"
+    (project / "siltstone.toml").write_text('warehouse = "w"\n[retention]\nmin_count = 3\n')
+    assert [k["checkpoint"] for k in siltstone("truncate", NAME, "--dry-run", "--json").json["kept"]] == [4, 5, 6]
+    (project / "siltstone.toml").write_text('warehouse = "w"\n[retention]\nkeep_all = true\n')
+    [line] = plain(siltstone("retention", NAME))
+    assert line == f"{NAME}: keep_all True ([retention] in the settings)"
+    assert siltstone("truncate", NAME, "--json").json["deleted"] == [] and len(visible()) == 6
+    siltstone("retention", NAME, "--keep-last", "-1").failed(2, "--keep-last")
+    siltstone("retention", NAME, "--keep-within", "soon").failed(2, "'soon'")
+    siltstone("retention", "nosuch", "--keep-all").failed(2, "no stream 'nosuch'")
+    assert siltstone("retention", NAME, "--json").json["recorded"] == {"keep_last": 2, "keep_within": "1296000s"}
 
 
 def test_savepoints() -> None:

@@ -123,7 +123,7 @@ def test_the_background_materializes_before_the_policy_has_to_take_a_base(place:
     free = PolicyOptions(size_ratio_max=None, d0=60, restore_weight=0.0)
     run = RegionRun(place, UPDATES, named("adjust-d", free))
     options = BackgroundOptions(MaterializationOptions(interval_s=0), free)
-    background = Background(place, "updates", options, in_order)
+    background = Background(place, "updates", run.region.epoch, options, in_order)
     forms, found = [], []
     for step in updates():
         completed = run.step(step)

@@ -205,8 +205,7 @@ def _running(
     outcome = "failed"
     try:
         runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=completed)
-        if settings.materialization.enabled:
-            background.start()
+        background.start()
         yield runner
         if runner.failure is None:
             outcome = "stopped" if runner.stopped else "done"
@@ -234,7 +233,7 @@ def _background(settings: Settings, place: Place, spark: SparkSession, region: R
     options = BackgroundOptions(
         settings.materialization, settings.policy_options, settings.retention, region.options.parallelism
     )
-    return Background(place, stream, options, units, units.cancel)
+    return Background(place, stream, region.epoch, options, units, units.cancel)
 
 
 def open_region(

@@ -4,33 +4,64 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, insert, make_url
+from sqlalchemy import Engine, create_engine, insert, make_url
 
 from siltstone.catalog import tables as t
 from siltstone.catalog import upgrade
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.records import Step
+from siltstone.errors import UnknownStream
 from tests.catalog_cases import commit_of
+from tests.clock import NOON
 
 FILES = '{"0": {"4": "v1\\n{\\"path\\":\\"file:///in/a.parquet\\",\\"timestamp\\":1,\\"batchId\\":4}"}}'
 RATE = '{"0": {"0": "v1\\n17"}}'
 
 
-def test_steps_that_were_recorded_before_they_could_be_pruned_stay_as_they_are(
-    catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def older_catalog(catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str) -> Engine:
+    """A catalog of that revision, in which stream flights has checkpoint 1; written by SQL, as today's code cannot."""
     older = tmp_path / "older"
-    newer = [path.name for path in (upgrade.MIGRATIONS / "versions").glob("r*.py") if path.name >= "r0004"]
+    newer = [path.name for path in (upgrade.MIGRATIONS / "versions").glob("r*.py") if path.name[1:5] > revision]
     shutil.copytree(upgrade.MIGRATIONS, older, ignore=shutil.ignore_patterns("__pycache__", *newer))
     with monkeypatch.context() as patch:
         patch.setattr(upgrade, "MIGRATIONS", older)
-        patch.setattr(upgrade, "REVISION", "0003")
-        with open_catalog(catalog_url) as catalog:
-            catalog.register("flights", 128, {})
-            catalog.new_epoch("flights", "host:1")
-            catalog.commit("flights", 1, commit_of(1))
+        patch.setattr(upgrade, "REVISION", revision)
+        open_catalog(catalog_url).close()
     url = make_url(catalog_url)
     engine = create_engine(url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url)
+    manifest = commit_of(1).manifest
+    of_manifest = {"manifest": manifest.name, "manifest_bytes": manifest.bytes, "manifest_checksum": manifest.checksum}
+    counted = {"digest": "0" * 32, "rows": 7, "bytes": 100, "forms": {"aircraft": "base"}, "d": {}, "statistics": {}}
+    made = {"stream": "flights", "epoch": 1}
+    with engine.begin() as connection:
+        values = {"name": "flights", "max_parallelism": 128, "definition": {}, "epoch": 1, "created_at": NOON}
+        connection.execute(insert(t.stream), values)
+        connection.execute(insert(t.run), made | {"first_checkpoint": 1, "who": "host:1", "started_at": NOON})
+        connection.execute(insert(t.checkpoint), made | {"id": 1, "committed_at": NOON} | of_manifest | counted)
+    return engine
+
+
+def test_a_stream_that_was_there_before_retention_was_recorded_keeps_everything_until_it_is_told(
+    catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older_catalog(catalog_url, tmp_path, monkeypatch, "0001").dispose()
+    rules = {"keep_last": 100}
+    with open_catalog(catalog_url) as catalog:
+        assert catalog.stream("flights").retention is None
+        assert catalog.register("flights", 128, {}, rules).retention is None, "it is not new"
+        assert catalog.register("others", 128, {}, rules).retention == rules
+        assert catalog.fork("flights", "branch", 1).retention is None
+        assert catalog.set_retention("flights", rules).retention == catalog.stream("flights").retention == rules
+        assert catalog.fork("flights", "later", 1).retention == rules, "a fork keeps what its parent does"
+        assert catalog.set_retention("others", None).retention is None
+        with pytest.raises(UnknownStream):
+            catalog.set_retention("nosuch", rules)
+
+
+def test_steps_that_were_recorded_before_they_could_be_pruned_stay_as_they_are(
+    catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = older_catalog(catalog_url, tmp_path, monkeypatch, "0003")
     recorded = {1: RATE, 2: "{}", 3: "{}", 4: FILES, 5: "{}"}
     with engine.begin() as connection:
         for number, sources in recorded.items():

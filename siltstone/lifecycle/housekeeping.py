@@ -1,0 +1,101 @@
+"""Keeps a running stream's storage bounded, in the background: sweeps what its killed runs left, applies retention.
+
+What no rule keeps is marked as checkpoints complete, and deleted by the same steps as any deletion
+(`lifecycle.deletion`), guarded by the run's writer epoch. To tell what goes, all that is retained is looked at; so that
+this takes the same work per checkpoint however much is retained, it happens once a twentieth as many checkpoints are
+new. Until then that twentieth is kept, too.
+"""
+
+import logging
+
+from siltstone.catalog.place import Place
+from siltstone.lifecycle.retention import Truncation, truncate
+from siltstone.lifecycle.sweep import sweep_killed
+from siltstone.policy.retention import RetentionOptions, retention_in_force
+
+_LOG = logging.getLogger(__name__)
+_PART = 20
+"""one look at all that is retained for this part of it that is new"""
+_AT_ONCE = 500
+"""checkpoints marked or deleted at a time, so that no transaction keeps a commit waiting"""
+
+
+class Housekeeper:
+    """The housekeeping of one run; for use by one thread.
+
+    Args:
+        epoch: the run's own; once it is fenced, nothing is deleted any more.
+        given: rules that stand in for those recorded with the stream.
+    """
+
+    def __init__(self, place: Place, stream: str, epoch: int, given: RetentionOptions) -> None:
+        self._place, self._stream, self._epoch, self._given = place, stream, epoch, given
+        self._swept = False
+        self._look_from = 1
+        """look once the run has completed so many checkpoints"""
+        self._materializations: frozenset[str] = frozenset()
+        """those that chains began with at the last look"""
+        self._told = False
+
+    def work(self, completed: int, *, ended: bool = False) -> None:
+        """Do what is to be done now.
+
+        Args:
+            completed: how many checkpoints the run has completed.
+            ended: no further step will begin.
+
+        Raises:
+            Fenced: a newer run has the stream.
+            UsageError: the rules keep nothing.
+            Unreachable: the store or the catalog failed; what is left is done the next time.
+        """
+        if not self._swept:
+            found = sweep_killed(self._place, self._stream, self._epoch)
+            self._swept = True
+            if found.deleted:
+                _LOG.warning(
+                    "%s: %d objects of runs that were killed are deleted, %d bytes",
+                    self._stream,
+                    found.deleted,
+                    found.bytes,
+                )
+        self._note_materializations(completed)
+        if completed and (ended or completed >= self._look_from):
+            self._apply_retention(completed)
+
+    def _note_materializations(self, completed: int) -> None:
+        catalog, stream = self._place.catalog, self._stream
+        begun = frozenset(m.id for m in catalog.chain_materializations(stream, catalog.last_id(stream)))
+        if begun - self._materializations:
+            # A step that has begun already may restore from what its chain began with before: wait for its checkpoint.
+            self._look_from = completed + 1
+        self._materializations = begun
+
+    def _apply_retention(self, completed: int) -> None:
+        stream = self._stream
+        rules = retention_in_force(self._place.catalog.stream(stream).retention, self._given)
+        if not rules.rules:
+            return
+        done = truncate(self._place, stream, self._given, epoch=self._epoch, limit=_AT_ONCE)
+        retained = len(done.kept) + len(done.waiting) + len(done.leased)
+        self._look_from = completed if done.left else completed + max(1, retained // _PART)
+        if done.deleted:
+            self._tell(done, rules)
+
+    def _tell(self, done: Truncation, rules: RetentionOptions) -> None:
+        """The first time where people see it; who runs a stream for weeks need not read it each time."""
+        level, more = logging.INFO, ""
+        if not self._told:
+            level, self._told = logging.WARNING, True
+            more = f" (further ones are logged as INFO; see or change the rules: siltstone retention {self._stream})"
+        _LOG.log(
+            level,
+            "%s: retention (%s) deleted checkpoints %s to %s, %d objects, %d bytes%s",
+            self._stream,
+            rules.described,
+            done.deleted[0],
+            done.deleted[-1],
+            done.objects,
+            done.bytes,
+            more,
+        )

@@ -1,0 +1,223 @@
+"""What a run deletes by itself: what no rule keeps, as checkpoints complete, and what its killed runs left."""
+
+import logging
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.errors import Fenced, Unreachable
+from siltstone.lifecycle.background import Background, BackgroundOptions
+from siltstone.lifecycle.deletion import SUBSUMED
+from siltstone.lifecycle.housekeeping import Housekeeper
+from siltstone.lifecycle.materialize import materialize
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.policy.compaction import MaterializationOptions
+from siltstone.policy.retention import NEW_STREAM, RetentionOptions
+from siltstone.store.filesystem import FilesystemStore
+from siltstone.store.paths import CheckpointPath
+from tests.clock import Clock
+from tests.places import place_at
+from tests.proofs import failures
+from tests.region_run import RegionRun
+from tests.sums import NAME, STREAM, rows
+
+OFTEN = named("adjust-d", PolicyOptions(d0=14, d_max=14, size_ratio_max=None, space_amplification_max=None))
+NEVER = named("adjust-d", PolicyOptions(d0=10_000, d_max=10_000, size_ratio_max=None, space_amplification_max=None))
+NONE_GIVEN = RetentionOptions()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def place(tmp_path: Path, clock: Clock) -> Iterator[Place]:
+    with place_at(tmp_path / "w", clock) as opened:
+        yield opened
+
+
+def in_order(function, tasks):
+    return [function(task) for task in tasks]
+
+
+def checkpoints(place: Place) -> list[int]:
+    return [c.id for c in place.catalog.checkpoints(NAME)]
+
+
+def stored(place: Place) -> int:
+    return len(list(place.warehouse.store.list("")))
+
+
+def test_a_checkpoint_per_second_leaves_the_store_bounded_whatever_materialization_does(
+    place: Place, clock: Clock
+) -> None:
+    """Seen: keep_last = 50, bases every 45 steps, so no materialization due: after eight minutes 506 of 506 were kept.
+
+    Here with 20 and 15."""
+    run = RegionRun(place, STREAM, OFTEN)
+    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=20))
+    most, objects = 0, []
+    for n in range(1, 181):
+        clock.move(seconds=1)
+        run.step(rows(n))
+        keeper.work(n)
+        if n > 60:
+            most = max(most, len(place.catalog.retained(NAME)))
+            objects.append(stored(place))
+    assert len(checkpoints(place)) <= 20 + (20 + 15) // 20 + 1
+    assert most <= 20 + 15 + 3, "what is kept, and the chain that the oldest of it builds on"
+    assert max(objects[-60:]) <= max(objects[:60]), "and it does not grow"
+    assert not failures(place, NAME)
+
+
+def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization(place: Place, clock: Clock) -> None:
+    run = RegionRun(place, STREAM, NEVER)
+    options = BackgroundOptions(
+        MaterializationOptions(interval_s=30), PolicyOptions(size_ratio_max=None), RetentionOptions(keep_last=10)
+    )
+    background = Background(place, NAME, run.region.epoch, options, in_order)
+    most = 0
+    for n in range(1, 141):
+        clock.move(seconds=1)
+        run.step(rows(n))
+        background.completed()
+        assert background.look()
+        most = max(most, len(place.catalog.retained(NAME)))
+    assert most <= 2 * 30 + 10 + 5
+    assert not failures(place, NAME)
+
+
+def test_the_default_keeps_the_newest_and_hours_and_days(place: Place, clock: Clock) -> None:
+    run = RegionRun(place, STREAM, OFTEN)
+    assert place.catalog.stream(NAME).retention == NEW_STREAM.to_record()
+    keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
+    for n in range(1, 241):
+        clock.move(minutes=30)
+        run.step(rows(n))
+        keeper.work(n, ended=n == 240)
+    *_, newest = records = place.catalog.checkpoints(NAME)
+    assert {r.id for r in records} >= set(range(141, 241))
+    assert len({r.committed_at.strftime("%d%H") for r in records}) >= 48
+    days = {r.committed_at.date() for r in records}
+    assert days == {newest.committed_at.date() - timedelta(days=n) for n in range(len(days))} and len(days) >= 4
+    assert len(records) <= 100 + 48 + 30
+    assert not failures(place, NAME)
+
+
+def test_a_stream_of_before_keeps_everything_until_it_is_told(place: Place) -> None:
+    run = RegionRun(place, STREAM, OFTEN)
+    place.catalog.set_retention(NAME, None)
+    keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
+    for n in range(1, 120):
+        run.step(rows(n))
+        keeper.work(n)
+    assert len(checkpoints(place)) == 119
+    place.catalog.set_retention(NAME, {"keep_last": 3})
+    run.step(rows(120))
+    keeper.work(120)
+    assert checkpoints(place) == [118, 119, 120]
+
+
+def test_it_is_told_once_where_people_see_it_and_recorded(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    run = RegionRun(place, STREAM, named("adjust-d", PolicyOptions(d_max=0)))
+    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=2))
+    caplog.set_level(logging.INFO)
+    for n in range(1, 6):
+        run.step(rows(n))
+        keeper.work(n)
+    told = [(r.levelname, r.getMessage()) for r in caplog.records if "retention" in r.getMessage()]
+    assert [level for level, _ in told] == ["WARNING", "INFO", "INFO"]
+    assert told[0][1].startswith(f"{NAME}: retention (keep_last 2) deleted checkpoints 1 to 1, ")
+    assert f"siltstone retention {NAME}" in told[0][1]
+    assert {d.reason for d in place.catalog.deletions(NAME)} == {SUBSUMED}
+
+
+def test_the_hour_long_first_deletion_is_done_in_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RegionRun(place, STREAM, OFTEN)
+    for n in range(1, 31):
+        run.step(rows(n))
+    monkeypatch.setattr("siltstone.lifecycle.housekeeping._AT_ONCE", 10)
+    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=1))
+    left = []
+    for _ in range(4):
+        keeper.work(1)
+        left.append(len(checkpoints(place)))
+    assert left == [20, 10, 1, 1]
+    assert not failures(place, NAME)
+
+
+def test_a_step_that_has_begun_finds_the_chain_it_was_told_of(place: Place) -> None:
+    """Another process materializes: what the chain began with before goes when the step has its checkpoint."""
+    run = RegionRun(place, STREAM, NEVER)
+    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=1))
+    for n in range(1, 5):
+        run.step(rows(n))
+        keeper.work(n)
+    (operator,) = STREAM.operators
+    materialize(place, NAME, operator.name, 4, id="0" * 32, parallelism=1, run=in_order)
+    before = stored(place)
+    keeper.work(4, ended=False)
+    assert stored(place) == before, "a step that began before may restore from it"
+    run.step(rows(5))
+    keeper.work(5)
+    assert [c.id for c in place.catalog.retained(NAME)] == [4, 5]
+    assert not failures(place, NAME)
+
+
+def test_what_killed_runs_left_is_swept_by_the_next(place: Place) -> None:
+    store, epochs = place.warehouse.store, []
+    for n in range(3):  # none of them says how it ended
+        run = RegionRun(place, STREAM, OFTEN)
+        run.step(rows(n + 1))
+        epochs.append(run.region.epoch)
+        store.put(f"{CheckpointPath(NAME, run.region.epoch, run.region.checkpoint).prefix}lost.segment", b"lost")
+    last = RegionRun(place, STREAM, OFTEN)
+    mine = f"{CheckpointPath(NAME, last.region.epoch, last.region.checkpoint).prefix}begun.segment"
+    store.put(mine, b"being written")
+    Housekeeper(place, NAME, last.region.epoch, NONE_GIVEN).work(0)
+    names = {name for name, _ in store.list("")}
+    assert not any("lost" in name for name in names) and mine in names
+    assert len(place.catalog.deletions(NAME)) == 3
+    last.step(rows(4))
+    assert not failures(place, NAME)
+
+
+def test_whoever_is_fenced_sweeps_and_deletes_nothing(place: Place) -> None:
+    run = RegionRun(place, STREAM, OFTEN)
+    for n in range(1, 5):
+        run.step(rows(n))
+    lost = f"{CheckpointPath(NAME, run.region.epoch, run.region.checkpoint).prefix}lost.segment"
+    place.warehouse.store.put(lost, b"lost")
+    fenced = RegionRun(place, STREAM, OFTEN).region.epoch
+    RegionRun(place, STREAM, OFTEN)
+    before = stored(place)
+    with pytest.raises(Fenced):
+        Housekeeper(place, NAME, fenced, RetentionOptions(keep_last=1)).work(1)
+    assert stored(place) == before and checkpoints(place) == [1, 2, 3, 4]
+    assert place.catalog.deletions(NAME) == []
+
+
+def test_a_store_that_fails_does_not_fail_the_stream_and_the_deletion_is_completed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RegionRun(place, STREAM, named("adjust-d", PolicyOptions(d_max=0)))
+    options = BackgroundOptions(MaterializationOptions(enabled=False), retention=RetentionOptions(keep_last=1))
+    background = Background(place, NAME, run.region.epoch, options, in_order)
+
+    def away(*_: object) -> None:
+        raise Unreachable("cannot reach the store: the test says so")
+
+    for n in range(1, 4):
+        run.step(rows(n))
+        background.completed()
+        with monkeypatch.context() as patch:
+            patch.setattr(FilesystemStore, "delete", away)
+            assert background.look() == (n == 1), "of which nothing goes yet"
+    assert caplog.text.count("retention is not applied for now: cannot reach the store") == 1, "not each time"
+    assert checkpoints(place) == [3]
+    assert background.look() and [c.id for c in place.catalog.retained(NAME)] == [3]
+    assert {name for name, _ in place.warehouse.store.list("")} == {o.name for o in place.catalog.objects(NAME)}

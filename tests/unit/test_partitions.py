@@ -1,0 +1,77 @@
+"""Which checkpoint a partition of restored state shows, and that none is shown in place of one that is gone."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+
+from assets.partitions import CheckpointGone, checkpoint_of
+from siltstone.catalog.place import Place
+from siltstone.errors import UnknownCheckpoint
+from siltstone.stream import Stream
+from tests.catalog_cases import commit_of
+from tests.clock import Clock
+from tests.places import place_at
+from tests.sums import Sums
+
+HOURS = Stream("flights", None, [Sums(name="by_key")], event_time="t")
+DAYS = replace(HOURS, event_days=(date(2013, 7, 1), date(2013, 7, 31)))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Eight checkpoints, one each twenty minutes from noon on, each with events up to a day later than the last."""
+    clock = Clock()
+    with place_at(tmp_path / "w", clock) as place:
+        place.catalog.register("flights", 8, {})
+        epoch = place.catalog.new_epoch("flights", "a test")
+        for id in range(1, 9):
+            place.catalog.commit("flights", epoch, commit_of(id, event_time_max=clock.time + timedelta(days=id - 1)))
+            clock.move(minutes=20)
+        yield place
+
+
+def delete(place: Place, *ids: int) -> None:
+    place.catalog.mark_deleted("flights", 1, ids)
+    place.catalog.forget("flights", 1, ids, [o.name for o in place.catalog.objects("flights", ids)])
+
+
+def test_a_day_shows_its_own_checkpoint_or_says_that_it_is_gone(place: Place) -> None:
+    def shown(day: int) -> int:
+        return checkpoint_of(place.catalog, DAYS, f"2013-07-{day:02d}")
+
+    assert [shown(day) for day in (4, 5, 6, 11, 20)] == [1, 2, 3, 8, 8]
+    with pytest.raises(UnknownCheckpoint, match="no checkpoint of events up to") as none:
+        shown(3)
+    assert not isinstance(none.value, CheckpointGone), "there never was one"
+    delete(place, 1, 2, 4, 5)
+    for day in (3, 4, 5, 7, 8):
+        with pytest.raises(
+            CheckpointGone, match=rf"2013-07-{day:02d} of stream flights .* deleted.* retention flights"
+        ):
+            shown(day)
+    with pytest.raises(CheckpointGone):  # 3 may be the last of that day, or not: nobody knows any more
+        shown(6)
+    assert [shown(day) for day in (9, 10, 11, 20)] == [6, 7, 8, 8]
+
+
+def test_one_that_is_marked_only_is_known_by_its_time(place: Place) -> None:
+    place.catalog.mark_deleted("flights", 1, [4])
+    assert checkpoint_of(place.catalog, DAYS, "2013-07-06") == 3
+    with pytest.raises(CheckpointGone):
+        checkpoint_of(place.catalog, DAYS, "2013-07-07")
+
+
+def test_an_hour_shows_its_newest_that_retention_kept_or_says_that_it_is_gone(place: Place) -> None:
+    def shown(hour: int) -> int:
+        return checkpoint_of(place.catalog, HOURS, f"2013-07-04-{hour}")
+
+    assert [shown(hour) for hour in (12, 13, 14, 20)] == [3, 6, 8, 8]
+    delete(place, 1, 2, 4, 5, 7)  # as keep_hourly does
+    assert [shown(hour) for hour in (12, 13, 14, 20)] == [3, 6, 8, 8]
+    delete(place, 6)
+    assert shown(12) == 3
+    with pytest.raises(CheckpointGone, match="2013-07-04-13"):
+        shown(13)
