@@ -6,10 +6,13 @@ in the same transaction as the write itself: an epoch begun meanwhile waits for 
 
 from datetime import datetime
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from siltstone.catalog.tables import checkpoint, run, stream
 from siltstone.errors import Fenced, UnknownStream
+
+RUNS_KEPT = 1000
+"""how many runs of a stream are remembered, at least"""
 
 
 def unknown(connection: Connection, name: str) -> UnknownStream:
@@ -62,7 +65,22 @@ def take_over(connection: Connection, name: str, who: str, now: datetime) -> int
     newest = connection.scalar(select(func.max(checkpoint.c.id)).where(checkpoint.c.stream == name)) or 0
     values = {"stream": name, "epoch": epoch, "first_checkpoint": newest + 1, "who": who, "started_at": now}
     connection.execute(insert(run).values(values))
+    _forget_old(connection, name, epoch)
     return epoch
+
+
+def _forget_old(connection: Connection, name: str, newest: int) -> None:
+    """Forget runs before the newest `RUNS_KEPT`, whose epochs nothing can be written under any more.
+
+    Those of which there is a checkpoint stay, and the one after each of these: it says which checkpoint such a run had
+    begun and not completed, whose objects a sweep looks for (`policy.orphans`).
+    """
+    if newest <= RUNS_KEPT:
+        return
+    completed = select(checkpoint.c.epoch).where(checkpoint.c.stream == name)
+    old = (run.c.stream == name) & (run.c.epoch <= newest - RUNS_KEPT)
+    needed = run.c.epoch.in_(completed) | (run.c.epoch - 1).in_(completed)
+    connection.execute(delete(run).where(old & ~needed))
 
 
 def end(connection: Connection, name: str, epoch: int | None, outcome: str, now: datetime) -> None:

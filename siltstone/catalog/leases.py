@@ -3,7 +3,8 @@
 A lease covers checkpoints from `first` to `last`. While it lives, deletions let these checkpoints wait and sweeps leave
 everything named under them alone: for a reader, what it reads; for a writer beside the run, such as a snapshot, what it
 has written and nothing refers to yet. Whoever finds a lease expired removes it before acting, so that one that was
-not renewed in time cannot come back to life.
+not renewed in time cannot come back to life. A process of the same machine that has died holds nobody up: its leases
+are gone as soon as somebody looks.
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
+from siltstone.catalog.processes import is_known_dead, this_process_identity
 from siltstone.catalog.transactions import Transactions
 
 _ALL = (0, 2**63 - 1)
@@ -21,7 +23,10 @@ _ALL = (0, 2**63 - 1)
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """One lease on checkpoints `first` to `last` of a stream; `id` is its own, `who` tells people whose."""
+    """One lease on checkpoints `first` to `last` of a stream; `id` is its own, `who` tells people whose.
+
+    `process` tells whether its holder lives (`processes`), None where that cannot be told.
+    """
 
     id: str
     stream: str
@@ -30,6 +35,7 @@ class LeaseRecord:
     who: str
     taken_at: datetime
     expires_at: datetime
+    process: str | None = None
 
     def covers(self, checkpoint: int) -> bool:
         """Whether the checkpoint is among its own."""
@@ -58,7 +64,7 @@ class Leases(Transactions):
             remove_expired(connection, stream, self._time(connection))
             first, last = _ALL if checkpoints is None else _span(connection, stream, checkpoints)
             taken = self._time(connection)
-            lease = LeaseRecord(id, stream, first, last, who, taken, taken + lasts)
+            lease = LeaseRecord(id, stream, first, last, who, taken, taken + lasts, this_process_identity())
             connection.execute(insert(t.lease), asdict(lease))
         return lease
 
@@ -74,7 +80,7 @@ class Leases(Transactions):
             connection.execute(delete(t.lease).where(t.lease.c.id == id))
 
     def live_leases(self, stream: str) -> list[LeaseRecord]:
-        """The leases that live, oldest first; expired ones are removed."""
+        """The leases that live, oldest first; expired ones, and those of dead processes, are removed."""
         with self._writing(f"the leases of stream {stream}") as connection:
             fencing.lock(connection, stream)
             remove_expired(connection, stream, self._time(connection))
@@ -82,17 +88,23 @@ class Leases(Transactions):
 
 
 def leases(connection: Connection, stream: str, now: datetime | None = None) -> list[LeaseRecord]:
-    """The leases of a stream, oldest first; with `now`, only those that have not expired."""
+    """The leases of a stream, oldest first; with `now`, only those that live."""
     c = t.lease.c
     query = select(t.lease).where(c.stream == stream).order_by(c.taken_at, c.id)
     if now is not None:
         query = query.where(c.expires_at > now)
-    return [LeaseRecord(**row) for row in connection.execute(query).mappings()]
+    found = [LeaseRecord(**row) for row in connection.execute(query).mappings()]
+    return [lease for lease in found if now is None or not is_known_dead(lease.process)]
 
 
 def remove_expired(connection: Connection, stream: str, now: datetime) -> None:
-    """Remove leases that have expired."""
-    connection.execute(delete(t.lease).where(t.lease.c.stream == stream, t.lease.c.expires_at <= now))
+    """Remove leases that have expired, and those of processes that are known to have died."""
+    c = t.lease.c
+    connection.execute(delete(t.lease).where(c.stream == stream, c.expires_at <= now))
+    held = connection.execute(select(c.id, c.process).where(c.stream == stream, c.process.is_not(None)))
+    dead = [id for id, process in held if is_known_dead(process)]
+    if dead:
+        connection.execute(delete(t.lease).where(c.id.in_(dead)))
 
 
 def _span(connection: Connection, stream: str, checkpoints: Iterable[int]) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
     warehouse                  one row: which warehouse this is the catalog of
 
-    stream 1--n run            one row a writer epoch
+    stream 1--n run            one row for each writer epoch, of the newest 1000 and of those that checkpoints are of
            1--n lease          who reads, or writes what nothing refers to yet
            1--n deletion       what was deleted from the store, of checkpoints and of orphans
            1--n rewinding      which checkpoints were given up, since they cannot be restored any more
@@ -61,7 +61,7 @@ from sqlalchemy import (
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.records import as_utc
 
-REVISION = "0005"
+REVISION = "0006"
 """the newest revision in `migrations/versions`"""
 REVISION_TABLE = "siltstone_revision"
 """our own name, so that a database shared with another Alembic user is not mistaken for ours"""
@@ -262,6 +262,7 @@ lease = Table(
     Column("who", Text, nullable=False),
     Column("taken_at", UtcTime, nullable=False),
     Column("expires_at", UtcTime, nullable=False),
+    Column("process", Text),
     Index("lease_by_stream", "stream"),
 )
 

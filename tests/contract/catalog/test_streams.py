@@ -6,9 +6,12 @@ from threading import Barrier
 
 import pytest
 
+from siltstone.catalog import fencing
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, SchemaConflict, UnknownStream, UsageError
+from siltstone.policy.orphans import incomplete_prefixes
+from siltstone.store.paths import CheckpointPath
 from tests.catalog_cases import NOON, Clock, add, commit_of, stored
 
 # --- streams ---------------------------------------------------------------------------------------------------------
@@ -153,3 +156,25 @@ def test_epochs_of_one_stream_leave_others_alone(flights: Catalog) -> None:
     flights.new_epoch("bids", "host")
     flights.check_epoch("flights", 1)
     assert flights.runs("flights")[0].ended_at is None
+
+
+def test_runs_of_long_ago_are_forgotten_but_for_those_that_checkpoints_are_of(
+    flights: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fencing, "RUNS_KEPT", 3)
+    flights.commit("flights", 1, commit_of(1))
+    for epoch in range(2, 11):
+        assert flights.new_epoch("flights", f"host:{epoch}") == epoch
+    flights.commit("flights", 10, commit_of(2, first={"aircraft": 1}))
+    for epoch in range(11, 16):
+        assert flights.new_epoch("flights", f"host:{epoch}") == epoch
+    runs = flights.runs("flights")
+    # 1 and 10 completed checkpoints; 2 and 11 say where these ended; 13 and later are the newest.
+    assert [run.epoch for run in runs] == [1, 2, 10, 11, 13, 14, 15]
+    found = incomplete_prefixes(runs, flights.standing("flights"))
+    for epoch, checkpoint in ((1, 2), (10, 3)):
+        assert CheckpointPath("flights", epoch, checkpoint).prefix in found
+    for fenced in (9, 14):
+        with pytest.raises(Fenced):
+            flights.commit("flights", fenced, commit_of(3))
+    flights.commit("flights", 15, commit_of(3))
