@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from siltstone.aggregate_functions import Average, Count, First, Function, Last, Max, Min, Sum
-from siltstone.errors import UsageError
+from siltstone.aggregate_functions import Average, Count, First, Function, Last, Max, Min, Overflow, Sum
+from siltstone.errors import BadRow, UsageError
 from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
 from siltstone.state.access import conform
-from siltstone.state.columns import one_array
+from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import distinct, normalise_keys, xxhash64
 from siltstone.state.variables import ColumnTypes, schema_of
 
@@ -105,7 +105,15 @@ class Aggregate(Operator):
         """
         keys = normalise_keys(conform(table, self.key, table.num_rows, f"operator {self.name}"))
         first, group = distinct(xxhash64(keys.columns), keys.columns)
-        reduced = self._reduce(self._lift(table), group, len(first))
+        lifted = self._lift(table)
+        try:
+            reduced = self._reduce(lifted, group, len(first))
+            fits = not any(_overflowed(function, part) for function, part in self._parts(reduced))
+        except Overflow:
+            fits = False
+        if not fits:
+            # All rows of a key may come to a sum that fits: each goes by itself, and `process` will see.
+            reduced, first = lifted, np.arange(table.num_rows)
         columns = [*keys.take(pa.array(first)).columns, *reduced]
         fitted = [c.cast(f.type) for c, f in zip(columns, self.partial_schema, strict=True)]
         return pa.table(fitted, schema=self.partial_schema)
@@ -122,7 +130,10 @@ class Aggregate(Operator):
                 for column, new in zip(old.values.columns, lifted, strict=True)
             ]
             group = np.concatenate([np.arange(len(keys)), group])
-        reduced = self._reduce(lifted, group, len(keys))
+        try:
+            reduced = self._reduce(lifted, group, len(keys))
+        except Overflow as overflow:
+            raise self._bad_row(overflow, keys.keys) from None
         state.totals.put(keys, pa.table(reduced, schema=self._kept))
         if self.output is None:
             return None
@@ -169,5 +180,23 @@ class Aggregate(Operator):
         given = given.rename_columns([names[name] for name in given.column_names])
         return [one_array(c) for c in conform(given, self._kept, table.num_rows, f"operator {self.name}").columns]
 
+    def _bad_row(self, overflow: Overflow, keys: pa.Table) -> BadRow:
+        """The error that names the column and the first of the keys."""
+        function = overflow.function
+        groups = np.flatnonzero(overflow.groups)
+        key = ", ".join(f"{name} {keys.column(name)[int(groups[0])]}" for name in keys.column_names)
+        more = f" and of {len(groups) - 1} more keys" if len(groups) > 1 else ""
+        kept = next(iter(function.columns().values()))
+        way = "on_overflow='null' or " if isinstance(function, Sum) else ""
+        return BadRow(
+            f"operator {self.name}: {function.name} of column {function.of} leaves {kept} for {key}{more}: "
+            f"use {way}a type with more room"
+        )
+
     def _reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
         return [c for function, part in self._parts(columns) for c in function.reduce(part, group, size)]
+
+
+def _overflowed(function: Function, reduced: list[pa.Array]) -> bool:
+    """Whether a sum that turns null has done so, among rows that were lifted just now."""
+    return isinstance(function, Sum) and function.on_overflow == "null" and bool(fixed_values(reduced[1]).any())

@@ -12,10 +12,21 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import UsageError
+from siltstone.exact import means, to_decimal, wide
 from siltstone.reduction import choose_by, count_by, extreme_by, sum_by, take_or_null
 from siltstone.state.columns import fixed_values, null_mask
 
 _EVENT_TIME = pa.timestamp("us", "UTC")
+_WHOLE = pa.decimal128(38, 0)
+"""holds every sum of int64 values of which an int64 can count the number"""
+
+
+class Overflow(Exception):
+    """A sum does not fit its type: that of `function`, in the groups where `groups` (bool[size]) is true."""
+
+    def __init__(self, function: "Sum | Average", groups: np.ndarray) -> None:
+        super().__init__(function.name)
+        self.function, self.groups = function, groups
 
 
 @dataclass(frozen=True)
@@ -89,17 +100,42 @@ class _OfColumn(Function):
 class Sum(_OfColumn):
     """The sum of the values that are not null; null where there is none.
 
-    Kept as `name`: int64 (modulo 2**64) for integers, float64 for floats, decimal128(38, scale) for decimals.
+    Kept as `name`: int64 for integers, float64 for floats, decimal128(38, scale) for decimals. Whether a sum fits is
+    looked at once for each call of `process`, when its rows are added to what was kept.
+
+    Args:
+        on_overflow: what becomes of a sum that does not fit: "fail" raises `BadRow`, "null" makes it null from then on
+            (kept as `<name>_overflowed`), "wrap" takes it modulo 2**64, which only integers can be.
     """
+
+    on_overflow: str = "fail"
+
+    def __post_init__(self) -> None:
+        if self.on_overflow not in ("fail", "null", "wrap"):
+            raise UsageError(f"on_overflow of {self.name} is {self.on_overflow!r}: use 'fail', 'null' or 'wrap'")
+        if self.on_overflow == "wrap" and not pa.types.is_integer(self.type):
+            raise UsageError(f"aggregate {self.name} adds up values of type {self.type}: only integers can wrap")
 
     def inputs(self) -> dict[str, pa.DataType | None]:
         return {self.of: _sum_type(self.type, self.name)}
 
     def columns(self) -> dict[str, pa.DataType]:
-        return {self.name: _sum_type(self.type, self.name)}
+        kept = {self.name: _sum_type(self.type, self.name)}
+        return kept | {f"{self.name}_overflowed": pa.bool_()} if self.on_overflow == "null" else kept
+
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        flags = [pa.array(np.zeros(len(columns[0]), np.bool_))] if self.on_overflow == "null" else []
+        return [*columns, *flags]
 
     def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
-        return [sum_by(columns[0], group, size)]
+        sums, overflow = sum_by(columns[0], group, size)
+        if self.on_overflow == "null":
+            overflowed = np.zeros(size, np.bool_) if overflow is None else overflow
+            overflowed[group[fixed_values(columns[1]).astype(np.bool_)]] = True
+            return [take_or_null(sums, np.arange(size), overflowed), pa.array(overflowed)]
+        if overflow is not None and self.on_overflow == "fail":
+            raise Overflow(self, overflow)
+        return [sums]
 
 
 @dataclass(frozen=True)
@@ -120,23 +156,36 @@ class Max(_OfColumn):
 
 @dataclass(frozen=True)
 class Average(_OfColumn):
-    """The mean (float64) of the values that are not null. Kept as `<name>_sum`, as by `Sum`, and
-    `<name>_count`."""
+    """The mean (float64) of the values that are not null.
+
+    Kept as `<name>_count` and `<name>_sum`: exact as decimal128(38, 0) for integers and as decimal128(38, scale) for
+    decimals, where more digits raise `BadRow`; float64 for floats, as in Spark.
+    """
 
     def inputs(self) -> dict[str, pa.DataType | None]:
         return {self.of: _sum_type(self.type, self.name)}
 
     def columns(self) -> dict[str, pa.DataType]:
-        return {f"{self.name}_sum": _sum_type(self.type, self.name), f"{self.name}_count": pa.int64()}
+        kind = _sum_type(self.type, self.name)
+        return {f"{self.name}_sum": _WHOLE if pa.types.is_integer(kind) else kind, f"{self.name}_count": pa.int64()}
 
     def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
-        return [columns[0], pa.array((~null_mask(columns[0])).astype(np.int64))]
+        absent = null_mask(columns[0])
+        values = columns[0]
+        if pa.types.is_integer(values.type):
+            values = to_decimal(wide(fixed_values(values)), _WHOLE, absent if values.null_count else None)
+        return [values, pa.array((~absent).astype(np.int64))]
 
     def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
-        return [sum_by(columns[0], group, size), count_by(columns[1], group, size)]
+        sums, overflow = sum_by(columns[0], group, size)
+        if overflow is not None:
+            raise Overflow(self, overflow)
+        return [sums, count_by(columns[1], group, size)]
 
     def result(self, columns: list[pa.Array]) -> pa.Array:
         count = fixed_values(columns[1])
+        if columns[0].type == _WHOLE and pa.types.is_integer(self.type):
+            return pa.array(means(fixed_values(columns[0]), count), mask=count == 0)
         total = fixed_values(columns[0].cast(pa.float64(), safe=False))
         return pa.array(total / np.maximum(count, 1), mask=count == 0)
 

@@ -10,26 +10,35 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from siltstone.exact import fits_int64, sum_int64, sum_words, to_decimal
 from siltstone.state.columns import canonical_bits, fixed_values, is_micros, null_mask
 
 _LAST = np.int64(2**63 - 1)
 
 
-def sum_by(array: pa.Array, group: np.ndarray, size: int) -> pa.Array:
-    """The sum of each group: int64 (modulo 2**64), float64, or decimal128 as they are.
+def sum_by(array: pa.Array, group: np.ndarray, size: int) -> tuple[pa.Array, np.ndarray | None]:
+    """The sum of each group of an int64, float64 or decimal128 array, and where it does not fit the type.
 
-    Floats are added in ascending order, so that rounding is the same whatever the order of the rows.
+    Floats are added in ascending order, so that rounding is the same whatever the order of the rows; they always fit.
+
+    Returns:
+        (sums, overflow: bool[size]): None where all of them fit. Of an integer that does not, the sum is that modulo
+        2**64; of a decimal it means nothing.
     """
-    if pa.types.is_decimal(array.type):
-        return _decimal_sums(array, group, size)
     values, group = _present(fixed_values(array), array, group)
-    if pa.types.is_floating(array.type):
-        order = np.argsort(values)
-        values, group = values[order], group[order]
+    absent = _absent(group, size)
+    if pa.types.is_decimal(array.type):
+        words, overflow = sum_words(values, group, size)
+        return to_decimal(words, array.type, absent), overflow if overflow.any() else None
+    if not pa.types.is_floating(array.type):
+        sums, words = sum_int64(values, group, size)
+        overflow = None if words is None else ~fits_int64(words)
+        return pa.array(sums, mask=absent), overflow if overflow is not None and overflow.any() else None
+    order = np.argsort(values)
     sums = np.zeros(size, values.dtype)
     with np.errstate(over="ignore", invalid="ignore"):  # to infinity, and infinity - infinity
-        np.add.at(sums, group, values)
-    return pa.array(sums, array.type, mask=_absent(group, size))
+        np.add.at(sums, group[order], values[order])
+    return pa.array(sums, array.type, mask=absent), None
 
 
 def count_by(array: pa.Array, group: np.ndarray, size: int) -> pa.Array:
@@ -114,11 +123,3 @@ def _absent(group: np.ndarray, size: int) -> np.ndarray | None:
     absent = np.ones(size, np.bool_)
     absent[group] = False
     return absent if absent.any() else None
-
-
-def _decimal_sums(array: pa.Array, group: np.ndarray, size: int) -> pa.Array:
-    sums = pa.table({"group": group, "value": array}).group_by("group").aggregate([("value", "sum")])
-    rows, absent = np.zeros(size, np.int64), np.ones(size, np.bool_)
-    found = sums.column("group").to_numpy()
-    rows[found], absent[found] = np.arange(len(found)), False
-    return take_or_null(sums.column("value_sum").combine_chunks().cast(array.type), rows, absent)

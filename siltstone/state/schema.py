@@ -10,6 +10,7 @@ from siltstone.errors import SchemaConflict, UsageError
 DELETED = "__deleted"
 """name of the boolean column that marks a delete in a table of changes"""
 RESERVED_PREFIX = "__"
+_WIDE_SUM = "decimal128(38, 0)"
 
 
 def _supported(kind: pa.DataType) -> bool:
@@ -91,9 +92,14 @@ class TableSchema:
         kept = {n: t for n, t in new["value"]}
         same = old["key"] == new["key"] and old["subkey"] == new["subkey"]
         if not same or any(kept.get(n) != t for n, t in old["value"]):
-            raise SchemaConflict(
-                f"{what} changed shape: recorded {old}, now {new}; only new value columns may be added"
+            averages = [n for n, t in old["value"] if n.endswith("_sum") and (t, kept.get(n)) == ("int64", _WIDE_SUM)]
+            why = (
+                f"averages of integers keep an exact sum since 0.2 ({', '.join(averages)}), and that of an older state "
+                "may have wrapped: start a stream of another name from the source"
+                if averages
+                else "only new value columns may be added"
             )
+            raise SchemaConflict(f"{what} changed shape: recorded {old}, now {new}; {why}")
 
 
 def type_of(text: str) -> pa.DataType:

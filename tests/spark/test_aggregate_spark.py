@@ -1,11 +1,17 @@
 """`Aggregate` equals Spark's own aggregation, with `partial` run inside Spark before its rows are merged."""
 
+from decimal import Decimal
 from random import Random
 
+import numpy as np
 import pyarrow as pa
+import pytest
+from pyspark.errors import ArithmeticException, NumberFormatException
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from siltstone.aggregate import Aggregate, Average, Count, First, Last, Max, Min, Sum
+from siltstone.errors import BadRow
 from tests.arrow_strategies import random_array
 from tests.subtask import subtask
 
@@ -61,3 +67,44 @@ def test_partial_inside_spark_then_merged_equals_spark(spark):
     ours, theirs = (t.select(names).sort_by("k").to_pydict() for t in (got, expected))
     for name in names:
         assert list(map(repr, ours[name])) == list(map(repr, theirs[name])), f"{name} differs from Spark's"
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_spark", "values", "fits"),
+    [
+        (pa.int64(), "bigint", [2**63 - 1, 1, -5], True),
+        (pa.int64(), "bigint", [2**63 - 6, 5, -3], True),
+        (pa.int64(), "bigint", [2**63 - 1, 1, 5], False),
+        (pa.int64(), "bigint", [-(2**63), 0, -1], False),
+        (pa.decimal128(38, 2), "decimal(38,2)", [Decimal(10**36 - 1), Decimal("0.99"), Decimal(0)], True),
+        (pa.decimal128(38, 2), "decimal(38,2)", [Decimal(10**36 - 1), Decimal("0.99"), Decimal("0.01")], False),
+    ],
+)
+def test_a_sum_overflows_where_sparks_does(spark, kind, of_spark, values, fits):
+    """Spark looks after each addition, in an order of its own: compared are its sums of wider numbers, and whether a
+    value of the type holds them."""
+    table = pa.table({"k": pa.array([1] * len(values)), "v": pa.array(values, kind)})
+    frame = spark.createDataFrame(table)
+    wider = f"sum(cast(v as decimal(38,{kind.scale if pa.types.is_decimal(kind) else 0})))"
+    with subtask(Aggregate("a", {"k": pa.int64()}, [Sum("total", of="v", type=kind)])) as task:
+        if fits:
+            exact = frame.selectExpr(f"cast({wider} as {of_spark}) total").first()[0]
+            assert task.process(table).column("total").to_pylist() == [exact]
+        else:
+            with pytest.raises((ArithmeticException, NumberFormatException)):
+                frame.selectExpr(f"cast({wider} as {of_spark}) total").collect()
+            with pytest.raises(BadRow, match="total of column v leaves"):
+                task.process(table)
+
+
+def test_an_average_of_timestamps_is_sparks_average_of_decimals(spark):
+    random = Random(3)
+    micros = [1_700_000_000_000_000 + random.randrange(10**9) for _ in range(9000)]
+    table = pa.table({"k": pa.array([n % 3 for n in range(9000)]), "v": pa.array(micros)})
+    with subtask(Aggregate("a", {"k": pa.int64()}, [Average("mean", of="v")], output=True)) as task:
+        for start in range(0, 9000, 4500):
+            got = task.process(table.slice(start, 4500)).sort_by("k").column("mean").to_pylist()
+    frame = spark.createDataFrame(table).groupBy("k").agg(F.avg(F.col("v").cast("decimal(20,0)")).alias("mean"))
+    exact = [float(row.mean) for row in frame.orderBy("k").collect()]
+    assert np.allclose(got, exact, rtol=0, atol=0.26), "doubles this large are a quarter apart"
+    assert min(got) > 1_700_000_000_000_000

@@ -1,0 +1,115 @@
+"""Exact sums of integers and decimals by group, in NumPy: 128-bit numbers as two words each.
+
+`words` (uint64[n, 2]) holds numbers in two's complement, low word first, as Arrow's decimal128 lies in memory. `group`
+(int64[n]) holds for each number the ordinal of its group, below `size`. A call takes fewer than 2**31 numbers.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+_HALF = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_LIMIT = 10**38
+"""decimal128(38) holds whole numbers below this, without regard to the sign"""
+_EXACT_FLOAT = np.uint64(1 << 53)
+
+
+def wide(values: np.ndarray) -> np.ndarray:
+    """int64[n] as words."""
+    return np.stack([values.view(np.uint64), (values >> np.int64(63)).view(np.uint64)], axis=1)
+
+
+def fits_int64(words: np.ndarray) -> np.ndarray:
+    """bool[n]: whether each number is an int64, which then is its low word."""
+    return words[:, 1].view(np.int64) == words[:, 0].view(np.int64) >> np.int64(63)
+
+
+def fits_decimal(words: np.ndarray) -> np.ndarray:
+    """bool[n]: whether each number has at most 38 digits."""
+    low, high = words[:, 0], words[:, 1].view(np.int64)
+    least, most = divmod(1 - _LIMIT, 1 << 64), divmod(_LIMIT - 1, 1 << 64)
+    above = (high > least[0]) | ((high == least[0]) & (low >= np.uint64(least[1])))
+    return above & ((high < most[0]) | ((high == most[0]) & (low <= np.uint64(most[1]))))
+
+
+def sum_int64(values: np.ndarray, group: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """The sum of each group of int64[n], modulo 2**64 as int64[size], and the exact sums as words.
+
+    There are no words (None) where the values are so small that no sum of a group's number of them leaves int64.
+    """
+    most = max(int(values.max()), -int(values.min())) if len(values) else 0
+    if most * len(values) < 1 << 63 or most * int(np.bincount(group).max()) < 1 << 63:
+        sums = np.zeros(size, np.int64)
+        np.add.at(sums, group, values)
+        return sums, None
+    words = _add([values.view(np.uint64) & _HALF, (values >> np.int64(32)).view(np.uint64)], group, size)[0]
+    return words[:, 0].view(np.int64), words
+
+
+def sum_words(words: np.ndarray, group: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of each group as words, modulo 2**128, and bool[size]: whether it has more than 38 digits."""
+    if fits_int64(words).all():
+        sums, exact = sum_int64(np.ascontiguousarray(words[:, 0]).view(np.int64), group, size)
+        return (wide(sums) if exact is None else exact), np.zeros(size, np.bool_)
+    low, high = words[:, 0], words[:, 1]
+    limbs = [low & _HALF, low >> _SHIFT, high & _HALF, (high.view(np.int64) >> np.int64(32)).view(np.uint64)]
+    sums, beyond = _add(limbs, group, size)
+    return sums, beyond | ~fits_decimal(sums)
+
+
+def _add(limbs: list[np.ndarray], group: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of numbers in limbs of 32 bits, lowest first and the last one signed: words, and whether 128 bits are too
+    few for them."""
+    sums = np.zeros((4, size), np.int64)
+    for total, limb in zip(sums, limbs, strict=False):
+        np.add.at(total, group, limb.view(np.int64))
+    for k in range(3):
+        sums[k + 1] += sums[k] >> np.int64(32)
+    top = sums[3]
+    beyond = top != top.astype(np.int32)
+    low, second, third, fourth = (total.view(np.uint64) & _HALF for total in sums)
+    return np.stack([low | second << _SHIFT, third | fourth << _SHIFT], axis=1), beyond
+
+
+def to_decimal(words: np.ndarray, kind: pa.DataType, absent: np.ndarray | None = None) -> pa.Array:
+    """An array of decimal128 from words, null where `absent` (bool[n])."""
+    valid = None if absent is None else pa.py_buffer(np.packbits(~absent, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(words), [valid, pa.py_buffer(np.ascontiguousarray(words))])
+
+
+def means(words: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """float64[n]: whole numbers divided by int64 counts, where the quotient is one of int64; 0 where the count is.
+
+    Rounded once for counts below 2**27; for greater ones the last bit may differ.
+    """
+    there = count > 0
+    result = np.zeros(len(count))
+    result[there] = _quotients(words[there], count[there])
+    return result
+
+
+def _quotients(words: np.ndarray, count: np.ndarray) -> np.ndarray:
+    low, high = words[:, 0].copy(), words[:, 1].copy()
+    negative = high.view(np.int64) < 0
+    low[negative] = ~low[negative] + np.uint64(1)
+    high[negative] = ~high[negative] + (low[negative] == 0)
+    quotient = low.astype(np.float64) / count
+    large = np.flatnonzero((high != 0) | (low >= _EXACT_FLOAT))
+    if len(large):
+        divisor = count[large].view(np.uint64)
+        few = divisor < np.uint64(1 << 31)
+        quotient[large[few]] = _long_division(low[large[few]], high[large[few]], divisor[few])
+        for k in large[~few].tolist():
+            quotient[k] = ((int(high[k]) << 64) + int(low[k])) / int(count[k])
+    return np.where(negative, -quotient, quotient)
+
+
+def _long_division(low: np.ndarray, high: np.ndarray, divisor: np.ndarray) -> np.ndarray:
+    """Quotients as floats, of divisors below 2**31."""
+    rest, whole = np.zeros(len(low), np.uint64), np.zeros(len(low), np.uint64)
+    for limb in (high >> _SHIFT, high & _HALF, low >> _SHIFT, low & _HALF):
+        part = rest << _SHIFT | limb
+        whole = whole << _SHIFT | part // divisor
+        rest = part % divisor
+    near = whole.astype(np.float64)
+    return near + ((whole - near.astype(np.uint64)).view(np.int64) + rest / divisor)
