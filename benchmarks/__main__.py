@@ -7,6 +7,7 @@
     changelog   batching, checkpoints of many writers, restoring one variable, the index (`benchmarks.changelog`)
     hedging     uploads with and without hedging on a slow store (`benchmarks.hedging`)
     lifecycle   materialization, restores, sweeps, ways to resume, space (`benchmarks.lifecycle`)
+    startup     starting with 100 and with 1,000,000 recorded steps (`benchmarks.startup`)
 
 All parts run, one after the other, where none is named. Numbers depend on the machine; ratios of one run are what
 counts. The stores are real servers, started by what the tests start them with. The exit code is 1 where a goal is
@@ -83,12 +84,20 @@ def lifecycle(scratch: Path, options: argparse.Namespace) -> Report:
     return lifecycle.run(scratch, picture, quick=options.quick)
 
 
+def startup(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.startup`."""
+    from benchmarks import startup
+
+    return startup.run(scratch, quick=options.quick)
+
+
 PARTS: dict[str, Part] = {
     "step": step,
     "stores": stores,
     "changelog": changelog,
     "hedging": hedging,
     "lifecycle": lifecycle,
+    "startup": startup,
 }
 SIDE_BY_SIDE = "side-by-side"
 
