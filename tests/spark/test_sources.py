@@ -10,11 +10,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
+from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run, stream_runner
 from siltstone.stream import DIRECTORY
 from tests.spark.arriving import MESSAGES, arrive, calls, keep_arriving
-from tests.spark_streams import COUNTS, STEPS, read_files, write_files
+from tests.spark_streams import COUNTS, STEPS, read_files, source_of, write_files
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -43,6 +44,22 @@ def test_a_warehouse_that_was_moved_reads_no_file_twice_and_none_is_lost(tmp_pat
     assert replay(at(moves), COUNTS).proven
     result = run(at(moves), COUNTS, RunRequest())
     assert (result.checkpoints, result.rows) == ([5], STEPS[0].num_rows)
+
+
+def test_after_a_pruning_of_the_input_log_no_file_is_read_again(tmp_path: Path) -> None:
+    settings, whole = at(tmp_path / "w"), at(tmp_path / "whole")
+    tables = [STEPS[n % 4] for n in range(14)]
+    stream = replace(COUNTS, source=source_of(tables[:12]))
+    run(settings, stream, RunRequest())
+    with Place.existing(settings.warehouse) as place:
+        delete_checkpoints(place, "counts", range(1, 12))
+        epoch = place.catalog.stream("counts").epoch
+        assert place.catalog.prune_input_log("counts", epoch, at_least=1) == 10
+    run(whole, replace(COUNTS, source=source_of(tables)), RunRequest())
+    result = run(settings, replace(COUNTS, source=source_of(tables)), RunRequest())
+    assert (result.checkpoints, newest(settings, "counts")) == ([13, 14], newest(whole, "counts"))
+    replayed = replay(settings, stream)
+    assert (replayed.since, replayed.proven) == (12, True) and "retention.input_log keeps more" in replayed.why
 
 
 def cleaning(value: str) -> Callable[[SparkSession, dict[str, str]], DataFrame]:
