@@ -48,8 +48,13 @@ def _check_plan(plan: Any) -> None:
                 )
 
 
-def paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, str]:
-    """The path of a local directory as Spark writes it in URLs, as it is given and without symbolic links."""
+def paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
+    """The path of a local directory as Spark writes it in URLs, as it is given and without symbolic links.
+
+    None in a session of Spark Connect, which runs no stream.
+    """
+    if not isinstance(spark, SparkSession):
+        return ()
     context: Any = spark.sparkContext
     paths = os.path.abspath(directory), os.path.realpath(directory)
     given, resolved = (context._jvm.org.apache.hadoop.fs.Path(path).toUri().getRawPath() for path in paths)
