@@ -96,10 +96,12 @@ def delete(
 ) -> None:
     """Delete checkpoints. One that others build on is only marked, and goes with the last of them."""
     from siltstone.lifecycle.deletion import delete_checkpoints
+    from siltstone.policy.retention import retention_in_force
 
     settings = settings_of(warehouse, catalog)
     with existing(settings) as place:
-        result = delete_checkpoints(place, stream, checkpoints, input_log=settings.retention.input_log)
+        rules = retention_in_force(place.catalog.stream(stream).retention, settings.retention)
+        result = delete_checkpoints(place, stream, checkpoints, input_log=rules.input_log)
     line = f"{stream}: {len(result.deleted)} checkpoints deleted, {result.objects} objects, {size(result.bytes)}"
     if result.marked:
         line += f"; {', '.join(map(str, result.marked))} will go with the last checkpoint that builds on them"
