@@ -122,6 +122,10 @@ class Settings(BaseSettings):
         default={},
         description="by stream and operation: a cron expression (UTC), or off; see orchestration/schedules.py",
     )
+    openmetrics: Path | None = Field(
+        default=None,
+        description="file in which runs keep their metrics as OpenMetrics text; {stream} in it is the stream's name",
+    )
     recovery: RecoveryOptions = Field(default_factory=RecoveryOptions, description="what a run may do about damage")
 
     @classmethod

@@ -192,6 +192,12 @@ class UploadMetrics:
             self._observe("latency_s", seconds)
             self._observe("object_bytes", size_bytes)
 
+    def direct(self, size_bytes: int, seconds: float) -> None:
+        """An object was stored in one request that no uploader made: a base as it was written, or a manifest."""
+        self.count("requests")
+        self.count("attempts")
+        self.stored(size_bytes, seconds)
+
     def batch(self, segments: int) -> None:
         """So many segments travel together."""
         with self._lock:

@@ -55,9 +55,10 @@ def run(
         policy=policy,
         checkpoint_steps=checkpoint_steps,
         checkpoint_s=checkpoint_s,
+        openmetrics=openmetrics,
         materialization=None if materialize_every is None else _every(materialize_every),
     )
-    request = operations.RunRequest(batches, follow, pairs(options), openmetrics)
+    request = operations.RunRequest(batches, follow, pairs(options))
     with progress(f"running {stream}") as tell:
         result = operations.run(settings, stream_of(settings, stream), request, lambda c: tell(checkpoint_line(c)))
     print_result(

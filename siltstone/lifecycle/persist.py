@@ -4,6 +4,7 @@ The executor's half writes them; what is too small to be worth an object of its 
 acknowledgement. The driver's half stores such segments of all subtasks and operators of the checkpoint together.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -138,9 +139,11 @@ def _bases(
     objects = []
     with _writer(task, order, state.groups, inlining) as writer:
         for name, table in sorted(state.tables.items()):
+            began = time.perf_counter()
             with clock.phase("base"), checksummed(store, names.base(operator, name, subtask, attempt)) as out:
                 rows = write_base(out, table.schema, table.scan(state.groups))
             assert out.stored is not None
+            uploader.metrics.direct(out.stored.bytes, time.perf_counter() - began)
             objects.append(out.stored)
             writer.append(state.groups, WholeTable(name, out.stored, rows, _sum(table, state.groups)))
         part = _persisted({state.groups: writer}, inlining, state, clock, uploader)

@@ -22,7 +22,7 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit, Edit, InputPosition, Step, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.lifecycle.costs import Gathered, cost_of, materialized_chain, statistics_of, uploads_of, written_form
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of
@@ -321,7 +321,7 @@ class Region:
         self._gathered.last, uploads = place_inline(self.warehouse, self.options.upload, path, self._gathered.last)
         uploads = uploads.merge(uploads_of(self._gathered))
         manifest = self._manifest(uploads)
-        stored = self._store.put(path.manifest(), encode_manifest(manifest))
+        stored, uploads = self._store_manifest(path, manifest, uploads)
         commit = replace(commit_of(manifest, stored, steps), edit=edit, parallelism=parallelism)
         first = self.catalog.commit(self.stream.name, self.epoch, commit)
         completed = Completed(
@@ -344,6 +344,15 @@ class Region:
         """Note in the catalog how the run ended, and delete what it left of a checkpoint that did not complete."""
         self.catalog.end_epoch(self.stream.name, self.epoch, outcome)
         sweep_ended(Place(self.warehouse, self.catalog), self.stream.name, self.epoch)
+
+    def _store_manifest(
+        self, path: CheckpointPath, manifest: Manifest, uploads: UploadStatistics
+    ) -> tuple[StoredObject, UploadStatistics]:
+        """The stored manifest, and the uploads with its own; what it holds of them cannot have it."""
+        data, began = encode_manifest(manifest), time.perf_counter()
+        stored, metrics = self._store.put(path.manifest(), data), UploadMetrics()
+        metrics.direct(stored.bytes, time.perf_counter() - began)
+        return stored, uploads.merge(metrics.take())
 
     def _manifest(self, uploads: UploadStatistics) -> Manifest:
         received = self._gathered.last

@@ -233,7 +233,8 @@ def test_in_the_users_own_query(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_as_the_readme_does_it(spark: SparkSession, tmp_path: Path) -> None:
-    settings = at(tmp_path / "w").model_copy(update={"checkpoint_steps": 2})
+    given = {"checkpoint_steps": 2, "openmetrics": tmp_path / "{stream}.txt"}
+    settings = at(tmp_path / "w").model_copy(update=given)
     stream = replace(COUNTS, source=None)
     rows = source_of(STEPS)(spark, {DIRECTORY: str(tmp_path / "files")})
     with stream_runner(settings, stream, spark) as runner:
@@ -243,6 +244,11 @@ def test_as_the_readme_does_it(spark: SparkSession, tmp_path: Path) -> None:
     with Place.existing(settings.warehouse) as place:
         assert [r.outcome for r in place.catalog.runs("counts")] == ["done"]
         digest = place.catalog.latest("counts").digest
+        stored = len(place.catalog.objects("counts"))
+    metrics = (tmp_path / "counts.txt").read_text()
+    assert f'siltstone_upload_objects_total{{stream="counts"}} {stored}.0\n' in metrics, (
+        "a user's own query writes them"
+    )
     with Place.existing(at(tmp_path / "steady").warehouse) as place:
         assert place.catalog.latest("counts").digest == digest
     with pytest.raises(UsageError, match="no source of its own"):

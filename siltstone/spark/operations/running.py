@@ -5,28 +5,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
-from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
 from siltstone.errors import Fenced, Stopped, Unreachable
 from siltstone.lifecycle.background import Background, BackgroundOptions
-from siltstone.lifecycle.compaction import OperatorHealth, materialization_health
 from siltstone.lifecycle.definition import check_recorded, check_run
 from siltstone.lifecycle.lease import this_process
-from siltstone.lifecycle.metrics import health_metrics
 from siltstone.lifecycle.recovery import Recovery
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
 from siltstone.policy.adaptive import named
 from siltstone.settings import Settings
 from siltstone.spark.background import SparkUnits
 from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
+from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.runner import StreamRunner, open_source, run_stream
 from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.stopping import StopRequest, stop_on_signals
-from siltstone.store.filesystem import reaching
 from siltstone.stream import Stream
 
 _LOG = logging.getLogger(__name__)
@@ -55,14 +51,12 @@ class RunResult:
 class RunRequest:
     """How much to run: `batches` micro-batches at most, or, with `follow`, on and on; `options` go to the source.
 
-    `openmetrics` is a file that holds the metrics of the run's uploads so far, and of materialization, as OpenMetrics
-    text, after each checkpoint. `who` is what the catalog tells people of whose the run is: this process, for None.
+    `who` is what the catalog tells people of whose the run is: this process, for None.
     """
 
     batches: int | None = None
     follow: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
-    openmetrics: Path | None = None
     who: str | None = None
 
 
@@ -86,26 +80,15 @@ def run(
     """
     start = time.perf_counter()
     done: list[Completed] = []
-    uploads = UploadStatistics()
 
     def completed(checkpoint: Completed) -> None:
-        nonlocal uploads
         done.append(checkpoint)
-        uploads = uploads.merge(checkpoint.uploads)
-        if request.openmetrics is not None:
-            try:
-                health = materialization_health(
-                    place.catalog, stream.name, settings.materialization, settings.policy_options
-                )
-                write_metrics(request.openmetrics, stream.name, uploads, health)
-            except Unreachable as error:  # nobody's state depends on it
-                _LOG.warning("%s", error)
+        metrics.completed(place.catalog, checkpoint)
         on_checkpoint(checkpoint)
 
     named(settings.policy, settings.policy_options)
     check_run(stream, request.options, settings.parallelism or 1)
-    if request.openmetrics is not None:
-        write_metrics(request.openmetrics, stream.name, uploads)
+    metrics = RunMetrics(settings, stream.name)
     with _writable(settings) as place:
         check_recorded(place.catalog, stream, request.options)
         spark = spark_session(settings.master, settings.spark, steps=True)
@@ -135,24 +118,10 @@ def run(
         rows=sum(c.rows_in for c in done),
         bytes=sum(c.bytes for c in done),
         seconds=round(time.perf_counter() - start, 3),
-        uploads=uploads.summary(),
+        uploads=metrics.uploads.summary(),
         recovered=recovery.done,
         stopped=runner.stopped,
     )
-
-
-def write_metrics(
-    path: Path, stream: str, uploads: UploadStatistics, health: Mapping[str, OperatorHealth] | None = None
-) -> None:
-    """Replace the file that holds a run's metrics, at once, so that a collector never reads half of it.
-
-    Raises:
-        Unreachable: it cannot be written.
-    """
-    written = path.with_name(f".{path.name}.partial")
-    with reaching(f"write the metrics to {path}"):
-        written.write_text(openmetrics(uploads, {"stream": stream}, health_metrics(health or {}, stream)))
-        written.replace(path)
 
 
 @contextmanager
@@ -170,12 +139,17 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
     Raises:
         SiltstoneError: see `Region.open`.
     """
+    metrics = RunMetrics(settings, stream.name)
     with _writable(settings) as place, ExitStack() as stack:
+
+        def completed(checkpoint: Completed) -> None:
+            metrics.completed(place.catalog, checkpoint)
+
         try:
-            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), lambda _: None))
+            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), completed))
         except DAMAGED as error:
             SelfRecovery(settings, place, stream.name, spark).attempt(error)
-            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), lambda _: None))
+            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), completed))
         yield runner
         if runner.failure is None:
             runner.finish()

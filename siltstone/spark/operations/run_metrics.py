@@ -1,0 +1,55 @@
+"""Keeps a run's metrics in a file, as OpenMetrics text, for a collector: whatever runs the stream."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from siltstone.catalog.repository import Catalog
+from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
+from siltstone.errors import Unreachable
+from siltstone.lifecycle.compaction import OperatorHealth, materialization_health
+from siltstone.lifecycle.metrics import health_metrics
+from siltstone.lifecycle.region import Completed
+from siltstone.settings import Settings
+from siltstone.store.filesystem import reaching
+
+_LOG = logging.getLogger(__name__)
+
+
+class RunMetrics:
+    """What the uploads of one run did so far, and how materialization does.
+
+    Args:
+        settings: `openmetrics` names the file; without it nothing is written.
+
+    Raises:
+        Unreachable: the file cannot be written. Later, that is a warning: nobody's state depends on it.
+    """
+
+    def __init__(self, settings: Settings, stream: str) -> None:
+        self._settings, self._stream = settings, stream
+        self._path = settings.openmetrics and Path(str(settings.openmetrics).replace("{stream}", stream))
+        self.uploads = UploadStatistics()
+        if self._path is not None:
+            self._write(self._path, {})
+
+    def completed(self, catalog: Catalog, checkpoint: Completed) -> None:
+        """Count a checkpoint that has completed, and write the file."""
+        self.uploads = self.uploads.merge(checkpoint.uploads)
+        if self._path is None:
+            return
+        settings = self._settings
+        try:
+            health = materialization_health(catalog, self._stream, settings.materialization, settings.policy_options)
+            self._write(self._path, health)
+        except Unreachable as error:
+            _LOG.warning("%s", error)
+
+    def _write(self, path: Path, health: Mapping[str, OperatorHealth]) -> None:
+        """Replace the file, at once, so that a collector never reads half of it."""
+        written = path.with_name(f".{path.name}.partial")
+        with reaching(f"write the metrics to {path}"):
+            written.write_text(
+                openmetrics(self.uploads, {"stream": self._stream}, health_metrics(health, self._stream))
+            )
+            written.replace(path)
