@@ -1,6 +1,9 @@
 """The asset `<stream>/full_snapshot`: the live state copied in full, an independent witness for restores."""
 
+from collections.abc import Iterator
+
 import dagster as dg
+from pydantic import Field
 
 from assets.failures import told_clearly
 from assets.metadata import Metadata
@@ -9,8 +12,15 @@ from assets.stream_run import OWNERS
 from jobs.take_snapshot import take_snapshot
 from resources import SparkResource, WarehouseResource
 from siltstone.catalog.place import Place
+from siltstone.errors import NoLiveState
 from siltstone.settings import Settings
 from siltstone.stream import Stream
+
+
+class FullSnapshotConfig(dg.Config):
+    """What becomes of a snapshot that cannot be taken."""
+
+    if_possible: bool = Field(default=False, description="say so and succeed where the live state is not to be had")
 
 
 def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
@@ -22,6 +32,7 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
         group_name=dagster_name(stream.name),
         kinds={"spark", "parquet"},
         owners=OWNERS,
+        output_required=False,
         pool=pool(stream.name, "snapshot"),
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "snapshot"},
         description=(
@@ -29,16 +40,26 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
             "from the changelog, to compare restores with. It can only be taken where the stream ran."
         ),
     )
-    def full_snapshot(warehouse: WarehouseResource, spark: SparkResource) -> dg.MaterializeResult:
+    def full_snapshot(
+        context: dg.AssetExecutionContext,
+        config: FullSnapshotConfig,
+        warehouse: WarehouseResource,
+        spark: SparkResource,
+    ) -> Iterator[dg.MaterializeResult]:
         with told_clearly():
             settings = warehouse.settings(spark)
             taken = {}
             if not _is_there(settings, stream.name):
-                result = take_snapshot(settings, stream.name)
-                taken = {"seconds": result.seconds}
+                try:
+                    taken = {"seconds": take_snapshot(settings, stream.name).seconds}
+                except NoLiveState as error:
+                    if not config.if_possible:
+                        raise
+                    context.log.warning(f"no snapshot is taken now: {error}")
+                    return
             metadata, digest = _newest(settings, stream.name)
         metadata |= {"taken": "now" if taken else "before", **taken}
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(digest))
+        yield dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(digest))
 
     return full_snapshot
 

@@ -1,6 +1,6 @@
 """What is done to a stream beside running it, as Dagster jobs: one a stream and operation.
 
-<stream>__materialize  __verify  __verify_deep     of assets and checks
+<stream>__materialize  __snapshot  __verify  __verify_deep     of assets and checks
 <stream>__truncate  __sweep  __recover             of one op each, which says in its output what it did
 """
 
@@ -12,7 +12,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.failures import told_clearly
-from assets.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool
+from assets.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name, pool
 from checks.suites import RESTORE_EQUALS_SNAPSHOT
 from jobs.recover import recover
 from jobs.sweep import sweep
@@ -21,6 +21,7 @@ from resources import SparkResource, WarehouseResource
 from siltstone.stream import Stream
 
 RUN, MATERIALIZE, VERIFY, VERIFY_DEEP = "run", "materialize", "verify", "verify_deep"
+SNAPSHOT = "snapshot"
 TRUNCATE, SWEEP, RECOVER = "truncate", "sweep", "recover"
 STREAM_TAG, OPERATION_TAG = "siltstone/stream", "siltstone/operation"
 
@@ -33,7 +34,7 @@ def job_tags(stream: Stream, operation: str) -> dict[str, str]:
 def asset_jobs(stream: Stream) -> list[Any]:  # Dagster does not export the type of what define_asset_job returns
     """The jobs of one stream that make assets or check them."""
     name = stream.name
-    deep = dg.AssetCheckKey(asset_key(name, "full_snapshot"), RESTORE_EQUALS_SNAPSHOT.name)
+    deep = dg.AssetCheckKey(asset_key(name, FULL_SNAPSHOT), RESTORE_EQUALS_SNAPSHOT.name)
     quick = dg.AssetSelection.checks_for_assets(asset_key(name, CHECKPOINTS), asset_key(name, MATERIALIZATION))
     checkpoints = dg.AssetSelection.assets(asset_key(name, CHECKPOINTS)).required_multi_asset_neighbors()
     return [
@@ -54,6 +55,12 @@ def asset_jobs(stream: Stream) -> list[Any]:  # Dagster does not export the type
             selection=quick,
             tags=job_tags(stream, VERIFY),
             description=f"Prove every checkpoint of `{name}`, and check its chains, store, sinks and materialization.",
+        ),
+        dg.define_asset_job(
+            dagster_name(name, SNAPSHOT),
+            selection=dg.AssetSelection.assets(asset_key(name, FULL_SNAPSHOT)).without_checks(),
+            tags=job_tags(stream, SNAPSHOT),
+            description=f"Copy the live state of `{name}` in full, to compare restores with.",
         ),
         dg.define_asset_job(
             dagster_name(name, VERIFY_DEEP),

@@ -1,4 +1,7 @@
-"""When each operation is done to each stream, unless siltstone.toml says otherwise. Turn them on in the page.
+"""When each operation is done to each stream, unless siltstone.toml says otherwise.
+
+The snapshot and the deep verification that compares with it are on from the start: no digest is as good a witness.
+Turn the others on in the page.
 
 [schedules.flights]
 sweep = "0 5 * * *"     # cron, UTC
@@ -9,13 +12,14 @@ from collections.abc import Collection, Iterable
 
 import dagster as dg
 
-from assets.names import asset_key, dagster_name
-from orchestration.operations import MATERIALIZE, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP, job_tags
+from assets.names import FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
+from orchestration.operations import MATERIALIZE, SNAPSHOT, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP, job_tags
 from resources import SparkResource, WarehouseResource
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.lifecycle.compaction import materialization_health
+from siltstone.lifecycle.snapshot import find_obstacle
 from siltstone.settings import CONFIGURATION, Settings
 from siltstone.stream import Stream
 
@@ -24,10 +28,13 @@ DEFAULTS = {
     MATERIALIZE: "*/10 * * * *",
     TRUNCATE: "5 * * * *",
     VERIFY: "20 * * * *",
+    SNAPSHOT: "0 3 * * *",
     VERIFY_DEEP: "30 3 * * *",
     SWEEP: "45 4 * * *",
 }
 """operation -> cron, UTC: chains every ten minutes, where they are due; proofs hourly; row by row and orphans daily"""
+ON = frozenset({SNAPSHOT, VERIFY_DEEP})
+"""those that are on from the start"""
 
 
 def all_schedules(
@@ -69,6 +76,7 @@ def _schedule(stream: Stream, operation: str, cron: str) -> dg.ScheduleDefinitio
         job_name=dagster_name(stream.name, operation),
         cron_schedule=cron,
         execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.RUNNING if operation in ON else dg.DefaultScheduleStatus.STOPPED,
         description=f"{operation} of `{stream.name}`; a tick is skipped while the run of an earlier one goes on, and "
         "where there is nothing to do",
     )
@@ -103,6 +111,8 @@ def _nothing_to_do(settings: Settings, stream: str, operation: str) -> str | Non
                 return f"{stream} has no checkpoint yet"
             if operation == MATERIALIZE and not _due(settings, catalog, stream):
                 return "no chain is due"
+            if operation == SNAPSHOT:
+                return find_obstacle(place, stream)
             if operation == VERIFY_DEEP and not catalog.snapshots(stream):
                 return f"there is no full snapshot to compare with: materialize {stream}/full_snapshot"
     except UsageError as error:  # no warehouse yet, above all
@@ -118,7 +128,9 @@ def _due(settings: Settings, catalog: Catalog, stream: str) -> bool:
 
 
 def _config(stream: Stream, operation: str) -> dict:
-    """Only chains that have grown long enough are worth the work."""
-    if operation != MATERIALIZE:
+    """Only chains that have grown long enough are worth the work; a live run may move on amid a snapshot."""
+    configs = {MATERIALIZE: (MATERIALIZATION, {"due": True}), SNAPSHOT: (FULL_SNAPSHOT, {"if_possible": True})}
+    if operation not in configs:
         return {}
-    return {"ops": {asset_key(stream.name, "materialization").to_python_identifier(): {"config": {"due": True}}}}
+    asset, config = configs[operation]
+    return {"ops": {asset_key(stream.name, asset).to_python_identifier(): {"config": config}}}

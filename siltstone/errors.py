@@ -11,6 +11,7 @@
     |  '- NewerFormat             2   a newer Siltstone wrote the object; it is no damage
     |- StateError                 1   state that is not what it should be
     |  |- CorruptObject           1   a stored object is missing, cut or altered
+    |  |- NoLiveState             1   a checkpoint's live state is not on this machine, or not any more
     |  '- ProofFailed             1   a restore's digest differs from the recorded one
     |- Unreachable                3   the store or the catalog cannot be reached, read or written
     |  '- ObjectExists            3   a write-once object is already there
@@ -70,6 +71,10 @@ class StateError(SiltstoneError):
 
 class CorruptObject(StateError):
     """A stored object is missing, cut short or altered; the message names it."""
+
+
+class NoLiveState(StateError):
+    """This machine does not have the live state of a checkpoint, or not at this moment."""
 
 
 class ProofFailed(StateError):

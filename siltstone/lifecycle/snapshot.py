@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone.catalog.manifest import Manifest
+from siltstone.catalog.place import Place
 from siltstone.changelog.base import write_base
-from siltstone.errors import StateError
+from siltstone.errors import NoLiveState
 from siltstone.lifecycle.export import opaque_rows
 from siltstone.lifecycle.restore import opaque_of, schemas_of
 from siltstone.lifecycle.working_state import LOCK_WAIT_S, locked
@@ -60,7 +61,7 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
     """Write the live tables of one subtask, a Parquet object each.
 
     Raises:
-        StateError: this machine has no working state at exactly that checkpoint.
+        NoLiveState: this machine has no working state at exactly that checkpoint, or a step is at work on it.
     """
     manifest, name = task.manifest, task.operator
     directory = task.warehouse.local.state(manifest.stream, manifest.epoch, name, task.subtask)
@@ -91,6 +92,20 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
     return SnapshotPart(objects, rows)
 
 
+def find_obstacle(place: Place, stream: str) -> str | None:
+    """Why no snapshot of the newest checkpoint needs to be taken, or can be taken here; None if one may be tried.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: it has none.
+    """
+    newest = place.catalog.latest(stream)
+    if any(snapshot.checkpoint == newest.id for snapshot in place.catalog.snapshots(stream)):
+        return f"checkpoint {newest.id} of {stream} has a full snapshot already"
+    if not place.warehouse.local.work(stream, newest.epoch).is_dir():
+        return f"the live state of {stream} at checkpoint {newest.id} is not on this machine: take it where it ran"
+    return None
+
+
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """The lock of a subtask's directory, as an error of ours where it cannot be had."""
@@ -98,13 +113,13 @@ def _locked(directory: Path) -> Iterator[None]:
         try:
             stack.enter_context(locked(directory, LOCK_WAIT_S))
         except TimeoutError as error:
-            raise StateError(str(error)) from None
+            raise NoLiveState(str(error)) from None
         yield
 
 
-def _elsewhere(task: SnapshotTask) -> StateError:
+def _elsewhere(task: SnapshotTask) -> NoLiveState:
     manifest = task.manifest
-    return StateError(
+    return NoLiveState(
         f"no live state of {manifest.stream}/{task.operator} subtask {task.subtask} at checkpoint "
         f"{manifest.checkpoint} on this machine: run the stream here, then take the snapshot"
     )

@@ -74,7 +74,7 @@ def test_assets_say_what_they_are_whose_and_from_which_code(small: dg.Definition
         assert "spark" in spec.kinds and spec.description
         (reference,) = spec.metadata["dagster/code_references"].code_references
         assert Path(reference.file_path) == Path(small_stream.__file__), key
-        may_be_left_out = (*PARTS, "_sink", "/restored_state")
+        may_be_left_out = (*PARTS, "_sink", "/restored_state", "/full_snapshot")
         assert spec.skippable == key.endswith(may_be_left_out), "no event for what a run did not make"
     assert "`totals`, `recent`, `visited`, `amounts`" in (found["small/accounts_base_checkpoint"].description or "")
     (reference,) = found["small/accounts_delta_chain"].metadata["dagster/code_references"].code_references
@@ -115,7 +115,7 @@ def test_checks_are_of_the_asset_they_are_about_and_block_where_going_on_would_s
 
 def test_every_operation_has_a_job_a_pool_and_tags_that_tell_its_runs_apart(small: dg.Definitions) -> None:
     dg.Definitions.validate_loadable(small)
-    operations = ["materialize", "verify", "verify_deep", "truncate", "sweep", "recover"]
+    operations = ["materialize", "snapshot", "verify", "verify_deep", "truncate", "sweep", "recover"]
     for operation in ["run", *operations]:
         job = small.resolve_job_def("small" if operation == "run" else f"small__{operation}")
         assert job.tags["siltstone/stream"] == "small"
@@ -154,10 +154,13 @@ def test_schedules_have_defaults_and_can_be_set_and_turned_off_for_each_stream(s
         "materialize": "*/10 * * * *",
         "truncate": "5 * * * *",
         "verify": "20 * * * *",
+        "snapshot": "0 3 * * *",
         "verify_deep": "30 3 * * *",
         "sweep": "45 4 * * *",
     }
     assert crons(small) == {f"small__{operation}__schedule": cron for operation, cron in usual.items()}
+    on = {s.name for s in small.schedules or [] if s.default_status is dg.DefaultScheduleStatus.RUNNING}
+    assert on == {"small__snapshot__schedule", "small__verify_deep__schedule"}
     other = replace(SMALL, name="other")
     given = Settings(schedules={"other": {"sweep": "0 5 * * 0", "verify_deep": "off"}})
     found = crons(definitions_of({SMALL.name: SMALL, other.name: other}, {}, given))
@@ -172,7 +175,10 @@ def test_schedules_have_defaults_and_can_be_set_and_turned_off_for_each_stream(s
     ("schedules", "says"),
     [
         ({"smal": {"sweep": "off"}}, r"\[schedules\.smal\].*no stream 'smal' is defined \(defined: small\)"),
-        ({"small": {"swep": "off"}}, r"\[schedules\.small\].*no operation 'swep'.*materialize, sweep, truncate"),
+        (
+            {"small": {"swep": "off"}},
+            r"\[schedules\.small\].*no operation 'swep'.*materialize, snapshot, sweep, truncate",
+        ),
         ({"small": {"sweep": "daily-ish"}}, r"\[schedules\.small\].*sweep is 'daily-ish'.*no cron expression"),
     ],
 )
@@ -184,7 +190,7 @@ def test_a_mistake_in_schedules_is_one_clear_line(schedules: dict[str, dict[str,
 def test_schedules_of_streams_that_did_not_load_wait_for_them() -> None:
     given = Settings(schedules={"mine": {"sweep": "off"}})
     definitions = definitions_of({SMALL.name: SMALL}, {"streams_of_mine": "SyntaxError"}, given)
-    assert len(crons(definitions)) == 5
+    assert len(crons(definitions)) == 6
 
 
 def test_loading_costs_little_beside_dagster_itself_and_starts_no_jvm() -> None:

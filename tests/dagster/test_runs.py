@@ -164,6 +164,14 @@ def test_materialization_and_snapshot_say_of_which_state_they_are(wing: Wing) ->
     assert deep.success and checked(deep)["restore_equals_snapshot"].passed
 
 
+def test_a_snapshot_that_cannot_be_taken_is_said_and_no_failure_where_a_schedule_asks(wing: Wing) -> None:
+    shutil.rmtree(Path(wing.warehouse) / "work")
+    asked = wing.job("snapshot", full_snapshot={"if_possible": True})
+    assert asked.success and made(asked) == {}
+    line, metadata = failure(wing.job("snapshot"))
+    assert "on this machine: run the stream here" in line and metadata["error"] == "NoLiveState"
+
+
 def test_hours_are_restored_once_each_in_a_single_run(wing: Wing) -> None:
     newest = records(wing)[-1]
     (*_, hour) = hours_of([newest.committed_at])

@@ -21,7 +21,9 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.lifecycle.region import Region, RegionOptions
+from siltstone.model import StoredObject
 from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.store.paths import CheckpointPath
 from tests.dagster_runs import plain
 from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionSteps
@@ -275,6 +277,11 @@ def test_a_tick_waits_for_the_run_of_an_earlier_one(place: Place, url: str, inst
     assert tick("sweep", instance, url).run_requests
 
 
+def work_prefix(place: Place) -> str:
+    newest = place.catalog.latest(SMALL.name)
+    return CheckpointPath(SMALL.name, newest.epoch, newest.id).prefix
+
+
 def test_a_tick_is_skipped_where_there_is_nothing_to_do(
     url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,10 +290,20 @@ def test_a_tick_is_skipped_where_there_is_nothing_to_do(
         assert "no checkpoint yet" in tick("verify", instance, url).skip_message
         run(place, "somebody", 2)
         assert tick("verify", instance, url).run_requests
+        (request,) = tick("snapshot", instance, url).run_requests
+        assert request.run_config == {"ops": {"small__full_snapshot": {"config": {"if_possible": True}}}}
+        work = place.warehouse.local.work(SMALL.name, place.catalog.latest(SMALL.name).epoch)
+        work.rename(work.with_name("elsewhere"))
+        assert "not on this machine" in tick("snapshot", instance, url).skip_message
+        work.with_name("elsewhere").rename(work)
         assert "small/full_snapshot" in tick("verify_deep", instance, url).skip_message
         assert tick("materialize", instance, url).skip_message == "no chain is due"
         monkeypatch.setenv("SILTSTONE_MATERIALIZATION__CHAIN_BYTES", "1")
         (request,) = tick("materialize", instance, url).run_requests
         assert request.run_config == {"ops": {"small__materialization": {"config": {"due": True}}}}
+        taken = StoredObject(f"{work_prefix(place)}accounts.a.snapshot.parquet", 1, "0" * 32)
+        place.catalog.add_snapshot(SMALL.name, 1, place.catalog.last_id(SMALL.name), [taken], 1)
+        assert "has a full snapshot already" in tick("snapshot", instance, url).skip_message
+        assert tick("verify_deep", instance, url).run_requests
     monkeypatch.setenv("SILTSTONE_CATALOG", "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1")
     assert tick("verify", instance, url).run_requests, "the run says what is wrong"

@@ -30,7 +30,7 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
     """Write the live state of the newest checkpoint in full, to compare restores against (`verify --deep`).
 
     Raises:
-        StateError: this machine does not have the live state of the newest checkpoint.
+        NoLiveState: this machine does not have the live state of the newest checkpoint, or a run has moved on.
         UsageError: the checkpoint has a snapshot already.
     """
     with Place.existing(settings.warehouse, settings.catalog) as place:
