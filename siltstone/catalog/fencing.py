@@ -6,7 +6,7 @@ in the same transaction as the write itself: an epoch begun meanwhile waits for 
 
 from datetime import datetime
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, case, delete, func, insert, select, update
 
 from siltstone.catalog.tables import checkpoint, run, stream
 from siltstone.errors import Fenced, UnknownStream
@@ -51,13 +51,14 @@ def hold(connection: Connection, name: str, epoch: int) -> None:
         raise Fenced(f"writer epoch {epoch} of stream {name} was never begun (the newest is {newest}): run it anew")
 
 
-def take_over(connection: Connection, name: str, who: str, now: datetime) -> int:
-    """Begin the next epoch of a stream; older runs that have not ended are ended by it.
+def take_over(connection: Connection, name: str, who: str, now: datetime, above: int = 0) -> int:
+    """Begin the next epoch of a stream, which is higher than `above`; older runs that have not ended are ended by it.
 
     Raises:
         UnknownStream: there is no such stream.
     """
-    raised = update(stream).where(stream.c.name == name).values(epoch=stream.c.epoch + 1)
+    next_ = case((stream.c.epoch < above, above + 1), else_=stream.c.epoch + 1)
+    raised = update(stream).where(stream.c.name == name).values(epoch=next_)
     epoch = connection.scalar(raised.returning(stream.c.epoch))
     if epoch is None:
         raise unknown(connection, name)

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from siltstone.errors import CorruptObject
+from siltstone.errors import CorruptObject, NewerFormat
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
 from siltstone.state.digest import checkpoint_digest
 
-_FORMAT = 1
+FORMAT = 1
 _SEAL_BYTES = 8
 _HANDLE = pa.struct(
     [
@@ -143,7 +143,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of a manifest object."""
     time = manifest.event_time_max
     about = {name: getattr(manifest, name) for name in _ABOUT} | {
-        "format": _FORMAT,
+        "format": FORMAT,
         "event_time_max": None if time is None else time.isoformat(),
         "ranges": {o.name: astuple(o.ranges) for o in manifest.objects if o.ranges is not None},
     }
@@ -167,7 +167,8 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
     """The manifest that `encode_manifest` was given.
 
     Raises:
-        CorruptObject: cut, altered, no manifest, or of a later format; `name` says where it came from.
+        CorruptObject: cut, altered, or no manifest; `name` says where it came from.
+        NewerFormat: it is whole, but a newer Siltstone wrote it.
     """
     view = memoryview(data).cast("B")
     body = view[:-_SEAL_BYTES]
@@ -177,8 +178,10 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
         with pa.ipc.open_stream(body) as stream:
             [row] = stream.read_all().to_pylist()
         about = json.loads(row["about"])
-        if about["format"] != _FORMAT:
-            raise CorruptObject(f"{name} has format {about['format']}: use the newer Siltstone that wrote it")
+        if isinstance(about["format"], int) and about["format"] > FORMAT:
+            raise NewerFormat(f"{name} has format {about['format']}, which a newer Siltstone wrote: upgrade siltstone")
+        if about["format"] != FORMAT:
+            raise CorruptObject(f"{name} has format {about['format']}, which there never was")
         time = about["event_time_max"]
         ranges = {name: RangeChecksums(*parts) for name, parts in about.get("ranges", {}).items()}
         digests: dict[str, dict[str, np.ndarray]] = {operator: {} for operator in about["forms"]}

@@ -103,6 +103,21 @@ class Rewindings(Transactions):
             connection.execute(insert(t.rewinding), asdict(record))
             return lost
 
+    def skip_epochs(self, stream: str, who: str, *, above: int, newest: int) -> int:
+        """Take the stream over under a writer epoch higher than `above`, one that this catalog does not know of: it was
+        restored from a backup, and runs since have written what it never refers to.
+
+        In the same transaction, what they wrote is given up: up to checkpoint `newest`, the highest in the store.
+        """
+        with self._writing(f"a run of stream {stream}") as connection:
+            epoch = fencing.take_over(connection, stream, who, self._now(), above)
+            last = rows.newest(connection, stream)
+            id = last.id if last else 0
+            reason = f"the catalog knew no writer epochs above those of its backup, the store had {above}"
+            record = RewindingRecord(stream, epoch, id, max(id, newest), reason, who, self.now())
+            connection.execute(insert(t.rewinding), asdict(record))
+            return epoch
+
     def foresee_rewinding(self, stream: str, checkpoint: int, newest: int | None = None) -> Rewound:
         """What `rewind` would give up; of checkpoints up to `newest` only, if that is given."""
         with self._reading() as connection:

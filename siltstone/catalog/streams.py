@@ -96,7 +96,10 @@ class Streams(Transactions):
             return [StreamRecord(**row) for row in found.mappings()]
 
     def new_epoch(self, stream: str, who: str) -> int:
-        """Take the stream over: begin its next writer epoch, which fences older ones."""
+        """Take the stream over: begin its next writer epoch, which fences older ones.
+
+        For runs and recoveries, `lifecycle.epochs.begin_epoch` does this, and marks it in the store.
+        """
         with self._writing(f"a run of stream {stream}") as connection:
             return fencing.take_over(connection, stream, who, self._time(connection))
 

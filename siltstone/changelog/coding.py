@@ -11,7 +11,7 @@ import pyarrow as pa
 import xxhash
 import zstandard
 
-from siltstone.errors import CorruptObject
+from siltstone.errors import CorruptObject, NewerFormat
 
 Bytes = bytes | bytearray | memoryview | pa.Buffer
 ZSTD_LEVEL = 1
@@ -40,9 +40,17 @@ def seal(payload: bytes, magic: bytes) -> bytes:
 
 
 def unseal(data: Bytes, magic: bytes, name: str) -> memoryview:
-    """The payload that `seal` wrapped, without copying; CorruptObject naming `name` where it is not whole."""
+    """The payload that `seal` wrapped, without copying; `magic` ends in a digit, the format.
+
+    Raises:
+        CorruptObject: it is not whole; names `name`.
+        NewerFormat: it is whole, but of a later format.
+    """
     view = memoryview(data).cast("B")
-    if bytes(view[: len(magic)]) != magic:
+    head = bytes(view[: len(magic)])
+    if head[:-1] == magic[:-1] and head[-1:].isdigit() and head > magic:
+        raise newer_format(name, head[-1:].decode())
+    if head != magic:
         raise CorruptObject(f"{name} is not of the expected format: it does not begin with {magic!r}")
     if len(view) < len(magic) + _SEAL_BYTES:
         raise CorruptObject(f"{name} is cut short")
@@ -50,6 +58,11 @@ def unseal(data: Bytes, magic: bytes, name: str) -> memoryview:
     if xxhash.xxh3_64_digest(payload) != bytes(view[-_SEAL_BYTES:]):
         raise CorruptObject(f"{name} was cut or altered: its checksum does not match")
     return payload
+
+
+def newer_format(name: str, version: object) -> NewerFormat:
+    """The error for an object that a newer Siltstone wrote. Whether it is whole, its handle's checksum has shown."""
+    return NewerFormat(f"{name} has format {version}, which a newer Siltstone wrote: upgrade siltstone")
 
 
 class Encoder:

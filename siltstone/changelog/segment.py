@@ -22,7 +22,7 @@ from functools import cached_property
 import xxhash
 
 from siltstone.changelog.block import Block
-from siltstone.changelog.coding import Bytes, Decoder, Encoder, seal, unseal
+from siltstone.changelog.coding import Bytes, Decoder, Encoder, newer_format, seal, unseal
 from siltstone.changelog.index import IndexEntry, decode_index, encode_index
 from siltstone.changelog.opaque import encode_opaque
 from siltstone.errors import CorruptObject, UsageError
@@ -173,7 +173,10 @@ class _Trailer:
 def _read_trailer(view: memoryview, name: str) -> tuple[_Trailer, tuple[int, int, int]]:
     """What INDEX and footer at the end of `view` say, and how long the three sections are."""
     tail = len(view) - len(MAGIC) - _LENGTH_BYTES
-    if tail < 0 or bytes(view[-len(MAGIC) :]) != MAGIC:
+    last = bytes(view[-len(MAGIC) :])
+    if tail >= 0 and last[:-1] == MAGIC[:-1] and last[-1:].isdigit() and last > MAGIC:
+        raise newer_format(name, last[-1:].decode())
+    if tail < 0 or last != MAGIC:
         raise CorruptObject(f"{name} is cut short, or no segment")
     start = tail - int.from_bytes(view[tail : tail + _LENGTH_BYTES], "little")
     if start < 0:

@@ -22,6 +22,7 @@ from siltstone.catalog.leases import LeaseRecord
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind, ObjectRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.lifecycle.epochs import check_catalog
 from siltstone.lifecycle.lease import this_process
 from siltstone.policy.deletion import DeletionPlan, plan_deletion
 from siltstone.store.paths import is_opaque
@@ -79,12 +80,14 @@ def delete_checkpoints(
         UnknownCheckpoint: the stream never had one of these; nothing is deleted.
         UsageError: the newest is among them, which the stream resumes from, or one that a savepoint keeps; nothing is
             deleted.
+        WrongWarehouse: the catalog is older than the store; nothing is deleted.
         Fenced: a run has taken the stream over meanwhile; what is marked stays so, delete again.
         Unreachable: the store or the catalog failed; likewise.
     """
     catalog = place.catalog
     epoch = catalog.stream(stream).epoch if epoch is None else epoch
     catalog.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
+    check_catalog(place, stream)
     spared = catalog.mark_deleted(stream, epoch, ids, spare_leased=spare_leased)
     plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream), limit)
     doomed: list[Doomed] = []

@@ -10,6 +10,9 @@
        holds, everything: the stream then begins from nothing, with its logged input
     6  complete deletions that were under way, and sweep
 
+A catalog that was restored from a backup does not know what newer runs have written (`lifecycle.epochs`). It is
+refused, or, with the loss accepted, gone on from under an epoch above theirs; what it does not know of is given up.
+
 A store or catalog that cannot be reached says nothing about any checkpoint: then nothing is given up. Nor is a store
 believed that does not show the warehouse's identity at that very moment: it may be another one, or say of everything
 that it is not there. Killed anywhere, it has either rewound or not; to recover again does the rest, and a run goes on
@@ -26,8 +29,9 @@ from dataclasses import dataclass
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.rewinding import Rewound
-from siltstone.errors import Fenced, LossRefused, StateError, UnknownCheckpoint, Unreachable, UsageError
+from siltstone.errors import Fenced, LossRefused, NewerFormat, StateError, UnknownCheckpoint, Unreachable, UsageError
 from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.lifecycle.epochs import begin_epoch, check_catalog, go_on_from_backup
 from siltstone.lifecycle.lease import reading, this_process
 from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.proof import Map, prove_checkpoints
@@ -125,6 +129,7 @@ def recover(
     Raises:
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet, so there is nothing to recover.
+        WrongWarehouse: the catalog is older than the store, and `accept_loss` was not said.
         LossRefused: more would be given up than may be without `accept_loss`; nothing was.
         Fenced: a run has taken the stream over meanwhile; nothing was given up.
         NewerFormat: a newer Siltstone wrote what is to be proven; nothing was given up.
@@ -132,8 +137,13 @@ def recover(
     """
     start = time.perf_counter()
     catalog = place.catalog
-    check_recoverable(catalog, stream)
     place.warehouse.store.check(writable=not dry_run)
+    older = accept_loss and not dry_run and go_on_from_backup(place, stream, f"{this_process()} recovers", OUTCOME)
+    if older:
+        tell("the catalog is older than the store: what it does not know of is given up")
+    else:
+        check_catalog(place, stream)
+        check_recoverable(catalog, stream)
     # Before the epoch: a deletion that was planned without seeing the lease is of an older epoch, and refused.
     with reading(catalog, stream, None, what="recovers"):
         choice, epoch = _look(place, stream, run, tell), None
@@ -153,7 +163,7 @@ def recover(
         given_up=lost.given_up,
         failures=choice.failures,
         rebuilt=choice.rebuilt,
-        fenced=epoch is not None,
+        fenced=older or epoch is not None,
         savepoints=lost.savepoints,
         edits=lost.edits,
         refusal=_refusal(choice, lost) if dry_run else None,
@@ -214,7 +224,7 @@ def _rewind(
 ) -> tuple[int, _Choice, Rewound]:
     """Under a writer epoch of its own, which commits nothing."""
     catalog = place.catalog
-    epoch = catalog.new_epoch(stream, f"{this_process()} recovers")
+    epoch = begin_epoch(place, stream, f"{this_process()} recovers")
     outcome = "failed"
     try:
         choice = _choose(place, stream, run, tell, rebuild=True)
@@ -296,10 +306,14 @@ def _rebuild(
     for m in place.catalog.chain_materializations(stream, place.catalog.last_id(stream)):
         if m.operator in operators:
             tell(f"rebuilding the base of {m.operator} at checkpoint {m.checkpoint}")
-            with suppress(StateError, UnknownCheckpoint, UsageError):  # what it was made of is damaged too, or gone
+            try:
                 id = uuid.uuid4().hex
                 materialize(place, stream, m.operator, m.checkpoint, id=id, parallelism=1, run=run, again=True)
                 done.append(m.operator)
+            except NewerFormat:
+                raise
+            except (StateError, UsageError):  # what it was made of is damaged too, or gone
+                continue
     return tuple(done)
 
 

@@ -26,6 +26,7 @@ from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.lifecycle.costs import Gathered, cost_of, materialized_chain, statistics_of, uploads_of, written_form
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of
+from siltstone.lifecycle.epochs import begin_epoch
 from siltstone.lifecycle.persist import place_inline
 from siltstone.lifecycle.restore import read_manifest
 from siltstone.lifecycle.sweep import sweep_ended
@@ -136,13 +137,14 @@ class Region:
         Raises:
             SchemaConflict: the definition no longer fits the recorded state.
             UsageError: more parallelism than key groups, or other source options than before.
+            WrongWarehouse: the catalog is older than the store (`lifecycle.epochs`).
             CorruptObject: the newest manifest is damaged.
         """
         check_run(stream, options.options, options.parallelism)
         definition = definition_of(stream, options.options)
         record = catalog.register(stream.name, stream.max_parallelism, definition, NEW_STREAM.to_record())
         check_definition(stream.name, record.definition, definition)
-        epoch = catalog.new_epoch(stream.name, who)
+        epoch = begin_epoch(Place(warehouse, catalog), stream.name, who)
         if record.definition != definition:
             catalog.update_definition(stream.name, epoch, definition)
         region = cls(stream, warehouse, catalog, policy, options, epoch)

@@ -12,6 +12,7 @@ from typing import Any
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.lifecycle.deletion import SUBSUMED, DeletionResult, delete_checkpoints, foresee
+from siltstone.lifecycle.epochs import check_catalog
 from siltstone.policy.retention import RetentionOptions, plan_retention, retention_in_force
 
 
@@ -75,6 +76,7 @@ def truncate(
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet.
         UsageError: the rules keep none, or a savepoint has been set meanwhile on one that is to go; nothing is deleted.
+        WrongWarehouse: the catalog is older than the store; nothing is deleted.
         Fenced: a run has taken the stream over meanwhile; what is marked stays so, truncate again.
         Unreachable: the store or the catalog failed; likewise.
     """
@@ -82,6 +84,7 @@ def truncate(
     record = catalog.stream(stream)
     epoch, options = record.epoch if epoch is None else epoch, retention_in_force(record.retention, options)
     catalog.latest(stream)  # or there is nothing to truncate
+    check_catalog(place, stream)  # of a dry run, too: it is to say what would be done
     first, committed_at = {}, {}
     for checkpoint in catalog.retained(stream):
         if not checkpoint.deleted:

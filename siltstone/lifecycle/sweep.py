@@ -22,6 +22,7 @@ from itertools import chain
 from siltstone.catalog.audit import Doomed, Standing
 from siltstone.catalog.place import Place
 from siltstone.errors import Unreachable
+from siltstone.lifecycle.epochs import check_catalog
 from siltstone.lifecycle.lease import this_process
 from siltstone.policy.orphans import (
     AGE_GUARD,
@@ -103,6 +104,7 @@ def sweep(place: Place, stream: str, options: SweepOptions | None = None, who: s
     Raises:
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet.
+        WrongWarehouse: the catalog is older than the store; nothing is deleted.
         Unreachable: the store or the catalog failed; what was deleted until then is recorded, sweep again.
     """
     options, start = options or SweepOptions(), time.perf_counter()
@@ -110,6 +112,7 @@ def sweep(place: Place, stream: str, options: SweepOptions | None = None, who: s
     if not catalog.rewindings(stream):  # to before the first, perhaps
         catalog.latest(stream)
     store.check(writable=not options.dry_run)
+    check_catalog(place, stream)
     prefixes = [stream_prefix(stream)]
     if options.incomplete:
         prefixes = incomplete_prefixes(catalog.runs(stream), catalog.standing(stream, ()))

@@ -3,6 +3,7 @@
     <warehouse>/
     |- objects/                                 root of the filesystem store; below it, object names:
     |  |- .tmp/                                     objects still being written; never listed, never read
+    |  |- _epochs/<stream>/<epoch:08d>              that a writer epoch was begun (`lifecycle.epochs`)
     |  |- _warehouse/identity                       which warehouse this is; the catalog has the same (`store.identity`)
     |  '- <stream>/
     |     '- <epoch:08d>/                           writer epoch
@@ -41,6 +42,7 @@ from siltstone.model import check_name
 TEMPORARY = ".tmp"
 IDENTITY = "_warehouse/identity"
 """the object that says which warehouse a store holds; no stream's name begins with an underscore"""
+_EPOCHS = "_epochs"
 _SNAPSHOT = ".snapshot.parquet"
 _BASE = ".base.parquet"
 _MATERIALIZED = ".materialized.parquet"
@@ -186,6 +188,16 @@ def stream_prefix(stream: str) -> str:
 def epoch_prefix(stream: str, epoch: int) -> str:
     """What all object names of one writer epoch start with."""
     return f"{stream_prefix(stream)}{epoch:08d}/"
+
+
+def epoch_marks(stream: str) -> str:
+    """What the names of a stream's epoch marks start with; apart from its objects, so that no sweep lists them."""
+    return f"{_EPOCHS}/{check_name('stream', stream)}/"
+
+
+def epoch_mark(stream: str, epoch: int) -> str:
+    """The object that says that a writer epoch was begun."""
+    return f"{epoch_marks(stream)}{epoch:08d}"
 
 
 def _writer(operator: str, variable: str, subtask: int, attempt: int | str) -> str:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from siltstone.errors import CorruptObject, NewerFormat
+from siltstone.errors import CorruptObject, NewerFormat, ObjectExists
 from siltstone.store.identity import encode_identity, read_identity, write_identity
-from siltstone.store.paths import IDENTITY, is_built_here
+from siltstone.store.paths import IDENTITY, epoch_mark, epoch_marks, is_built_here
 from tests.store_cases import FACTORIES, Case
 
 FIRST, SECOND = "0123456789abcdef" * 2, "f" * 32
@@ -48,3 +48,16 @@ def test_one_of_a_newer_siltstone_is_no_damage(case: Case) -> None:
     case.open().put(IDENTITY, encode_identity(FIRST).replace(b" 1 ", b" 2 ") + b"and more")
     with pytest.raises(NewerFormat, match="upgrade siltstone"):
         read_identity(case.open())
+
+
+def test_epoch_marks_are_listed_by_stream_and_are_no_part_of_one(case: Case) -> None:
+    store = case.open()
+    for stream, epoch in (("a", 1), ("a", 12), ("a-b", 3)):
+        store.put(epoch_mark(stream, epoch), b"marked")
+    assert [name for name, _ in store.list(epoch_marks("a"))] == [epoch_mark("a", 1), epoch_mark("a", 12)]
+    assert list(store.list("a/")) == []
+    with pytest.raises(ObjectExists):
+        store.put(epoch_mark("a", 12), b"by another")
+    store.delete([epoch_mark("a", 1)])
+    assert [name for name, _ in store.list(epoch_marks("a"))] == [epoch_mark("a", 12)]
+    assert not is_built_here(epoch_mark("a", 12))

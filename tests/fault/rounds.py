@@ -5,6 +5,7 @@
     zombie   one is frozen at a random line, the stream taken over, leases expired, others at work; then it wakes up
     fault    its store lags, refuses, cuts connections, says wrong bytes; or its disk fails, or fills
     damage   an object is altered or gone, and the stream recovered, by a process that may be killed as well
+    wrong    a process is given an empty or another store with this catalog, or this store with another catalog
 
 After each the promises are checked. Now and then, and at the end, the warehouse is settled: the next run begins where
 the last was, leases expire, a truncation and a sweep run, and nothing may be left over.
@@ -39,7 +40,7 @@ from tests.proofs import failures
 
 PUBLISHING = ("run", "rescale")
 """what completes checkpoints, and first publishes what an earlier run has not"""
-SHAPES = ("kill",) * 4 + ("two",) * 3 + ("zombie",) * 2 + ("fault", "damage")
+SHAPES = ("kill",) * 4 + ("two",) * 3 + ("zombie",) * 2 + ("fault", "damage", "wrong")
 """of rounds, as often as they come"""
 LEASE = timedelta(hours=1)
 """after which every lease has expired"""
@@ -322,6 +323,38 @@ class Rounds:
             self.strict(round, "recover", stream, ("--accept-loss",))
             self._delete_what_stays_damaged(round, stream)
         round.violations += self.check(afresh=True)
+
+    def _wrong(self, round: Round, kind: str) -> None:
+        """Store and catalog do not belong together: whatever is asked for is refused, and nothing changes anywhere."""
+        with self._place() as place:
+            if place is None or not self.known().checkpoints:
+                return
+            before = promises.recorded(place, NAME), sorted(place.warehouse.store.list(""))
+        self._count += 1
+        elsewhere = self.disk.path / f"wrong-{self._count}"
+        (elsewhere / "objects").mkdir(parents=True)
+        url, catalog = WAREHOUSES[self.store](elsewhere), Warehouse.at(self.url).catalog_url
+        what = self.chance.choice(["an empty store", "another store", "another catalog", "no catalog"])
+        if what in ("another store", "another catalog"):
+            with Place.writable(url) as other:
+                other.catalog.register(NAME, 4, {"operators": {}, "options": {}})
+        if what in ("another catalog", "no catalog"):
+            url, catalog = self.url, Warehouse.at(url).catalog_url
+        stored = sorted(Warehouse.at(url).store.list(""))
+        for each in (kind, "run", "sweep", "recover", "truncate"):
+            more = ("--accept-loss",) if each == "recover" else COMMANDS[each].arguments(self.chance, self.known())
+            arguments = [each, NAME, *map(str, more), "--warehouse", url, "--catalog", catalog]
+            end = Victim(Orders(arguments, self._said / f"{self._count:04d}-wrong-{each}")).wait()
+            if end.code != 2 or not re.search("warehouse|no catalog", end.error):
+                round.violations.append(f"{each} with {what} ended with {end.code}: {end.said[-1500:]}")
+        round.faults[kind] += 1
+        round.outcomes.append(f"({what})")
+        with self._place() as place:
+            assert place is not None
+            if before != (promises.recorded(place, NAME), sorted(place.warehouse.store.list(""))):
+                round.violations.append(f"{what} changed what there was")
+        if stored != sorted(Warehouse.at(url).store.list("")):
+            round.violations.append(f"the store of {what} was written to")
 
     def _delete_what_stays_damaged(self, round: Round, stream: str) -> None:
         """The newest checkpoint may need the object no more, since a materialization took its place, and older ones

@@ -12,7 +12,7 @@ from tests.fault.reference import small
 from tests.fault.rounds import Round, Rounds
 from tests.fault.warehouses import WAREHOUSES
 
-EVERYWHERE = [("kill", "run"), ("fault", "run")]
+EVERYWHERE = [("kill", "run"), ("fault", "run"), ("wrong", "materialize")]
 PLAN = {
     "filesystem": [
         *EVERYWHERE,

@@ -132,7 +132,7 @@ class SimulatedCatalog(Catalog):
     """The catalog as one process sees it: it stops before every transaction."""
 
     def __init__(self, engine: Engine, now: Callable[[], datetime], process: Process) -> None:
-        super().__init__(engine, now)
+        super().__init__(engine, now, outage_s=0.0)
         self._process = process
 
     @contextmanager

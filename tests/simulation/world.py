@@ -72,7 +72,7 @@ class World:
         raw.execute("PRAGMA foreign_keys = ON")
         self.clock = Clock()
         self.memory = MemoryStore(self.clock.now)
-        self.catalog = Catalog(self.engine, self.clock.now)
+        self.catalog = Catalog(self.engine, self.clock.now, outage_s=0.0)
         self.catalog.register(NAME, GROUPS, definition_of(STREAM, {}))
         identity = "5" * 32
         write_identity(cast(Any, SimulatedStore(self.memory)), identity)

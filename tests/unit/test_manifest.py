@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.catalog.manifest import Manifest, decode_manifest, encode_manifest
-from siltstone.errors import CorruptObject
+from siltstone.errors import CorruptObject, NewerFormat
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
 from tests.orphans import filesystem, new_run
@@ -150,5 +150,5 @@ def test_a_later_format_says_so() -> None:
     with pa.ipc.new_stream(sink, schema) as out:
         out.write_table(pa.table({"about": ['{"format": 2}']}))
     data = sink.getvalue().to_pybytes()
-    with pytest.raises(CorruptObject, match="has format 2: use the newer Siltstone"):
+    with pytest.raises(NewerFormat, match="has format 2, which a newer Siltstone wrote: upgrade"):
         decode_manifest(data + xxhash.xxh3_64_digest(data))

@@ -272,3 +272,15 @@ def test_a_commit_that_is_refused_leaves_the_log(catalog: Catalog) -> None:
     with pytest.raises(Fenced):
         commit(catalog, 4, epoch=1)
     assert logged(catalog) == [7, 8, 9, 10, 11, 12]
+
+
+def test_epochs_that_only_the_store_knows_are_skipped_and_given_up(catalog: Catalog) -> None:
+    assert catalog.skip_epochs("flights", "host:2", above=7, newest=9) == 8
+    [record] = catalog.rewindings("flights")
+    assert (record.epoch, record.checkpoint, record.newest) == (8, 6, 9)
+    assert [r.epoch for r in catalog.runs("flights")] == [1, 8]
+    with pytest.raises(Fenced):
+        commit(catalog, 7, first=4)
+    assert catalog.new_epoch("flights", "host:3") == 9
+    commit(catalog, 7, first=4, epoch=9)
+    assert catalog.last_id("flights") == 7

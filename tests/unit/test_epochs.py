@@ -1,0 +1,224 @@
+"""A catalog that was restored from a backup: the store knows writer epochs that it does not, and nothing is lost."""
+
+import shutil
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
+from siltstone.lifecycle.definition import definition_of
+from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.lifecycle.epochs import begin_epoch, check_catalog
+from siltstone.lifecycle.fork import fork
+from siltstone.lifecycle.recovery import recover
+from siltstone.lifecycle.retention import truncate
+from siltstone.lifecycle.sweep import SweepOptions, sweep
+from siltstone.model import StoredObject
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.policy.retention import RetentionOptions
+from siltstone.store.filesystem import FilesystemStore
+from siltstone.store.paths import epoch_mark, epoch_marks
+from tests.fault.small_stream import SMALL, purchases
+from tests.proofs import failures, in_order
+from tests.region_run import RegionRun
+from tests.stored import stream_objects
+
+NAME = SMALL.name
+POLICY = named("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
+
+
+def run_on(place: Place, first: int, last: int) -> None:
+    run, rows = RegionRun(place, SMALL, POLICY), purchases()
+    for n in range(first, last + 1):
+        run.step(rows[n - 1])
+    run.region.close("done")
+
+
+def marks(place: Place) -> list[str]:
+    return [name.removeprefix(epoch_marks(NAME)) for name, _ in place.warehouse.store.list(epoch_marks(NAME))]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of two checkpoints each; and the catalog as it was between them."""
+    root = tmp_path_factory.mktemp("epochs") / "w"
+    with Place.writable(str(root)) as place:
+        run_on(place, 1, 2)
+    shutil.copy(root / "catalog.db", root / "backup.db")
+    with Place.writable(str(root)) as place:
+        run_on(place, 3, 4)
+    return root
+
+
+@pytest.fixture
+def root(written: Path, tmp_path: Path) -> Path:
+    shutil.copytree(written, tmp_path / "w")
+    return tmp_path / "w"
+
+
+@pytest.fixture
+def restored(root: Path) -> Iterator[Place]:
+    """The catalog is that of the backup."""
+    for path in root.glob("catalog.db*"):
+        path.unlink()
+    (root / "backup.db").rename(root / "catalog.db")
+    with Place.writable(str(root)) as place:
+        yield place
+
+
+def test_each_epoch_is_marked_and_only_the_newest_mark_stays(root: Path) -> None:
+    with Place.writable(str(root)) as place:
+        assert marks(place) == ["00000002"]
+        assert [begin_epoch(place, NAME, "a test") for _ in range(3)] == [3, 4, 5]
+        assert marks(place) == ["00000005"]
+        assert sweep(place, NAME).deleted == 0 and marks(place) == ["00000005"]
+        with pytest.raises(UnknownStream):
+            begin_epoch(place, "nothing", "a test")
+
+
+def test_a_catalog_from_a_backup_is_noticed(restored: Place) -> None:
+    catalog, before = restored.catalog, sorted(restored.warehouse.store.list(""))
+    runs = catalog.runs(NAME)
+    said = "is older than the store .* knows writer epochs up to 1, the store up to 2; .*recover small --accept-loss"
+    for refused in (
+        lambda: RegionRun(restored, SMALL, POLICY),
+        lambda: recover(restored, NAME, run=in_order),
+        lambda: recover(restored, NAME, run=in_order, dry_run=True),
+        lambda: sweep(restored, NAME),
+        lambda: sweep(restored, NAME, SweepOptions(dry_run=True)),
+        lambda: truncate(restored, NAME, RetentionOptions.model_validate({"keep_last": 1})),
+        lambda: truncate(restored, NAME, RetentionOptions.model_validate({"keep_last": 1}), dry_run=True),
+        lambda: delete_checkpoints(restored, NAME, [1]),
+    ):
+        with pytest.raises(WrongWarehouse, match=said):
+            refused()
+    assert sorted(restored.warehouse.store.list("")) == before
+    assert catalog.runs(NAME) == runs and catalog.last_id(NAME) == 2
+
+
+def test_the_loss_is_accepted_and_the_stream_goes_on_above_the_stores_epoch(restored: Place) -> None:
+    unknown = {name for name, _ in stream_objects(restored.warehouse.store)}
+    unknown -= {o.name for o in restored.catalog.objects(NAME)}
+    assert unknown
+    done = recover(restored, NAME, run=in_order, accept_loss=True)
+    assert (done.checkpoint, done.given_up, done.fenced) == (2, (), True)
+    [record] = restored.catalog.rewindings(NAME)
+    assert (record.epoch, record.checkpoint, record.newest) == (3, 2, 4)
+    assert marks(restored) == ["00000003"] and [r.outcome for r in restored.catalog.runs(NAME)] == ["done", "recovered"]
+    assert unknown <= {name for name, _ in stream_objects(restored.warehouse.store)}, "kept for people to look at"
+    run = RegionRun(restored, SMALL, POLICY)
+    assert run.region.epoch == 4 and run.region.oldest_epoch == 3, "working state of unknown runs is not taken over"
+    for rows in purchases()[2:4]:
+        run.step(rows)
+    run.region.close("done")
+    assert not failures(restored, NAME)
+    assert sweep(restored, NAME, SweepOptions(age_guard=timedelta(0))).deleted == len(unknown)
+    assert not failures(restored, NAME)
+
+
+def test_stopped_while_it_goes_on_above_the_stores_epoch(restored: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between catalog and store."""
+    put = FilesystemStore.put
+
+    def stopped(self: FilesystemStore, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
+        if name.startswith(epoch_marks(NAME)):
+            raise KeyboardInterrupt
+        return put(self, name, data)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(FilesystemStore, "put", stopped)
+        recover(restored, NAME, run=in_order, accept_loss=True)
+    assert marks(restored) == ["00000002"] and restored.catalog.stream(NAME).epoch == 3
+    run = RegionRun(restored, SMALL, POLICY)
+    assert (run.region.epoch, run.region.oldest_epoch) == (4, 3)
+    assert marks(restored) == ["00000004"]
+
+
+def test_a_stream_without_checkpoints_in_the_backup(tmp_path: Path) -> None:
+    root = tmp_path / "w"
+    with Place.writable(str(root)) as place:
+        place.catalog.register(NAME, SMALL.max_parallelism, definition_of(SMALL, {}))
+    shutil.copy(root / "catalog.db", root / "backup.db")
+    with Place.writable(str(root)) as place:
+        run_on(place, 1, 2)
+    for path in root.glob("catalog.db*"):
+        path.unlink()
+    (root / "backup.db").rename(root / "catalog.db")
+    with Place.writable(str(root)) as place:
+        with pytest.raises(WrongWarehouse):
+            RegionRun(place, SMALL, POLICY)
+        assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 0
+        run_on(place, 1, 2)
+        assert not failures(place, NAME)
+
+
+def test_two_catalogs_that_write_to_one_store(root: Path) -> None:
+    """A copied catalog without an identity of its own: both begin the same epoch, and one is refused."""
+    shutil.copy(root / "catalog.db", root / "copy.db")
+    with Place.writable(str(root)) as place, Place.writable(str(root), f"sqlite:///{root}/copy.db") as copy:
+        put = FilesystemStore.put
+
+        def begun_meanwhile(self: FilesystemStore, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
+            if name == epoch_mark(NAME, 3):
+                put(self, name, b"by the other")
+            return put(self, name, data)
+
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            pytest.raises(WrongWarehouse, match="by another catalog"),
+        ):
+            patch.setattr(FilesystemStore, "put", begun_meanwhile)
+            begin_epoch(copy, NAME, "the copy")
+        assert copy.catalog.runs(NAME)[-1].outcome == "failed"
+        check_catalog(copy, NAME)
+        with pytest.raises(WrongWarehouse, match="up to 2, the store up to 3"):
+            begin_epoch(place, NAME, "the original")
+
+
+@pytest.mark.parametrize("error", [Unreachable("the store is away"), KeyboardInterrupt(), ObjectExists("it is there")])
+def test_an_epoch_without_a_mark_does_nothing(
+    root: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Place.writable(str(root)) as place:
+
+        def failed(*_: object) -> StoredObject:
+            raise error
+
+        with monkeypatch.context() as patch, pytest.raises((type(error), WrongWarehouse)):
+            patch.setattr(FilesystemStore, "put", failed)
+            RegionRun(place, SMALL, POLICY)
+        assert marks(place) == ["00000002"] and place.catalog.runs(NAME)[-1].outcome == "failed"
+        run_on(place, 5, 5)
+        assert marks(place) == ["00000004"] and not failures(place, NAME)
+
+
+def test_a_late_writer_deletes_no_newer_mark(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is frozen between its mark and the deletion of older ones, while others begin epochs."""
+    delete, begun = FilesystemStore.delete, []
+
+    def frozen(self: FilesystemStore, names: list[str]) -> None:
+        if not begun:
+            begun.append(1)
+            with Place.existing(str(root)) as other:
+                begin_epoch(other, NAME, "another")
+        delete(self, names)
+
+    with Place.writable(str(root)) as place:
+        with monkeypatch.context() as patch:
+            patch.setattr(FilesystemStore, "delete", frozen)
+            assert begin_epoch(place, NAME, "late") == 3
+        assert marks(place) == ["00000004"]
+        check_catalog(place, NAME)
+
+
+def test_a_fork_has_marks_of_its_own(root: Path) -> None:
+    with Place.writable(str(root)) as place:
+        fork(place.catalog, NAME, "fork")
+        assert begin_epoch(place, "fork", "a test") == 3
+        assert marks(place) == ["00000002"]
+        check_catalog(place, NAME)
+        check_catalog(place, "fork")
