@@ -6,6 +6,9 @@ what runs since the backup have written is unknown to it, and looks like orphans
 no mark, and has done nothing. A mark is written once: of two catalogs that begin the same epoch, as the catalog of a
 copy does that was given no identity of its own, one is refused.
 
+A backup may also be of the newest epoch, taken while its run was at work. It is noticed by the manifest of a checkpoint
+that is two above the catalog's newest, which is written only when the one between has been committed.
+
 Only the highest mark matters. Each epoch deletes those that it found of older ones, so a process that wakes up late
 deletes only lower marks, too.
 """
@@ -54,9 +57,9 @@ def go_on_from_backup(place: Place, stream: str, who: str, outcome: str) -> bool
     """
     store, catalog = place.warehouse.store, place.catalog
     marked = _marked(store, stream)
-    newest = max(marked, default=0)
-    if newest <= catalog.stream(stream).epoch:
+    if not _is_older(place, stream, marked):
         return False
+    newest = max([*marked, catalog.stream(stream).epoch])
     paths = (CheckpointPath.of(name) for name, _ in store.list(stream_prefix(stream)))
     stored = max((path.checkpoint for path in paths if path is not None), default=0)
     epoch = catalog.skip_epochs(stream, who, above=newest, newest=stored)
@@ -105,13 +108,26 @@ def _mark(place: Place, stream: str, epoch: int, who: str, marked: list[int]) ->
         _LOG.warning("stream %s: old epoch marks stay: %s", stream, error)
 
 
+def _is_older(place: Place, stream: str, marked: list[int]) -> bool:
+    """Whether the catalog is older than the store, whose marks were read before."""
+    catalog, store = place.catalog, place.warehouse.store
+    while True:
+        epoch, newest = catalog.stream(stream).epoch, catalog.last_id(stream)
+        if max(marked, default=0) > epoch:
+            return True
+        manifest = CheckpointPath(stream, epoch, newest + 2).manifest()
+        if not any(name == manifest for name, _ in store.list(manifest)):
+            return False
+        if (catalog.stream(stream).epoch, catalog.last_id(stream)) == (epoch, newest):
+            return True  # else a run at work has gone on meanwhile
+
+
 def _refuse_older(place: Place, stream: str, marked: list[int]) -> None:
-    known = place.catalog.stream(stream).epoch
-    newest = max(marked, default=0)
-    if newest > known:
+    if _is_older(place, stream, marked):
+        known, newest = place.catalog.stream(stream).epoch, place.catalog.last_id(stream)
         raise WrongWarehouse(
             f"the catalog {place.catalog.url} is older than the store at {place.warehouse.label}: of stream {stream} "
-            f"it knows writer epochs up to {known}, the store up to {newest}; was it restored from a backup? Name the "
-            f"newer one with --catalog, or give up what it does not know of with "
+            f"it knows writer epochs up to {known} and checkpoints up to {newest}, the store has newer ones; was it "
+            "restored from a backup? Name the newer one with --catalog, or give up what it does not know of with "
             f"`siltstone recover {stream} --accept-loss`"
         )

@@ -314,7 +314,8 @@ class World:
             named = {name for (name,) in self.oracle.rows("SELECT name FROM object")}
             stored = {name for name in self.memory.objects if not name.startswith("_")}
             assert named == stored, sorted(named ^ stored)
-            assert not self.memory.begun
+            # A store that leaves something of a write as small as an epoch's mark is there only here.
+            assert not [write for write in self.memory.begun.values() if not str(write.name).startswith("_")]
 
     def close(self) -> None:
         """No thread is left."""

@@ -1,6 +1,7 @@
 """A catalog that was restored from a backup: the store knows writer epochs that it does not, and nothing is lost."""
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_each_epoch_is_marked_and_only_the_newest_mark_stays(root: Path) -> None
 def test_a_catalog_from_a_backup_is_noticed(restored: Place) -> None:
     catalog, before = restored.catalog, sorted(restored.warehouse.store.list(""))
     runs = catalog.runs(NAME)
-    said = "is older than the store .* knows writer epochs up to 1, the store up to 2; .*recover small --accept-loss"
+    said = "writer epochs up to 1 and checkpoints up to 2, the store .*recover small --accept-loss"
     for refused in (
         lambda: RegionRun(restored, SMALL, POLICY),
         lambda: recover(restored, NAME, run=in_order),
@@ -118,6 +119,46 @@ def test_the_loss_is_accepted_and_the_stream_goes_on_above_the_stores_epoch(rest
     assert not failures(restored, NAME)
     assert sweep(restored, NAME, SweepOptions(age_guard=timedelta(0))).deleted == len(unknown)
     assert not failures(restored, NAME)
+
+
+def test_a_backup_that_was_taken_while_the_newest_run_was_at_work(root: Path) -> None:
+    """Its newest writer epoch is that of the store."""
+    with Place.writable(str(root)) as place:
+        run, rows = RegionRun(place, SMALL, POLICY), purchases()
+        run.step(rows[4])
+        with sqlite3.connect(root / "catalog.db") as now, sqlite3.connect(root / "during.db") as backup:
+            now.backup(backup)
+        check_catalog(place, NAME)
+        for n in (5, 6, 7):
+            run.step(rows[n])
+        run.region.close("done")
+    with Place.writable(str(root), f"sqlite:///{root}/during.db") as place:
+        assert (place.catalog.last_id(NAME), place.catalog.stream(NAME).epoch, marks(place)) == (5, 3, ["00000003"])
+        for refused in (lambda: RegionRun(place, SMALL, POLICY), lambda: sweep(place, NAME)):
+            with pytest.raises(WrongWarehouse, match="epochs up to 3 and checkpoints up to 5, the store has"):
+                refused()
+        assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 5
+        [record] = place.catalog.rewindings(NAME)
+        assert (record.epoch, record.checkpoint, record.newest) == (4, 5, 8)
+        run_on(place, 6, 8)
+        assert not failures(place, NAME)
+
+
+def test_a_run_that_goes_on_meanwhile_is_no_sign_of_a_backup(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Place.writable(str(root)) as place:
+        run, rows = RegionRun(place, SMALL, POLICY), iter(purchases()[4:])
+        names = FilesystemStore.list
+
+        def beside_a_run(self: FilesystemStore, prefix: str) -> Iterator[tuple[str, int]]:
+            if prefix.endswith("manifest.arrow") and place.catalog.last_id(NAME) < 8:
+                run.step(next(rows))
+                run.step(next(rows))
+            return names(self, prefix)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FilesystemStore, "list", beside_a_run)
+            check_catalog(place, NAME)
+        assert place.catalog.last_id(NAME) == 8
 
 
 def test_stopped_while_it_goes_on_above_the_stores_epoch(restored: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +216,7 @@ def test_two_catalogs_that_write_to_one_store(root: Path) -> None:
             begin_epoch(copy, NAME, "the copy")
         assert copy.catalog.runs(NAME)[-1].outcome == "failed"
         check_catalog(copy, NAME)
-        with pytest.raises(WrongWarehouse, match="up to 2, the store up to 3"):
+        with pytest.raises(WrongWarehouse, match="epochs up to 2 and"):
             begin_epoch(place, NAME, "the original")
 
 
