@@ -110,11 +110,12 @@ class Rewindings(Transactions):
         In the same transaction, what they wrote is given up: up to checkpoint `newest`, the highest in the store.
         """
         with self._writing(f"a run of stream {stream}") as connection:
-            epoch = fencing.take_over(connection, stream, who, self._now(), above)
+            now = self._time(connection)
+            epoch = fencing.take_over(connection, stream, who, now, above)
             last = rows.newest(connection, stream)
             id = last.id if last else 0
             reason = f"the catalog knew no writer epochs above those of its backup, the store had {above}"
-            record = RewindingRecord(stream, epoch, id, max(id, newest), reason, who, self.now())
+            record = RewindingRecord(stream, epoch, id, max(id, newest), reason, who, now)
             connection.execute(insert(t.rewinding), asdict(record))
             return epoch
 
