@@ -18,8 +18,8 @@ from siltstone.operator import SOURCE, Operator
 from siltstone.spark.types import spark_type
 from siltstone.stream import Stream
 
-RUNNING = "siltstone.running"
-"""Spark's local property that tells a task which step of which operator its job runs"""
+JOB_TAGS = "spark.job.tags"
+"""Spark's local property with the tags of the job that a task is of"""
 LOST_OUTPUT = "an operator's output was lost and computed again"
 
 
@@ -118,12 +118,11 @@ def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
     """
     if task.operator.output is not None:
         frame = frame.where(F.col(ACKNOWLEDGEMENT).isNotNull()).select(ACKNOWLEDGEMENT)
-    context = frame.sparkSession.sparkContext
-    context.setLocalProperty(RUNNING, _identity(task))
+    frame.sparkSession.addTag(_tag(task))
     try:
         received = [Acknowledgement.from_bytes(bytes(row[0])) for row in frame.collect()]
     finally:
-        context.setLocalProperty(RUNNING, "")
+        frame.sparkSession.removeTag(_tag(task))
     for acknowledgement in received:
         acknowledgement.raise_failure()
     missing = set(range(task.parallelism)) - {a.subtask for a in received}
@@ -152,7 +151,7 @@ def _in_partition(task: StepTask) -> Callable[[Iterator[pa.RecordBatch]], Iterat
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        if context.getLocalProperty(RUNNING) != _identity(task):
+        if _tag(task) not in (context.getLocalProperty(JOB_TAGS) or ""):
             # A later job reads what was lost since its step was acknowledged.
             return run_subtask_again(task, context.partitionId(), batches)
         return run_subtask(task, context.partitionId(), str(context.taskAttemptId()), batches)
@@ -160,8 +159,9 @@ def _in_partition(task: StepTask) -> Callable[[Iterator[pa.RecordBatch]], Iterat
     return run
 
 
-def _identity(task: StepTask) -> str:
-    return f"{task.stream}/{task.epoch}/{task.operator.name}/{task.step}"
+def _tag(task: StepTask) -> str:
+    """What tells a task that its job is the one that runs the step; Spark puts it among other tags of the job."""
+    return f"[{task.stream}/{task.epoch}/{task.operator.name}/{task.step}]"
 
 
 def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
