@@ -1,6 +1,6 @@
 """Process what a stream's source has, from the newest completed checkpoint on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jobs.command import job_parser, run_job
@@ -21,6 +21,7 @@ def run_stream(
     options: Mapping[str, str] | None = None,
     on_checkpoint: Callable[[Completed], None] = lambda _: None,
     who: str | None = None,
+    drop: Sequence[str] = (),
 ) -> "RunResult":
     """Run the stream of that name over what is available.
 
@@ -29,6 +30,7 @@ def run_stream(
         options: source options of the stream.
         on_checkpoint: called with each completed checkpoint.
         who: tells people whose run it is; this process, for None.
+        drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has, whose state is given up.
 
     Raises:
         SiltstoneError: see `siltstone.spark.operations.run`.
@@ -38,14 +40,17 @@ def run_stream(
     definition = stream_named(settings, stream)
     from siltstone.spark.operations import RunRequest, run
 
-    return run(settings, definition, RunRequest(batches, options=options or {}, who=who), on_checkpoint)
+    return run(settings, definition, RunRequest(batches, options=options or {}, who=who, drop=drop), on_checkpoint)
 
 
 def main() -> None:
     """The job's command line."""
     parser = job_parser(__doc__)
     parser.add_argument("--batches", type=int, metavar="N", help="stop after N micro-batches")
-    run_job(parser, lambda settings, given: run_stream(settings, given.stream, batches=given.batches))
+    parser.add_argument(
+        "--drop", metavar="OPERATOR[.VARIABLE]", action="append", default=[], help="give its state up; repeatable"
+    )
+    run_job(parser, lambda settings, given: run_stream(settings, given.stream, batches=given.batches, drop=given.drop))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from sqlalchemy import exc as sa
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
+from siltstone.catalog.definitions import definition_at
 from siltstone.catalog.materializations import chain_materializations
 from siltstone.catalog.records import ObjectKind, ObjectRecord, StreamRecord
 from siltstone.catalog.transactions import Transactions
@@ -45,6 +46,7 @@ class Forking(Transactions):
             if rows.newest(connection, stream, rows.is_(checkpoint)) is None:
                 raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
             made = {"name": new, "epoch": epoch, "created_at": self._time(connection)}
+            made["definition"] = definition_at(connection, stream, checkpoint)
             try:
                 with connection.begin_nested():
                     made |= {"forked_from": stream, "forked_at": checkpoint}
@@ -99,8 +101,9 @@ def _copy_chain(connection: Connection, stream: str, new: str, checkpoint: int, 
 
 
 def _copy_history(connection: Connection, stream: str, new: str, checkpoint: int) -> None:
-    """The input log up to a checkpoint, and the edits by hand that are part of it."""
-    s, e, r = t.step.c, t.edit.c, t.rewinding.c
+    """The input log up to a checkpoint, the edits by hand that are part of it, and its definitions."""
+    s, e, r, d = t.step.c, t.edit.c, t.rewinding.c, t.definition.c
+    _copy(connection, t.definition, (d.stream == stream) & (d.checkpoint <= checkpoint), stream=new)
     _copy(connection, t.step, (s.stream == stream) & (s.checkpoint <= checkpoint), stream=new)
     given_up = exists().where(
         r.stream == stream, r.epoch > e.epoch, r.checkpoint < e.checkpoint, r.newest >= e.checkpoint

@@ -152,7 +152,9 @@ class CheckpointCommit:
     `first` says per operator from which checkpoint on a restore of this one reads that
     operator's objects: this one itself for a base (patent US 9471438: dependencies are kept).
     `event_time_max` is the highest event time seen. `edit` says what was changed by hand. With `parallelism`, runs that
-    name none have that one from this checkpoint on.
+    name none have that one from this checkpoint on. `definition` is what this checkpoint is the first to be made under,
+    None where it is that of the one before; with it, the state of `dropped` (`OPERATOR` or `OPERATOR.VARIABLE`) was
+    given up.
 
     Raises:
         UsageError: an object name that could leave the store, or a dependency that is not earlier.
@@ -173,6 +175,8 @@ class CheckpointCommit:
     steps: Sequence[Step] = ()
     edit: Edit | None = None
     parallelism: int | None = None
+    definition: Mapping[str, Any] | None = None
+    dropped: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for stored in (self.manifest, *self.segments, *self.bases):
@@ -180,6 +184,18 @@ class CheckpointCommit:
         late = [i for i in self.first.values() if not 0 < i <= self.id]
         if late:
             raise UsageError(f"checkpoint {self.id} cannot depend on {late[0]}: it builds on earlier ones only")
+
+
+@dataclass(frozen=True, slots=True)
+class DefinitionRecord:
+    """What the checkpoints from `checkpoint` on were made under, until the next record; fields as in
+    `CheckpointCommit`."""
+
+    stream: str
+    checkpoint: int
+    definition: dict[str, Any]
+    dropped: tuple[str, ...]
+    recorded_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

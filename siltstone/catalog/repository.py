@@ -2,6 +2,7 @@
 
     identities   which warehouse it is of
     streams      streams and their runs
+    definitions  what checkpoints were made under
     retaining    savepoints and deletion
     leases       who is at work on checkpoints
     audit        what was deleted from the store
@@ -23,6 +24,7 @@ from sqlalchemy import ColumnElement, Connection, insert, select, update
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.audit import Audit
+from siltstone.catalog.definitions import Definitions, record_definition
 from siltstone.catalog.forking import Forking
 from siltstone.catalog.identities import Identities
 from siltstone.catalog.input_log import InputLog
@@ -46,7 +48,9 @@ from siltstone.model import LATEST, StoredObject
 from siltstone.store.paths import check_object_name
 
 
-class Catalog(Identities, Streams, Retaining, Leases, Audit, Materializations, Forking, Rewindings, InputLog):
+class Catalog(
+    Identities, Streams, Definitions, Retaining, Leases, Audit, Materializations, Forking, Rewindings, InputLog
+):
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
 
     # Checkpoints
@@ -74,7 +78,9 @@ class Catalog(Identities, Streams, Retaining, Leases, Audit, Materializations, F
                 raise UsageError(f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}")
             first = followed(connection, stream, newest, commit.forms, commit.first)
             settle_log(connection, stream, commit)
-            rows.insert_checkpoint(connection, stream, epoch, commit, newest, self._time(connection), first)
+            now = self._time(connection)
+            rows.insert_checkpoint(connection, stream, epoch, commit, newest, now, first)
+            record_definition(connection, stream, commit, now)
             return first
 
     def last_id(self, stream: str) -> int:

@@ -24,6 +24,7 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
+from siltstone.catalog.definitions import forget_definitions
 from siltstone.catalog.input_log import forget_input
 from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
 from siltstone.catalog.transactions import Transactions
@@ -71,8 +72,9 @@ class Rewindings(Transactions):
     ) -> Rewound:
         """Give up every checkpoint after `checkpoint`, or all for 0, in one transaction guarded by the writer epoch.
 
-        With them go their savepoints, snapshots and materializations. Their steps stay, as the log of what comes next,
-        and the record of their edits. Nothing is deleted from the store. To have rewound there already is no error.
+        With them go their savepoints, snapshots, materializations and definitions. Their steps stay, as the log of
+        what comes next, and the record of their edits. Nothing is deleted from the store. To have rewound there already
+        is no error.
 
         Args:
             reason: why, in a line.
@@ -97,6 +99,7 @@ class Rewindings(Transactions):
                 connection.execute(delete(table).where(gone))
             c = t.checkpoint.c
             connection.execute(delete(t.checkpoint).where(c.stream == stream, c.id > checkpoint))
+            forget_definitions(connection, stream, checkpoint)
             if checkpoint == 0:
                 forget_input(connection, stream)
             record = RewindingRecord(stream, epoch, checkpoint, lost.given_up[-1], reason, who, self._time(connection))

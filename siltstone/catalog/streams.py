@@ -56,17 +56,6 @@ class Streams(Transactions):
             )
         return found
 
-    def update_definition(self, stream: str, epoch: int, definition: Mapping[str, Any]) -> None:
-        """Replace a stream's recorded definition (JSON), as its newest writer.
-
-        Raises:
-            Fenced
-        """
-        with self._writing(f"the definition of stream {stream}") as connection:
-            fencing.hold(connection, stream, epoch)
-            changed = update(t.stream).where(t.stream.c.name == stream).values(definition=dict(definition))
-            connection.execute(changed)
-
     def set_retention(self, stream: str, retention: Mapping[str, Any] | None) -> StreamRecord:
         """Replace what a stream keeps, as recorded with it; everything, for None. A run takes it up by itself.
 

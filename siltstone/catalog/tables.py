@@ -7,6 +7,7 @@
            1--n deletion       what was deleted from the store, of checkpoints and of orphans
            1--n rewinding      which checkpoints were given up, since they cannot be restored any more
            1--n edit           what people changed in the state by hand
+           1--n definition     what its checkpoints were made under, from which one on, and what was dropped with it
            1--n checkpoint 1--n object       what it wrote
                            1--n dependency   from which checkpoint on its restore reads, per operator
                            1--1 snapshot
@@ -61,7 +62,7 @@ from sqlalchemy import (
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.records import as_utc
 
-REVISION = "0006"
+REVISION = "0007"
 """the newest revision in `migrations/versions`"""
 REVISION_TABLE = "siltstone_revision"
 """our own name, so that a database shared with another Alembic user is not mistaken for ours"""
@@ -325,6 +326,16 @@ edit = Table(
     Column("source_checksum", String(32)),
     Column("who", Text, nullable=False),
     Column("edited_at", UtcTime, nullable=False),
+)
+
+definition = Table(
+    "definition",
+    METADATA,
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("checkpoint", BigInteger, primary_key=True, autoincrement=False),
+    Column("definition", Json, nullable=False),
+    Column("dropped", Json, nullable=False),
+    Column("recorded_at", UtcTime, nullable=False),
 )
 
 receipt = Table(

@@ -38,6 +38,14 @@ def run(
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on, waiting for input, until SIGTERM or Ctrl-C.")
     ] = False,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drop",
+            metavar="OPERATOR[.VARIABLE]",
+            help="Give up the state of what the code no longer has. Repeatable.",
+        ),
+    ] = None,
     openmetrics: Annotated[
         Path | None,
         typer.Option("--openmetrics", metavar="FILE", help="Keep this run's metrics there as OpenMetrics text."),
@@ -58,7 +66,7 @@ def run(
         openmetrics=openmetrics,
         materialization=None if materialize_every is None else _every(materialize_every),
     )
-    request = operations.RunRequest(batches, follow, pairs(options))
+    request = operations.RunRequest(batches, follow, pairs(options), drop=drop or ())
     with progress(f"running {stream}") as tell:
         result = operations.run(settings, stream_of(settings, stream), request, lambda c: tell(checkpoint_line(c)))
     print_result(
@@ -140,6 +148,8 @@ def show(
     _print_origin(stream, found)
     out.print(f"checkpoint {found['checkpoint']} of {stream}, epoch {found['epoch']}, chain {found['chain']}")
     out.print(f"digest {found['digest']}, committed {found['committed_at']}, event time {found['event_time_max']}")
+    if found["dropped"]:
+        out.print(f"made without {', '.join(found['dropped'])}, whose state was dropped")
     if edit := found["edit"]:
         what = f"{edit['operator']}.{edit['variable']}: {edit['upserts']:,} put, {edit['deletes']:,} deleted"
         line = f"edited by {edit['who']} at {edit['edited_at']}: {what}, from {edit['source']}"

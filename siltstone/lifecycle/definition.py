@@ -1,8 +1,9 @@
 """What recorded state depends on in a stream's definition, and which changes of it the state can follow."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from siltstone.catalog.records import StreamRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import SchemaConflict, UsageError
 from siltstone.state.schema import TableSchema
@@ -42,22 +43,83 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
         raise UsageError(f"parallelism is {parallelism}: use 1 to max_parallelism {max_parallelism}")
 
 
-def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str]) -> None:
+def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str], drop: Sequence[str] = ()) -> None:
     """Refuse a run that the recorded state cannot follow; a stream that is new here may be anything.
 
     Raises:
-        SchemaConflict, UsageError: see `check_definition`.
+        SchemaConflict, UsageError: see `check_follows`.
         UsageError: it is a fork, and the definition does not say of which stream.
     """
-    for record in catalog.streams():
-        if record.name == stream.name:
-            if record.forked_from is not None and stream.origin != (origin := catalog.lineage(stream.name)[-1]):
-                # Its source would prepare files of its own, and take all of them for new.
-                raise UsageError(
-                    f"stream {stream.name} is a fork that goes back to {origin}: "
-                    f"give its definition the origin {origin!r}, or run it by its name"
-                )
-            check_definition(stream.name, record.definition, definition_of(stream, options))
+    record = next((record for record in catalog.streams() if record.name == stream.name), None)
+    if record is None:
+        if drop:
+            raise UsageError(f"stream {stream.name} has not run here: there is no {drop[0]} to drop")
+        return
+    if record.forked_from is not None and stream.origin != (origin := catalog.lineage(stream.name)[-1]):
+        # Its source would prepare files of its own, and take all of them for new.
+        raise UsageError(
+            f"stream {stream.name} is a fork that goes back to {origin}: "
+            f"give its definition the origin {origin!r}, or run it by its name"
+        )
+    check_follows(catalog, record, definition_of(stream, options), drop)
+
+
+def check_follows(
+    catalog: Catalog, record: StreamRecord, now: Mapping[str, Any], drop: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Refuse a definition that the state of the stream's newest checkpoint cannot follow.
+
+    Where there is no checkpoint there is no state, and only the source options count, which say where input begins.
+
+    Args:
+        drop: `OPERATOR` or `OPERATOR.VARIABLE`, whose state may be given up.
+
+    Returns:
+        What is given up: `drop` without what was given up before.
+
+    Raises:
+        SchemaConflict, UsageError: see `check_definition` and `without`.
+    """
+    recorded = record.definition if catalog.last_id(record.name) else {**record.definition, "operators": {}}
+    before = {name for one in catalog.definitions(record.name) for name in one.dropped} if drop else set()
+    left, dropped = without(record.name, recorded, now, drop, before)
+    check_definition(record.name, left, now)
+    return dropped
+
+
+def without(
+    name: str, recorded: Mapping[str, Any], now: Mapping[str, Any], drop: Sequence[str], before: Collection[str] = ()
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A recorded definition without what is to be dropped, and what that is.
+
+    Args:
+        before: what was dropped at earlier checkpoints; to name it again is no error.
+
+    Raises:
+        UsageError: nothing of that name is recorded, or the code still has it.
+    """
+    operators = {
+        operator: {**one, "variables": dict(one["variables"])} for operator, one in recorded["operators"].items()
+    }
+    dropped = []
+    for what in dict.fromkeys(drop):
+        operator, _, variable = what.partition(".")
+        there = now["operators"].get(operator, {"variables": {}})
+        if variable in there["variables"] or (operator in now["operators"] and not variable):
+            raise UsageError(f"stream {name} still has {what} in its code: remove it there before it is dropped")
+        held = operators.get(operator, {"variables": {}})
+        if variable in held["variables"]:
+            del held["variables"][variable]
+        elif operator in operators and not variable:
+            del operators[operator]
+        elif what in before:
+            continue
+        else:
+            known = list(recorded["operators"])
+            known += [f"{o}.{v}" for o, one in recorded["operators"].items() for v in one["variables"]]
+            raise UsageError(f"stream {name} has no {what} to drop: it has {', '.join(known) or 'no state yet'}")
+        dropped.append(what)
+    return {**recorded, "operators": operators}, tuple(dropped)
 
 
 def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -79,17 +141,31 @@ def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, A
         new = now["operators"].get(operator)
         if new is None:
             raise SchemaConflict(
-                f"stream {name} lost operator {operator}: recorded {old}, now there is only {now['operators']}"
+                f"stream {name} lost operator {operator}: recorded {old}, now there is only {now['operators']}; "
+                + _way_out(name, operator)
             )
-        _check_operator(f"{name}/{operator}", old, new)
+        _check_operator(name, operator, old, new)
 
 
-def _check_operator(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _check_operator(stream: str, operator: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    what = f"{stream}/{operator}"
     if old["key"] != new["key"]:
         raise SchemaConflict(f"{what} changed its key: recorded {old['key']}, now {new['key']}")
     for name, variable in old["variables"].items():
-        now = new["variables"].get(name, {"kind": "missing", "tables": {}})
+        now = new["variables"].get(name)
+        if now is None:
+            raise SchemaConflict(
+                f"{what}.{name} changed: recorded {variable}, now {{'kind': 'missing'}}; "
+                + _way_out(stream, f"{operator}.{name}")
+            )
         if now["kind"] != variable["kind"]:
             raise SchemaConflict(f"{what}.{name} changed: recorded {variable}, now {now}")
         for table, shape in variable["tables"].items():
             TableSchema.from_json(now["tables"][table]).check_follows(TableSchema.from_json(shape), f"{what}.{table}")
+
+
+def _way_out(stream: str, what: str) -> str:
+    return (
+        f"run the code that has it, or give its state up (siltstone run {stream} --drop {what}), or go on from a "
+        f"checkpoint that does not hold it (siltstone fork {stream} NEW --at ID)"
+    )

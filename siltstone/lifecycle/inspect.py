@@ -18,8 +18,8 @@ def list_checkpoints(catalog: Catalog, stream: str, limit: int | None = None) ->
     Raises:
         UnknownStream: no such stream has run here.
     """
-    edits = _edits(catalog, stream)
-    return [_summary(record, edits) for record in catalog.checkpoints(stream, limit)]
+    edits, dropped = _edits(catalog, stream), _dropped(catalog, stream)
+    return [_summary(record, edits, dropped) for record in catalog.checkpoints(stream, limit)]
 
 
 def describe_origin(catalog: Catalog, stream: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
         **describe_origin(catalog, stream),
         "checkpoint": record.id,
         "epoch": record.epoch,
-        **_summary(record, _edits(catalog, stream)),
+        **_summary(record, _edits(catalog, stream), _dropped(catalog, stream)),
         "chain": catalog.chain(stream, record.id),
         "manifest": record.manifest.name,
         "statistics": record.statistics,
@@ -80,12 +80,19 @@ def _edits(catalog: Catalog, stream: str) -> dict[tuple[int, int], EditRecord]:
     return {(edit.checkpoint, edit.epoch): edit for edit in catalog.edits(stream)}
 
 
+def _dropped(catalog: Catalog, stream: str) -> dict[int, list[str]]:
+    """Checkpoint -> whose state was given up with it."""
+    return {one.checkpoint: list(one.dropped) for one in catalog.definitions(stream)}
+
+
 def _described(edit: EditRecord) -> dict[str, Any]:
     fields = ("operator", "variable", "upserts", "deletes", "source", "source_checksum", "who")
     return {name: getattr(edit, name) for name in fields} | {"edited_at": edit.edited_at.isoformat(timespec="seconds")}
 
 
-def _summary(record: CheckpointRecord, edits: Mapping[tuple[int, int], EditRecord]) -> dict[str, Any]:
+def _summary(
+    record: CheckpointRecord, edits: Mapping[tuple[int, int], EditRecord], dropped: Mapping[int, list[str]]
+) -> dict[str, Any]:
     edit = edits.get((record.id, record.epoch))
     space = {name: amplification(recorded_chain(record, name)[1]) for name in record.forms}
     return {
@@ -101,4 +108,5 @@ def _summary(record: CheckpointRecord, edits: Mapping[tuple[int, int], EditRecor
         "event_time_max": record.event_time_max.isoformat() if record.event_time_max else None,
         "committed_at": record.committed_at.isoformat(timespec="seconds"),
         "edit": _described(edit) if edit else None,
+        "dropped": dropped.get(record.id, []),
     }

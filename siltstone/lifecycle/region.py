@@ -14,21 +14,23 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 
 from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.place import Place
-from siltstone.catalog.records import CheckpointCommit, Edit, InputPosition, Step, StepRecord
+from siltstone.catalog.records import Edit, InputPosition, Step, StepRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
+from siltstone.lifecycle.commit import commit_of
 from siltstone.lifecycle.costs import Gathered, cost_of, materialized_chain, statistics_of, uploads_of, written_form
-from siltstone.lifecycle.definition import check_definition, check_run, definition_of
+from siltstone.lifecycle.definition import check_follows, check_run, definition_of
 from siltstone.lifecycle.epochs import begin_epoch
 from siltstone.lifecycle.persist import place_inline
-from siltstone.lifecycle.restore import read_manifest
+from siltstone.lifecycle.restore import read_manifest, schemas_of
 from siltstone.lifecycle.sweep import sweep_ended
 from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask, identities
 from siltstone.model import Form, StoredObject
@@ -36,7 +38,7 @@ from siltstone.operator import Operator
 from siltstone.policy.protocol import Decision, Policy, PolicyState, RestoreCost
 from siltstone.policy.retention import NEW_STREAM
 from siltstone.store.open import Warehouse
-from siltstone.store.paths import CheckpointPath, is_base
+from siltstone.store.paths import CheckpointPath
 from siltstone.stream import Stream
 
 
@@ -50,6 +52,7 @@ class RegionOptions:
         checkpoint_steps: steps a checkpoint, unless `checkpoint_s` is set.
         checkpoint_s: seconds between checkpoints.
         options: the source options, recorded at the first run and fixed from then on.
+        drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code has no longer, whose state is given up.
         upload: how changes travel to the store.
     """
 
@@ -58,6 +61,7 @@ class RegionOptions:
     checkpoint_steps: int = 1
     checkpoint_s: float | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    drop: Sequence[str] = ()
     upload: UploadOptions = field(default_factory=UploadOptions)
 
 
@@ -114,6 +118,10 @@ class Region:
         """operator -> the manifest of the materialization that its chain begins with"""
         self._policies = {op.name: policy.start() for op in stream.operators}
         self._decisions: dict[str, Decision] = {}
+        self._definition: Mapping[str, Any] | None = None
+        """what the next checkpoint is the first to be made under"""
+        self._dropped: tuple[str, ...] = ()
+        """whose state it gives up"""
         self._event_time_max: datetime | None = None
         self._gathered = Gathered()
         self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
@@ -143,13 +151,16 @@ class Region:
         check_run(stream, options.options, options.parallelism)
         definition = definition_of(stream, options.options)
         record = catalog.register(stream.name, stream.max_parallelism, definition, NEW_STREAM.to_record())
-        check_definition(stream.name, record.definition, definition)
+        check_follows(catalog, record, definition, options.drop)
         epoch = begin_epoch(Place(warehouse, catalog), stream.name, who)
-        if record.definition != definition:
-            catalog.update_definition(stream.name, epoch, definition)
         region = cls(stream, warehouse, catalog, policy, options, epoch)
         region.quiet_until = record.forked_at or 0
         try:
+            # Again, since only now nobody else makes checkpoints under another definition.
+            record = catalog.stream(stream.name)
+            region._dropped = check_follows(catalog, record, definition, options.drop)
+            if not catalog.definitions(stream.name) or record.definition != definition or region._dropped:
+                region._definition = definition
             region._resume(catalog.last_id(stream.name))
         except BaseException:
             region.close("failed")
@@ -180,9 +191,12 @@ class Region:
             rewound = (rewinding.epoch for rewinding in self.catalog.rewindings(name))
             self.oldest_epoch = max([self.completed_epoch, *rewound])
             self.completed, self.step, self.completed_step = latest, manifest.step, manifest.step
-            # A table that the last checkpoint does not know has no chain to put a delta on.
+            # A table that the last checkpoint does not know has no chain to put a delta on; and where one was dropped,
+            # those of an index would not be where the links of the next one say that they are.
             changed = {
-                op.name for op in self.stream.operators if set(op.tables()) - set(manifest.digests.get(op.name, {}))
+                op.name
+                for op in self.stream.operators
+                if op.name not in manifest.operators or set(op.tables()) != set(schemas_of(manifest, op.name))
             }
         self._decide(changed)
 
@@ -324,7 +338,13 @@ class Region:
         uploads = uploads.merge(uploads_of(self._gathered))
         manifest = self._manifest(uploads)
         stored, uploads = self._store_manifest(path, manifest, uploads)
-        commit = replace(commit_of(manifest, stored, steps), edit=edit, parallelism=parallelism)
+        commit = replace(
+            commit_of(manifest, stored, steps),
+            edit=edit,
+            parallelism=parallelism,
+            definition=self._definition,
+            dropped=self._dropped,
+        )
         first = self.catalog.commit(self.stream.name, self.epoch, commit)
         completed = Completed(
             id=commit.id,
@@ -398,6 +418,7 @@ class Region:
         self._follow(manifest.checkpoint, first)
         oldest = min(self._first.values())
         self._manifests = {c: m for c, m in self._manifests.items() if c >= oldest} | {manifest.checkpoint: stored}
+        self._definition, self._dropped = None, ()
         self._event_time_max = manifest.event_time_max
         self.digest = manifest.digest
         self._gathered = Gathered()
@@ -406,22 +427,3 @@ class Region:
         self._steps_open = 0
         self._last_checkpoint_s = time.monotonic()
         self._decide()
-
-
-def commit_of(manifest: Manifest, stored: StoredObject, steps: Sequence[Step]) -> CheckpointCommit:
-    """What the catalog is to know of a checkpoint."""
-    return CheckpointCommit(
-        id=manifest.checkpoint,
-        manifest=stored,
-        digest=manifest.digest,
-        rows=manifest.statistics["state_rows"],
-        bytes=stored.bytes + sum(o.bytes for o in manifest.objects),
-        forms=manifest.forms,
-        d=manifest.d,
-        statistics=manifest.statistics,
-        event_time_max=manifest.event_time_max,
-        segments=[o for o in manifest.objects if not is_base(o.name)],
-        bases=[o for o in manifest.objects if is_base(o.name)],
-        first=manifest.first,
-        steps=steps,
-    )

@@ -11,7 +11,7 @@ A replay begins at the newest such checkpoint, if there is one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -103,7 +103,7 @@ def plan_replay(place: Place, stream: Stream, to: int, since: int | None) -> Rep
         StateError: the input log has a gap.
     """
     catalog, name = place.catalog, stream.name
-    _check_stream(catalog.stream(name), stream)
+    _check_stream(catalog.stream(name), catalog.definition_at(name, to), stream)
     checkpoints = [c for c in catalog.checkpoints(name) if c.id <= to]
     earliest, why = _replayable(catalog, name, checkpoints)
     if since is not None and since < earliest:
@@ -140,8 +140,8 @@ def plan_replay(place: Place, stream: Stream, to: int, since: int | None) -> Rep
     return ReplayPlan(name, to, begins, why if since is None else "", position, steps, compared)
 
 
-def _check_stream(record: StreamRecord, stream: Stream) -> None:
-    check_definition(stream.name, record.definition, definition_of(stream, record.definition["options"]))
+def _check_stream(record: StreamRecord, definition: Mapping[str, Any], stream: Stream) -> None:
+    check_definition(stream.name, definition, definition_of(stream, definition["options"]))
     if record.max_parallelism != stream.max_parallelism:
         raise SchemaConflict(
             f"stream {stream.name} has max_parallelism {record.max_parallelism}, now {stream.max_parallelism}: "

@@ -261,11 +261,15 @@ def load_state(
     state.begin(step, tracking=False)
     if manifests:
         target = manifests[max(manifests)]
-        handles = {c: [h for h in m.handles if h.operator == operator] for c, m in manifests.items()}
+        # What the operator has no longer, since it is being dropped, is not rebuilt.
+        own = {*state.tables, *state.opaque}
+        handles = {
+            c: [h for h in m.handles if h.operator == operator and h.variable in own] for c, m in manifests.items()
+        }
         plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups)
         reads = unit_reads(plan.units[0], manifests, target.checkpoint)
         apply_reads(state, reads, reader, scratch)
-        check_digests(digests_of(state), operator, state.groups, target)
+        check_digests(digests_of(state), operator, state.groups, target, own)
     for table in state.tables.values():
         table.mark()
     state.commit()

@@ -422,6 +422,20 @@ def test_a_new_variable_and_a_new_nullable_column(tmp_path: Path) -> None:
     assert state_rows_at(settings, 2, tmp_path / "old") == 4
 
 
+class Noted(Counts):
+    notes = ValueState(value={"note": pa.string()})
+
+
+def test_a_variable_that_the_code_no_longer_has_is_dropped_by_saying_so(tmp_path: Path) -> None:
+    settings = at(tmp_path / "w")
+    run(settings, replace(COUNTS, operators=[Noted()]), RunRequest(batches=2))
+    with pytest.raises(SchemaConflict, match=r"siltstone run counts --drop counts\.notes"):
+        run(settings, COUNTS, RunRequest())
+    assert run(settings, COUNTS, RunRequest(drop=["counts.notes"])).checkpoints == [3, 4]
+    proven(settings, "counts")
+    assert "notes" not in recorded(settings, "counts")[0].definition["operators"]["counts"]["variables"]
+
+
 def state_rows_at(settings: Settings, checkpoint: int, to: Path) -> int:
     """A checkpoint from before the change still restores, as it was."""
     rows = restore(settings, "counts", at=str(checkpoint), to=to).rows

@@ -13,7 +13,7 @@ from siltstone.lifecycle.export import restore_unit, unit_tasks
 from siltstone.lifecycle.restore import chain_manifests, read_manifests
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.store import blocks
+from siltstone.store import blocks, ranged
 from siltstone.stream import Stream
 from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionRun
@@ -81,7 +81,8 @@ def test_at_another_parallelism_each_task_reads_its_own_key_groups(
     """All together read about what a plain restore reads: what is fetched or written together is small beside a task's
     share here, as it is where states are large."""
     monkeypatch.setattr(base, "ROW_GROUP_ROWS", 1 << 11)
-    monkeypatch.setattr(blocks, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(ranged, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(ranged, "RANGE_BYTES", 1 << 12)
     monkeypatch.setattr(blocks, "GAP_BYTES", 1 << 8)
     monkeypatch.setattr(persist, "DELTA_ROWS", 1 << 9)
     first = RegionRun(place, NUMBERS, LONG, parallelism=before)

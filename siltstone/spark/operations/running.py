@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -51,13 +51,15 @@ class RunResult:
 class RunRequest:
     """How much to run: `batches` micro-batches at most, or, with `follow`, on and on; `options` go to the source.
 
-    `who` is what the catalog tells people of whose the run is: this process, for None.
+    `who` is what the catalog tells people of whose the run is: this process, for None. `drop` names operators and
+    variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state is given up.
     """
 
     batches: int | None = None
     follow: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
     who: str | None = None
+    drop: Sequence[str] = ()
 
 
 @needs_spark
@@ -90,7 +92,7 @@ def run(
     check_run(stream, request.options, settings.parallelism or 1)
     metrics = RunMetrics(settings, stream.name)
     with _writable(settings) as place:
-        check_recorded(place.catalog, stream, request.options)
+        check_recorded(place.catalog, stream, request.options, request.drop)
         spark = spark_session(settings.master, settings.spark, steps=True)
         # Before the stream is taken over: a source that cannot be had changes nothing.
         rows = open_source(spark, stream, place.warehouse, request.options)
@@ -169,7 +171,7 @@ def _running(
     on_checkpoint: Callable[[Completed], None],
 ) -> Iterator[StreamRunner]:
     """One writer epoch: taken at the start, and how it ended noted in the catalog; with its background."""
-    region = open_region(settings, stream, place, request.options, cores(spark), who=request.who)
+    region = open_region(settings, stream, place, request.options, cores(spark), who=request.who, drop=request.drop)
     background = _background(settings, place, spark, region)
 
     def completed(checkpoint: Completed) -> None:
@@ -218,6 +220,7 @@ def open_region(
     default_parallelism: int,
     *,
     who: str | None = None,
+    drop: Sequence[str] = (),
 ) -> Region:
     """Take a stream over, as the settings say.
 
@@ -231,6 +234,7 @@ def open_region(
         checkpoint_s=settings.checkpoint_s,
         options=options,
         upload=settings.upload,
+        drop=drop,
     )
     policy = named(settings.policy, settings.policy_options)
     return Region.open(stream, place.warehouse, place.catalog, policy, region_options, who or this_process())

@@ -59,7 +59,8 @@ def test_an_unknown_stream_is_named_with_those_there_are(catalog: Catalog) -> No
         lambda: catalog.check_epoch("fligths", 1),
         lambda: catalog.runs("fligths"),
         lambda: catalog.commit("fligths", 1, commit_of(1)),
-        lambda: catalog.update_definition("fligths", 1, {}),
+        lambda: catalog.definitions("fligths"),
+        lambda: catalog.definition_at("fligths", 1),
         lambda: catalog.last_id("fligths"),
         lambda: catalog.latest("fligths"),
         lambda: catalog.checkpoint("fligths", 1),
@@ -82,14 +83,6 @@ def test_an_unknown_stream_is_named_with_those_there_are(catalog: Catalog) -> No
     ):
         with pytest.raises(UnknownStream, match=r"'fligths'.*it has bids, flights"):
             call()
-
-
-def test_the_definition_is_updated_by_the_newest_writer_only(flights: Catalog) -> None:
-    flights.update_definition("flights", 1, {"operators": ["new"]})
-    flights.new_epoch("flights", "other")
-    with pytest.raises(Fenced):
-        flights.update_definition("flights", 1, {"operators": ["stale"]})
-    assert flights.stream("flights").definition == {"operators": ["new"]}
 
 
 def test_a_stream_may_be_registered_by_many_at_once(catalog_url: str) -> None:
