@@ -18,27 +18,23 @@ ENTRY_POINTS = "siltstone.streams"
 
 
 class Sink(Protocol):
-    """Takes one operator's output, once for each checkpoint id.
+    """Takes one operator's output, checkpoint by checkpoint, in order of their ids.
 
-    A crash between `write` and the catalog's commit makes the same checkpoint id come again, perhaps with other
-    rows: only what is written under the newest epoch of an id counts, and only once `publish` was called for it.
+    Siltstone stages the rows with the checkpoint and delivers them once it is complete. The same id always brings the
+    same rows. After a crash between a delivery and its mark in the catalog the id comes once more: a sink that skips
+    ids it has has every row exactly once.
     """
 
-    def write(self, rows: "DataFrame", checkpoint: int, epoch: int) -> None:
-        """Stage the rows of a checkpoint that is about to complete."""
-        ...
+    def deliver(self, rows: "DataFrame", checkpoint: int) -> None:
+        """Take the rows of a completed checkpoint; return once they are the sink's for good.
 
-    def publish(self, checkpoint: int, epoch: int) -> None:
-        """The checkpoint is complete: make its rows visible. May be called again after a crash."""
-        ...
-
-    def recover(self, completed: int, epoch: int | None) -> None:
-        """Publish what the newest completed checkpoint (0 if none) staged in its epoch, drop what never completed."""
+        What this raises ends the run. The output stays outstanding, and the next run delivers it first.
+        """
         ...
 
 
 SinkFunction = Callable[["DataFrame", int], object]
-"""the user's own sink: called with the rows and the checkpoint id; must be idempotent by that id"""
+"""the user's own sink: as `Sink.deliver`"""
 DIRECTORY = "directory"
 """the source option that Siltstone always sets"""
 
@@ -88,8 +84,11 @@ class Stream:
                     f"stream {self.name} reads the output of {name!r}, which is no operator with an output"
                 )
         for name, sink in self.sinks.items():
-            if not (hasattr(sink, "write") or callable(sink)):
-                raise UsageError(f"the sink of {name} is a {type(sink).__name__}: use a ParquetSink or a function")
+            if not (hasattr(sink, "deliver") or callable(sink)):
+                raise UsageError(
+                    f"the sink of {name} is a {type(sink).__name__}, which cannot take rows: use a ParquetSink, a "
+                    "function (rows, checkpoint), or an object with a method deliver(rows, checkpoint)"
+                )
         if self.event_days is not None and (self.event_time is None or self.event_days[0] > self.event_days[1]):
             raise UsageError(f"stream {self.name}: event_days are the first and last day of its event_time, in order")
         if self.event_time is not None and self.event_time_operator() is None:
@@ -135,9 +134,9 @@ class Stream:
             left = [op for op in left if op not in ready]
         return done
 
-    def consumed(self, operator: str) -> bool:
-        """Whether anything reads that operator's output."""
-        return operator in self.sinks or any(op.reads == operator for op in self.operators)
+    def hands_on(self, operator: str) -> bool:
+        """Whether another operator reads that operator's output."""
+        return any(op.reads == operator for op in self.operators)
 
     def definition(self) -> dict[str, Any]:
         """What of this definition recorded state depends on: the operators' variables and their schemas, as JSON."""

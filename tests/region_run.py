@@ -1,6 +1,7 @@
 """Runs steps of a stream through its consistent region without Spark: what the runner does, one process, no shuffle."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +29,6 @@ class RegionSteps:
         self.outputs: dict[str, pa.Table] = {}
         """operator -> what it returned in the newest step; and the step's rows"""
         self._waiting: list[Step] = []
-        self._unwritten: list[Mapping[str, pa.Table]] = []
 
     def step(self, rows: pa.Table, *, last: bool = False, ends: bool | None = None) -> Completed | None:
         """One micro-batch through every operator; the checkpoint, if one was due, or the step `ends` in one."""
@@ -38,11 +38,10 @@ class RegionSteps:
         self.batches += 1
         self.outputs = {SOURCE: rows}
         for operator in region.stream.topological():
-            task = tasks[operator.name]
+            task = replace(tasks[operator.name], hands_on=True)
             output, received = run_tasks(task, shuffled(task, self.outputs[operator.reads]))
             self.outputs[operator.name] = output
             region.acknowledge(operator.name, received)
-        self._unwritten.append({name: self.outputs[name] for name in region.stream.sinks})
         return self.complete() if region.checkpoint_due else None
 
     def step_without_rows(self) -> Completed:
@@ -54,7 +53,7 @@ class RegionSteps:
 
     def complete(self) -> Completed:
         """The checkpoint that is due."""
-        waiting, self._waiting, self._unwritten = self._waiting, [], []
+        waiting, self._waiting = self._waiting, []
         return self.region.complete(waiting)
 
 

@@ -21,6 +21,8 @@ from siltstone.catalog.rewinding import RewindingRecord, rewindings
 from siltstone.catalog.transactions import Transactions
 from siltstone.store.paths import stream_prefix
 
+_REFERRING = (t.object_, t.output_object)
+"""the tables whose rows keep objects"""
 RECORDS_KEPT = timedelta(days=90)
 """how long the deletion of an orphan can be looked up, at least"""
 RECORDS_MAX = 100_000
@@ -59,7 +61,7 @@ class Standing:
         newest: the newest completed checkpoint, 0 before the first.
         epochs: those of which there is a checkpoint, deleted ones that wait among them.
         leases: those that live.
-        referenced: names that a checkpoint or snapshot of any stream refers to, among those asked for.
+        referenced: names that a checkpoint, a snapshot or an output of any stream refers to, among those asked for.
         at: this moment, UTC.
         rewindings: all there were, oldest first.
     """
@@ -157,9 +159,12 @@ def _standing(connection: Connection, stream: str, names: Iterable[str] | None, 
 def _referenced(connection: Connection, stream: str, names: Iterable[str] | None) -> frozenset[str]:
     """By any stream: a fork refers to objects of the stream it was made from."""
     if names is None:
-        o = t.object_.c
         return frozenset(
-            connection.scalars(select(o.name).where(o.name.startswith(stream_prefix(stream), autoescape=True)))
+            name
+            for table in _REFERRING
+            for name in connection.scalars(
+                select(table.c.name).where(table.c.name.startswith(stream_prefix(stream), autoescape=True))
+            )
         )
     return _referring(connection, select(t.stream.c.name), names)
 
@@ -170,11 +175,11 @@ def _shared(connection: Connection, stream: str, names: Iterable[str]) -> frozen
 
 def _referring(connection: Connection, streams: Select[tuple[str]], names: Iterable[str]) -> frozenset[str]:
     """The names that one of these streams refers to. That streams are named lets the primary key find the names."""
-    o = t.object_.c
     return frozenset(
         name
         for part in rows.parts(names)
-        for name in connection.scalars(select(o.name).where(o.stream.in_(streams), o.name.in_(part)))
+        for table in _REFERRING
+        for name in connection.scalars(select(table.c.name).where(table.c.stream.in_(streams), table.c.name.in_(part)))
     )
 
 

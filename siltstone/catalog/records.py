@@ -144,6 +144,20 @@ class EditRecord(Edit):
 
 
 @dataclass(frozen=True, slots=True)
+class Output:
+    """What a checkpoint hands to one sink: `rows` rows, staged in `objects`, in this order.
+
+    `name` says whose it is: the operator's whose output it is. `arrow_schema` is that of the rows, in Arrow's own
+    serialization.
+    """
+
+    name: str
+    arrow_schema: bytes
+    rows: int
+    objects: tuple[StoredObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointCommit:
     """Everything that makes one checkpoint exist.
 
@@ -154,7 +168,8 @@ class CheckpointCommit:
     `event_time_max` is the highest event time seen. `edit` says what was changed by hand. With `parallelism`, runs that
     name none have that one from this checkpoint on. `definition` is what this checkpoint is the first to be made under,
     None where it is that of the one before; with it, the state of `dropped` (`OPERATOR` or `OPERATOR.VARIABLE`) was
-    given up.
+    given up. `outputs` are what sinks are to have once it exists. `repeats`: it was given up, and its steps must be
+    those logged for it, whose output is decided already (`catalog.outbox`).
 
     Raises:
         UsageError: an object name that could leave the store, or a dependency that is not earlier.
@@ -177,9 +192,12 @@ class CheckpointCommit:
     parallelism: int | None = None
     definition: Mapping[str, Any] | None = None
     dropped: Sequence[str] = ()
+    outputs: Sequence[Output] = ()
+    repeats: bool = False
 
     def __post_init__(self) -> None:
-        for stored in (self.manifest, *self.segments, *self.bases):
+        staged = [stored for output in self.outputs for stored in output.objects]
+        for stored in (self.manifest, *self.segments, *self.bases, *staged):
             check_object_name(stored.name)
         late = [i for i in self.first.values() if not 0 < i <= self.id]
         if late:

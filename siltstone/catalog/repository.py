@@ -8,6 +8,7 @@
     audit        what was deleted from the store
     rewinding    checkpoints that were given up, and their input
     input_log    where sources begin, and what was read of them since
+    outbox       outputs of checkpoints, and whether sinks have them
     forking      streams that began as a checkpoint of another
     here         checkpoints and what they refer to
 
@@ -30,6 +31,7 @@ from siltstone.catalog.identities import Identities
 from siltstone.catalog.input_log import InputLog
 from siltstone.catalog.leases import Leases
 from siltstone.catalog.materializations import Materializations, chain_materializations, followed
+from siltstone.catalog.outbox import Outbox, insert_outputs
 from siltstone.catalog.records import (
     CheckpointCommit,
     CheckpointRecord,
@@ -49,7 +51,7 @@ from siltstone.store.paths import check_object_name
 
 
 class Catalog(
-    Identities, Streams, Definitions, Retaining, Leases, Audit, Materializations, Forking, Rewindings, InputLog
+    Identities, Streams, Definitions, Retaining, Leases, Audit, Materializations, Forking, Rewindings, InputLog, Outbox
 ):
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
 
@@ -68,6 +70,7 @@ class Catalog(
         Raises:
             Fenced: `epoch` is not the stream's newest.
             UsageError: the id does not follow the newest, or an object, step or dependency does not fit.
+            StateError: its output is decided already, and it would bring other rows (`catalog.outbox`).
             Unreachable: whether it exists is known when the catalog answers again.
         """
         with self._writing(f"checkpoint {commit.id} of stream {stream}") as connection:
@@ -81,6 +84,7 @@ class Catalog(
             now = self._time(connection)
             rows.insert_checkpoint(connection, stream, epoch, commit, newest, now, first)
             record_definition(connection, stream, commit, now)
+            insert_outputs(connection, stream, epoch, commit.id, commit.outputs)
             return first
 
     def last_id(self, stream: str) -> int:

@@ -1,8 +1,10 @@
 """The part of the catalog that gives checkpoints up: what cannot be restored any more is made again from its input.
 
 A rewinding to checkpoint c lets every checkpoint above c cease to exist, and c be the newest. Their ids are used again.
-So that a sink that knows an id has its rows exactly once, the same id has to come again with the same steps; therefore
-the rows of `step` above c stay. They are then no record of what happened but a log of what comes next (`logged_steps`):
+The output of what is given up stays decided (`catalog.outbox`): its sinks have it, or get it from what is staged. So
+that each input row reaches them exactly once, the same id has to come again with the same steps, and then brings no
+output; therefore the rows of `step` above c stay. They are then no record of what happened but a log of what comes next
+(`logged_steps`):
 
     a run that follows it      commits checkpoint c + 1 with the steps logged for it; they are replaced by its own
     a run that does not        commits others: from there on the log is of a stream that will never be, and goes, all of
@@ -28,7 +30,7 @@ from siltstone.catalog.definitions import forget_definitions
 from siltstone.catalog.input_log import forget_input
 from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
 from siltstone.catalog.transactions import Transactions
-from siltstone.errors import UsageError
+from siltstone.errors import StateError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +185,23 @@ def settle_log(connection: Connection, stream: str, commit: CheckpointCommit) ->
 
     Those logged for it go, since its own are recorded in their place. If its own are others, or others than these, the
     run does not follow the log: then all that is logged goes.
+
+    Raises:
+        StateError: the checkpoint was to repeat what is logged, and does not: sinks have other rows under its id.
     """
     s = t.step.c
     logged = (s.stream == stream) & (s.checkpoint >= commit.id)
     query = select(t.step).where(logged).order_by(s.checkpoint, s.step).limit(len(commit.steps) + 1)
     next_ = connection.execute(query).all()
+    follows = _follows(commit.steps, [rows.to_step(row) for row in next_ if row.checkpoint == commit.id])
+    if commit.repeats and not follows:
+        raise StateError(
+            f"checkpoint {commit.id} of stream {stream} was given up and has to hold the steps that are logged for it, "
+            "since sinks have their rows under its id: run the stream again, which follows the log first"
+        )
     if not next_:
         return
-    if _follows(commit.steps, [rows.to_step(row) for row in next_ if row.checkpoint == commit.id]):
+    if follows:
         logged &= s.checkpoint == commit.id
     connection.execute(delete(t.step).where(logged))
 

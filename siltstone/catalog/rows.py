@@ -185,7 +185,7 @@ def insert_objects(
     Raises:
         StateError: one of them was deleted, or is about to be.
     """
-    _refuse_deleted(connection, [stored.name for _, stored in objects])
+    refuse_deleted(connection, [stored.name for _, stored in objects])
     place = {"stream": stream, "checkpoint": checkpoint, "epoch": epoch}
     rows = [
         place | {"kind": kind.value, "name": stored.name, "bytes": stored.bytes, "checksum": stored.checksum}
@@ -195,8 +195,12 @@ def insert_objects(
         connection.execute(insert(t.object_), rows)
 
 
-def _refuse_deleted(connection: Connection, names: Iterable[str]) -> None:
-    """What a sweep has written down as deleted, nothing can refer to any more (`catalog.audit`)."""
+def refuse_deleted(connection: Connection, names: Iterable[str]) -> None:
+    """What a sweep has written down as deleted, nothing can refer to any more (`catalog.audit`).
+
+    Raises:
+        StateError: one of these names is.
+    """
     d = t.deletion.c
     for part in parts(names):
         gone = (d.stream.in_(select(t.stream.c.name))) & d.name.in_(part)

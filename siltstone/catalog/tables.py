@@ -8,6 +8,7 @@
            1--n rewinding      which checkpoints were given up, since they cannot be restored any more
            1--n edit           what people changed in the state by hand
            1--n definition     what its checkpoints were made under, from which one on, and what was dropped with it
+           1--n output         what a completed checkpoint hands to a sink, until the sink has it
            1--n checkpoint 1--n object       what it wrote
                            1--n dependency   from which checkpoint on its restore reads, per operator
                            1--1 snapshot
@@ -42,6 +43,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Dialect,
@@ -62,7 +64,7 @@ from sqlalchemy import (
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.records import as_utc
 
-REVISION = "0007"
+REVISION = "0008"
 """the newest revision in `migrations/versions`"""
 REVISION_TABLE = "siltstone_revision"
 """our own name, so that a database shared with another Alembic user is not mistaken for ours"""
@@ -210,6 +212,32 @@ object_ = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("checksum", String(32), nullable=False),
     Index("object_by_checkpoint", "stream", "checkpoint"),
+)
+
+output = Table(
+    "output",
+    METADATA,
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("checkpoint", BigInteger, primary_key=True),
+    Column("name", String(160), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("arrow_schema", LargeBinary, nullable=False),
+    Column("lost", Boolean, nullable=False),
+    Column("delivered_at", UtcTime),
+)
+
+output_object = Table(
+    "output_object",
+    METADATA,
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("checkpoint", BigInteger, nullable=False),
+    Column("output", String(160), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("checksum", String(32), nullable=False),
+    Index("output_object_by_checkpoint", "stream", "checkpoint"),
 )
 
 dependency = Table(

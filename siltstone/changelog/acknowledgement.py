@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from siltstone.changelog.output import Staged
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
 from siltstone.state.digest import checkpoint_digest
@@ -37,6 +38,7 @@ class Acknowledgement:
         state_rows: live rows of all tables.
         tracked_bytes: if bases were written since the deltas were too large, the deltas' bytes; else 0.
         restored_bytes: what was read from the store since the working state was not here.
+        outputs: name -> what of the step's output was staged for its sink; those without rows are left out.
         error: (class, message) of what the subtask failed with; None if it did not.
     """
 
@@ -55,6 +57,7 @@ class Acknowledgement:
     state_rows: int = 0
     tracked_bytes: int = 0
     restored_bytes: int = 0
+    outputs: Mapping[str, Staged] = field(default_factory=dict)
     error: tuple[str, str] | None = None
 
     @property
@@ -93,6 +96,12 @@ class Acknowledgement:
             },
             "event_time_max": None if self.event_time_max is None else self.event_time_max.isoformat(),
         }
+        del plain["outputs"]
+        if self.outputs:
+            plain["outputs"] = {
+                name: asdict(staged) | {"inline": base64.b64encode(staged.inline).decode()}
+                for name, staged in self.outputs.items()
+            }
         return json.dumps(plain, separators=(",", ":")).encode()
 
     @classmethod
@@ -121,9 +130,15 @@ def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
         "digests": {
             name: np.frombuffer(base64.b64decode(part, validate=True), "<u8") for name, part in plain["digests"].items()
         },
+        "outputs": {name: _staged(staged) for name, staged in plain.get("outputs", {}).items()},
         "event_time_max": None if time is None else datetime.fromisoformat(time).astimezone(UTC),
         "error": None if error is None else tuple(error),
     }
+
+
+def _staged(plain: Mapping[str, Any]) -> Staged:
+    objects = tuple(StoredObject(**stored) for stored in plain["objects"])
+    return Staged(plain["rows"], objects, base64.b64decode(plain["inline"], validate=True))
 
 
 def _handle(plain: Mapping[str, Any]) -> Handle:

@@ -34,6 +34,7 @@ from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.epochs import begin_epoch, check_catalog, go_on_from_backup
 from siltstone.lifecycle.lease import reading, this_process
 from siltstone.lifecycle.materialize import materialize
+from siltstone.lifecycle.outbox import damaged_output
 from siltstone.lifecycle.proof import Map, prove_checkpoints
 from siltstone.lifecycle.sweep import SweepOptions, sweep
 from siltstone.lifecycle.verify import Failure
@@ -258,14 +259,15 @@ def _choose(place: Place, stream: str, run: Map, tell: Callable[[str], None], *,
     """The newest checkpoint that is proven, and why those above it are not."""
     waiting = [c.id for c in place.catalog.checkpoints(stream)][::-1]
     newest = max(waiting, default=0)
-    failed: list[Failure] = []
+    failed = _output_failures(place, stream, waiting, tell)
+    waiting = waiting[len(failed) :]
     rebuilt: tuple[str, ...] = ()
     at_once = 1
     while waiting:
         some, waiting = waiting[:at_once], waiting[at_once:]
         tell(f"proving {span(some)}")
         failures = _failures(place, stream, some, run)
-        if failures and not failed:
+        if failures and at_once == 1:
             damaged = _damaged_bases(place, stream, failures[some[0]])
             rebuilt = _rebuild(place, stream, damaged, run, tell) if rebuild else damaged
             if rebuild and rebuilt:
@@ -278,6 +280,17 @@ def _choose(place: Place, stream: str, run: Map, tell: Callable[[str], None], *,
             return _Choice(good, newest, tuple(failed), rebuilt)
         at_once *= 2
     return _Choice(0, newest, tuple(failed), rebuilt)
+
+
+def _output_failures(place: Place, stream: str, newest_first: list[int], tell: Callable[[str], None]) -> list[Failure]:
+    """Checkpoints to go back behind, since what a sink is to have of the first of them is damaged: made again, of the
+    same input, it is staged again."""
+    damaged = damaged_output(place.warehouse.store, place.catalog, stream)
+    if damaged is None:
+        return []
+    first, error = damaged
+    tell(f"the output of checkpoint {first} cannot be delivered: {error}")
+    return [Failure(c, str(error)) for c in newest_first if c >= first]
 
 
 def _failures(place: Place, stream: str, some: list[int], run: Map) -> dict[int, Failure]:

@@ -7,7 +7,8 @@ makes the checkpoint exist (promises 1 and 5). Before that transaction nothing i
     Region.open            register, fence older writers, continue from the newest completed checkpoint
       begin_step           -> a task an operator
       acknowledge          <- what its subtasks said
-      complete             manifest, commit
+      complete             outputs, manifest, commit
+      outbox.deliver       what sinks are to have, once it is committed
 """
 
 import time
@@ -29,6 +30,7 @@ from siltstone.lifecycle.commit import commit_of
 from siltstone.lifecycle.costs import Gathered, cost_of, materialized_chain, statistics_of, uploads_of, written_form
 from siltstone.lifecycle.definition import check_follows, check_run, definition_of
 from siltstone.lifecycle.epochs import begin_epoch
+from siltstone.lifecycle.outbox import Outbox
 from siltstone.lifecycle.persist import place_inline
 from siltstone.lifecycle.restore import read_manifest, schemas_of
 from siltstone.lifecycle.sweep import sweep_ended
@@ -102,9 +104,6 @@ class Region:
         """the newest completed checkpoint, 0 before the first"""
         self.completed_epoch: int | None = None
         """the epoch that completed it"""
-        self.quiet_until = 0
-        """sinks have the output of later checkpoints only: up to here, a fork that was taken back behind its beginning
-        does again what the stream it was made from did"""
         self.oldest_epoch = 0
         """working state of this and later epochs may be taken over: it went nowhere but on from the newest completed
         checkpoint, which epochs before a rewinding did not; 0 if there is none"""
@@ -126,6 +125,7 @@ class Region:
         self._gathered = Gathered()
         self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
         """operator -> the digests that the newest step came to, as they were accepted"""
+        self.outbox = Outbox(stream, warehouse.store, catalog, epoch, {s.checkpoint for s in self.logged_steps()})
 
     @classmethod
     def open(
@@ -154,7 +154,6 @@ class Region:
         check_follows(catalog, record, definition, options.drop)
         epoch = begin_epoch(Place(warehouse, catalog), stream.name, who)
         region = cls(stream, warehouse, catalog, policy, options, epoch)
-        region.quiet_until = record.forked_at or 0
         try:
             # Again, since only now nobody else makes checkpoints under another definition.
             record = catalog.stream(stream.name)
@@ -273,6 +272,7 @@ class Region:
                 previous=self.completed,
                 delta_limit_bytes=None if limit is None else limit // self.options.parallelism,
             )
+        staged = self.outbox.stages(operator.name, self.checkpoint)
         return StepTask(
             stream=self.stream.name,
             operator=operator,
@@ -292,6 +292,8 @@ class Region:
             upload=self.options.upload,
             oldest_epoch=self.oldest_epoch,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
+            staged_with=self.checkpoint if staged else None,
+            hands_on=self.stream.hands_on(operator.name),
         )
 
     def _restore_point(self, operator: str) -> RestorePoint:
@@ -306,6 +308,7 @@ class Region:
         """Take what the subtasks of one operator said of the step."""
         self._gathered.add(operator, received)
         self._accepted[operator] = self._gathered.digests(self.stream.max_parallelism)[operator]
+        self.outbox.add(self.checkpoint, received)
 
     @property
     def policy_states(self) -> Mapping[str, PolicyState]:
@@ -334,6 +337,7 @@ class Region:
         """
         start = time.perf_counter()
         path = CheckpointPath(self.stream.name, self.epoch, self.checkpoint)
+        outputs = self.outbox.stage(self.checkpoint, had_input=bool(steps))
         self._gathered.last, uploads = place_inline(self.warehouse, self.options.upload, path, self._gathered.last)
         uploads = uploads.merge(uploads_of(self._gathered))
         manifest = self._manifest(uploads)
@@ -344,6 +348,8 @@ class Region:
             parallelism=parallelism,
             definition=self._definition,
             dropped=self._dropped,
+            outputs=outputs,
+            repeats=self.outbox.repeats(self.checkpoint),
         )
         first = self.catalog.commit(self.stream.name, self.epoch, commit)
         completed = Completed(
@@ -364,6 +370,7 @@ class Region:
 
     def close(self, outcome: str) -> None:
         """Note in the catalog how the run ended, and delete what it left of a checkpoint that did not complete."""
+        self.outbox.clean()
         self.catalog.end_epoch(self.stream.name, self.epoch, outcome)
         sweep_ended(Place(self.warehouse, self.catalog), self.stream.name, self.epoch)
 
@@ -422,6 +429,7 @@ class Region:
         self._event_time_max = manifest.event_time_max
         self.digest = manifest.digest
         self._gathered = Gathered()
+        self.outbox.committed()
         self.completed, self.completed_step = manifest.checkpoint, manifest.step
         self.completed_epoch = self.oldest_epoch = self.epoch
         self._steps_open = 0

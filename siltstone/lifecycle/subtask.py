@@ -2,7 +2,8 @@
 
 It runs where Spark puts it and knows nothing of Spark: Arrow record batches in, Arrow record batches out. The last
 batch carries an acknowledgement and no row. A task may run twice; the second run starts from the same version and
-yields the same changes, under object names of its own.
+yields the same changes, under object names of its own. Output for a sink is staged in the store (`lifecycle.outbox`);
+only what another operator reads goes to Spark.
 """
 
 import inspect
@@ -18,14 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.output import OutputWriter, Staged
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.lifecycle.clock import Clock
+from siltstone.lifecycle.outbox import task_output
 from siltstone.lifecycle.persist import Part, write_part
 from siltstone.lifecycle.restore import digests_of
 from siltstone.lifecycle.task import StepTask
 from siltstone.lifecycle.working_state import working_copy, working_state
 from siltstone.operator import Operator, Rows, State
 from siltstone.state.backend import SubtaskState
+from siltstone.store.paths import CheckpointPath
 
 ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
@@ -69,7 +73,9 @@ def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordB
     It yields what `run_subtask` does, but works on a copy of the state and stores nothing: what was acknowledged
     stands. Whoever reads the output compares the receipt of the acknowledgement with that of the accepted one.
     """
-    yield from _answered(task, subtask, _run(replace(task, checkpoint=None), subtask, "", batches, working_copy))
+    yield from _answered(
+        task, subtask, _run(replace(task, checkpoint=None, staged_with=None), subtask, "", batches, working_copy)
+    )
 
 
 def _answered(task: StepTask, subtask: int, run: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -100,6 +106,7 @@ def _run(
         state.begin(task.step, tracking=task.tracking)
         bound = State(task.operator, state)
         rows_in, rows_out, event_time = 0, 0, None
+        staging = _staging(task, subtask, attempt)
         for table in _calls(batches):
             with clock.phase("process"), _users_code(task.operator):
                 rows = _rows(task, table)
@@ -107,12 +114,21 @@ def _run(
             rows_in += table.num_rows
             rows_out += sum(batch.num_rows for batch in output)
             event_time = _later(event_time, rows.table, task.event_time)
-            yield from output
+            if staging is not None:
+                with clock.phase("stage"):
+                    for batch in output:
+                        staging.add(batch.drop_columns([ACKNOWLEDGEMENT]))
+            if task.hands_on:
+                yield from output
         with clock.phase("process"), _users_code(task.operator):
             bound.flush()
         part = Part()
         if task.checkpoint is not None:
             part = write_part(task, task.checkpoint, subtask, attempt, state, clock)
+        staged = Staged()
+        if staging is not None:
+            with clock.phase("stage"):
+                staged = staging.finish()
         with clock.phase("commit"):
             state.commit()
         acknowledgement = Acknowledgement(
@@ -131,10 +147,19 @@ def _run(
             state_rows=sum(table.rows for table in state.tables.values()),
             tracked_bytes=part.tracked_bytes,
             restored_bytes=clock.restored_bytes,
+            outputs={task.operator.name: staged} if staged.rows else {},
         )
         yield _acknowledge(acknowledgement, schema)
     finally:
         opened.__exit__(None, None, None)
+
+
+def _staging(task: StepTask, subtask: int, attempt: str) -> OutputWriter | None:
+    if task.staged_with is None:
+        return None
+    path = CheckpointPath(task.stream, task.epoch, task.staged_with)
+    inline_bytes = task.upload.inline_bytes
+    return task_output(task.warehouse.store, path, task.operator, subtask, f"{attempt}-{task.step}", inline_bytes)
 
 
 def _calls(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

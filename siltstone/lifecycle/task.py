@@ -52,6 +52,8 @@ class StepTask:
             newest checkpoint, or rewound to it, so whatever they did since can be taken back. 0 if there is none.
         tracking: whether changes are logged during this step.
         checkpoint: set if the step ends in a checkpoint.
+        staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not.
+        hands_on: whether another operator reads the output.
     """
 
     stream: str
@@ -70,6 +72,8 @@ class StepTask:
     upload: UploadOptions
     oldest_epoch: int = 0
     event_time: str | None = None
+    staged_with: int | None = None
+    hands_on: bool = True
 
     def groups(self, subtask: int) -> KeyGroupRange:
         """The key groups that one subtask owns."""

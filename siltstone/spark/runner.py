@@ -15,8 +15,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -33,22 +32,14 @@ from siltstone.operator import SOURCE
 from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, start_offsets
-from siltstone.spark.sinks import FunctionSink, ParquetSink
+from siltstone.spark.sinks import deliverers
 from siltstone.spark.source_log import SourceLog
 from siltstone.spark.step import StepRun, columns_read, run_empty, run_operators
 from siltstone.spark.stopping import StopRequest
 from siltstone.store.open import Warehouse
-from siltstone.stream import DIRECTORY, Sink, Stream
+from siltstone.stream import DIRECTORY, Stream
 
 STOP_POLL_S = 0.2
-
-
-@dataclass
-class _Interval:
-    """What has been gathered since the last checkpoint."""
-
-    sources: list[Step] = field(default_factory=list)
-    runs: list[StepRun] = field(default_factory=list)
 
 
 class StreamRunner:
@@ -79,7 +70,8 @@ class StreamRunner:
         self._busy = threading.Lock()
         self._steps_left = max_steps
         self._on_checkpoint = on_checkpoint
-        self._interval = _Interval()
+        self._sources: list[Step] = []
+        """the input log since the last checkpoint"""
         stream = region.stream
         location = region.warehouse.local.spark_log(stream.name, region.epoch)
         self._log = SourceLog(location, paths_in_urls(spark, region.warehouse.local.root))
@@ -89,15 +81,17 @@ class StreamRunner:
         self._next_batch = position.next_batch
         self._begins = position.beginning is None and not position.newest
         self._to_follow = region.logged_steps()
-        self._sinks = {name: self._sink(name, sink) for name, sink in stream.sinks.items()}
-        for sink in self._sinks.values():
-            sink.recover(region.completed, region.completed_epoch)
+        warehouse = region.warehouse
+        self._sinks = deliverers(spark, stream, warehouse.store_url, warehouse.local.sink(stream.name))
+        if isinstance(spark, SparkSession):  # a Spark Connect server is elsewhere: the next run delivers
+            region.outbox.deliver(region.completed, self._sinks)
         remove_old_work(region)
 
     @property
     def checkpoint_location(self) -> str:
-        """What the query must use as its `checkpointLocation`: Spark's record, rewound to the last checkpoint."""
-        return str(self._log.location)
+        """What the query must use as its `checkpointLocation`, a `file:` URL: Spark's record, rewound to the last
+        checkpoint."""
+        return self._log.url
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """One micro-batch: a step of every operator and, if one is due, a checkpoint.
@@ -105,6 +99,7 @@ class StreamRunner:
         Raises:
             SiltstoneError: the step failed; nothing of it is visible, and a new run resumes at the last checkpoint.
             UsageError: what was logged was to come first (`follow_log`); nothing was done.
+            StateError: a sink failed; the checkpoint is complete, and the next run delivers it first.
         """
         self._check_not_failed()
         with self._busy:
@@ -173,12 +168,12 @@ class StreamRunner:
     def _take(self, rows: DataFrame, step: Step, ends: bool | None) -> None:
         """A step of these rows; whether it ends in a checkpoint, None lets the region say."""
         region = self.region
-        self._interval.sources.append(step)
+        self._sources.append(step)
         self._next_batch = step.batch_id + 1
         done = run_operators(region.stream, rows, region.begin_step(ends=ends))
+        done.unpersist()
         for name, received in done.received.items():
             region.acknowledge(name, received)
-        self._interval.runs.append(done)
         if region.checkpoint_due:
             self._checkpoint()
         if self._steps_left is not None:
@@ -239,21 +234,12 @@ class StreamRunner:
         return self._checkpoint(**changed(done))
 
     def _checkpoint(self, **changes: Any) -> Completed:
-        region, interval = self.region, self._interval
-        checkpoint = region.checkpoint
-        region.check_fence()
-        sinks = self._sinks if checkpoint > region.quiet_until else {}
-        for name, sink in sinks.items():
-            if outputs := [done.outputs[name] for done in interval.runs]:
-                sink.write(reduce(DataFrame.unionAll, outputs), checkpoint, region.epoch)
-        completed = region.complete(interval.sources, **changes)
-        for sink in sinks.values():
-            sink.publish(checkpoint, region.epoch)
-        for done in interval.runs:
-            done.unpersist()
-        self._interval = _Interval()
+        region = self.region
+        completed = region.complete(self._sources, **changes)
+        self._sources = []
+        region.outbox.deliver(completed.id, self._sinks, checked=True)
         for operator in region.stream.operators:
-            operator.region_checkpointed(checkpoint)
+            operator.region_checkpointed(completed.id)
         self._on_checkpoint(completed)
         return completed
 
@@ -269,7 +255,7 @@ class StreamRunner:
         with self._busy:
             self._stopping.set()
             self._check_not_failed()
-            if not self._interval.sources:
+            if not self._sources:
                 return
             self.step_without_input()
 
@@ -277,15 +263,6 @@ class StreamRunner:
         """What a failed step left behind is known to a new run only: nothing more may build on it."""
         if self.failure is not None:
             raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
-
-    def _sink(self, operator: str, sink: Any) -> Sink:
-        if isinstance(sink, ParquetSink) and sink.path is None:
-            return replace(sink, path=self.region.warehouse.local.sink(self.region.stream.name) / operator)
-        if hasattr(sink, "write"):
-            return sink
-        if callable(sink):
-            return FunctionSink(sink)
-        raise UsageError(f"the sink of {operator} is a {type(sink).__name__}: use a ParquetSink or a function")
 
 
 def remove_old_work(region: Region) -> None:

@@ -31,6 +31,8 @@ LOG_CONFIGURATION = Path(__file__).parent / "log4j2.properties"
 SETTINGS = {
     # A step is one shuffle of known size; coalescing would undo it and planning twice only costs time.
     "spark.sql.adaptive.enabled": "false",
+    # A subtask's working state has one owner; a second attempt at the same time would gain nothing.
+    "spark.speculation": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
     "spark.sql.session.timeZone": "UTC",
     # How often a stream that waits looks at its source; Spark's own 10 ms list a directory or a bucket all the time.

@@ -1,31 +1,37 @@
-"""Sinks: where an operator's output goes, exactly once for each completed checkpoint."""
+"""Sinks: where an operator's output goes once its checkpoint is complete, and how it gets there from the store."""
 
 import os
 import shutil
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from siltstone.catalog.outbox import OutputRecord
+from siltstone.changelog.output import read_output
+from siltstone.errors import SiltstoneError, StateError
 from siltstone.store.filesystem import make_durable
-from siltstone.stream import SinkFunction
+from siltstone.store.open import open_store
+from siltstone.stream import Stream
 
 if TYPE_CHECKING:  # a stream's definition names its sinks, and is read where no Spark runs
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)
 class ParquetSink:
-    """Parquet files, a directory a checkpoint, in a directory that every executor sees.
+    """Parquet files, a directory per checkpoint, in a directory that every executor sees.
 
         <path>/
-          checkpoint=000000000012/       published: any reader of the path sees these rows and no others
-          _staged/000000000013-00000002/ written, not yet part of a completed checkpoint (id-epoch); readers skip it
+          checkpoint=000000000012/       delivered: any reader of the path sees these rows and no others
+          _staged/000000000013-<id>/     being delivered; readers skip it
 
-    Rows are staged and made durable before the checkpoint completes and renamed into sight after it, so a crash at
-    any moment leaves each checkpoint's rows there once (promise 2). An older writer stages under its own epoch and
-    never publishes. What a checkpoint published that was given up since stays in sight until it comes again, with the
-    same rows, and is replaced by it.
+    A checkpoint's directory appears at once, by a rename, and is never replaced: the same id brings the same rows. So
+    whoever delivers it once more, after a crash or beside a newer writer, changes nothing (promise 2). What stays of an
+    attempt that ended is removed only once its checkpoint is in sight.
 
     Args:
         path: a directory; None lets the runner use `sink/<stream>/<operator>` in the warehouse.
@@ -33,39 +39,23 @@ class ParquetSink:
 
     path: Path | str | None = None
 
-    def write(self, rows: "DataFrame", checkpoint: int, epoch: int) -> None:
-        """Stage the rows; what an earlier attempt of the same epoch staged is replaced."""
-        staged = self._staged(checkpoint, epoch)
-        rows.coalesce(1).write.mode("overwrite").parquet(staged.as_uri())
-        for file in [*staged.iterdir(), staged, staged.parent]:
-            make_durable(file)
-
-    def publish(self, checkpoint: int, epoch: int) -> None:
-        """Rename the staged rows into sight; done already is done."""
-        staged, published = self._staged(checkpoint, epoch), self.published(checkpoint)
-        if not staged.exists():
-            return
-        replaced = staged.with_name(f"{staged.name}-replaced")
-        if published.exists():
-            os.rename(published, replaced)
-        try:
-            os.rename(staged, published)
-        except FileNotFoundError:  # a newer writer has removed it since, and published its own
-            if replaced.exists():
-                os.rename(replaced, published)
-            raise
+    def deliver(self, rows: "DataFrame", checkpoint: int) -> None:
+        """Write the rows and rename them into sight; done already is done."""
+        published = self.published(checkpoint)
+        if not published.exists():
+            staged = self._staged / f"{checkpoint:012d}-{uuid.uuid4().hex}"
+            try:
+                rows.coalesce(1).write.mode("overwrite").parquet(
+                    f"file://{staged}"
+                )  # not escaped: Hadoop takes it as it stands
+                for file in [*staged.iterdir(), staged, self._staged]:
+                    make_durable(file)
+                os.rename(staged, published)
+            except Exception:
+                if not published.exists():  # else another process has been faster
+                    raise
         make_durable(published.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-    def recover(self, completed: int, epoch: int | None) -> None:
-        """Publish what a crash left staged by the newest completed checkpoint, remove all that never completed."""
-        root = self._root / "_staged"
-        if not root.is_dir():
-            return
-        for staged in sorted(root.iterdir()):
-            if epoch is not None and staged == self._staged(completed, epoch):
-                self.publish(completed, epoch)
-            shutil.rmtree(staged, ignore_errors=True)
+        self._remove_left_over()
 
     def published(self, checkpoint: int) -> Path:
         """Where a checkpoint's rows are in sight."""
@@ -76,14 +66,21 @@ class ParquetSink:
         found = self._root.glob("checkpoint=*")
         return {int(path.name.removeprefix("checkpoint=")) for path in found if path.is_dir()}
 
+    def _remove_left_over(self) -> None:
+        for staged in self._staged.glob("[0-9]*-*"):
+            checkpoint = staged.name.partition("-")[0]
+            if checkpoint.isdigit() and self.published(int(checkpoint)).exists():
+                shutil.rmtree(staged, ignore_errors=True)
+
     @property
     def _root(self) -> Path:
         assert self.path is not None, "the runner gives every Parquet sink its path"
         # Absolute, because Spark takes it as a URL.
         return Path(self.path).absolute()
 
-    def _staged(self, checkpoint: int, epoch: int) -> Path:
-        return self._root / "_staged" / f"{checkpoint:012d}-{epoch:08d}"
+    @property
+    def _staged(self) -> Path:
+        return self._root / "_staged"
 
 
 def parquet_sinks(sinks: Mapping[str, object], own: Path) -> dict[str, ParquetSink]:
@@ -95,21 +92,45 @@ def parquet_sinks(sinks: Mapping[str, object], own: Path) -> dict[str, ParquetSi
     }
 
 
-@dataclass(frozen=True)
-class FunctionSink:
-    """The user's own function, called with the rows and the checkpoint id before the checkpoint completes.
+def deliverers(
+    spark: "SparkSession", stream: Stream, store_url: str, own: Path
+) -> dict[str, Callable[[OutputRecord], None]]:
+    """Name of an output -> what hands it to its sink; a Parquet sink without a path writes to `own/<operator>`."""
+    sinks: dict[str, Any] = {**stream.sinks, **parquet_sinks(stream.sinks, own)}
+    return {name: _deliverer(spark, store_url, getattr(sink, "deliver", sink)) for name, sink in sinks.items()}
 
-    After a crash the same id may come again: the function must be idempotent by it, as Spark asks of `foreachBatch`.
-    """
 
-    function: SinkFunction
+def _deliverer(
+    spark: "SparkSession", store_url: str, deliver: Callable[["DataFrame", int], object]
+) -> Callable[[OutputRecord], None]:
+    def give(output: OutputRecord) -> None:
+        try:
+            deliver(staged_rows(spark, store_url, output), output.checkpoint)
+        except SiltstoneError:
+            raise
+        except Exception as error:  # a user's sink may fail in any way
+            said = (str(error).strip() or "no message").splitlines()[0]
+            raise StateError(
+                f"stream {output.stream}: the sink of {output.name} failed at checkpoint {output.checkpoint}: "
+                f"{type(error).__name__}: {said}; the checkpoint is complete, and the next run delivers it first"
+            ) from error
 
-    def write(self, rows: "DataFrame", checkpoint: int, epoch: int) -> None:
-        """Call the function."""
-        self.function(rows, checkpoint)
+    return give
 
-    def publish(self, checkpoint: int, epoch: int) -> None:
-        """Nothing is left to do."""
 
-    def recover(self, completed: int, epoch: int | None) -> None:
-        """Nothing was staged."""
+def staged_rows(spark: "SparkSession", store_url: str, output: OutputRecord) -> "DataFrame":
+    """The rows of an output, read from the store by Spark's tasks, each object verified before its first row."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
+    objects = output.objects
+    if not objects:
+        return spark.createDataFrame([], schema)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        store = open_store(store_url)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_output(store, objects[number])
+
+    return spark.range(0, len(objects), 1, len(objects)).mapInArrow(read, schema)

@@ -65,6 +65,12 @@ class SourceLog:
         self._entries: dict[str, dict[int, str]] = {}
         """what was laid out of each source's log; forgotten once a query goes on by itself, which may be for months"""
 
+    @property
+    def url(self) -> str:
+        """The location as Spark takes it, on this machine whatever file system is Hadoop's default; not escaped, since
+        Hadoop takes the text after the scheme as it stands."""
+        return f"file://{self.location.absolute()}"
+
     def prepare(self, position: InputPosition) -> None:
         """Make the location hold what comes before a position, all of it committed; what was there goes."""
         shutil.rmtree(self.location, ignore_errors=True)

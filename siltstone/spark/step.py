@@ -29,7 +29,7 @@ class StepRun:
 
     Attributes:
         received: operator -> what its subtasks said.
-        outputs: operator -> its output, of those that anything reads; and the rows of the step itself.
+        outputs: operator -> its output, of those that another operator reads; and the rows of the step itself.
         cached: what must be let go of once nobody needs the outputs any more.
     """
 
@@ -60,12 +60,12 @@ def run_operators(stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask]
         for operator in stream.topological():
             task = tasks[operator.name]
             frame = step_frame(run.outputs[operator.reads], task)
-            if stream.consumed(operator.name):
+            if task.hands_on:
                 # Its job must not run twice: once for the acknowledgements, once for whoever reads the output.
                 frame = frame.persist()
                 run.cached.append(frame)
             received = run.received[operator.name] = acknowledgements(frame, task)
-            if stream.consumed(operator.name):
+            if task.hands_on:
                 run.outputs[operator.name] = output_rows(frame, received)
     finally:
         if shared:

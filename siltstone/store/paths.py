@@ -14,6 +14,7 @@
     |           |- <operator>.<variable>.<subtask:05d>.<attempt>.base.parquet      a base or materialization
     |           |- <operator>.<variable>.<part:05d>.<id>.materialized.parquet     a materialization, and
     |           |- <operator>.<id>.materialized.arrow                             its manifest
+    |           |- <operator>.<subtask:05d>.<attempt>.output.arrow                rows for a sink, until it has them
     |           '- <operator>.<variable>.<subtask:05d>.<attempt>.snapshot.parquet  a full snapshot, for proof
     |- catalog.db                               SQLite catalog (unless another one is named)
     |- work/<stream>/<epoch:08d>/               may vanish at any time
@@ -47,6 +48,7 @@ _SNAPSHOT = ".snapshot.parquet"
 _BASE = ".base.parquet"
 _MATERIALIZED = ".materialized.parquet"
 _MATERIALIZATION = ".materialized.arrow"
+_OUTPUT = ".output.arrow"
 _OPAQUE = ".NON"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _LABEL = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,99}")
@@ -55,6 +57,7 @@ _FILE = re.compile(
     r"manifest\.arrow|[A-Za-z0-9_-]{1,64}\.(segment|NON|INCR|INDEX)"
     r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*){1,2}\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(base|snapshot|materialized)\.parquet"
     r"|[a-z][a-z0-9_-]*\.[A-Za-z0-9_-]{1,64}\.materialized\.arrow"
+    r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?\.\d{5}\.[A-Za-z0-9_-]{1,64}\.output\.arrow"
 )
 _PLACE = re.compile(r"([a-z][a-z0-9_-]*)/(\d{8})/(\d{12})/[^/]+")
 
@@ -129,6 +132,11 @@ class CheckpointPath:
             raise UsageError(f"{id!r} cannot name a materialization: use letters, digits, _ and -")
         return f"{self.prefix}{check_name('operator', operator)}.{id}{_MATERIALIZATION}"
 
+    def output(self, output: str, subtask: int, attempt: str) -> str:
+        """Rows that wait for a sink; `output` is an operator's name, or that and a name of its own after a dot."""
+        operator, *own = output.split(".")
+        return f"{self.prefix}{_writer(operator, '.'.join(own), subtask, attempt)}{_OUTPUT}"
+
     def snapshot(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
         """A full snapshot of one variable's live state."""
         return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}{_SNAPSHOT}"
@@ -201,9 +209,9 @@ def epoch_mark(stream: str, epoch: int) -> str:
 
 
 def _writer(operator: str, variable: str, subtask: int, attempt: int | str) -> str:
-    """`<operator>.<variable>.<subtask>.<attempt>`; a variable may have two parts, as in `recent.bounds`."""
+    """`<operator>.<variable>.<subtask>.<attempt>`; a variable may have two parts, as in `recent.bounds`, or none."""
     check_name("operator", operator)
-    parts = variable.split(".")
+    parts = variable.split(".") if variable else []
     for part in parts:
         check_name("variable", part)
     if not 0 <= subtask < 10**5 or not _ATTEMPT.fullmatch(str(attempt)):

@@ -171,7 +171,9 @@ def _orphans(place: Place, name: str) -> Iterable[str]:
 def left_over(place: Place, name: str) -> Iterable[str]:
     """Promise 4, after a run that ended, expired leases and a sweep: what is stored is what is referred to."""
     catalog = place.catalog
-    referenced = {stored.name for stream in catalog.streams() for stored in catalog.objects(stream.name)}
+    names = [stream.name for stream in catalog.streams()]
+    referenced = {stored.name for each in names for stored in catalog.objects(each)}
+    referenced |= {stored.name for each in names for output in catalog.outputs(each) for stored in output.objects}
     stored = set(_sizes(place, name))
     if orphans := sorted(stored - referenced):
         yield f"{len(orphans)} orphans are left, such as {orphans[0]}"

@@ -28,7 +28,9 @@ import pyarrow.parquet as pq
 
 import siltstone
 from siltstone import cli
+from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.place import Place
+from siltstone.changelog.output import read_output
 from siltstone.errors import Fenced, Unreachable
 from siltstone.lifecycle.fork import stream_named
 from siltstone.lifecycle.region import Completed, Region
@@ -196,21 +198,20 @@ class SinkingSteps(RegionSteps):
     def __init__(self, region: Region) -> None:
         super().__init__(region)
         self.sink = ParquetSink(region.warehouse.local.sink(region.stream.name) / SINK)
-        self.sink.recover(region.completed, region.completed_epoch)
+        region.outbox.deliver(region.completed, {SINK: self.give})
 
     def complete(self) -> Completed:
-        """Stage, complete, publish."""
-        region, rows = self.region, [outputs[SINK] for outputs in self._unwritten]
-        checkpoint = region.checkpoint
-        region.check_fence()
-        heard = checkpoint > region.quiet_until
-        if heard and rows:
-            whole: Any = Frame(pa.concat_tables(rows))
-            self.sink.write(whole, checkpoint, region.epoch)
+        """Commit, then deliver."""
         completed = super().complete()
-        if heard:
-            self.sink.publish(checkpoint, region.epoch)
+        self.region.outbox.deliver(completed.id, {SINK: self.give}, checked=True)
         return completed
+
+    def give(self, output: OutputRecord) -> None:
+        """Hand the staged rows over."""
+        store, schema = self.region.warehouse.store, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
+        batches = [batch for stored in output.objects for batch in read_output(store, stored)]
+        rows: Any = Frame(pa.Table.from_batches(batches, schema))
+        self.sink.deliver(rows, output.checkpoint)
 
 
 class Frame:

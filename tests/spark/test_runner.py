@@ -281,7 +281,7 @@ def test_in_the_users_own_query_what_was_taken_back_comes_again_first(spark: Spa
             query(1, follow=False)
         assert (heard, place.catalog.last_id("own")) == (before, 0)
     query(1, follow=True)
-    assert (heard, digests(at(tmp_path / "w"), "own")) == (2 * before, recorded)
+    assert (heard, digests(at(tmp_path / "w"), "own")) == (before, recorded), "the sink has had its rows"
 
 
 def test_an_empty_micro_batch_under_adaptive_execution(spark: SparkSession, tmp_path: Path) -> None:

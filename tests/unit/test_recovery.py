@@ -15,7 +15,6 @@ from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.recovery import Recovery, recover
 from siltstone.lifecycle.sweep import SweepOptions, sweep
 from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.spark.sinks import ParquetSink
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, in_order
 from tests.region_run import RegionRun
@@ -343,45 +342,3 @@ def test_without_what_it_was_made_of_the_stream_goes_back(place: Place) -> None:
     delete(place, *names, *objects(place, 6, ObjectKind.SEGMENT))
     done = recover(place, NAME, run=in_order, accept_loss=True)
     assert (done.checkpoint, done.given_up, done.rebuilt) == (5, (6, 7, 8, 9), ())
-
-
-# Sinks
-
-
-def test_a_sink_has_what_was_given_up_in_sight_until_it_comes_again(tmp_path: Path) -> None:
-    """Also where the process dies between taking the old rows out of sight and putting the new ones in."""
-    sink = ParquetSink(tmp_path)
-
-    def stage(epoch: int, text: str) -> None:
-        staged = tmp_path / "_staged" / f"{3:012d}-{epoch:08d}"
-        staged.mkdir(parents=True)
-        (staged / "rows").write_text(text)
-
-    stage(1, "before")
-    sink.publish(3, 1)
-    published = tmp_path / f"checkpoint={3:012d}"
-    sink.recover(2, 1)
-    assert (published / "rows").read_text() == "before"
-    stage(4, "again")
-    published.rename(tmp_path / "_staged" / f"{3:012d}-{4:08d}-replaced")
-    sink.recover(3, 4)
-    assert (published / "rows").read_text() == "again" and not list((tmp_path / "_staged").iterdir())
-    stage(5, "once more")
-    sink.publish(3, 5)
-    sink.publish(3, 5)
-    assert (published / "rows").read_text() == "once more" and not list((tmp_path / "_staged").iterdir())
-    with pytest.MonkeyPatch.context() as patch:
-        stage(6, "never")
-        real = Path.exists
-        patch.setattr(Path, "exists", lambda self: _then_gone(self, real))
-        with pytest.raises(FileNotFoundError):
-            sink.publish(3, 6)
-    assert (published / "rows").read_text() == "once more"
-
-
-def _then_gone(path: Path, exists: Callable[[Path], bool]) -> bool:
-    """A newer writer removes what is staged as soon as an older one has seen it."""
-    there = exists(path)
-    if path.parent.name == "_staged" and path.name.endswith(f"-{6:08d}") and there:
-        shutil.rmtree(path)
-    return there

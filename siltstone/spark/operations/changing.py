@@ -12,6 +12,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of
 from siltstone.settings import Settings
+from siltstone.spark.cluster import check_cluster
 from siltstone.spark.failures import explained
 from siltstone.spark.operations.running import open_region
 from siltstone.spark.runner import StreamRunner
@@ -55,6 +56,8 @@ def taken_over(
     Raises:
         SiltstoneError: see `Region.open`; or a step failed, and nothing of it is visible.
     """
+    if isinstance(spark, SparkSession):
+        check_cluster(spark, stream, place)
     region = open_region(settings, stream, place, options, cores(spark))
     outcome = "failed"
     try:

@@ -131,7 +131,7 @@ class _Applied:
     def run(self, spark: SparkSession, tasks: Mapping[str, StepTask]) -> StepRun:
         """The operator that is edited takes the rows, the others nothing."""
         name = self._editing.name
-        task = replace(tasks[name], operator=self._editing, event_time=None)
+        task = replace(tasks[name], operator=self._editing, event_time=None, staged_with=None, hands_on=True)
         frame = step_frame(self._frame, task).persist()
         try:
             received = acknowledgements(frame, task)

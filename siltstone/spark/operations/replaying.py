@@ -113,8 +113,7 @@ class _Replay:
         on_step: Callable[[str], None],
     ) -> None:
         self.settings = settings
-        # Output goes nowhere, so what only a sink reads is not kept.
-        self.stream = replace(stream, sinks={})
+        self.stream = stream
         self.warehouse = replace(warehouse, local=LocalLayout(scratch / "state"))
         self.plan = plan
         self.parallelism = parallelism
@@ -209,6 +208,7 @@ class _Replay:
                 restore=self._points[op.name],
                 checkpoint=None,
                 upload=self.settings.upload,
+                hands_on=self.stream.hands_on(op.name),
             )
             for op in self.stream.operators
         }

@@ -18,6 +18,7 @@ from siltstone.lifecycle.region import Completed, Region, RegionOptions
 from siltstone.policy.adaptive import named
 from siltstone.settings import Settings
 from siltstone.spark.background import SparkUnits
+from siltstone.spark.cluster import check_cluster
 from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.runner import StreamRunner, open_source, run_stream
@@ -94,6 +95,7 @@ def run(
     with _writable(settings) as place:
         check_recorded(place.catalog, stream, request.options, request.drop)
         spark = spark_session(settings.master, settings.spark, steps=True)
+        check_cluster(spark, stream, place)
         # Before the stream is taken over: a source that cannot be had changes nothing.
         rows = open_source(spark, stream, place.warehouse, request.options)
         recovery = SelfRecovery(settings, place, stream.name, spark)
@@ -139,10 +141,12 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
     inside this one.
 
     Raises:
+        UsageError: the session's master runs tasks elsewhere, where the stream's sinks or catalog are not.
         SiltstoneError: see `Region.open`.
     """
     metrics = RunMetrics(settings, stream.name)
     with _writable(settings) as place, ExitStack() as stack:
+        check_cluster(spark, stream, place)
 
         def completed(checkpoint: Completed) -> None:
             metrics.completed(place.catalog, checkpoint)

@@ -1,0 +1,162 @@
+"""The part of the catalog that says which outputs are still to be delivered to sinks: the outbox.
+
+An output is what one checkpoint hands to one sink. Its rows lie staged in the store, and the transaction that makes the
+checkpoint exist makes the output outstanding. It is decided then, for good:
+
+    outstanding   its rows are to be delivered, from what is staged
+    lost          what was staged is damaged and its checkpoint was given up: the rows come again with that checkpoint
+    delivered     the sink has the rows; what is staged may be deleted
+
+A rollback leaves outputs as they are: a checkpoint that was given up completed once, so its sink has its rows or gets
+them from what is staged, and when the checkpoint is made again, of the same logged steps, it brings no output. That is
+why these rows refer to no row of table checkpoint, and why retention, which deletes checkpoints, never touches them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+
+from siltstone.catalog import fencing, rows
+from siltstone.catalog import tables as t
+from siltstone.catalog.records import Output
+from siltstone.catalog.transactions import Transactions
+from siltstone.errors import StateError
+from siltstone.model import StoredObject
+
+_O, _S = t.output.c, t.output_object.c
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRecord(Output):
+    """A recorded output: of which checkpoint, which writer epoch staged it, and what became of it."""
+
+    stream: str
+    checkpoint: int
+    epoch: int
+    lost: bool
+    delivered_at: datetime | None
+
+
+class Outbox(Transactions):
+    """Outputs of completed checkpoints, and whether sinks have them."""
+
+    def outputs(self, stream: str, *, outstanding: bool = False) -> list[OutputRecord]:
+        """Every output there is a row of, by checkpoint and name; with `outstanding`, those not delivered yet."""
+        with self._reading() as connection:
+            query = select(t.output).where(_O.stream == stream).order_by(_O.checkpoint, _O.name)
+            found = connection.execute(query.where(_O.delivered_at.is_(None)) if outstanding else query).all()
+            staged: dict[tuple[int, str], list[StoredObject]] = {}
+            for part in rows.parts(row.checkpoint for row in found):
+                objects = select(t.output_object).where(_S.stream == stream, _S.checkpoint.in_(part))
+                for each in connection.execute(objects.order_by(_S.checkpoint, _S.output, _S.position)):
+                    stored = StoredObject(each.name, each.bytes, each.checksum)
+                    staged.setdefault((each.checkpoint, each.output), []).append(stored)
+            return [
+                OutputRecord(
+                    name=row.name,
+                    arrow_schema=row.arrow_schema,
+                    rows=row.rows,
+                    objects=tuple(staged.get((row.checkpoint, row.name), ())),
+                    stream=stream,
+                    checkpoint=row.checkpoint,
+                    epoch=row.epoch,
+                    lost=row.lost,
+                    delivered_at=row.delivered_at,
+                )
+                for row in found
+            ]
+
+    def mark_delivered(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:
+        """Note that a sink has an output, guarded by the writer epoch; one that is noted already stays as it is.
+
+        Raises:
+            Fenced
+        """
+        with self._writing(f"the delivery of checkpoint {checkpoint} of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            mine = _one(stream, checkpoint, name) & _O.delivered_at.is_(None)
+            connection.execute(update(t.output).where(mine).values(delivered_at=self._time(connection)))
+
+    def mark_lost(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:
+        """Let an output come again with its checkpoint, which was given up, since what was staged cannot be read.
+
+        Raises:
+            Fenced
+            StateError: the checkpoint exists, or the output was delivered.
+        """
+        with self._writing(f"the outputs of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            there = rows.newest(connection, stream, rows.is_(checkpoint), marked=True) is not None
+            mine = _one(stream, checkpoint, name) & _O.delivered_at.is_(None)
+            if there or connection.execute(update(t.output).where(mine).values(lost=True)).rowcount == 0:
+                raise StateError(f"the output {name} of checkpoint {checkpoint} of stream {stream} cannot come again")
+            _delete_objects(connection, stream, [(checkpoint, name)])
+
+    def forget_delivered(self, stream: str, epoch: int) -> list[str]:
+        """Remove the rows of outputs that are delivered, guarded by the writer epoch.
+
+        Returns:
+            The names of what they had staged: nothing refers to these objects any more, and nothing ever will.
+
+        Raises:
+            Fenced
+        """
+        with self._writing(f"the outputs of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            done = (_O.stream == stream) & _O.delivered_at.is_not(None)
+            found = [
+                (row.checkpoint, row.name) for row in connection.execute(select(_O.checkpoint, _O.name).where(done))
+            ]
+            names = _delete_objects(connection, stream, found)
+            connection.execute(delete(t.output).where(done))
+            return names
+
+
+def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: int, outputs: Sequence[Output]) -> None:
+    """Make the outputs of a new checkpoint outstanding.
+
+    Raises:
+        StateError: the sink has, or is to have, other rows under this id; or an object was deleted.
+    """
+    for output in outputs:
+        if connection.execute(delete(t.output).where(_one(stream, checkpoint, output.name), _O.lost)).rowcount:
+            continue
+        if connection.scalar(select(_O.epoch).where(_one(stream, checkpoint, output.name))) is not None:
+            raise StateError(
+                f"checkpoint {checkpoint} of stream {stream} has brought output {output.name} before: other rows under "
+                "its id would be lost or doubled"
+            )
+    if not outputs:
+        return
+    rows.refuse_deleted(connection, [stored.name for output in outputs for stored in output.objects])
+    place = {"stream": stream, "checkpoint": checkpoint}
+    values = [
+        place | {"name": o.name, "epoch": epoch, "rows": o.rows, "arrow_schema": o.arrow_schema, "lost": False}
+        for o in outputs
+    ]
+    connection.execute(insert(t.output), values)
+    objects = [
+        place | {"output": o.name, "name": each.name, "position": n, "bytes": each.bytes, "checksum": each.checksum}
+        for o in outputs
+        for n, each in enumerate(o.objects)
+    ]
+    if objects:
+        connection.execute(insert(t.output_object), objects)
+
+
+def _one(stream: str, checkpoint: int, name: str) -> ColumnElement[bool]:
+    return (_O.stream == stream) & (_O.checkpoint == checkpoint) & (_O.name == name)
+
+
+def _delete_objects(connection: Connection, stream: str, outputs: Iterable[tuple[int, str]]) -> list[str]:
+    """Forget what these outputs staged; its names."""
+    wanted = set(outputs)
+    names = []
+    for part in rows.parts(checkpoint for checkpoint, _ in wanted):
+        found = select(_S.name, _S.checkpoint, _S.output).where(_S.stream == stream, _S.checkpoint.in_(part))
+        names += [row.name for row in connection.execute(found) if (row.checkpoint, row.output) in wanted]
+    for part in rows.parts(names):
+        connection.execute(delete(t.output_object).where(_S.stream == stream, _S.name.in_(part)))
+    return names

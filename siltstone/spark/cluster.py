@@ -1,0 +1,50 @@
+"""Refuses what would lose rows or state where a stream's tasks run on machines that share no disk."""
+
+import re
+from typing import Any
+
+from siltstone.catalog.place import Place
+from siltstone.errors import UsageError
+from siltstone.spark.sinks import ParquetSink
+from siltstone.stream import Stream
+
+_LOCAL = re.compile(r"local(\[.*\])?")
+
+
+def is_local(master: str) -> bool:
+    """Whether all tasks of that master run in this process: `local`, `local[N]`; not `local-cluster[...]`."""
+    return _LOCAL.fullmatch(master) is not None
+
+
+def check_cluster(spark: Any, stream: Stream, place: Place) -> None:
+    """Make sure that a stream's sinks and catalog can be used by the machines of the session's master.
+
+    Args:
+        spark: a session of a driver in this process; one of Spark Connect is not looked at, since it runs no stream.
+
+    Raises:
+        UsageError: a sink writes to one machine, the catalog is a file of one, or tasks may run twice at once; nothing
+            was changed.
+    """
+    master = spark.sparkContext.master
+    if is_local(master):
+        return
+    where = f"stream {stream.name} would run on {master}, whose machines share no disk"
+    for operator, sink in stream.sinks.items():
+        if isinstance(sink, ParquetSink):
+            raise UsageError(
+                f"{where}: the rows of the ParquetSink of {operator} would stay on whichever of them wrote them. Give "
+                f"{operator} a function (rows, checkpoint) as its sink that writes to a store they all reach, or run "
+                "on a local master (--master 'local[*]')"
+            )
+    if place.catalog.url.startswith("sqlite"):
+        raise UsageError(
+            f"{where}: its catalog is a file of this one ({place.catalog.url}), and the next run may be on another. "
+            "Name a database (--catalog postgresql://USER:PASSWORD@HOST/DATABASE), or run on a local master "
+            "(--master 'local[*]')"
+        )
+    if spark.conf.get("spark.speculation", "false").lower() == "true":
+        raise UsageError(
+            f"{where}, and with spark.speculation two of them may run one subtask at once: set spark.speculation to "
+            "false"
+        )

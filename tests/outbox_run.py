@@ -1,0 +1,146 @@
+"""A stream with a sink, run without Spark: what its sink was handed, and runs that end at any moment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.place import Place
+from siltstone.changelog.output import read_output
+from siltstone.lifecycle.region import Completed
+from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.spark.sinks import ParquetSink
+from siltstone.stream import Stream
+from tests.region_run import RegionRun
+
+NAME, SINK = "tallies", "by_key"
+POLICY = named("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
+
+
+class Tallies(Operator):
+    """Adds up `n` by key, and hands on each row with the sum up to its call."""
+
+    key = {"k": pa.int64()}  # noqa: RUF012
+    inputs = ("n",)
+    output = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("sum", pa.int64())])
+    totals = ValueState(value={"sum": pa.int64()})
+
+    def process(self, rows: Rows, state: State) -> pa.Table:
+        old = state.totals.get(rows.keys)["sum"].fill_null(0).to_numpy()
+        new = old + np.bincount(rows.group, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
+        new = new.astype(np.int64)
+        state.totals.put(rows.keys, {"sum": new})
+        columns = {name: rows.table.column(name) for name in ("k", "n")}
+        return pa.table({**columns, "sum": new[rows.group]}, schema=self.output)
+
+
+STREAM = Stream(
+    NAME,
+    source=lambda spark, _: spark.sql(""),
+    operators=[Tallies(name=SINK)],
+    sinks={SINK: ParquetSink()},
+    max_parallelism=4,
+)
+
+
+def batch(n: int, rows: int = 10) -> pa.Table:
+    """The n-th micro-batch: so many rows, each of them of no other batch."""
+    return pa.table({"k": np.arange(rows) % 7, "n": np.arange(rows) + 1000 * n})
+
+
+@dataclass
+class Heard:
+    """A sink: every delivery, in order. `fails` is raised in place of the next ones."""
+
+    calls: list[tuple[int, list[dict[str, int]]]] = field(default_factory=list)
+    fails: BaseException | None = None
+
+    def take(self, id: int, rows: pa.Table) -> None:
+        """One delivery."""
+        if self.fails is not None:
+            raise self.fails
+        self.calls.append((id, rows.sort_by("n").to_pylist()))
+
+    @property
+    def ids(self) -> list[int]:
+        """Of every delivery."""
+        return [id for id, _ in self.calls]
+
+    @property
+    def inputs(self) -> list[int]:
+        """The input rows that arrived, by a sink that skips ids it has."""
+        by_id: dict[int, list[dict[str, int]]] = {}
+        for id, rows in self.calls:
+            assert by_id.setdefault(id, rows) == rows, f"id {id} came with other rows"
+        return sorted(row["n"] for rows in by_id.values() for row in rows)
+
+
+class Outboxed(RegionRun):
+    """One run of the stream, which hands its output to a sink as the stream's runner does.
+
+    Args:
+        delivers: whether it delivers at all; else it is as if it died before that.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        heard: Heard,
+        *,
+        stream: Stream = STREAM,
+        parallelism: int = 2,
+        checkpoint_steps: int = 1,
+        delivers: bool = True,
+    ) -> None:
+        super().__init__(place, stream, POLICY, parallelism, checkpoint_steps)
+        self.heard, self.delivers = heard, delivers
+        if delivers:
+            self.deliver()
+
+    def give(self, output: OutputRecord) -> None:
+        """Hand one output over."""
+        store, schema = self.region.warehouse.store, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
+        batches = [each for stored in output.objects for each in read_output(store, stored)]
+        self.heard.take(output.checkpoint, pa.Table.from_batches(batches, schema))
+
+    def deliver(self, *, checked: bool = False) -> None:
+        """What is outstanding."""
+        self.region.outbox.deliver(self.region.completed, {SINK: self.give}, checked=checked)
+
+    def complete(self) -> Completed:
+        """Commit, then deliver."""
+        completed = super().complete()
+        if self.delivers:
+            self.deliver(checked=True)
+        return completed
+
+
+def inputs(numbers: Sequence[int], rows: int = 10) -> list[int]:
+    """What these micro-batches hold."""
+    return sorted(n for number in numbers for n in batch(number, rows).column("n").to_pylist())
+
+
+def staged(place: Place) -> list[str]:
+    """The staged objects in the store."""
+    return [name for name, _ in place.warehouse.store.list(f"{NAME}/") if name.endswith(".output.arrow")]
+
+
+def outstanding(place: Place, stream: str = NAME) -> list[int]:
+    """Checkpoints whose output is to be delivered."""
+    return [output.checkpoint for output in place.catalog.outputs(stream, outstanding=True)]
+
+
+def damage(place: Place, checkpoint: int) -> None:
+    """Alter what a checkpoint has staged."""
+    for output in place.catalog.outputs(NAME):
+        if output.checkpoint == checkpoint:
+            for stored in output.objects:
+                path = Path(place.warehouse.local.objects) / stored.name
+                data = bytearray(path.read_bytes())
+                data[len(data) // 2] ^= 1
+                path.unlink()
+                path.write_bytes(data)

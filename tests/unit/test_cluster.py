@@ -1,0 +1,54 @@
+"""What loses rows or state on a cluster is refused, with the way out."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.errors import UsageError
+from siltstone.spark.cluster import check_cluster, is_local
+from siltstone.spark.sinks import ParquetSink
+from tests.outbox_run import SINK, STREAM
+
+FUNCTION = replace(STREAM, sinks={SINK: lambda rows, checkpoint: None})
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with Place.writable(str(tmp_path / "w")) as opened:
+        yield opened
+
+
+def session(master: str, **settings: str) -> Any:
+    return SimpleNamespace(sparkContext=SimpleNamespace(master=master), conf=settings)
+
+
+@pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[2,4]"])
+def test_a_local_master_may_have_all(place: Place, master: str) -> None:
+    assert is_local(master)
+    check_cluster(session(master), STREAM, place)
+
+
+@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "spark://one:7077", "yarn", "k8s://https://one"])
+@pytest.mark.parametrize("path", [None, "/tmp/out"])
+def test_a_sink_of_one_machine_is_refused_on_a_cluster(place: Place, master: str, path: str | None) -> None:
+    """Seen: two workers, eight checkpoints committed, and the sink held `_SUCCESS` and no rows."""
+    stream = replace(STREAM, sinks={SINK: ParquetSink(path)})
+    with pytest.raises(UsageError, match=r"ParquetSink of by_key .* a function .* or run on a local master"):
+        check_cluster(session(master), stream, place)
+
+
+def test_a_sqlite_catalog_is_refused_on_a_cluster(place: Place) -> None:
+    with pytest.raises(UsageError, match=r"Name a database \(--catalog postgresql://"):
+        check_cluster(session("spark://one:7077"), FUNCTION, place)
+
+
+def test_speculation_is_refused_on_a_cluster_and_the_rest_is_not(place: Place) -> None:
+    shared: Any = SimpleNamespace(catalog=SimpleNamespace(url="postgresql://db/s"))
+    check_cluster(session("yarn"), FUNCTION, shared)
+    with pytest.raises(UsageError, match=r"set spark\.speculation to false"):
+        check_cluster(session("yarn", **{"spark.speculation": "true"}), FUNCTION, shared)

@@ -1,0 +1,360 @@
+"""The outbox: the same id always brings a sink the same rows, and every row of input arrives once."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import CorruptObject, Fenced, StateError, Unreachable, UsageError
+from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.lifecycle.fork import fork
+from siltstone.lifecycle.recovery import recover
+from siltstone.lifecycle.replay import follow
+from siltstone.lifecycle.sweep import sweep
+from siltstone.operator import Rows, State
+from siltstone.store.filesystem import FilesystemStore
+from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, Tallies, batch, damage, inputs, outstanding, staged
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with Place.writable(str(tmp_path / "w")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def in_a_loop(function: Any, pieces: Any) -> list[Any]:
+    return [function(piece) for piece in pieces]
+
+
+def rewind(place: Place, checkpoint: int) -> None:
+    place.catalog.rewind(NAME, place.catalog.new_epoch(NAME, "a test"), checkpoint, "a test", "a test")
+
+
+def follow_log(run: Outboxed) -> None:
+    for piece in follow(run.region.completed, run.region.logged_steps()):
+        if piece.step is None:
+            run.step_without_rows()
+        else:
+            run.step(batch(piece.step.batch_id + 1), ends=piece.ends)
+
+
+def write(place: Place, heard: Heard, count: int, **options: Any) -> Outboxed:
+    run = Outboxed(place, heard, **options)
+    for n in range(1, count + 1):
+        run.step(batch(n))
+    return run
+
+
+# The order of things
+
+
+def test_output_leaves_after_the_commit_and_is_cleaned_up_when_the_run_ends(place: Place, heard: Heard) -> None:
+    run = write(place, heard, 3)
+    assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
+    assert outstanding(place) == [] and len(staged(place)) == 3, "an object per checkpoint, of small parts together"
+    run.region.close("done")
+    assert staged(place) == [] and place.catalog.outputs(NAME) == []
+
+
+def test_id_2_never_comes_with_other_rows_where_a_commit_failed(
+    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: the catalog failed over, and id 2 came with 2 rows, and then with 5."""
+    run = Outboxed(place, heard)
+    run.step(batch(1, 3))
+
+    def away(*_: object) -> None:
+        raise Unreachable("the catalog is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(place.catalog), "commit", away)
+        with pytest.raises(Unreachable):
+            run.step(batch(2, 2))
+    assert heard.ids == [1]
+    later = Outboxed(place, heard)
+    later.step(batch(2, 5))
+    assert heard.ids == [1, 2] and heard.inputs == sorted([*inputs([1], 3), *inputs([2], 5)])
+    later.region.close("done")
+    sweep(place, NAME)
+    assert staged(place) == [], "what was staged for the commit that failed is an orphan"
+
+
+def test_a_crash_between_commit_and_delivery_is_made_up_for_from_what_is_staged(place: Place, heard: Heard) -> None:
+    """Whatever code runs next, at whatever parallelism."""
+
+    class Doubling(Tallies):
+        def process(self, rows: Rows, state: State) -> Any:
+            out = super().process(rows, state)
+            return out.set_column(2, "sum", [[-1] * len(out)])
+
+    write(place, heard, 1)
+    write_more = Outboxed(place, Heard(), delivers=False)
+    write_more.step(batch(2))
+    assert outstanding(place) == [2]
+    other = replace(STREAM, operators=[Doubling(name=SINK)])
+    run = Outboxed(place, heard, stream=other, parallelism=3)
+    assert heard.ids == [1, 2] and all(row["sum"] > 0 for row in heard.calls[1][1]), "as it was staged"
+    run.step(batch(3))
+    assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
+
+
+def test_a_crash_between_delivery_and_mark_brings_the_same_id_with_the_same_rows(
+    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    run = Outboxed(place, heard)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(place.catalog), "mark_delivered", die)
+        with pytest.raises(Killed):
+            run.step(batch(1))
+    Outboxed(place, heard).step(batch(2))
+    assert heard.ids == [1, 1, 2] and heard.calls[0] == heard.calls[1] and heard.inputs == inputs([1, 2])
+
+
+def test_several_steps_are_one_output_and_one_without_rows_is_delivered_too(place: Place, heard: Heard) -> None:
+    run = Outboxed(place, heard, checkpoint_steps=3)
+    for n, rows in ((1, 10), (2, 0), (3, 10), (4, 0)):
+        run.step(batch(n, rows))
+    run.step_without_rows()
+    assert heard.ids == [1, 2] and heard.inputs == inputs([1, 3]) and heard.calls[1][1] == []
+
+
+def test_a_checkpoint_without_input_has_no_output(place: Place, heard: Heard) -> None:
+    """Seen: a rescale committed id 2 without the sink, and its rows came again as the next."""
+    run = write(place, heard, 1)
+    Outboxed(place, Heard(), delivers=False).step(batch(2))
+    assert heard.ids == [1] and outstanding(place) == [2]
+    rescaled = Outboxed(place, heard, parallelism=3)
+    assert heard.ids == [1, 2], "who takes the stream over delivers first"
+    rescaled.step_without_rows()
+    assert heard.ids == [1, 2] and outstanding(place) == []
+    Outboxed(place, heard).step(batch(3))
+    assert heard.ids == [1, 2, 4] and heard.inputs == inputs([1, 2, 3])
+    with pytest.raises(Fenced):
+        run.step(batch(2))
+
+
+# What fails
+
+
+def test_a_sink_that_fails_is_given_the_same_again_before_anything_else(place: Place, heard: Heard) -> None:
+    run = write(place, heard, 1)
+    heard.fails = OSError("the sink is full")
+    with pytest.raises(OSError, match="full"):
+        run.step(batch(2))
+    assert place.catalog.last_id(NAME) == 2, "the checkpoint is complete"
+    with pytest.raises(OSError, match="full"):
+        Outboxed(place, heard)
+    heard.fails = None
+    Outboxed(place, heard).step(batch(3))
+    assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
+
+
+def test_output_for_a_sink_that_is_no_more_is_never_dropped_in_silence(place: Place, heard: Heard) -> None:
+    Outboxed(place, Heard(), delivers=False).step(batch(1))
+    run = Outboxed(place, heard, stream=replace(STREAM, sinks={}), delivers=False)
+    with pytest.raises(UsageError, match=r"checkpoint 1 of stream tallies has output for the sink of by_key, .* again"):
+        run.region.outbox.deliver(1, {})
+    assert outstanding(place) == [1]
+
+
+def test_large_output_is_staged_by_the_tasks_and_stays_in_order(
+    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("siltstone.changelog.output.OBJECT_BYTES", 1 << 14)
+    run = Outboxed(place, heard)
+    run.step(batch(1, 60_000))
+    assert len(staged(place)) >= 2 and heard.inputs == inputs([1], 60_000)
+
+
+# Rollbacks
+
+
+def test_what_was_delivered_is_not_delivered_again_after_a_rollback(place: Place, heard: Heard) -> None:
+    write(place, heard, 3)
+    rewind(place, 1)
+    run = Outboxed(place, heard)
+    follow_log(run)
+    assert (run.region.completed, heard.ids) == (3, [1, 2, 3])
+    run.step(batch(4))
+    assert heard.ids == [1, 2, 3, 4] and heard.inputs == inputs([1, 2, 3, 4])
+
+
+def test_a_rollback_delivers_what_is_outstanding_of_what_it_gave_up(place: Place, heard: Heard) -> None:
+    write(place, heard, 1)
+    run = Outboxed(place, Heard(), delivers=False)
+    run.step(batch(2))
+    run.step(batch(3))
+    rewind(place, 1)
+    sweep(place, NAME)
+    assert outstanding(place) == [2, 3], "a rollback and a sweep leave it"
+    run = Outboxed(place, heard)
+    assert heard.ids == [1, 2, 3], "before a step is made again"
+    follow_log(run)
+    run.step(batch(4))
+    assert heard.ids == [1, 2, 3, 4] and heard.inputs == inputs([1, 2, 3, 4])
+
+
+def test_an_id_that_held_no_input_is_free_for_other_input_after_a_rollback(place: Place, heard: Heard) -> None:
+    """It was never delivered; taken for one that was, its rows would be lost."""
+    write(place, heard, 2).step_without_rows()
+    rewind(place, 1)
+    run = Outboxed(place, heard)
+    follow_log(run)
+    assert run.region.completed == 2
+    run.step(batch(3))
+    assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
+
+
+def test_other_boundaries_under_an_id_that_was_delivered_are_refused(place: Place, heard: Heard) -> None:
+    write(place, heard, 3)
+    rewind(place, 1)
+    run = Outboxed(place, heard, checkpoint_steps=2)
+    run.step(batch(2))
+    with pytest.raises(StateError, match="checkpoint 2 of stream tallies was given up and has to hold the steps"):
+        run.step(batch(3))
+    assert (place.catalog.last_id(NAME), heard.ids) == (1, [1, 2, 3])
+    follow_log(Outboxed(place, heard))
+    assert (place.catalog.last_id(NAME), heard.ids) == (3, [1, 2, 3])
+
+
+def test_staged_output_that_is_damaged_comes_again_of_the_same_input(place: Place, heard: Heard) -> None:
+    """The stream goes back behind it, makes it again, and delivers it in its turn."""
+    write(place, heard, 1)
+    run = Outboxed(place, Heard(), delivers=False)
+    for n in (2, 3, 4):
+        run.step(batch(n))
+    damage(place, 3)
+    with pytest.raises(CorruptObject):
+        Outboxed(place, heard)
+    done = recover(place, NAME, run=in_a_loop)
+    assert (done.checkpoint, done.given_up) == (2, (3, 4)) and "output.arrow" in done.failures[0].reason
+    run = Outboxed(place, heard)
+    assert heard.ids == [1, 2], "4 waits for 3"
+    follow_log(run)
+    run.step(batch(5))
+    assert heard.ids == [1, 2, 3, 4, 5] and heard.inputs == inputs([1, 2, 3, 4, 5])
+
+
+# What keeps it
+
+
+def test_retention_and_sweep_spare_what_is_undelivered(place: Place, heard: Heard) -> None:
+    run = Outboxed(place, Heard(), delivers=False)
+    for n in range(1, 6):
+        run.step(batch(n))
+    kept = staged(place)
+    delete_checkpoints(place, NAME, [1, 2, 3, 4])
+    run.region.close("done")
+    sweep(place, NAME)
+    assert [c.id for c in place.catalog.checkpoints(NAME)] == [5] and staged(place) == kept
+    done = Outboxed(place, heard)
+    assert heard.ids == [1, 2, 3, 4, 5] and heard.inputs == inputs([1, 2, 3, 4, 5])
+    done.region.close("done")
+    assert staged(place) == []
+
+
+def test_killed_while_it_cleans_up_a_run_leaves_orphans_and_no_row(
+    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write(place, heard, 2)
+
+    def away(*_: object) -> None:
+        raise Unreachable("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FilesystemStore, "delete", away)
+        run.region.outbox.clean()
+    assert len(staged(place)) == 2 and place.catalog.outputs(NAME) == []
+    run.region.close("done")
+    sweep(place, NAME)
+    assert staged(place) == []
+
+
+def test_a_fork_delivers_its_own_output_and_none_of_its_parents(place: Place, heard: Heard) -> None:
+    run = Outboxed(place, Heard(), delivers=False)
+    for n in (1, 2):
+        run.step(batch(n))
+    fork(place.catalog, NAME, "what-if", "2")
+    theirs = Heard()
+    other = Outboxed(place, theirs, stream=replace(STREAM, name="what-if"))
+    assert theirs.ids == [] and outstanding(place, "what-if") == []
+    other.step(batch(3))
+    assert theirs.ids == [3] and theirs.inputs == inputs([3])
+    place.catalog.rewind("what-if", place.catalog.new_epoch("what-if", "a test"), 0, "a test", "a test")
+    other = Outboxed(place, theirs, stream=replace(STREAM, name="what-if"))
+    follow_log(other)
+    assert (other.region.completed, theirs.ids) == (3, [3]), "what came before it is its parent's"
+    Outboxed(place, heard)
+    assert heard.ids == [1, 2] and heard.inputs == inputs([1, 2])
+
+
+# Older writers
+
+
+def test_a_process_frozen_in_the_take_over_wakes_up_and_delivers_nothing(
+    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had read what is outstanding; meanwhile a newer writer delivers it, cleans up and goes on."""
+    Outboxed(place, Heard(), delivers=False).step(batch(1))
+    frozen = Outboxed(place, heard, delivers=False)
+    real = Catalog.outputs
+
+    def read_then_freeze(*args: Any, **options: Any) -> list[OutputRecord]:
+        found = real(*args, **options)
+        monkeypatch.undo()
+        newer = Outboxed(place, heard)
+        newer.step(batch(2))
+        newer.region.close("done")
+        return found
+
+    monkeypatch.setattr(Catalog, "outputs", read_then_freeze)
+    with pytest.raises(Fenced):
+        frozen.deliver(checked=True)
+    assert heard.ids == [1, 2] and heard.inputs == inputs([1, 2])
+
+
+def test_a_process_frozen_while_it_delivers_brings_the_same_and_marks_nothing(place: Place, heard: Heard) -> None:
+    """At that one moment a newer writer cannot know of it: a sink that skips ids it has has the rows once."""
+    Outboxed(place, Heard(), delivers=False).step(batch(1))
+
+    class Freezing(Outboxed):
+        def give(self, output: OutputRecord) -> None:
+            Outboxed(place, heard).step(batch(2))
+            super().give(output)
+
+    with pytest.raises(Fenced):
+        Freezing(place, heard)
+    assert heard.ids == [1, 2, 1] and heard.inputs == inputs([1, 2])
+
+
+def test_a_fenced_writer_marks_loses_and_forgets_nothing(place: Place, heard: Heard) -> None:
+    run = Outboxed(place, heard, delivers=False)
+    run.step(batch(1))
+    epoch = run.region.epoch
+    place.catalog.new_epoch(NAME, "a newer one")
+    for change in (
+        lambda: place.catalog.mark_delivered(NAME, epoch, 1, SINK),
+        lambda: place.catalog.mark_lost(NAME, epoch, 1, SINK),
+        lambda: place.catalog.forget_delivered(NAME, epoch),
+    ):
+        with pytest.raises(Fenced):
+            change()
+    assert outstanding(place) == [1] and len(staged(place)) == 1
+    with pytest.raises(StateError, match="cannot come again"):
+        place.catalog.mark_lost(NAME, epoch + 1, 1, SINK)
