@@ -30,7 +30,7 @@ from siltstone.model import Form, StoredObject
 from siltstone.policy.adaptive import PolicyOptions
 from siltstone.policy.retention import RetentionOptions
 from siltstone.store.base import Store
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, stream_prefix
 
 OBJECTS = 100_000
 ORPHANS_OF = 100
@@ -51,17 +51,17 @@ _DATA = b"sixteen bytes ok"
 
 
 class Lists:
-    """A `Store` that counts how often it was listed."""
+    """A `Store` that counts how often all objects of a stream were listed."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, stream: str) -> None:
         self.count = 0
-        self._store = store
+        self._store, self._all = store, stream_prefix(stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        self.count += 1
+        self.count += prefix == self._all
         return self._store.list(prefix)
 
 
@@ -96,7 +96,7 @@ def sweeping(scratch: Path, objects: int) -> Report:
             _write(root, names)
             _commit(place, epoch, id, names[:-left])
             orphans += left
-        lists = Lists(place.warehouse.store)
+        lists = Lists(place.warehouse.store, name)
         began = time.perf_counter()
         found = sweep(Place(cast(Any, SimpleNamespace(store=lists)), catalog), name)
         took = time.perf_counter() - began

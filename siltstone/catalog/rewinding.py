@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
@@ -152,6 +152,21 @@ def rewindings(connection: Connection, stream: str) -> tuple[RewindingRecord, ..
     r = t.rewinding.c
     query = select(t.rewinding).where(r.stream == stream).order_by(r.epoch)
     return tuple(RewindingRecord(**row) for row in connection.execute(query).mappings())
+
+
+def next_id(connection: Connection, stream: str, newest: int) -> int:
+    """The id of the checkpoint that comes after `newest`, the newest there is, or 0.
+
+    What was given up comes again under its own ids, as the input log has it. Where the log has nothing of it, because
+    its steps were pruned or the catalog was restored from a backup, the ids stay used: sinks may have other rows under
+    them.
+    """
+    r, s = t.rewinding.c, t.step.c
+    logged = select(s.step).where(s.stream == stream, s.checkpoint > newest).limit(1)
+    if connection.scalar(logged) is not None:
+        return newest + 1
+    used = select(func.max(r.newest)).where(r.stream == stream, r.checkpoint == newest)
+    return max(newest, connection.scalar(used) or 0) + 1
 
 
 def foresee_rewinding(connection: Connection, stream: str, checkpoint: int, newest: int | None = None) -> Rewound:

@@ -5,12 +5,13 @@ import pytest
 from siltstone.errors import CorruptObject, NewerFormat, ObjectExists
 from siltstone.store.identity import encode_identity, read_identity, write_identity
 from siltstone.store.paths import IDENTITY, epoch_mark, epoch_marks, is_built_here
+from tests.servers import marked
 from tests.store_cases import FACTORIES, Case
 
 FIRST, SECOND = "0123456789abcdef" * 2, "f" * 32
 
 
-@pytest.fixture(params=FACTORIES)
+@pytest.fixture(params=marked(FACTORIES))
 def case(request: pytest.FixtureRequest, tmp_path: object) -> Case:
     return FACTORIES[request.param](tmp_path)  # type: ignore[arg-type]
 

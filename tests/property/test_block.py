@@ -88,6 +88,7 @@ def test_what_was_decoded_encodes_the_same(case: tuple[pa.Table, np.ndarray]) ->
     assert _multiset(*decode_block(again)) == _multiset(*decode_block(data))
 
 
+@pytest.mark.slow
 @given(tables())
 @settings(max_examples=examples(50), deadline=None)
 def test_an_uncompressed_block_reads_the_same(case: tuple[pa.Table, np.ndarray]) -> None:

@@ -14,6 +14,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.spark.source_log import SourceLog
 from tests.catalog_cases import commit_of
 from tests.contract.catalog.test_input_log import files
+from tests.examples import examples
 
 NAME, HEADER = "flights", 'v1\n{"batchWatermarkMs":0}'
 BEGINNING = Step(0, BEFORE_FIRST, f'{HEADER}\n-\n{{"n": 5}}', '{"1": {"0": "v1\\n17"}}')
@@ -146,4 +147,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestHistories.settings = settings(max_examples=examples(15), stateful_step_count=20, deadline=None)

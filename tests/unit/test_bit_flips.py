@@ -195,6 +195,7 @@ EVERY_BIT = (1, "data source: columns")
 with one bit flipped, among them every bit"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, LAST])
 def test_every_bit_of_what_a_checkpoint_reads(stored: Stored, at: int, tmp_path: Path) -> None:
     objects = {h.object for m in stored.manifests(at).values() for h in m.handles}
@@ -217,6 +218,7 @@ def test_every_bit_of_what_a_checkpoint_reads(stored: Stored, at: int, tmp_path:
     assert noticed_by and all(noticed_by.values()), noticed_by
 
 
+@pytest.mark.slow
 def test_every_bit_of_a_manifest(stored: Stored) -> None:
     place, store = stored.place, stored.place.warehouse.store
     for manifest in chain_manifests(place.catalog, NAME, LAST):

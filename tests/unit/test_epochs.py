@@ -103,7 +103,8 @@ def test_a_catalog_from_a_backup_is_noticed(restored: Place) -> None:
 
 def test_the_loss_is_accepted_and_the_stream_goes_on_above_the_stores_epoch(restored: Place) -> None:
     unknown = {name for name, _ in stream_objects(restored.warehouse.store)}
-    unknown -= {o.name for o in restored.catalog.objects(NAME)}
+    outputs = [o for output in restored.catalog.outputs(NAME) for o in output.objects]
+    unknown -= {o.name for o in (*restored.catalog.objects(NAME), *outputs)}
     assert unknown
     done = recover(restored, NAME, run=in_order, accept_loss=True)
     assert (done.checkpoint, done.given_up, done.fenced) == (2, (), True)

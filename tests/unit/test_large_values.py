@@ -35,6 +35,7 @@ KEYS, DELTAS = 44, 50
 LONG = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 
 
+@pytest.mark.slow
 def test_changes_of_more_than_2_gib_in_one_column_are_merged(tmp_path: Path) -> None:
     """Really as many: 1 MiB in each of 44 keys, changed by each of 50 deltas; `scratch` keeps memory below 1 GiB."""
     assert KEYS * DELTAS * MIB > 1 << 31
@@ -86,6 +87,7 @@ def consolidate(place: Place, operator: str) -> None:
     materialize(place, SMALL.name, operator, 3, id=operator, parallelism=2, run=lambda f, tasks: [f(t) for t in tasks])
 
 
+@pytest.mark.slow
 def test_a_chain_reads_the_same_however_few_bytes_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(merge, "TOGETHER_BYTES"), (merge, "MERGED_BYTES"), (base, "PIECE_BYTES"), (base, "READ_BYTES")]
     with Place.writable(str(tmp_path / "w")) as place:

@@ -1,5 +1,6 @@
 """The outbox: the same id always brings a sink the same rows, and every row of input arrives once."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from siltstone.lifecycle.sweep import sweep
 from siltstone.operator import Rows, State
 from siltstone.store.filesystem import FilesystemStore
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, Tallies, batch, damage, inputs, outstanding, staged
+from tests.proofs import failures
 
 
 @pytest.fixture
@@ -219,6 +221,41 @@ def test_an_id_that_held_no_input_is_free_for_other_input_after_a_rollback(place
     assert run.region.completed == 2
     run.step(batch(3))
     assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
+
+
+def test_ids_that_were_delivered_are_not_used_again_where_their_input_was_pruned(place: Place, heard: Heard) -> None:
+    """The stream begins anew, with no step of the log: a sink that skips ids it has would lose the new rows."""
+    run = write(place, heard, 5)
+    delete_checkpoints(place, NAME, [1, 2, 3])
+    place.catalog.prune_input_log(NAME, run.region.epoch, at_least=1)
+    rewind(place, 0)
+    run = Outboxed(place, heard)
+    assert run.region.logged_steps() == []
+    for n in (6, 7, 8):
+        run.step(batch(n))
+    assert heard.ids == [1, 2, 3, 4, 5, 6, 7, 8] and heard.inputs == inputs(range(1, 9))
+    assert [c.id for c in place.catalog.checkpoints(NAME)] == [6, 7, 8] and failures(place, NAME) == []
+
+
+def test_ids_that_a_restored_catalog_does_not_know_of_are_not_used_again(tmp_path: Path, heard: Heard) -> None:
+    with Place.writable(str(tmp_path / "w")) as place:
+        write(place, heard, 2).region.close("done")
+    shutil.copytree(tmp_path / "w", tmp_path / "backup")
+    with Place.writable(str(tmp_path / "w")) as place:
+        run = Outboxed(place, heard)
+        run.step(batch(3))
+        run.step(batch(4))
+        run.region.close("done")
+    for path in (tmp_path / "w").glob("catalog.db*"):
+        path.unlink()
+    shutil.copy(tmp_path / "backup" / "catalog.db", tmp_path / "w")
+    with Place.writable(str(tmp_path / "w")) as place:
+        recover(place, NAME, run=in_a_loop, accept_loss=True)
+        run = Outboxed(place, heard)
+        for n in (5, 6, 7):
+            run.step(batch(n))
+        assert heard.ids == [1, 2, 3, 4, 5, 6, 7] and heard.inputs == inputs(range(1, 8))
+        assert [c.id for c in place.catalog.checkpoints(NAME)] == [1, 2, 5, 6, 7] and failures(place, NAME) == []
 
 
 def test_other_boundaries_under_an_id_that_was_delivered_are_refused(place: Place, heard: Heard) -> None:

@@ -199,6 +199,7 @@ def test_slatedb_352_and_1622_a_stalled_writer_does_not_take_its_loss_for_damage
     check_whole(place)
 
 
+@pytest.mark.slow
 def test_litestream_771_every_kept_moment_can_be_restored_after_compactions(tmp_path: Path) -> None:
     """There: a compacted file got the time of its compaction, the files it was made of were deleted, and no moment
     between the two could be restored any more: seconds were left of a retention of days.

@@ -167,6 +167,7 @@ def test_what_is_damaged_below_stays_and_is_said_to_be(place: Place) -> None:
     assert {f.checkpoint for f in failures(place, NAME)} == {2, 3, 4}
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_well_is_left_as_it_is(place: Place) -> None:
     before = digests(place)
     for _ in range(2):

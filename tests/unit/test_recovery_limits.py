@@ -69,6 +69,7 @@ def test_the_rule() -> None:
             assert (explain_refusal(newest, newest - lost, savepoints, edits) is None) == allowed
 
 
+@pytest.mark.slow
 def test_three_checkpoints_are_given_up_without_being_asked_four_are_not(place: Place) -> None:
     for checkpoint in (6, 5, 4):
         manifest(place, checkpoint).unlink()

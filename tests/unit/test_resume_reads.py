@@ -82,7 +82,7 @@ def test_at_another_parallelism_each_task_reads_its_own_key_groups(
     share here, as it is where states are large."""
     monkeypatch.setattr(base, "ROW_GROUP_ROWS", 1 << 11)
     monkeypatch.setattr(ranged, "CHUNK_BYTES", 1 << 12)
-    monkeypatch.setattr(ranged, "RANGE_BYTES", 1 << 12)
+    monkeypatch.setattr(ranged, "RANGE_BYTES", 1 << 10)
     monkeypatch.setattr(blocks, "GAP_BYTES", 1 << 8)
     monkeypatch.setattr(persist, "DELTA_ROWS", 1 << 9)
     first = RegionRun(place, NUMBERS, LONG, parallelism=before)

@@ -79,6 +79,7 @@ def visible() -> list[int]:
         return [c["id"] for c in list_checkpoints(place.catalog, NAME)]
 
 
+@pytest.mark.slow
 def test_truncate() -> None:
     before = contents()
     foretold = siltstone("truncate", NAME, "--keep-last", 1, "--keep-within", "15d", "--dry-run", "--json").json

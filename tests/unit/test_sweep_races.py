@@ -66,6 +66,7 @@ def one_by_one(patch: pytest.MonkeyPatch, before: Callable[[str], None]) -> None
 # Stopped
 
 
+@pytest.mark.slow
 def test_stopped_after_any_delete_it_is_completed_by_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     write(place)
     injected = inject(place)
@@ -126,6 +127,7 @@ with Place.existing(root) as place:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deletes", [0, 4])
 def test_killed_it_is_completed_by_the_next(place: Place, deletes: int) -> None:
     run = write(place)
@@ -251,6 +253,7 @@ def test_whatever_happens_at_any_moment_of_a_sweep_no_referenced_object_is_lost(
     assert len(moments) >= 3, moments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [SweepOptions(), SweepOptions(incomplete=True), NO_GUARD], ids=str)
 def test_a_sweep_at_any_moment_of_a_step(place: Place, monkeypatch: pytest.MonkeyPatch, options: SweepOptions) -> None:
     """By the age guard what the step writes is kept. Without one it may go, and then the step completes nothing."""
@@ -309,6 +312,7 @@ def test_a_run_fenced_while_its_checkpoint_is_swept_completes_nothing(
     assert new_run(place).step(rows(6))
 
 
+@pytest.mark.slow
 def test_a_stream_runs_on_while_it_is_swept_and_thinned_out(place: Place) -> None:
     run, lost, swept = write(place), [], 0
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from siltstone.catalog.place import Place
 from siltstone.lifecycle.lease import reading
 from tests.catalog_cases import commit_of
@@ -25,6 +27,7 @@ def hold(warehouse: str) -> None:
         signal.pause()
 
 
+@pytest.mark.slow
 def test_a_command_releases_its_leases(tmp_path: Path) -> None:
     with Place.writable(str(tmp_path)) as place:
         place.catalog.register("flights", 8, {})

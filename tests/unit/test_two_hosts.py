@@ -119,6 +119,7 @@ def test_the_next_run_on_the_host_of_a_lost_attempt_restores(place: Place, tmp_p
 attempts = st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3)), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @given(plan=st.lists(st.tuples(attempts, st.booleans()), min_size=1, max_size=7))
 @hypothesis_settings(max_examples=12)
 def test_whatever_attempts_there_were_the_accepted_ones_make_the_state(
