@@ -105,7 +105,7 @@ class Outboxed(RegionRun):
         """Hand one output over."""
         store, schema = self.region.warehouse.store, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
         batches = [each for stored in output.objects for each in read_output(store, stored)]
-        self.heard.take(output.checkpoint, pa.Table.from_batches(batches, schema))
+        self.heard.take(output.sink_id, pa.Table.from_batches(batches, schema))
 
     def deliver(self, *, checked: bool = False) -> None:
         """What is outstanding."""

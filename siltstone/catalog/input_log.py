@@ -118,14 +118,17 @@ class InputLog(Transactions):
             return len(pruned)
 
 
-def forget_input(connection: Connection, stream: str) -> None:
-    """Where older steps were pruned, forget all the others and every file, so that the stream begins anew."""
+def forget_input(connection: Connection, stream: str) -> bool:
+    """Where older steps were pruned, forget all the others and every file, so that the stream begins anew; whether
+    that was so."""
     s = t.step.c
-    if _first_batch(connection, stream) > 0:
+    pruned = _first_batch(connection, stream) > 0
+    if pruned:
         connection.execute(delete(t.step).where(s.stream == stream, s.step > 0))
         beginning = _beginning(connection, stream)
         if beginning is not None:
             _note_entries(connection, stream, beginning, without_files(beginning.sources))
+    return pruned
 
 
 def _beginning(connection: Connection, stream: str) -> Step | None:

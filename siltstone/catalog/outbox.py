@@ -10,6 +10,10 @@ checkpoint exist makes the output outstanding. It is decided then, for good:
 A rollback leaves outputs as they are: a checkpoint that was given up completed once, so its sink has its rows or gets
 them from what is staged, and when the checkpoint is made again, of the same logged steps, it brings no output. That is
 why these rows refer to no row of table checkpoint, and why retention, which deletes checkpoints, never touches them.
+
+A sink knows an output by its checkpoint's id, plus the stream's offset, which is 0 unless checkpoints were lost for
+good: their input was pruned, or the catalog was restored from a backup. Their ids are used again for other rows then,
+which would be lost to a sink that skips ids it has; so the offset goes up by as many ids as sinks may know of.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,10 +34,12 @@ _O, _S = t.output.c, t.output_object.c
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord(Output):
-    """A recorded output: of which checkpoint, which writer epoch staged it, and what became of it."""
+    """A recorded output: of which checkpoint, by which id its sink knows it, which writer epoch staged it, and what
+    became of it."""
 
     stream: str
     checkpoint: int
+    sink_id: int
     epoch: int
     lost: bool
     delivered_at: datetime | None
@@ -61,6 +67,7 @@ class Outbox(Transactions):
                     objects=tuple(staged.get((row.checkpoint, row.name), ())),
                     stream=stream,
                     checkpoint=row.checkpoint,
+                    sink_id=row.sink_id,
                     epoch=row.epoch,
                     lost=row.lost,
                     delivered_at=row.delivered_at,
@@ -120,20 +127,27 @@ def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: 
     Raises:
         StateError: the sink has, or is to have, other rows under this id; or an object was deleted.
     """
+    if not outputs:
+        return
+    sink_ids = {}
+    offset = connection.scalar(select(t.stream.c.sink_offset).where(t.stream.c.name == stream)) or 0
     for output in outputs:
-        if connection.execute(delete(t.output).where(_one(stream, checkpoint, output.name), _O.lost)).rowcount:
+        lost = delete(t.output).where(_one(stream, checkpoint, output.name), _O.lost).returning(_O.sink_id)
+        sink_ids[output.name] = connection.scalar(lost)
+        if sink_ids[output.name] is not None:
             continue
+        sink_ids[output.name] = checkpoint + offset
         if connection.scalar(select(_O.epoch).where(_one(stream, checkpoint, output.name))) is not None:
             raise StateError(
                 f"checkpoint {checkpoint} of stream {stream} has brought output {output.name} before: other rows under "
                 "its id would be lost or doubled"
             )
-    if not outputs:
-        return
     rows.refuse_deleted(connection, [stored.name for output in outputs for stored in output.objects])
     place = {"stream": stream, "checkpoint": checkpoint}
     values = [
-        place | {"name": o.name, "epoch": epoch, "rows": o.rows, "arrow_schema": o.arrow_schema, "lost": False}
+        place
+        | {"name": o.name, "sink_id": sink_ids[o.name], "epoch": epoch, "lost": False}
+        | {"rows": o.rows, "arrow_schema": o.arrow_schema}
         for o in outputs
     ]
     connection.execute(insert(t.output), values)
@@ -144,6 +158,19 @@ def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: 
     ]
     if objects:
         connection.execute(insert(t.output_object), objects)
+
+
+def skip_sink_ids(connection: Connection, stream: str, count: int) -> None:
+    """Let sinks know new checkpoints by ids that are `count` higher: as many were lost for good, and are used again."""
+    s = t.stream.c
+    connection.execute(update(t.stream).where(s.name == stream).values(sink_offset=s.sink_offset + count))
+
+
+def forget_outputs(connection: Connection, stream: str) -> None:
+    """Forget all outputs: the stream begins anew, and their input comes again, if at all, under other ids. What they
+    staged is left to a sweep."""
+    for table in (t.output_object, t.output):
+        connection.execute(delete(table).where(table.c.stream == stream))
 
 
 def _one(stream: str, checkpoint: int, name: str) -> ColumnElement[bool]:

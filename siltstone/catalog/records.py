@@ -27,7 +27,8 @@ class StreamRecord:
     """A stream the catalog knows. `epoch` is its newest writer epoch, 0 before the first run.
 
     `parallelism` is that of runs that name none, where it was set. A fork began as a copy of checkpoint `forked_at` of
-    the stream `forked_from`. `retention` is what it keeps (`policy.retention`): None, everything.
+    the stream `forked_from`. `retention` is what it keeps (`policy.retention`): None, everything. Sinks know a new
+    checkpoint by its id plus `sink_offset` (`catalog.outbox`).
     """
 
     name: str
@@ -39,6 +40,7 @@ class StreamRecord:
     forked_from: str | None = None
     forked_at: int | None = None
     retention: dict[str, Any] | None = None
+    sink_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from siltstone.catalog.records import (
     parse_time,
 )
 from siltstone.catalog.retaining import Retaining
-from siltstone.catalog.rewinding import Rewindings, next_id, settle_log
+from siltstone.catalog.rewinding import Rewindings, settle_log
 from siltstone.catalog.streams import Streams
 from siltstone.errors import UnknownCheckpoint, UsageError
 from siltstone.model import LATEST, StoredObject
@@ -77,8 +77,7 @@ class Catalog(
             fencing.hold(connection, stream, epoch)
             newest = rows.newest(connection, stream)
             last = newest.id if newest else 0
-            has_gap = commit.id > last + 1 and min(commit.first.values(), default=commit.id) <= last
-            if commit.id != next_id(connection, stream, last) or has_gap:
+            if commit.id != last + 1:
                 raise UsageError(f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}")
             first = followed(connection, stream, newest, commit.forms, commit.first)
             settle_log(connection, stream, commit)
@@ -94,13 +93,6 @@ class Catalog(
             rows.get_stream(connection, stream)
             newest = rows.newest(connection, stream)
             return newest.id if newest else 0
-
-    def next_id(self, stream: str) -> int:
-        """The id that the next checkpoint will have: one above the newest, or above what was given up for good."""
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            newest = rows.newest(connection, stream)
-            return next_id(connection, stream, newest.id if newest else 0)
 
     def latest(self, stream: str) -> CheckpointRecord:
         """The newest checkpoint.

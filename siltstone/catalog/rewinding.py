@@ -28,6 +28,7 @@ from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.definitions import forget_definitions
 from siltstone.catalog.input_log import forget_input
+from siltstone.catalog.outbox import forget_outputs, skip_sink_ids
 from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
 from siltstone.catalog.transactions import Transactions
 from siltstone.errors import StateError, UsageError
@@ -102,8 +103,10 @@ class Rewindings(Transactions):
             c = t.checkpoint.c
             connection.execute(delete(t.checkpoint).where(c.stream == stream, c.id > checkpoint))
             forget_definitions(connection, stream, checkpoint)
-            if checkpoint == 0:
-                forget_input(connection, stream)
+            logged = connection.scalar(select(func.max(t.step.c.checkpoint)).where(t.step.c.stream == stream))
+            if checkpoint == 0 and forget_input(connection, stream):
+                forget_outputs(connection, stream)
+                skip_sink_ids(connection, stream, max(lost.given_up[-1], logged or 0))
             record = RewindingRecord(stream, epoch, checkpoint, lost.given_up[-1], reason, who, self._time(connection))
             connection.execute(insert(t.rewinding), asdict(record))
             return lost
@@ -120,6 +123,7 @@ class Rewindings(Transactions):
             last = rows.newest(connection, stream)
             id = last.id if last else 0
             reason = f"the catalog knew no writer epochs above those of its backup, the store had {above}"
+            skip_sink_ids(connection, stream, max(0, newest - id))
             record = RewindingRecord(stream, epoch, id, max(id, newest), reason, who, now)
             connection.execute(insert(t.rewinding), asdict(record))
             return epoch
@@ -152,21 +156,6 @@ def rewindings(connection: Connection, stream: str) -> tuple[RewindingRecord, ..
     r = t.rewinding.c
     query = select(t.rewinding).where(r.stream == stream).order_by(r.epoch)
     return tuple(RewindingRecord(**row) for row in connection.execute(query).mappings())
-
-
-def next_id(connection: Connection, stream: str, newest: int) -> int:
-    """The id of the checkpoint that comes after `newest`, the newest there is, or 0.
-
-    What was given up comes again under its own ids, as the input log has it. Where the log has nothing of it, because
-    its steps were pruned or the catalog was restored from a backup, the ids stay used: sinks may have other rows under
-    them.
-    """
-    r, s = t.rewinding.c, t.step.c
-    logged = select(s.step).where(s.stream == stream, s.checkpoint > newest).limit(1)
-    if connection.scalar(logged) is not None:
-        return newest + 1
-    used = select(func.max(r.newest)).where(r.stream == stream, r.checkpoint == newest)
-    return max(newest, connection.scalar(used) or 0) + 1
 
 
 def foresee_rewinding(connection: Connection, stream: str, checkpoint: int, newest: int | None = None) -> Rewound:

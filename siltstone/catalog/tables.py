@@ -164,6 +164,7 @@ stream = Table(
     Column("forked_from", ForeignKey("stream.name")),
     Column("forked_at", BigInteger),
     Column("retention", Json),
+    Column("sink_offset", BigInteger, nullable=False, server_default="0"),
 )
 
 run = Table(
@@ -220,6 +221,7 @@ output = Table(
     Column("stream", ForeignKey("stream.name"), primary_key=True),
     Column("checkpoint", BigInteger, primary_key=True),
     Column("name", String(160), primary_key=True),
+    Column("sink_id", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("rows", BigInteger, nullable=False),
     Column("arrow_schema", LargeBinary, nullable=False),

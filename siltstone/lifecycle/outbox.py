@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.place import Place
 from siltstone.catalog.records import Output
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -63,8 +64,9 @@ class Outbox:
         logged: the checkpoints that were given up and are to be made again.
     """
 
-    def __init__(self, stream: Stream, store: Store, catalog: Catalog, epoch: int, logged: Collection[int]) -> None:
-        self._stream, self._store, self._catalog, self._epoch = stream, store, catalog, epoch
+    def __init__(self, stream: Stream, place: Place, epoch: int, logged: Collection[int]) -> None:
+        self._stream, self._place, self._epoch = stream, place, epoch
+        self._store, self._catalog = place.warehouse.store, place.catalog
         self._repeated = frozenset(logged) if stream.sinks else frozenset()
         self._lost: set[tuple[int, str]] = set()
         self._gathered: dict[str, _Gathered] = {}
@@ -133,18 +135,19 @@ class Outbox:
             Exception: what a sink failed with; the output stays outstanding.
         """
         outstanding = self._catalog.outputs(self._stream.name, outstanding=True)
-        readable = [o for o in outstanding if not o.lost and (checked or self._readable(o, completed))]
-        self._lost = {(o.checkpoint, o.name) for o in outstanding} - {(o.checkpoint, o.name) for o in readable}
-        first_lost = min((checkpoint for checkpoint, _ in self._lost), default=None)
-        for output in readable:
-            if first_lost is not None and output.checkpoint >= first_lost:
-                return
+        for output in outstanding:
             if output.name not in sinks:
                 raise UsageError(
                     f"checkpoint {output.checkpoint} of stream {self._stream.name} has output for the sink of "
                     f"{output.name}, which has none any more: give it one again (a function that does nothing drops "
                     "the rows), run the stream, and then take it away"
                 )
+        readable = [o for o in outstanding if not o.lost and (checked or self._readable(o, completed))]
+        self._lost = {(o.checkpoint, o.name) for o in outstanding} - {(o.checkpoint, o.name) for o in readable}
+        first_lost = min((checkpoint for checkpoint, _ in self._lost), default=None)
+        for output in readable:
+            if first_lost is not None and output.checkpoint >= first_lost:
+                return
             self._catalog.check_epoch(self._stream.name, self._epoch)
             sinks[output.name](output)
             self._catalog.mark_delivered(self._stream.name, self._epoch, output.checkpoint, output.name)
@@ -159,11 +162,19 @@ class Outbox:
             self._store.delete(self._catalog.forget_delivered(self._stream.name, self._epoch))
 
     def _readable(self, output: OutputRecord, completed: int) -> bool:
-        """Whether what is staged is all there; if not, and its checkpoint was given up, it is to come again."""
+        """Whether what is staged is all there; if not, and its checkpoint is to be made again, it comes again with it.
+
+        It is looked at twice, and the store has to show what must be there: a store may answer wrongly once.
+        """
         try:
+            with suppress(CorruptObject):
+                check_output(self._store, output)
+                return True
+            self._place.confirm_store()
             check_output(self._store, output)
         except CorruptObject:
-            if output.checkpoint <= completed:
+            self._place.confirm_store()
+            if output.checkpoint <= completed or not self.repeats(output.checkpoint):
                 raise
             self._catalog.mark_lost(self._stream.name, self._epoch, output.checkpoint, output.name)
             return False

@@ -102,8 +102,6 @@ class Region:
         """of the newest completed checkpoint, hex"""
         self.completed = 0
         """the newest completed checkpoint, 0 before the first"""
-        self.checkpoint = 1
-        """the id that the next checkpoint will have"""
         self.completed_epoch: int | None = None
         """the epoch that completed it"""
         self.oldest_epoch = 0
@@ -127,7 +125,7 @@ class Region:
         self._gathered = Gathered()
         self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
         """operator -> the digests that the newest step came to, as they were accepted"""
-        self.outbox = Outbox(stream, warehouse.store, catalog, epoch, {s.checkpoint for s in self.logged_steps()})
+        self.outbox = Outbox(stream, Place(warehouse, catalog), epoch, {s.checkpoint for s in self.logged_steps()})
 
     @classmethod
     def open(
@@ -168,6 +166,11 @@ class Region:
             raise
         return region
 
+    @property
+    def checkpoint(self) -> int:
+        """The id that the next checkpoint will have."""
+        return self.completed + 1
+
     def _resume(self, latest: int) -> None:
         """Continue after checkpoint `latest`, or from nothing where it is 0."""
         changed: set[str] = set()
@@ -194,16 +197,13 @@ class Region:
                 for op in self.stream.operators
                 if op.name not in manifest.operators or set(op.tables()) != set(schemas_of(manifest, op.name))
             }
-        self.checkpoint = self.catalog.next_id(self.stream.name)
-        if self.checkpoint > latest + 1:
-            changed = set(self._policies)  # chains have no gaps
         self._decide(changed)
 
     def _decide(self, changed: Collection[str] = ()) -> None:
         """The form of each operator's part of the next checkpoint; it fixes tracking for the whole interval."""
         self._decisions = {name: self.policy.decide(state) for name, state in self._policies.items()}
         for name in changed:
-            self._decisions[name] = Decision(form=Form.BASE, tracking=False, d=0, reason="no chain to go on with")
+            self._decisions[name] = Decision(form=Form.BASE, tracking=False, d=0, reason="its tables changed")
 
     def _follow(self, checkpoint: int, first: Mapping[str, int]) -> None:
         """Let chains begin where the catalog says that those of the newest checkpoint do, if that is later: there a
@@ -431,7 +431,6 @@ class Region:
         self._gathered = Gathered()
         self.outbox.committed()
         self.completed, self.completed_step = manifest.checkpoint, manifest.step
-        self.checkpoint = self.completed + 1
         self.completed_epoch = self.oldest_epoch = self.epoch
         self._steps_open = 0
         self._last_checkpoint_s = time.monotonic()

@@ -83,8 +83,7 @@ class StreamRunner:
         self._to_follow = region.logged_steps()
         warehouse = region.warehouse
         self._sinks = deliverers(spark, stream, warehouse.store_url, warehouse.local.sink(stream.name))
-        if isinstance(spark, SparkSession):  # a Spark Connect server is elsewhere: the next run delivers
-            region.outbox.deliver(region.completed, self._sinks)
+        self._deliver()
         remove_old_work(region)
 
     @property
@@ -237,11 +236,15 @@ class StreamRunner:
         region = self.region
         completed = region.complete(self._sources, **changes)
         self._sources = []
-        region.outbox.deliver(completed.id, self._sinks, checked=True)
+        self._deliver(checked=True)
         for operator in region.stream.operators:
             operator.region_checkpointed(completed.id)
         self._on_checkpoint(completed)
         return completed
+
+    def _deliver(self, *, checked: bool = False) -> None:
+        if isinstance(self.spark, SparkSession):  # a Spark Connect server is elsewhere: the next run delivers
+            self.region.outbox.deliver(self.region.completed, self._sinks, checked=checked)
 
     def finish(self) -> None:
         """The query has ended well: take the checkpoint that an unfinished interval still waits for.

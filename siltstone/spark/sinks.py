@@ -44,6 +44,7 @@ class ParquetSink:
         published = self.published(checkpoint)
         if not published.exists():
             staged = self._staged / f"{checkpoint:012d}-{uuid.uuid4().hex}"
+            made = [path for path in (self._root, *self._root.parents) if not path.exists()]
             try:
                 rows.coalesce(1).write.mode("overwrite").parquet(
                     f"file://{staged}"
@@ -51,6 +52,8 @@ class ParquetSink:
                 for file in [*staged.iterdir(), staged, self._staged]:
                     make_durable(file)
                 os.rename(staged, published)
+                for path in made:
+                    make_durable(path.parent)
             except Exception:
                 if not published.exists():  # else another process has been faster
                     raise
@@ -105,7 +108,7 @@ def _deliverer(
 ) -> Callable[[OutputRecord], None]:
     def give(output: OutputRecord) -> None:
         try:
-            deliver(staged_rows(spark, store_url, output), output.checkpoint)
+            deliver(staged_rows(spark, store_url, output), output.sink_id)
         except SiltstoneError:
             raise
         except Exception as error:  # a user's sink may fail in any way

@@ -211,7 +211,7 @@ class SinkingSteps(RegionSteps):
         store, schema = self.region.warehouse.store, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
         batches = [batch for stored in output.objects for batch in read_output(store, stored)]
         rows: Any = Frame(pa.Table.from_batches(batches, schema))
-        self.sink.deliver(rows, output.checkpoint)
+        self.sink.deliver(rows, output.sink_id)
 
 
 class Frame:

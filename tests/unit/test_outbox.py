@@ -223,21 +223,45 @@ def test_an_id_that_held_no_input_is_free_for_other_input_after_a_rollback(place
     assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
 
 
-def test_ids_that_were_delivered_are_not_used_again_where_their_input_was_pruned(place: Place, heard: Heard) -> None:
-    """The stream begins anew, with no step of the log: a sink that skips ids it has would lose the new rows."""
-    run = write(place, heard, 5)
-    delete_checkpoints(place, NAME, [1, 2, 3])
+def begin_anew(place: Place, run: Outboxed) -> None:
+    """Give up a stream of which the oldest input is not known any more."""
+    newest = run.region.completed
+    delete_checkpoints(place, NAME, range(1, newest - 1))
     place.catalog.prune_input_log(NAME, run.region.epoch, at_least=1)
     rewind(place, 0)
+
+
+def test_sinks_know_new_rows_by_new_ids_where_what_they_have_was_lost_for_good(place: Place, heard: Heard) -> None:
+    """A sink that skips ids it has would lose the rows of a stream that begins anew."""
+    begin_anew(place, write(place, heard, 5))
     run = Outboxed(place, heard)
     assert run.region.logged_steps() == []
     for n in (6, 7, 8):
         run.step(batch(n))
+    assert [c.id for c in place.catalog.checkpoints(NAME)] == [1, 2, 3] and failures(place, NAME) == []
     assert heard.ids == [1, 2, 3, 4, 5, 6, 7, 8] and heard.inputs == inputs(range(1, 9))
-    assert [c.id for c in place.catalog.checkpoints(NAME)] == [6, 7, 8] and failures(place, NAME) == []
+    rewind(place, 1)
+    run = Outboxed(place, heard)
+    run.step(batch(7))
+    run.step(batch(8))
+    run.step(batch(9))
+    assert heard.ids == [1, 2, 3, 4, 5, 6, 7, 8, 9], "what the log has comes again as ever"
+    begin_anew(place, run)
+    Outboxed(place, heard).step(batch(10))
+    assert heard.ids[-1] == 10 and heard.inputs == inputs(range(1, 11))
 
 
-def test_ids_that_a_restored_catalog_does_not_know_of_are_not_used_again(tmp_path: Path, heard: Heard) -> None:
+def test_what_is_outstanding_of_a_stream_that_begins_anew_holds_nothing_up(place: Place, heard: Heard) -> None:
+    """Its input is read again."""
+    run = write(place, Heard(), 5, delivers=False)
+    damage(place, 4)
+    begin_anew(place, run)
+    run = Outboxed(place, heard)
+    run.step(batch(6))
+    assert heard.ids == [6] and outstanding(place) == []
+
+
+def test_sinks_know_new_rows_by_new_ids_where_the_catalog_is_from_a_backup(tmp_path: Path, heard: Heard) -> None:
     with Place.writable(str(tmp_path / "w")) as place:
         write(place, heard, 2).region.close("done")
     shutil.copytree(tmp_path / "w", tmp_path / "backup")
@@ -254,8 +278,34 @@ def test_ids_that_a_restored_catalog_does_not_know_of_are_not_used_again(tmp_pat
         run = Outboxed(place, heard)
         for n in (5, 6, 7):
             run.step(batch(n))
+        assert [c.id for c in place.catalog.checkpoints(NAME)] == [1, 2, 3, 4, 5] and failures(place, NAME) == []
         assert heard.ids == [1, 2, 3, 4, 5, 6, 7] and heard.inputs == inputs(range(1, 8))
-        assert [c.id for c in place.catalog.checkpoints(NAME)] == [1, 2, 5, 6, 7] and failures(place, NAME) == []
+        rewind(place, 1)
+        follow_log(Outboxed(place, heard))
+        begin_anew(place, Outboxed(place, heard))
+        Outboxed(place, heard).step(batch(8))
+        assert heard.ids == [1, 2, 3, 4, 5, 6, 7, 8] and heard.inputs == inputs(range(1, 9))
+
+
+def test_staged_output_that_reads_wrongly_once_is_not_made_again(
+    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made again by other code, it would come with other rows under an id that was perhaps delivered."""
+    run = Outboxed(place, Heard(), delivers=False)
+    run.step(batch(1))
+    run.step(batch(2))
+    rewind(place, 1)
+    real, read = FilesystemStore.read, []
+
+    def wrong_once(self: FilesystemStore, stored: Any) -> Any:
+        if stored.name.endswith(".output.arrow") and stored.name not in read:
+            read.append(stored.name)
+            raise CorruptObject(f"object {stored.name} was altered: the test says so")
+        return real(self, stored)
+
+    monkeypatch.setattr(FilesystemStore, "read", wrong_once)
+    run = Outboxed(place, heard)
+    assert len(read) == 2 and heard.ids == [1, 2] and not any(o.lost for o in place.catalog.outputs(NAME))
 
 
 def test_other_boundaries_under_an_id_that_was_delivered_are_refused(place: Place, heard: Heard) -> None:

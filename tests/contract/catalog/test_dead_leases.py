@@ -54,7 +54,8 @@ def kill(process: subprocess.Popen[str]) -> None:
     """Kill it, and do not ask how it ended: it stays a zombie, as under a parent that does not look."""
     process.send_signal(signal.SIGKILL)
     stat = Path(f"/proc/{process.pid}/stat")
-    while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+    threads = stat.with_name("task")
+    while stat.read_text().rpartition(")")[2].split()[0] != "Z" or len(list(threads.iterdir())) > 1:
         time.sleep(0.01)
 
 

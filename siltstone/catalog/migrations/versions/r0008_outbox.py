@@ -1,4 +1,4 @@
-"""Outputs of checkpoints, until sinks have them.
+"""Outputs of checkpoints, until sinks have them, and the ids under which sinks have them.
 
 What older versions completed, they delivered: it has no rows here.
 """
@@ -13,12 +13,14 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create the tables of the outbox."""
+    """Create the tables of the outbox, and let the ids of sinks be those of checkpoints."""
+    op.add_column("stream", sa.Column("sink_offset", sa.BigInteger, nullable=False, server_default="0"))
     op.create_table(
         "output",
         sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
         sa.Column("checkpoint", sa.BigInteger, primary_key=True),
         sa.Column("name", sa.String(160), primary_key=True),
+        sa.Column("sink_id", sa.BigInteger, nullable=False),
         sa.Column("epoch", sa.BigInteger, nullable=False),
         sa.Column("rows", sa.BigInteger, nullable=False),
         sa.Column("arrow_schema", sa.LargeBinary, nullable=False),
