@@ -194,7 +194,7 @@ def edit(place: Place, variable: str, changes: pa.Table, parallelism: int = 2) -
     for operator in STREAM.operators:
         task, parts = tasks[operator.name], {}
         if operator.name == "meters":
-            task = replace(task, operator=Editing(operator, variable))
+            task = replace(task, operator=Editing(operator, variable), staged_with=None, hands_on=True)
             hashes = xxhash64(normalise_keys(changes.select(["meter"])).columns)
             owner = key_groups(hashes, 16) * np.int64(parallelism) // 16
             hashed = changes.append_column(HASH, pa.array(hashes.view(np.int64)))
