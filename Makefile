@@ -22,7 +22,7 @@ WITH_JAVA = JAVA_HOME="$$($(BIN)/python scripts/ensure_java.py)" && export JAVA_
 # They start hundreds of processes, which compile this project's modules but once if they may keep what they compiled.
 WITH_TMP = room="$$(df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 { print $$4 }')" && \
 	if [ "$${room:-0}" -ge 8192 ] && [ -w /dev/shm ] && [ -z "$$TMPDIR" ]; then \
-		TMPDIR="$$(mktemp -d /dev/shm/siltstone-tests-XXXXXX)" && export TMPDIR && trap 'rm -rf "$$TMPDIR"' EXIT; fi && \
+		TMPDIR="$$(mktemp -d /dev/shm/siltstone.XXXXXX)" && export TMPDIR && trap 'rm -rf "$$TMPDIR"' EXIT; fi && \
 	export PYTHONDONTWRITEBYTECODE= &&
 
 help: ## list the targets

@@ -288,6 +288,7 @@ def _output_failures(place: Place, stream: str, newest_first: list[int], tell: C
     damaged = damaged_output(place.warehouse.store, place.catalog, stream)
     if damaged is None:
         return []
+    place.confirm_store()
     first, error = damaged
     tell(f"the output of checkpoint {first} cannot be delivered: {error}")
     return [Failure(c, str(error)) for c in newest_first if c >= first]

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from siltstone.catalog.outbox import OutputRecord
 from siltstone.changelog.output import read_output
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.store.filesystem import make_durable
-from siltstone.store.open import open_store
 from siltstone.stream import Stream
 
 if TYPE_CHECKING:  # a stream's definition names its sinks, and is read where no Spark runs
     from pyspark.sql import DataFrame, SparkSession
+
+    from siltstone.catalog.outbox import OutputRecord
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def parquet_sinks(sinks: Mapping[str, object], own: Path) -> dict[str, ParquetSi
 
 def deliverers(
     spark: "SparkSession", stream: Stream, store_url: str, own: Path
-) -> dict[str, Callable[[OutputRecord], None]]:
+) -> dict[str, Callable[["OutputRecord"], None]]:
     """Name of an output -> what hands it to its sink; a Parquet sink without a path writes to `own/<operator>`."""
     sinks: dict[str, Any] = {**stream.sinks, **parquet_sinks(stream.sinks, own)}
     return {name: _deliverer(spark, store_url, getattr(sink, "deliver", sink)) for name, sink in sinks.items()}
@@ -105,8 +105,8 @@ def deliverers(
 
 def _deliverer(
     spark: "SparkSession", store_url: str, deliver: Callable[["DataFrame", int], object]
-) -> Callable[[OutputRecord], None]:
-    def give(output: OutputRecord) -> None:
+) -> Callable[["OutputRecord"], None]:
+    def give(output: "OutputRecord") -> None:
         try:
             deliver(staged_rows(spark, store_url, output), output.sink_id)
         except SiltstoneError:
@@ -121,9 +121,11 @@ def _deliverer(
     return give
 
 
-def staged_rows(spark: "SparkSession", store_url: str, output: OutputRecord) -> "DataFrame":
+def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -> "DataFrame":
     """The rows of an output, read from the store by Spark's tasks, each object verified before its first row."""
     from pyspark.sql.pandas.types import from_arrow_schema
+
+    from siltstone.store.open import open_store
 
     schema = from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
     objects = output.objects

@@ -135,7 +135,7 @@ class CheckpointPath:
     def output(self, output: str, subtask: int, attempt: str) -> str:
         """Rows that wait for a sink; `output` is an operator's name, or that and a name of its own after a dot."""
         operator, *own = output.split(".")
-        return f"{self.prefix}{_writer(operator, '.'.join(own), subtask, attempt)}{_OUTPUT}"
+        return f"{self.prefix}{_writer(operator, '.'.join(own) if own else None, subtask, attempt)}{_OUTPUT}"
 
     def snapshot(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
         """A full snapshot of one variable's live state."""
@@ -208,10 +208,10 @@ def epoch_mark(stream: str, epoch: int) -> str:
     return f"{epoch_marks(stream)}{epoch:08d}"
 
 
-def _writer(operator: str, variable: str, subtask: int, attempt: int | str) -> str:
+def _writer(operator: str, variable: str | None, subtask: int, attempt: int | str) -> str:
     """`<operator>.<variable>.<subtask>.<attempt>`; a variable may have two parts, as in `recent.bounds`, or none."""
     check_name("operator", operator)
-    parts = variable.split(".") if variable else []
+    parts = [] if variable is None else variable.split(".")
     for part in parts:
         check_name("variable", part)
     if not 0 <= subtask < 10**5 or not _ATTEMPT.fullmatch(str(attempt)):

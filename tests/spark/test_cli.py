@@ -32,7 +32,7 @@ DIGEST = r"[0-9a-f]{32}"
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 COMMANDS = ["run", "checkpoints", "show", "report", "restore", "verify", "snapshot", "delete"]
 COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "sweep", "fork", "rescale", "edit"]
-COMMANDS += ["recover", "replay", "demo", "ui"]
+COMMANDS += ["recover", "reidentify", "replay", "demo", "ui"]
 
 
 def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
@@ -87,7 +87,7 @@ def test_checkpoints() -> None:
     assert list(found) == ["stream", "forked_from", "forked_at", "checkpoints", "materialization"]
     assert [c["id"] for c in found["checkpoints"]] == [1, 2, 3, 4]
     fields = ["id", "forms", "bytes", "D", "rows", "amplification", "digest", "proven", "proof"]
-    fields += ["event_time_max", "committed_at", "edit"]
+    fields += ["event_time_max", "committed_at", "edit", "dropped"]
     assert all(list(c) == fields for c in found["checkpoints"])
     newest = found["checkpoints"][-1]
     assert set(newest["forms"]) == set(newest["D"]) == {"accounts", "daily", "places"}

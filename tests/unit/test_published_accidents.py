@@ -192,7 +192,8 @@ def test_slatedb_352_and_1622_a_stalled_writer_does_not_take_its_loss_for_damage
     newer = write(place)
     monkeypatch.setattr(running, "cores", lambda _: 2)
     settings = Settings(warehouse=str(tmp_path / "w"), materialization=MaterializationOptions(enabled=False))
-    with pytest.raises(Fenced, match="another run has taken over"), running.stream_runner(settings, STREAM, Mock()):
+    spark = Mock(sparkContext=Mock(master="local[2]"))
+    with pytest.raises(Fenced, match="another run has taken over"), running.stream_runner(settings, STREAM, spark):
         newer = new_run(place)
         raise CorruptObject("an object is missing")
     assert newer.step(rows(6))
