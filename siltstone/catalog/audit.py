@@ -11,8 +11,9 @@ last two let go at once, each may see the other still; then the object is an orp
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, insert, select
+from sqlalchemy import CompoundSelect, Connection, Select, delete, func, insert, select, union_all
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
@@ -175,12 +176,13 @@ def _shared(connection: Connection, stream: str, names: Iterable[str]) -> frozen
 
 def _referring(connection: Connection, streams: Select[tuple[str]], names: Iterable[str]) -> frozenset[str]:
     """The names that one of these streams refers to. That streams are named lets the primary key find the names."""
-    return frozenset(
-        name
-        for part in rows.parts(names)
-        for table in _REFERRING
-        for name in connection.scalars(select(table.c.name).where(table.c.stream.in_(streams), table.c.name.in_(part)))
-    )
+
+    def query(part: list[str]) -> CompoundSelect[Any]:
+        return union_all(
+            *(select(each.c.name).where(each.c.stream.in_(streams), each.c.name.in_(part)) for each in _REFERRING)
+        )
+
+    return frozenset(str(row[0]) for part in rows.parts(names) for row in connection.execute(query(part)))
 
 
 def _record(connection: Connection, stream: str, who: str, doomed: Sequence[Doomed], now: datetime) -> None:

@@ -134,6 +134,8 @@ class Outbox:
             Fenced: a newer writer has taken the stream over.
             Exception: what a sink failed with; the output stays outstanding.
         """
+        if checked and not sinks:
+            return  # nothing is staged; what an earlier run left was looked for when this one began
         outstanding = self._catalog.outputs(self._stream.name, outstanding=True)
         for output in outstanding:
             if output.name not in sinks:
