@@ -12,7 +12,7 @@ makes the checkpoint exist (promises 1 and 5). Before that transaction nothing i
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -26,18 +26,18 @@ from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
+from siltstone.lifecycle.chains import RunChains
 from siltstone.lifecycle.commit import commit_of
-from siltstone.lifecycle.costs import Gathered, cost_of, materialized_chain, statistics_of, uploads_of, written_form
+from siltstone.lifecycle.costs import Gathered, statistics_of, uploads_of
 from siltstone.lifecycle.definition import check_follows, check_run, definition_of
 from siltstone.lifecycle.epochs import begin_epoch
 from siltstone.lifecycle.outbox import Outbox
 from siltstone.lifecycle.persist import place_inline
-from siltstone.lifecycle.restore import read_manifest, schemas_of
 from siltstone.lifecycle.sweep import sweep_ended
-from siltstone.lifecycle.task import CheckpointOrder, RestorePoint, StepTask, identities
+from siltstone.lifecycle.task import CheckpointOrder, StepTask, identities
 from siltstone.model import Form, StoredObject
 from siltstone.operator import Operator
-from siltstone.policy.protocol import Decision, Policy, PolicyState, RestoreCost
+from siltstone.policy.protocol import Decision, Policy, PolicyState
 from siltstone.policy.retention import NEW_STREAM
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath
@@ -93,7 +93,6 @@ class Region:
         self.stream = stream
         self.warehouse = warehouse
         self.catalog = catalog
-        self.policy = policy
         self.options = options
         self.epoch = epoch
         self.step = 0
@@ -111,12 +110,7 @@ class Region:
         self._store = warehouse.store
         self._steps_open = 0
         self._last_checkpoint_s = time.monotonic()
-        self._first: dict[str, int] = {}
-        self._manifests: dict[int, StoredObject] = {}
-        self._materialized: dict[str, StoredObject] = {}
-        """operator -> the manifest of the materialization that its chain begins with"""
-        self._policies = {op.name: policy.start() for op in stream.operators}
-        self._decisions: dict[str, Decision] = {}
+        self._chains = RunChains(stream, catalog, policy)
         self._definition: Mapping[str, Any] | None = None
         """what the next checkpoint is the first to be made under"""
         self._dropped: tuple[str, ...] = ()
@@ -173,16 +167,8 @@ class Region:
 
     def _resume(self, latest: int) -> None:
         """Continue after checkpoint `latest`, or from nothing where it is 0."""
-        changed: set[str] = set()
         if latest:
-            name = self.stream.name
-            self._manifests = {c: self.catalog.checkpoint(name, c).manifest for c in self.catalog.chain(name, latest)}
-            manifest = read_manifest(self._store, self._manifests[latest])
-            self._policies |= {
-                op: PolicyState.from_json(saved) for op, saved in manifest.policy.items() if op in self._policies
-            }
-            self._first = {op.name: manifest.first.get(op.name, latest + 1) for op in self.stream.operators}
-            self._follow(latest, self.catalog.firsts(name, latest))
+            name, manifest = self.stream.name, self._chains.resume(self._store, latest)
             self._event_time_max = manifest.event_time_max
             self.digest = manifest.digest
             self._accepted = dict(manifest.digests)
@@ -190,35 +176,6 @@ class Region:
             rewound = (rewinding.epoch for rewinding in self.catalog.rewindings(name))
             self.oldest_epoch = max([self.completed_epoch, *rewound])
             self.completed, self.step, self.completed_step = latest, manifest.step, manifest.step
-            # A table that the last checkpoint does not know has no chain to put a delta on; and where one was dropped,
-            # those of an index would not be where the links of the next one say that they are.
-            changed = {
-                op.name
-                for op in self.stream.operators
-                if op.name not in manifest.operators or set(op.tables()) != set(schemas_of(manifest, op.name))
-            }
-        self._decide(changed)
-
-    def _decide(self, changed: Collection[str] = ()) -> None:
-        """The form of each operator's part of the next checkpoint; it fixes tracking for the whole interval."""
-        self._decisions = {name: self.policy.decide(state) for name, state in self._policies.items()}
-        for name in changed:
-            self._decisions[name] = Decision(form=Form.BASE, tracking=False, d=0, reason="its tables changed")
-
-    def _follow(self, checkpoint: int, first: Mapping[str, int]) -> None:
-        """Let chains begin where the catalog says that those of the newest checkpoint do, if that is later: there a
-        materialization has been completed."""
-        name = self.stream.name
-        moved = {op: at for op, at in first.items() if op in self._first and at > self._first[op]}
-        if not moved and self.completed:
-            return
-        self._first |= moved
-        for m in self.catalog.chain_materializations(name, checkpoint):
-            if m.manifest is not None and m.operator in self._first:
-                self._materialized[m.operator] = m.manifest
-            if m.operator in moved:
-                since = [self.catalog.checkpoint(name, c) for c in range(m.checkpoint + 1, checkpoint + 1)]
-                self._policies[m.operator] = materialized_chain(self._policies[m.operator], m, since)
 
     def input_position(self) -> InputPosition:
         """What a query needs to read on after the newest completed checkpoint."""
@@ -250,7 +207,7 @@ class Region:
         base_step, self.step = self.step, self.step + 1
         if self.completed and base_step == self.completed_step:
             # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.
-            self._follow(self.completed, self.catalog.firsts(self.stream.name, self.completed))
+            self._chains.follow()
         self._steps_open += 1
         waited = time.monotonic() - self._last_checkpoint_s
         if ends is not None:
@@ -259,10 +216,10 @@ class Region:
             self.checkpoint_due = waited >= self.options.checkpoint_s
         else:
             self.checkpoint_due = self._steps_open >= self.options.checkpoint_steps
-        return {op.name: self._task(op, base_step) for op in self.stream.operators}
+        decisions = self._chains.decisions
+        return {op.name: self._task(op, base_step, decisions[op.name]) for op in self.stream.operators}
 
-    def _task(self, operator: Operator, base_step: int) -> StepTask:
-        decision = self._decisions[operator.name]
+    def _task(self, operator: Operator, base_step: int, decision: Decision) -> StepTask:
         order = None
         if self.checkpoint_due:
             limit = decision.delta_limit_bytes
@@ -287,7 +244,7 @@ class Region:
             warehouse=self.warehouse,
             backend=self.options.backend,
             tracking=decision.tracking,
-            restore=self._restore_point(operator.name),
+            restore=self._chains.restore_point(operator.name),
             checkpoint=order,
             upload=self.options.upload,
             oldest_epoch=self.oldest_epoch,
@@ -295,14 +252,6 @@ class Region:
             staged_with=self.checkpoint if staged else None,
             hands_on=self.stream.hands_on(operator.name),
         )
-
-    def _restore_point(self, operator: str) -> RestorePoint:
-        if not self.completed:
-            return RestorePoint()
-        manifests = [m for c, m in self._manifests.items() if c >= self._first[operator]]
-        if operator in self._materialized:
-            manifests.append(self._materialized[operator])
-        return RestorePoint(self.completed, self.completed_step, tuple(manifests))
 
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
         """Take what the subtasks of one operator said of the step."""
@@ -313,7 +262,7 @@ class Region:
     @property
     def policy_states(self) -> Mapping[str, PolicyState]:
         """Operator -> what its policy remembers of its chain, as of the newest checkpoint."""
-        return dict(self._policies)
+        return self._chains.policies
 
     def check_fence(self) -> None:
         """Raises Fenced if a newer writer has taken the stream over."""
@@ -362,7 +311,7 @@ class Region:
             bytes=commit.bytes,
             seconds=time.perf_counter() - start,
             event_time_max=commit.event_time_max,
-            reasons={name: decision.reason for name, decision in self._decisions.items()},
+            reasons={name: decision.reason for name, decision in self._chains.decisions.items()},
             uploads=uploads,
         )
         self._advance(manifest, stored, first)
@@ -385,11 +334,8 @@ class Region:
 
     def _manifest(self, uploads: UploadStatistics) -> Manifest:
         received = self._gathered.last
-        forms = {name: written_form(a) for name, a in received.items()}
-        first = {name: self.checkpoint if forms[name] is Form.BASE else self._first[name] for name in received}
-        policies = {name: self._learned(name) for name in received}
-        bounds = {name: self.policy.restore_bound(state) for name, state in policies.items()}
-        chains = {name: (first[name], state) for name, state in policies.items()}
+        chains = self._chains.preview(self.checkpoint, self._gathered)
+        chain_of = {name: (chains.first[name], state) for name, state in chains.policies.items()}
         return Manifest(
             stream=self.stream.name,
             checkpoint=self.checkpoint,
@@ -400,31 +346,17 @@ class Region:
             handles=[h for a in received.values() for ack in a for h in ack.handles],
             objects=list({o.name: o for a in received.values() for ack in a for o in ack.objects}.values()),
             digests=self.digests(),
-            forms=forms,
-            d={name: decision.d for name, decision in self._decisions.items()},
-            first=first,
-            policy={name: state.to_json() for name, state in policies.items()},
+            forms=chains.forms,
+            d={name: decision.d for name, decision in self._chains.decisions.items()},
+            first=chains.first,
+            policy={name: state.to_json() for name, state in chains.policies.items()},
             event_time_max=self._gathered.event_time(self._event_time_max),
-            statistics=statistics_of(self._gathered, self.stream, bounds, uploads, chains),
+            statistics=statistics_of(self._gathered, self.stream, chains.bounds, uploads, chain_of),
         )
-
-    def _learned(self, operator: str) -> PolicyState:
-        """What the policy knows after this checkpoint of one operator."""
-        state = self._policies[operator]
-        restore_s = self._gathered.restore_s.get(operator)
-        if restore_s is not None:
-            cost = RestoreCost(base_s=state.base_s, deltas_s=state.deltas_s, restore_s=restore_s)
-            state = self.policy.observe_restore(state, cost)
-        return self.policy.observe(state, cost_of(self._gathered.last[operator]))
 
     def _advance(self, manifest: Manifest, stored: StoredObject, first: Mapping[str, int]) -> None:
         """The checkpoint exists, its chains beginning at `first`: the next interval begins."""
-        self._policies = {name: PolicyState.from_json(saved) for name, saved in manifest.policy.items()}
-        self._first = dict(manifest.first)
-        self._materialized = {op: m for op, m in self._materialized.items() if manifest.forms.get(op) is Form.DELTA}
-        self._follow(manifest.checkpoint, first)
-        oldest = min(self._first.values())
-        self._manifests = {c: m for c, m in self._manifests.items() if c >= oldest} | {manifest.checkpoint: stored}
+        self._chains.advance(manifest, stored, first)
         self._definition, self._dropped = None, ()
         self._event_time_max = manifest.event_time_max
         self.digest = manifest.digest
@@ -434,4 +366,3 @@ class Region:
         self.completed_epoch = self.oldest_epoch = self.epoch
         self._steps_open = 0
         self._last_checkpoint_s = time.monotonic()
-        self._decide()
