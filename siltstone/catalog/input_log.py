@@ -12,7 +12,6 @@ they read stays known, as entries of step 0. What a pruning removes depends on n
 at any time, beside a run too.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -23,6 +22,8 @@ from siltstone.catalog import tables as t
 from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step, StepRecord, as_utc
 from siltstone.catalog.source_entries import NO_ENTRIES, count_files, merge, without_files
 from siltstone.catalog.transactions import Transactions
+from siltstone.decoding import check_object, decoding, parse_json
+from siltstone.errors import StateError
 
 PRUNE_AT_LEAST = 100
 """so many steps are pruned at once, or none"""
@@ -193,5 +194,6 @@ def _planned_before(
 def _planned_at(offsets: str) -> datetime:
     """When Spark planned a batch, as its offset log says; long ago where it does not."""
     lines: Sequence[str] = offsets.splitlines()
-    header = json.loads(lines[1]) if len(lines) > 1 else {}
-    return as_utc(datetime.fromtimestamp(header.get("batchTimestampMs", 0) / 1000, UTC))
+    with decoding("a step of the input log in the catalog", "offsets", StateError):
+        header = check_object(parse_json(lines[1]), "the header") if len(lines) > 1 else {}
+        return as_utc(datetime.fromtimestamp(header.get("batchTimestampMs", 0) / 1000, UTC))

@@ -12,9 +12,13 @@ a later Spark, takes more bytes and nothing else.
 
 import zlib
 
+from siltstone.decoding import decoding
 from siltstone.errors import StateError
 
 _VERSION = 1
+_FREE_BYTES = 8 << 20
+_RATIO = 64
+"""text takes up to `_FREE_BYTES` in memory, and more only where it is stored in as many bytes as this goes into it"""
 _OPTIONS = (
     "sql.streaming.stateStore.providerClass",
     "sql.dropDuplicates.deterministicKeyOrder.enabled",
@@ -58,9 +62,10 @@ _DICTIONARY = (_STATISTICS + _SOURCE + _OFFSETS).encode()
 
 
 def pack(text: str) -> bytes:
-    """The text in few bytes."""
-    packer = zlib.compressobj(9, zdict=_DICTIONARY)
-    return bytes([_VERSION]) + packer.compress(text.encode()) + packer.flush()
+    """The text in few bytes; if it would be too few for `unpack` to trust them, as it is."""
+    data = text.encode()
+    packed = _deflate(data, 9)
+    return packed if len(data) < _bound(packed) else _deflate(data, 0)
 
 
 def unpack(data: bytes) -> str:
@@ -72,10 +77,20 @@ def unpack(data: bytes) -> str:
     if data[:1] != bytes([_VERSION]):
         raise StateError("packed text of the catalog is damaged, or of a newer Siltstone: upgrade siltstone")
     unpacker = zlib.decompressobj(zdict=_DICTIONARY)
-    try:
-        text = unpacker.decompress(data[1:]) + unpacker.flush()
-    except zlib.error as error:
-        raise StateError(f"packed text of the catalog is damaged ({error}): restore the catalog's backup") from None
-    if not unpacker.eof:
-        raise StateError("packed text of the catalog is cut short: restore the catalog's backup")
-    return text.decode()
+    with decoding("packed text of the catalog", "what was packed (restore the catalog's backup)", StateError):
+        text = unpacker.decompress(data[1:], _bound(data))
+        if unpacker.unconsumed_tail:
+            raise StateError("packed text of the catalog would be too large: restore the catalog's backup")
+        if not unpacker.eof:
+            raise StateError("packed text of the catalog is cut short: restore the catalog's backup")
+        return text.decode()
+
+
+def _deflate(data: bytes, level: int) -> bytes:
+    packer = zlib.compressobj(level, zdict=_DICTIONARY)
+    return bytes([_VERSION]) + packer.compress(data) + packer.flush()
+
+
+def _bound(packed: bytes) -> int:
+    """How many bytes packed text may unpack to."""
+    return _FREE_BYTES + _RATIO * len(packed)

@@ -37,6 +37,7 @@ from siltstone.state.digest import checkpoint_digest
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
+from siltstone.store.paths import below
 
 UNIT_BYTES = 64 << 20
 """stored bytes that one unit reads at most, where key groups allow; in memory they are several times that"""
@@ -178,11 +179,11 @@ def restore_unit(store: Store, task: UnitTask) -> UnitResult:
         if task.path is None:
             count += sum(rows.num_rows for rows, _ in passing)
         else:
-            count += _write_table(task.path / unit.operator, name, schemas[name], groups, passing)
+            count += _write_table(below(task.path, unit.operator), name, schemas[name], groups, passing)
         digests[name] = found[groups.start : groups.end]
     _prove(task, digests)
     if task.path is not None:
-        _write_opaque(task.path / unit.operator, state)
+        _write_opaque(below(task.path, unit.operator), state)
     return UnitResult(unit.operator, groups, digests, count)
 
 
@@ -268,7 +269,8 @@ def _part(directory: Path, name: str, groups: KeyGroupRange) -> Iterator[Path]:
         Unreachable: it cannot be written.
     """
     try:
-        (directory / name).mkdir(parents=True, exist_ok=True)
-        yield directory / name / f"part-{groups.start:05d}.parquet"
+        path = below(directory, name)
+        path.mkdir(parents=True, exist_ok=True)
+        yield below(path, f"part-{groups.start:05d}.parquet")
     except OSError as error:
         raise Unreachable(f"cannot write {directory}: {error}; check permissions and free space") from error

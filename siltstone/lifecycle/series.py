@@ -25,6 +25,7 @@ from siltstone.lifecycle.restore import MemoryState, digests_of
 from siltstone.lifecycle.verify import Failure, ProofTask, prove
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.base import Store
+from siltstone.store.paths import below
 
 NOTE = "_restored.json"
 """Spark and Arrow leave files that begin with an underscore out of what they read"""
@@ -62,7 +63,7 @@ def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
     part = SeriesPart(chain.operator, chain.key_groups.start, chain.key_groups.end, {}, {}, [])
 
     def write(checkpoint: int, state: MemoryState) -> None:
-        write_state(state, directory / str(checkpoint) / chain.operator)
+        write_state(state, below(directory, str(checkpoint), chain.operator))
         part.digests[checkpoint] = digests_of(state)
         part.rows[checkpoint] = sum(table.rows for table in state.tables.values())
 

@@ -33,8 +33,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step
-from siltstone.catalog.source_entries import is_file_log, split
+from siltstone.catalog.source_entries import decode_sources, is_file_log, path_of, split
+from siltstone.decoding import check_object, decoding, parse_json
 from siltstone.errors import StateError, UsageError
+from siltstone.store.paths import below
 
 FILE_SOURCE_COMPACT_INTERVAL = 10
 """Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session pins it"""
@@ -101,7 +103,7 @@ class SourceLog:
         return number - self._shift
 
     def _path(self, log: str, batch: int) -> Path:
-        return self.location / log / str(self.number(batch))
+        return below(self.location, log, str(self.number(batch)))
 
     def read_beginning(self, starts: Sequence[str | None]) -> Step:
         """Where the sources begin, as a step of batch `BEFORE_FIRST`; to be called while batch 0 is running.
@@ -144,9 +146,9 @@ class SourceLog:
 
     def _take(self, step: Step) -> list[str]:
         """Add a logged batch's source log entries to those known; the sources that have some."""
-        sources = json.loads(step.sources)
+        sources = decode_sources(step.sources)
         for source, texts in sources.items():
-            entries = {int(n): self._here(text) for n, text in texts.items()}
+            entries = {n: self._here(text) for n, text in texts.items()}
             # What was pruned of the log is one entry; and perhaps among the steps that were read before it, too.
             fresh = split(entries) if step.batch_id == BEFORE_FIRST else entries
             self._entries.setdefault(source, {}).update(fresh)
@@ -172,9 +174,9 @@ class SourceLog:
 
     def files_of(self, step: Step) -> list[str]:
         """The URLs of the files that a batch reads of file sources."""
-        texts = [text for entries in json.loads(step.sources).values() for text in entries.values()]
+        texts = [text for entries in decode_sources(step.sources).values() for text in entries.values()]
         lines = [line for text in texts if is_file_log(text) for line in self._here(text).splitlines()[1:]]
-        return [json.loads(line)["path"] for line in lines]
+        return [path_of(line) for line in lines]
 
     def _anywhere(self, entry: str) -> str:
         """An entry as the catalog keeps it: without the place of the warehouse."""
@@ -230,7 +232,7 @@ class SourceLog:
 
     def _write_source(self, source: str) -> None:
         """Write what is not there yet of a source's log."""
-        directory, entries = self.location / "sources" / source, self._entries[source]
+        directory, entries = below(self.location, "sources", source), self._entries[source]
         numbers = sorted(entries)
         compacted = -1
         if is_file_log(entries[numbers[-1]]):
@@ -271,7 +273,8 @@ def _one_line(offset: str) -> str:
 
 def _commit_of(offsets: str) -> str:
     """The commit that follows these offsets: the watermark goes on from where the batch had it."""
-    header = json.loads(offsets.splitlines()[1])
+    with decoding("a step of the input log in the catalog", "offsets", StateError):
+        header = check_object(parse_json(offsets.splitlines()[1]), "the header")
     return "v1\n" + json.dumps({"nextBatchWatermarkMs": header.get("batchWatermarkMs", 0)})
 
 

@@ -20,10 +20,12 @@ import xxhash
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageError
 from siltstone.model import StoredObject
 from siltstone.store.base import Unfinished
-from siltstone.store.paths import TEMPORARY, check_object_name, check_prefix
+from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix
 
 _PIECE_BYTES = 256 << 10  # what was hashed is still in the processor's cache when it is written
 _ON_THEIR_WAY_BYTES = 8 << 20
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_DESCRIPTORS = Path("/dev/fd")  # where an open file can be mapped by its descriptor
 _NOT_NEEDED = getattr(os, "POSIX_FADV_DONTNEED", 0)  # in the cache; not on every system
 _HINTS = {
     errno.ENOSPC: "free some space",
@@ -33,6 +35,7 @@ _HINTS = {
     errno.EACCES: "check the owner and permissions",
     errno.EPERM: "check the owner and permissions, and that the file system has hard links",
     errno.ENOTDIR: "a file stands where a directory is needed: remove it, or name another warehouse",
+    errno.ELOOP: "a symbolic link stands where a file should be: remove it",
     errno.EMFILE: "raise the limit on open files",
 }
 
@@ -87,6 +90,8 @@ class FileWriter:
 class FilesystemStore:
     """A `Store` under the directory `root`, made at the first write. Safe for many threads and processes.
 
+    Below `root` no symbolic link is followed, or listed: it could lead anywhere (promise 8).
+
     Durable on return: the file and each directory on its way up to `root` are fsynced. A process killed while
     it writes leaves a file under `.tmp/` and nothing else.
     """
@@ -111,14 +116,14 @@ class FilesystemStore:
     @contextmanager
     def create(self, name: str) -> Iterator[FileWriter]:
         """Write a new object piece by piece; it appears whole when the block ends, or not at all."""
-        target = self.root / check_object_name(name)
         label = self._label(name)
-        temporary = self.root / TEMPORARY / f"{os.getpid()}-{uuid.uuid4().hex}"
         with reaching(f"write {label}"):
+            target = self._path(name)
+            temporary = below(self.root, TEMPORARY, f"{os.getpid()}-{uuid.uuid4().hex}")
             if target.exists():
                 raise ObjectExists(f"{label} is already there: objects are written once")
             self._make_directories(temporary.parent)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | _NO_LINK, 0o666)
         try:
             writer = FileWriter(descriptor, label)
             yield writer
@@ -151,11 +156,15 @@ class FilesystemStore:
     def _mapped(self, name: str) -> pa.Buffer:
         label = self._label(check_object_name(name))
         try:
-            with pa.memory_map(str(self.root / name), "r") as file:
+            path = self._path(name)
+        except UsageError as error:
+            raise CorruptObject(f"{label} is not there: {error}") from None
+        try:
+            with _opened(path) as readable, pa.memory_map(readable, "r") as file:
                 return file.read_buffer()
         except OSError as error:
             with reaching(f"read {label}"):
-                if (self.root / name).is_file():
+                if path.is_file():
                     raise
                 if not self.root.is_dir():
                     raise Unreachable(f"cannot read {label}: its store is not there; mount or restore it") from error
@@ -171,14 +180,14 @@ class FilesystemStore:
         found = {}
         for name in names:
             with reaching(f"list {self._label(check_object_name(name))}"), suppress(FileNotFoundError):
-                found[name] = datetime.fromtimestamp((self.root / name).stat().st_mtime, UTC)
+                found[name] = datetime.fromtimestamp(self._path(name).stat().st_mtime, UTC)
         return found
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, and directories left empty; a name that is not there is no error."""
         for name in names:
-            target = self.root / check_object_name(name)
             with reaching(f"delete {self._label(name)}"), suppress(FileNotFoundError):
+                target = self._path(name)
                 target.unlink()
             with suppress(OSError):  # not empty, or already gone: then the rest of the way up stays too
                 for parent in target.relative_to(self.root).parents[:-1]:
@@ -189,19 +198,20 @@ class FilesystemStore:
         check_prefix(prefix)
         with reaching(f"list {self.url}"):
             try:
-                found = sorted(os.scandir(self.root / TEMPORARY), key=lambda entry: entry.name)
+                found = sorted(os.scandir(below(self.root, TEMPORARY)), key=lambda entry: entry.name)
             except FileNotFoundError:
                 return
             for entry in found:
                 with suppress(FileNotFoundError):
-                    yield Unfinished(entry.name, None, datetime.fromtimestamp(entry.stat().st_mtime, UTC))
+                    began = entry.stat(follow_symlinks=False).st_mtime
+                    yield Unfinished(entry.name, None, datetime.fromtimestamp(began, UTC))
 
     def discard(self, unfinished: Iterable[Unfinished]) -> None:
         """Remove files under `.tmp/`; a writer that still has one cannot link it any more."""
         for write in unfinished:
             token = check_object_name(write.token)
             with reaching(f"delete {TEMPORARY}/{token} in {self.url}"), suppress(FileNotFoundError):
-                (self.root / TEMPORARY / token).unlink()
+                (below(self.root, TEMPORARY) / token).unlink()
 
     def check(self, *, writable: bool) -> None:
         """The directory can be read, or written; one that is not there yet can be made by the first write."""
@@ -218,12 +228,21 @@ class FilesystemStore:
     def _label(self, name: str) -> str:
         return f"object {name} in {self.url}"
 
+    def _path(self, name: str) -> Path:
+        """Where an object lies.
+
+        Raises:
+            UsageError: it is no object name, or a symbolic link is on the way there.
+        """
+        return below(self.root, *check_object_name(name).split("/"))
+
     def _walk(self, directory: str, prefix: str) -> Iterator[tuple[str, int]]:
         """Objects below `directory` ("" or ending in a slash), skipping directories that cannot match."""
         try:
             with os.scandir(self.root / directory) as entries:
                 # A directory sorts with its slash, which puts whole names in order: "a.b" < "a/b" < "a0".
-                found = sorted((e.name + "/" * e.is_dir(), e) for e in entries if not e.name.startswith("."))
+                own = [e for e in entries if not (e.name.startswith(".") or e.is_symlink())]
+                found = sorted((e.name + "/" * e.is_dir(), e) for e in own)
         except FileNotFoundError:
             return  # nothing was ever written, or a delete emptied it meanwhile
         for part, entry in found:
@@ -272,6 +291,19 @@ class FilesystemStore:
         while directory != self.root:
             directory = directory.parent
             make_durable(directory)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[str]:
+    """A path by which the file at `path` can be opened, which is no symbolic link, even if it becomes one meanwhile."""
+    if not (_NO_LINK and _DESCRIPTORS.is_dir()):
+        yield str(path)
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _NO_LINK)
+    try:
+        yield f"{_DESCRIPTORS}/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def make_durable(path: Path) -> None:

@@ -28,11 +28,13 @@
 
 In a store that is not a local directory the object names are the same under the store's prefix. A name begins
 with stream, epoch and checkpoint, so that what an unfinished checkpoint left behind is found without listing
-everything. Names are plain ASCII and hold neither `..` nor a leading `/` or `.`, so none leads out of the
-warehouse (promise 8).
+everything. Names are plain ASCII and hold neither `..` nor a leading `/` or `.`, and paths are joined by `below`,
+which refuses symbolic links, so none leads out of the warehouse (promise 8).
 """
 
+import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -82,6 +84,32 @@ def check_prefix(prefix: str) -> str:
     if prefix:
         check_object_name(prefix.removesuffix("/"))
     return prefix
+
+
+def below(root: Path, *parts: str) -> Path:
+    """`root / parts`, which lies below `root` whatever the parts are: each is one plain name, and no link leads away.
+
+    `root` itself may be a symbolic link, or lie behind one: whoever names a root chooses it.
+
+    Raises:
+        UsageError: a part is no plain name, or is a symbolic link.
+    """
+    path, there = root, True
+    for part in parts:
+        if not part or part in (".", "..") or "/" in part or os.sep in part or "\0" in part:
+            raise UsageError(f"{part!r} cannot be a name below {root}: use one name without slashes")
+        path = path / part
+        if there:
+            try:
+                linked = stat.S_ISLNK(os.lstat(path).st_mode)
+            except (FileNotFoundError, NotADirectoryError):
+                there = False
+                continue
+            if linked:
+                raise UsageError(
+                    f"{path} is a symbolic link, and may lead out of {root}: replace it by what it points to"
+                )
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,31 +265,31 @@ class LocalLayout:
 
     def work(self, stream: str, epoch: int) -> Path:
         """What one writer epoch keeps while it runs; may vanish at any time."""
-        return self.root / "work" / check_name("stream", stream) / f"{epoch:08d}"
+        return below(self.root, "work", check_name("stream", stream), f"{epoch:08d}")
 
     def state(self, stream: str, epoch: int, operator: str, subtask: int) -> Path:
         """Working state of one subtask."""
-        return self.work(stream, epoch) / "state" / check_name("operator", operator) / f"{subtask:05d}"
+        return below(self.work(stream, epoch), "state", check_name("operator", operator), f"{subtask:05d}")
 
     def spark_log(self, stream: str, epoch: int) -> Path:
         """Spark's checkpointLocation of one epoch."""
-        return self.work(stream, epoch) / "spark"
+        return below(self.work(stream, epoch), "spark")
 
     def sink(self, stream: str) -> Path:
         """Where the stream's own sink writes."""
-        return self.root / "sink" / check_name("stream", stream)
+        return below(self.root, "sink", check_name("stream", stream))
 
     def source(self, stream: str) -> Path:
         """Where the stream's own source may keep the files it reads."""
-        return self.root / "source" / check_name("stream", stream)
+        return below(self.root, "source", check_name("stream", stream))
 
     def restored(self, stream: str, checkpoint: int) -> Path:
         """Where the state of one checkpoint is restored to, unless another place is named."""
-        return self.root / "restored" / check_name("stream", stream) / f"{checkpoint:012d}"
+        return below(self.root, "restored", check_name("stream", stream), f"{checkpoint:012d}")
 
     def restored_series(self, stream: str) -> Path:
         """Where many checkpoints are restored to, each under a label."""
-        return self.root / "restored" / check_name("stream", stream) / "series"
+        return below(self.root, "restored", check_name("stream", stream), "series")
 
     @property
     def dagster(self) -> Path:

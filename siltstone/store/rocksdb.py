@@ -40,7 +40,7 @@ from siltstone.store.key_value import (
     chunk_key,
     join_name,
 )
-from siltstone.store.paths import TEMPORARY, check_object_name
+from siltstone.store.paths import TEMPORARY, below, check_object_name
 from siltstone.store.retry import Retrying, RetryPolicy
 from siltstone.store.rocksdb_database import DATABASE, Databases, database_options, reaching, synced
 from siltstone.store.url import options_of, shown, split
@@ -99,6 +99,8 @@ class RocksDBKeyValue:
                 folder = waiting.pop()
                 with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.root / folder) as found:
                     for each in found:
+                        if each.is_symlink():
+                            continue  # it could lead anywhere
                         name = f"{folder}/{each.name}".lstrip("/")
                         if each.name == DATABASE:
                             yield folder
@@ -142,9 +144,9 @@ class RocksDBKeyValue:
 
     def delete(self, entry: str, keys: list[bytes]) -> None:
         """As `KeyValue.delete`: one synced batch, or the database of an entry left empty moved away, then removed."""
-        folder = self.root / entry
-        gone = self.root / TEMPORARY / uuid.uuid4().hex
         with reaching(f"delete from {self.databases.what(entry)}"):
+            folder = self.databases.folder(entry)
+            gone = below(self.root, TEMPORARY, uuid.uuid4().hex)
             if not (folder / DATABASE).is_dir():
                 return
             with self.databases.locked(folder, fcntl.LOCK_EX) as there:
@@ -160,18 +162,18 @@ class RocksDBKeyValue:
     def unfinished(self) -> Iterable[Unfinished]:
         """As `KeyValue.unfinished`; of unknown name are databases half removed."""
         with reaching(f"list {self.label}"), suppress(FileNotFoundError):
-            for found in sorted(os.scandir(self.root / TEMPORARY), key=lambda each: each.name):
+            for found in sorted(os.scandir(below(self.root, TEMPORARY)), key=lambda each: each.name):
                 with suppress(FileNotFoundError):
-                    began = datetime.fromtimestamp(found.stat().st_mtime, UTC)
+                    began = datetime.fromtimestamp(found.stat(follow_symlinks=False).st_mtime, UTC)
                     name = None
                     with suppress(FileNotFoundError):
-                        name = Path(found.path, _NAME).read_text() or None
+                        name = below(Path(found.path), _NAME).read_text() or None
                     yield Unfinished(found.name, name, began)
 
     def discard(self, unfinished: Unfinished) -> None:
         """As `KeyValue.discard`: a writer whose files are gone cannot hand them over."""
         with reaching(f"discard a write in {self.label}"), suppress(FileNotFoundError):
-            shutil.rmtree(self.root / TEMPORARY / check_object_name(unfinished.token))
+            shutil.rmtree(below(self.root, TEMPORARY, check_object_name(unfinished.token)))
 
     def check(self, *, writable: bool) -> None:
         """As `Store.check`: a directory that is not there yet is made by the first write.
@@ -243,7 +245,7 @@ class _StagedInFiles:
 
     def __init__(self, driver: RocksDBKeyValue, entry: str, key: bytes, write_id: bytes) -> None:
         self._driver, self._entry, self._key = driver, entry, key
-        self._folder = driver.root / TEMPORARY / write_id.hex()
+        self._folder = below(driver.root, TEMPORARY, write_id.hex())
         self._name = join_name(entry, key)
         self._what = f"write {driver.databases.what(entry, key)}"
         with reaching(self._what):

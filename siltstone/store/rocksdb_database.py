@@ -13,6 +13,7 @@ from siltstone.errors import CorruptObject, SiltstoneError, Unreachable
 from siltstone.store.filesystem import make_durable
 from siltstone.store.filesystem import reaching as reaching_files
 from siltstone.store.key_value import join_name
+from siltstone.store.paths import below
 
 DATABASE = ".db"
 
@@ -93,10 +94,20 @@ class Databases:
             return f"object {join_name(entry, key)} in {self.label}"
         return f"entry {entry!r} of {self.label}"
 
+    def folder(self, entry: str) -> Path:
+        """The directory of an entry, which holds its database.
+
+        Raises:
+            UsageError: a symbolic link is on the way there, or in the place of the database.
+        """
+        folder = below(self.root, *(entry.split("/") if entry else ()))
+        below(folder, DATABASE)
+        return folder
+
     @contextmanager
     def reading(self, entry: str, key: bytes = b"") -> Iterator[Any]:
         """An entry's database for reading, None where there is none; it is not written meanwhile."""
-        folder = self.root / entry
+        folder = self.folder(entry)
         path = folder / DATABASE
         with reaching(f"read {self.what(entry, key)}"), self.locked(folder, fcntl.LOCK_SH) as there:
             if not there or not (path / "CURRENT").exists():  # to open one that is not there would make its directory
@@ -111,7 +122,7 @@ class Databases:
     @contextmanager
     def writing(self, entry: str, key: bytes = b"") -> Iterator[Any]:
         """An entry's database for writing, made where there is none, by nobody else meanwhile."""
-        folder = self.root / entry
+        folder = self.folder(entry)
         with reaching(f"write {self.what(entry, key)}"):
             while True:
                 # A delete removed a directory left empty meanwhile, before or after mkdir saw it: make it again.

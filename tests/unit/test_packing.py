@@ -1,5 +1,8 @@
 """Text of the catalog in few bytes."""
 
+import tracemalloc
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,3 +35,28 @@ def test_a_step_of_spark_takes_few_bytes() -> None:
 def test_damage_is_an_error_of_ours(damage: bytes) -> None:
     with pytest.raises(StateError, match="packed text of the catalog"):
         unpack(damage)
+
+
+def test_a_megabyte_does_not_become_a_gigabyte() -> None:
+    """Issue 11, item 3: text that unpacks to far more than it is stored in is refused before it takes memory."""
+    packer = zlib.compressobj(9, zdict=_DICTIONARY)
+    crafted = b"\x01" + b"".join(packer.compress(b"a" * (1 << 20)) for _ in range(1024)) + packer.flush()
+    assert len(crafted) < 2 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(StateError, match="too large"):
+            unpack(crafted)
+        assert tracemalloc.get_traced_memory()[1] < 256 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_text_that_packs_too_well_is_still_read() -> None:
+    text = "a" * (100 << 20)
+    assert unpack(pack(text)) == text
+
+
+def test_text_that_is_no_utf_8_is_an_error_of_ours() -> None:
+    packer = zlib.compressobj(9, zdict=_DICTIONARY)
+    with pytest.raises(StateError, match="packed text of the catalog"):
+        unpack(b"\x01" + packer.compress(b"\xff\xfe") + packer.flush())
