@@ -1,13 +1,17 @@
 """Full snapshots: the live state, row by row as the stream has it, kept to compare a restore against.
 
-A snapshot is read from the working state itself and not from the changelog, so it is an independent witness.
+A snapshot is read from the working state itself and not from the changelog, so it is an independent witness. It is one
+only if that working state is the checkpoint's. A machine may hold another attempt at the same step, whose
+acknowledgement was lost, so the number of the step is not enough: the digests of the working state must be those that
+the checkpoint accepted. They are kept up to date change by change, apart from the rows that the snapshot copies.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -16,7 +20,8 @@ from siltstone.catalog.place import Place
 from siltstone.changelog.base import write_base
 from siltstone.errors import NoLiveState
 from siltstone.lifecycle.export import opaque_rows
-from siltstone.lifecycle.restore import opaque_of, schemas_of
+from siltstone.lifecycle.restore import digests_of, opaque_of, schemas_of
+from siltstone.lifecycle.task import identity
 from siltstone.lifecycle.working_state import LOCK_WAIT_S, locked
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.state.backends import backend
@@ -61,7 +66,8 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
     """Write the live tables of one subtask, a Parquet object each.
 
     Raises:
-        NoLiveState: this machine has no working state at exactly that checkpoint, or a step is at work on it.
+        NoLiveState: this machine has no working state at exactly that checkpoint, the state it has is another
+            attempt's, or a step is at work on it.
     """
     manifest, name = task.manifest, task.operator
     directory = task.warehouse.local.state(manifest.stream, manifest.epoch, name, task.subtask)
@@ -74,6 +80,9 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
         try:
             if state.version != manifest.step:
                 raise _elsewhere(task)
+            digests = digests_of(state)
+            if identity(name, digests) != _accepted(task, digests):
+                raise _not_accepted(task)
             objects, rows = [], 0
             names = CheckpointPath(manifest.stream, manifest.epoch, manifest.checkpoint)
             for table_name, table in state.tables.items():
@@ -115,6 +124,22 @@ def _locked(directory: Path) -> Iterator[None]:
         except TimeoutError as error:
             raise NoLiveState(str(error)) from None
         yield
+
+
+def _accepted(task: SnapshotTask, names: Collection[str]) -> str:
+    """The identity that the checkpoint's attempt at these tables and opaque variables of the subtask had."""
+    manifest, groups = task.manifest, task.groups
+    recorded, nothing = manifest.digests[task.operator], np.zeros(manifest.max_parallelism, np.uint64)
+    return identity(task.operator, {n: recorded.get(n, nothing)[groups.start : groups.end] for n in names})
+
+
+def _not_accepted(task: SnapshotTask) -> NoLiveState:
+    manifest = task.manifest
+    return NoLiveState(
+        f"the live state of {manifest.stream}/{task.operator} subtask {task.subtask} on this machine is not the one "
+        f"that checkpoint {manifest.checkpoint} accepted, but another attempt at its last step: take the snapshot on "
+        "the machine whose attempt counted, or run the stream here first, which replaces it"
+    )
 
 
 def _elsewhere(task: SnapshotTask) -> NoLiveState:

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
-from siltstone.errors import StateError
+from siltstone.errors import NoLiveState, StateError
+from siltstone.lifecycle.comparison import compare, compare_tasks
+from siltstone.lifecycle.export import unit_tasks
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
+from siltstone.lifecycle.restore import chain_manifests, read_manifest, read_manifests
+from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.task import StepTask
+from siltstone.store.open import Warehouse
 from siltstone.store.paths import LocalLayout
 from tests.proofs import failures
 from tests.region_run import RegionRun, run_tasks, shuffled
@@ -41,12 +46,17 @@ class Hosts:
         self.restored_bytes = 0
         self.attempts = 0
 
+    def on(self, host: str) -> Warehouse:
+        """The warehouse with the working state of one host."""
+        warehouse = self.place.warehouse
+        return replace(warehouse, local=LocalLayout(warehouse.local.root / "hosts" / host))
+
     def attempt(self, host: str, task: StepTask, n: int) -> list:
         """Run the task on one host, with rows that add `n`; another `n` stands for code that is not deterministic."""
-        warehouse = self.place.warehouse
-        there = replace(warehouse, local=LocalLayout(warehouse.local.root / "hosts" / host))
         self.attempts += 1
-        return list(run_tasks(replace(task, warehouse=there), shuffled(task, added(n)), f"try{self.attempts}")[1])
+        return list(
+            run_tasks(replace(task, warehouse=self.on(host)), shuffled(task, added(n)), f"try{self.attempts}")[1]
+        )
 
     def step(self, *attempts: tuple[str, int], ends: bool | None = None) -> Completed | None:
         """One step: of its attempts, each a host and what it adds, only the last one's acknowledgements arrive."""
@@ -114,6 +124,24 @@ def test_the_next_run_on_the_host_of_a_lost_attempt_restores(place: Place, tmp_p
     completed = hosts.step(("a", 2))
     assert completed and completed.digest == undisturbed(tmp_path / "steady", [1, 2])
     assert hosts.restored_bytes and not failures(place, NAME)
+
+
+def test_a_snapshot_is_of_the_attempt_that_was_accepted_and_of_no_other(place: Place) -> None:
+    """Host a has the step's number, and what it came to does not count: a witness from there would accuse a restore."""
+    hosts = Hosts(place)
+    hosts.step(("a", 1), ("b", 1))
+    hosts.step(("a", 20), ("b", 2))
+    manifest = read_manifest(place.warehouse.store, place.catalog.latest(NAME).manifest)
+    for task in snapshot_tasks(hosts.on("a"), manifest, "heap", "s1"):
+        with pytest.raises(NoLiveState, match="is not the one that checkpoint 2 accepted"):
+            take_snapshot(task)
+    assert not any("snapshot" in name for name, _ in place.warehouse.store.list(""))
+    parts = [take_snapshot(task) for task in snapshot_tasks(hosts.on("b"), manifest, "heap", "s1")]
+    objects = [stored for part in parts for stored in part.objects]
+    manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, NAME, 2))
+    tasks, _ = unit_tasks(manifests, 2, 1, None)
+    compared = [table for task in compare_tasks(tasks, objects) for table in compare(place.warehouse.store, task)]
+    assert compared and all(table.same for table in compared)
 
 
 attempts = st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3)), min_size=1, max_size=3)
