@@ -60,16 +60,21 @@ class Background:
         self._housekeeper = Housekeeper(place, stream, epoch, options.retention)
         self._thread = threading.Thread(target=self._work, name=f"siltstone-materialize-{stream}", daemon=True)
         self._woken, self._ending, self._abandoned = threading.Event(), threading.Event(), threading.Event()
-        self._completed = 0
+        self._completed: tuple[int, int | None] = (0, None)
+        """how many checkpoints, and what steps restore from since the newest"""
         self._said = ""
 
     def start(self) -> None:
         """Begin to look."""
         self._thread.start()
 
-    def completed(self) -> None:
-        """The run has completed a checkpoint, and no step is under way."""
-        self._completed += 1
+    def completed(self, restores_from: int) -> None:
+        """The run has completed a checkpoint, and no step is under way.
+
+        Args:
+            restores_from: the checkpoint from which on the steps to come may restore (`Completed.restores_from`).
+        """
+        self._completed = (self._completed[0] + 1, restores_from)
         self._woken.set()
 
     def finish(self, wait_s: float = 10.0) -> None:
@@ -117,7 +122,7 @@ class Background:
         """Sweep and apply retention; False where that failed."""
         ended = self._ending.is_set() and not self._abandoned.is_set()
         try:
-            self._housekeeper.work(self._completed, ended=ended)
+            self._housekeeper.work(*self._completed, ended=ended)
         except Fenced as error:  # the run learns of it at its next commit
             _LOG.info("%s: nothing is deleted any more: %s", self._stream, error)
             return False

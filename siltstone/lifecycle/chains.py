@@ -63,6 +63,11 @@ class RunChains:
         """Operator -> what its policy remembers of its chain, as of the newest checkpoint."""
         return dict(self._policies)
 
+    @property
+    def oldest(self) -> int:
+        """The earliest checkpoint that a restore of the newest one reads; 0 before the first."""
+        return min(self._first.values(), default=0)
+
     def resume(self, store: Store, latest: int) -> Manifest:
         """Continue the chains that end with checkpoint `latest`.
 
@@ -141,8 +146,8 @@ class RunChains:
         self._materialized = {op: m for op, m in self._materialized.items() if manifest.forms.get(op) is Form.DELTA}
         if moved := self._move(first):
             self._note_materialized(moved)
-        oldest = min(self._first.values())
-        self._manifests = {c: m for c, m in self._manifests.items() if c >= oldest} | {manifest.checkpoint: stored}
+        self._manifests = {c: m for c, m in self._manifests.items() if c >= self.oldest}
+        self._manifests[manifest.checkpoint] = stored
         self.decide()
 
     def _learned(self, operator: str, gathered: Gathered) -> PolicyState:

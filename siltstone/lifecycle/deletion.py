@@ -59,6 +59,7 @@ def delete_checkpoints(
     spare_leased: bool = False,
     limit: int | None = None,
     input_log: timedelta | None = None,
+    restores_from: int | None = None,
 ) -> DeletionResult:
     """Delete checkpoints of a stream, and complete what earlier deletions left. Those gone already are no error.
 
@@ -74,6 +75,8 @@ def delete_checkpoints(
         limit: how many checkpoints go now, at most; the others wait, marked, for the next deletion.
         input_log: also prune the input log of what no checkpoint that is left can be replayed with, except steps of
             this length of time; None leaves the log as it is.
+        restores_from: the checkpoint from which on a step of a run at work may restore: the run that deletes passes
+            it. A chain may have been materialized since the step began, so the catalog does not tell.
 
     Raises:
         UnknownStream: no such stream has run here.
@@ -89,7 +92,7 @@ def delete_checkpoints(
     catalog.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
     check_catalog(place, stream)
     spared = catalog.mark_deleted(stream, epoch, ids, spare_leased=spare_leased)
-    plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream), limit)
+    plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream), limit, restores_from)
     doomed: list[Doomed] = []
     goes = plan.goes[:limit]
     if goes or objects:
@@ -116,14 +119,23 @@ def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[D
 
 
 def _plan(
-    catalog: Catalog, stream: str, ids: Collection[int], leases: Sequence[LeaseRecord], limit: int | None = None
+    catalog: Catalog,
+    stream: str,
+    ids: Collection[int],
+    leases: Sequence[LeaseRecord],
+    limit: int | None = None,
+    restores_from: int | None = None,
 ) -> tuple[DeletionPlan, list[ObjectRecord]]:
     def leased(checkpoint: int) -> bool:
         return any(lease.covers(checkpoint) for lease in leases)
 
     retained, wanted = catalog.retained(stream), set(ids)
     marked = {checkpoint.id for checkpoint in retained if checkpoint.deleted or checkpoint.id in wanted}
-    plan = plan_deletion({c.id: c.first for c in retained if c.id not in marked}, marked, leased)
+    first = {checkpoint.id: checkpoint.first for checkpoint in retained if checkpoint.id not in marked}
+    if restores_from is not None and first:
+        newest = max(first)
+        first[newest] = min(first[newest], restores_from)
+    plan = plan_deletion(first, marked, leased)
     unread = [checkpoint for checkpoint in plan.waits if not leased(checkpoint)]
     objects = catalog.objects(stream, plan.goes[:limit])
     objects += [stored for stored in catalog.objects(stream, unread) if _is_read_by_none_other(stored)]

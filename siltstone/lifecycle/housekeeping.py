@@ -4,6 +4,9 @@ What no rule keeps is marked as checkpoints complete, and deleted by the same st
 (`lifecycle.deletion`), guarded by the run's writer epoch. To tell what goes, all that is retained is looked at; so that
 this takes the same work per checkpoint however much is retained, it happens once a twentieth as many checkpoints are
 new. Until then that twentieth is kept, too.
+
+A step that is under way may restore from a chain that has been materialized since it began, by this run or by another
+process. So the run says what its steps restore from, and that stays, whatever the catalog says by now.
 """
 
 import logging
@@ -33,15 +36,14 @@ class Housekeeper:
         self._swept = False
         self._look_from = 1
         """look once the run has completed so many checkpoints"""
-        self._materializations: frozenset[str] = frozenset()
-        """those that chains began with at the last look"""
         self._told = False
 
-    def work(self, completed: int, *, ended: bool = False) -> None:
+    def work(self, completed: int, restores_from: int | None = None, *, ended: bool = False) -> None:
         """Do what is to be done now.
 
         Args:
             completed: how many checkpoints the run has completed.
+            restores_from: the checkpoint from which on its steps may restore (`Completed.restores_from`).
             ended: no further step will begin.
 
         Raises:
@@ -59,24 +61,17 @@ class Housekeeper:
                     found.deleted,
                     found.bytes,
                 )
-        self._note_materializations(completed)
         if completed and (ended or completed >= self._look_from):
-            self._apply_retention(completed)
+            self._apply_retention(completed, None if ended else restores_from)
 
-    def _note_materializations(self, completed: int) -> None:
-        catalog, stream = self._place.catalog, self._stream
-        begun = frozenset(m.id for m in catalog.chain_materializations(stream, catalog.last_id(stream)))
-        if begun - self._materializations:
-            # A step that has begun already may restore from what its chain began with before: wait for its checkpoint.
-            self._look_from = completed + 1
-        self._materializations = begun
-
-    def _apply_retention(self, completed: int) -> None:
+    def _apply_retention(self, completed: int, restores_from: int | None) -> None:
         stream = self._stream
         rules = retention_in_force(self._place.catalog.stream(stream).retention, self._given)
         if not rules.rules:
             return
-        done = truncate(self._place, stream, self._given, epoch=self._epoch, limit=_AT_ONCE)
+        done = truncate(
+            self._place, stream, self._given, epoch=self._epoch, limit=_AT_ONCE, restores_from=restores_from
+        )
         retained = len(done.kept) + len(done.waiting) + len(done.leased)
         self._look_from = completed if done.left else completed + max(1, retained // _PART)
         if done.deleted:

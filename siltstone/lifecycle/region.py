@@ -82,6 +82,8 @@ class Completed:
     event_time_max: datetime | None
     reasons: Mapping[str, str]
     uploads: UploadStatistics
+    restores_from: int
+    """the steps of the next checkpoint restore from this checkpoint's objects or later ones, and from no earlier"""
 
 
 class Region:
@@ -301,7 +303,9 @@ class Region:
             repeats=self.outbox.repeats(self.checkpoint),
         )
         first = self.catalog.commit(self.stream.name, self.epoch, commit)
-        completed = Completed(
+        reasons = {name: decision.reason for name, decision in self._chains.decisions.items()}
+        self._advance(manifest, stored, first)
+        return Completed(
             id=commit.id,
             digest=commit.digest,
             forms=commit.forms,
@@ -311,11 +315,10 @@ class Region:
             bytes=commit.bytes,
             seconds=time.perf_counter() - start,
             event_time_max=commit.event_time_max,
-            reasons={name: decision.reason for name, decision in self._chains.decisions.items()},
+            reasons=reasons,
             uploads=uploads,
+            restores_from=self._chains.oldest,
         )
-        self._advance(manifest, stored, first)
-        return completed
 
     def close(self, outcome: str) -> None:
         """Note in the catalog how the run ended, and delete what it left of a checkpoint that did not complete."""

@@ -61,6 +61,7 @@ def truncate(
     dry_run: bool = False,
     epoch: int | None = None,
     limit: int | None = None,
+    restores_from: int | None = None,
 ) -> Truncation:
     """Delete the checkpoints that retention subsumes, and complete what earlier deletions left.
 
@@ -71,6 +72,7 @@ def truncate(
         dry_run: only say what would be done; nothing is changed.
         epoch: the run that does it, which deletes nothing once it is fenced; None for whoever is no run.
         limit: how many checkpoints are marked, and how many go, at most.
+        restores_from: what the steps of that run may restore from (`delete_checkpoints`).
 
     Raises:
         UnknownStream: no such stream has run here.
@@ -105,6 +107,7 @@ def truncate(
             spare_leased=True,
             limit=limit,
             input_log=keep,
+            restores_from=restores_from,
         )
         done = replace(done, left=done.left + len(plan.subsumed) - len(going))
     kept = tuple(Kept(id, reasons) for id, reasons in plan.kept.items())
@@ -129,7 +132,11 @@ def describe_retention(catalog: Catalog, stream: str, given: RetentionOptions) -
 
 
 def _waiting(marked: Iterable[int], first: Mapping[int, int]) -> tuple[Waiting, ...]:
-    """What each waits for, given where the chains of those that are kept begin: none before that of an earlier one."""
+    """What each waits for, given where the chains of those that are kept begin: none before that of an earlier one.
+
+    One that no chain needs waits for a step of the run, which restores the newest.
+    """
     kept = sorted(first)
     begins = [first[id] for id in kept]
-    return tuple(Waiting(id, kept[bisect_right(begins, id) - 1]) for id in marked)
+    needed_by = ((id, kept[bisect_right(begins, id) - 1]) for id in marked)
+    return tuple(Waiting(id, by if by > id else kept[-1]) for id, by in needed_by)

@@ -265,8 +265,9 @@ def test_the_thread_looks_after_a_checkpoint_and_ends_with_the_run(place: Place,
     worker = background(place)
     worker.start()
     clock.move(seconds=100)
-    run.step(next(rows))
-    worker.completed()
+    done = run.step(next(rows))
+    assert done is not None
+    worker.completed(done.restores_from)
     until(lambda: {f.since for f in chain_facts(place.catalog, NAME)} == {clock.time})
     assert min(place.catalog.firsts(NAME, 5).values()) >= 4
     run.step(next(rows))
@@ -337,8 +338,9 @@ def test_retention_is_applied_after_a_success_once_no_step_needs_the_old_chain(p
     assert worker.look() and worker.look()
     assert [c.id for c in place.catalog.checkpoints(NAME)] == [1, 2, 3, 4]
     # A step that begins now may have been told of the old chain; when it has completed a checkpoint, none is.
-    run.step(next(rows))
-    worker.completed()
+    done = run.step(next(rows))
+    assert done is not None
+    worker.completed(done.restores_from)
     assert worker.look()
     assert [c.id for c in place.catalog.checkpoints(NAME, marked=True)] == [4, 5]
     outputs = {o.name for output in place.catalog.outputs(NAME) for o in output.objects}

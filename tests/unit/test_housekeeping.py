@@ -1,13 +1,16 @@
 """What a run deletes by itself: what no rule keeps, as checkpoints complete, and what its killed runs left."""
 
 import logging
+import shutil
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, Unreachable
 from siltstone.lifecycle.background import Background, BackgroundOptions
 from siltstone.lifecycle.deletion import SUBSUMED
@@ -21,7 +24,7 @@ from siltstone.store.paths import CheckpointPath, stream_prefix
 from tests.clock import Clock
 from tests.places import place_at
 from tests.proofs import failures
-from tests.region_run import RegionRun
+from tests.region_run import RegionRun, run_tasks, shuffled
 from tests.sums import NAME, STREAM, rows
 
 pytestmark = pytest.mark.slow
@@ -46,6 +49,13 @@ def in_order(function, tasks):
     return [function(task) for task in tasks]
 
 
+def step(run: RegionRun, n: int) -> int:
+    """One step and its checkpoint: from where on the next step may restore."""
+    done = run.step(rows(n))
+    assert done is not None
+    return done.restores_from
+
+
 def checkpoints(place: Place) -> list[int]:
     return [c.id for c in place.catalog.checkpoints(NAME)]
 
@@ -65,8 +75,7 @@ def test_a_checkpoint_per_second_leaves_the_store_bounded_whatever_materializati
     most, objects = 0, []
     for n in range(1, 181):
         clock.move(seconds=1)
-        run.step(rows(n))
-        keeper.work(n)
+        keeper.work(n, step(run, n))
         if n > 60:
             most = max(most, len(place.catalog.retained(NAME)))
             objects.append(stored(place))
@@ -85,8 +94,7 @@ def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization
     most = 0
     for n in range(1, 141):
         clock.move(seconds=1)
-        run.step(rows(n))
-        background.completed()
+        background.completed(step(run, n))
         assert background.look()
         most = max(most, len(place.catalog.retained(NAME)))
     assert most <= 2 * 30 + 10 + 5
@@ -99,8 +107,7 @@ def test_the_default_keeps_the_newest_and_hours_and_days(place: Place, clock: Cl
     keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
     for n in range(1, 241):
         clock.move(minutes=30)
-        run.step(rows(n))
-        keeper.work(n, ended=n == 240)
+        keeper.work(n, step(run, n), ended=n == 240)
     *_, newest = records = place.catalog.checkpoints(NAME)
     assert {r.id for r in records} >= set(range(141, 241))
     assert len({r.committed_at.strftime("%d%H") for r in records}) >= 48
@@ -115,12 +122,10 @@ def test_a_stream_of_before_keeps_everything_until_it_is_told(place: Place) -> N
     place.catalog.set_retention(NAME, None)
     keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
     for n in range(1, 120):
-        run.step(rows(n))
-        keeper.work(n)
+        keeper.work(n, step(run, n))
     assert len(checkpoints(place)) == 119
     place.catalog.set_retention(NAME, {"keep_last": 3})
-    run.step(rows(120))
-    keeper.work(120)
+    keeper.work(120, step(run, 120))
     assert checkpoints(place) == [118, 119, 120]
 
 
@@ -129,8 +134,7 @@ def test_it_is_told_once_where_people_see_it_and_recorded(place: Place, caplog: 
     keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=2))
     caplog.set_level(logging.INFO)
     for n in range(1, 6):
-        run.step(rows(n))
-        keeper.work(n)
+        keeper.work(n, step(run, n))
     told = [(r.levelname, r.getMessage()) for r in caplog.records if "retention" in r.getMessage()]
     assert [level for level, _ in told] == ["WARNING", "INFO", "INFO"]
     assert told[0][1].startswith(f"{NAME}: retention (keep_last 2) deleted checkpoints 1 to 1, ")
@@ -157,17 +161,41 @@ def test_a_step_that_has_begun_finds_the_chain_it_was_told_of(place: Place) -> N
     run = RegionRun(place, STREAM, NEVER)
     keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=1))
     for n in range(1, 5):
-        run.step(rows(n))
-        keeper.work(n)
+        keeper.work(n, told := step(run, n))
     (operator,) = STREAM.operators
     materialize(place, NAME, operator.name, 4, id="0" * 32, parallelism=1, run=in_order)
     before = stored(place)
-    keeper.work(4, ended=False)
+    keeper.work(4, told, ended=False)
     assert stored(place) == before, "a step that began before may restore from it"
-    run.step(rows(5))
-    keeper.work(5)
+    keeper.work(5, step(run, 5))
     assert [c.id for c in place.catalog.retained(NAME)] == [4, 5]
     assert not failures(place, NAME)
+
+
+@pytest.mark.parametrize("call", ["retained", "savepoints", "mark_deleted", "live_leases"])
+def test_a_materialization_that_completes_while_retention_decides_takes_nothing_from_a_step(
+    place: Place, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It comes between any two calls of the catalog, and the step under way has lost its working state."""
+    run = RegionRun(place, STREAM, NEVER)
+    keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=1))
+    (operator,) = STREAM.operators
+    for n in range(1, 3):
+        keeper.work(n, step(run, n))
+    told = step(run, 3)
+    task = run.region.begin_step()[operator.name]
+    called = getattr(Catalog, call)
+
+    def materialize_first(catalog: Catalog, *args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Catalog, call, called)
+        materialize(place, NAME, operator.name, 3, id="0" * 32, parallelism=1, run=in_order)
+        return called(catalog, *args, **options)
+
+    monkeypatch.setattr(Catalog, call, materialize_first)
+    keeper.work(3, told)
+    assert place.catalog.firsts(NAME, 3) == {operator.name: 3}, "it came meanwhile"
+    shutil.rmtree(place.warehouse.local.work(NAME, run.region.epoch))
+    assert sum(a.restored_bytes for a in run_tasks(task, shuffled(task, rows(4)), "again")[1])
 
 
 def test_what_killed_runs_left_is_swept_by_the_next(place: Place) -> None:
@@ -214,8 +242,7 @@ def test_a_store_that_fails_does_not_fail_the_stream_and_the_deletion_is_complet
         raise Unreachable("cannot reach the store: the test says so")
 
     for n in range(1, 4):
-        run.step(rows(n))
-        background.completed()
+        background.completed(step(run, n))
         with monkeypatch.context() as patch:
             patch.setattr(FilesystemStore, "delete", away)
             assert background.look() == (n == 1), "of which nothing goes yet"

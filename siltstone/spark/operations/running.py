@@ -179,7 +179,7 @@ def _running(
     background = _background(settings, place, spark, region)
 
     def completed(checkpoint: Completed) -> None:
-        background.completed()
+        background.completed(checkpoint.restores_from)
         on_checkpoint(checkpoint)
 
     outcome = "failed"
