@@ -25,7 +25,8 @@ from tests.fault.commands import COMMANDS, chosen
 from tests.fault.disk import small_disk
 from tests.fault.life import KILLS, Hurt, Life
 from tests.fault.reference import flights, small
-from tests.fault.rounds import SHAPES, Round, Rounds
+from tests.fault.rounds import Round, Rounds
+from tests.fault.shapes import SHAPES, WEIGHTS, play
 from tests.fault.warehouses import WAREHOUSES
 
 COLUMNS = ("kills", "zombies", "faults", "rounds", "violations")
@@ -42,6 +43,7 @@ class Campaign:
         kinds: of processes, among `COMMANDS`.
         stores: of `WAREHOUSES`, used in turn.
         spark_kills: how many of the kills are of processes with Spark.
+        shapes: how processes without are hurt, among `SHAPES`.
         tell: called with a line for people and the violations, as they come.
     """
 
@@ -50,6 +52,7 @@ class Campaign:
     kinds: Sequence[str] = tuple(COMMANDS)
     stores: Sequence[str] = ("filesystem",)
     spark_kills: int = 0
+    shapes: Sequence[str] = tuple(SHAPES)
     tell: Callable[[str, list[str]], None] = lambda line, violations: None
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
@@ -108,7 +111,8 @@ class Campaign:
                 if known.left < 2:
                     break
                 start = time.monotonic()
-                played = rounds.play(chance.choice(SHAPES), chosen(chance, self.kinds, known))
+                (shape,) = chance.choices(self.shapes, [WEIGHTS[shape] for shape in self.shapes])
+                played = play(rounds, shape, chosen(chance, self.kinds, known))
                 self._record(played, time.monotonic() - start, known.newest)
             if not self.broken:
                 self._told(f"    a warehouse on {store} at its end: settled", rounds.finish())
@@ -176,10 +180,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="Repeat the choices of another campaign. [at random]")
     parser.add_argument("--process-kinds", default="all", help=f"all, or some of {','.join(COMMANDS)}")
     parser.add_argument("--warehouse-kind", choices=[*WAREHOUSES, "all"], default="filesystem")
+    parser.add_argument("--shapes", default="all", help=f"How forked processes are hurt: all, or {','.join(SHAPES)}")
     given = parser.parse_args()
     kinds = list(COMMANDS) if given.process_kinds == "all" else given.process_kinds.split(",")
     if unknown := [kind for kind in kinds if kind not in COMMANDS]:
         parser.error(f"no process kind {unknown[0]}: there are {', '.join(COMMANDS)}")
+    shapes = list(SHAPES) if given.shapes == "all" else given.shapes.split(",")
+    if unknown := [shape for shape in shapes if shape not in SHAPES]:
+        parser.error(f"no shape {unknown[0]}: there are {', '.join(SHAPES)}")
     seed = given.seed if given.seed is not None else int.from_bytes(os.urandom(3))
     spark_kills = given.kills // SPARK_EVERY if given.spark_kills is None else min(given.spark_kills, given.kills)
     console = Console(width=160)
@@ -192,7 +200,7 @@ def main() -> int:
             console.print(f"    VIOLATION: {violation}", style="red", markup=False, soft_wrap=True)
 
     stores = list(WAREHOUSES) if given.warehouse_kind == "all" else [given.warehouse_kind]
-    campaign = Campaign(seed, given.kills, kinds, stores, spark_kills, tell)
+    campaign = Campaign(seed, given.kills, kinds, stores, spark_kills, shapes, tell)
     campaign.run()
     console.print(campaign.table())
     seconds, broken = time.monotonic() - start, campaign.broken

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import jvm
-from tests.fault import series, small_stream
+from tests.fault import journaled_stream, series
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SILTSTONE_FAULT_RUN"
@@ -64,7 +64,7 @@ class Run:
             MARK: self.mark,
             **jvm.environment(),
             "PYTHONPATH": str(ROOT),
-            "SILTSTONE_STREAMS": json.dumps(["streams", small_stream.__name__]),
+            "SILTSTONE_STREAMS": json.dumps(["streams", journaled_stream.__name__]),
             "SILTSTONE_MASTER": master,
             "SILTSTONE_SPARK": json.dumps(SPARK),
         }

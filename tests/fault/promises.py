@@ -3,19 +3,19 @@
 Each check tells what is broken in lines; none is good. Nothing is changed.
 """
 
+import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from siltstone.catalog.place import Place
-from siltstone.catalog.records import RetainedCheckpoint, StepRecord, StreamRecord
+from siltstone.catalog.records import InputPosition, RetainedCheckpoint, StepRecord, StreamRecord
 from siltstone.policy.orphans import AGE_GUARD, DELETES, judge
 from siltstone.store.paths import stream_prefix
+from tests.fault.deliveries import Memory, Sinks, birth_of
 from tests.fault.reference import Reference
 from tests.proofs import failures
 
@@ -29,41 +29,49 @@ def broken(
     *,
     unpublished: Collection[str] = (),
     proven: bool = True,
-    before: set[object] | None = None,
+    memory: Memory | None = None,
+    sinks: Path | None = None,
 ) -> list[str]:
     """All that is broken, of the reference's stream and of its forks, which go on with the same input.
 
     Args:
         unpublished: streams whose newest run did not end well, so that the newest rows may not be in sight yet.
         proven: also restore and prove every checkpoint.
-        before: what has been proven already, of objects that are written once; added to. None proves everything.
+        memory: what the check before left, of objects that are written once; added to. None proves everything.
+        sinks: where streams have their sinks, if not in the warehouse.
     """
-    seen: set[object] = set() if before is None else before
-    return [
-        f"{stream.name}: {line}"
-        for stream in place.catalog.streams()
-        if reference.stream.name in place.catalog.lineage(stream.name)
-        for line in _broken(reference, place, stream, stream.name not in unpublished, seen if proven else None)
-    ]
+    seen = Memory() if memory is None else memory
+    found = []
+    for stream in place.catalog.streams():
+        if reference.stream.name in place.catalog.lineage(stream.name):
+            sink = (sinks / stream.name if sinks else place.warehouse.local.sink(stream.name)) / reference.sink
+            lines = _broken(reference, place, stream, sink, stream.name not in unpublished, seen, proven)
+            found += [f"{stream.name}: {line}" for line in lines]
+    return found
 
 
 def _broken(
-    reference: Reference, place: Place, stream: StreamRecord, published: bool, seen: set[object] | None
+    reference: Reference,
+    place: Place,
+    stream: StreamRecord,
+    sink: Path,
+    published: bool,
+    memory: Memory,
+    proven: bool,
 ) -> list[str]:
     catalog, name = place.catalog, stream.name
     newest = catalog.last_id(name)
     steps, logged = catalog.steps(name, newest) if newest else [], catalog.logged_steps(name)
-    of = _held(steps)
-    found = [*_histories(reference, place, stream, [*steps, *logged], of)]
+    of, to_come = _held(steps), _held(logged)
+    found = [*_histories(reference, place, stream, [*steps, *logged], of), *_input(place, name, newest)]
     found += [*_references(place, name), *_orphans(place, name)]
-    sink = place.warehouse.local.sink(name) / reference.sink
-    own = {checkpoint: held for checkpoint, held in of.items() if checkpoint > (stream.forked_at or 0)}
-    found += _sink(reference, sink, own, _held(logged), published)
-    if seen is not None and newest:
-        new = {id: key for id, key in _chains(place, name).items() if key not in seen}
+    birth = birth_of(stream, of, memory)
+    found += Sinks(reference, place, stream, birth, of, to_come, published).broken(sink)
+    if proven and newest:
+        new = {id: key for id, key in _chains(place, name).items() if key not in memory.proven}
         wrong = failures(place, name, [*new]) if new else []
         found += [f"checkpoint {f.checkpoint} is not proven: {f.reason}" for f in wrong]
-        seen.update(new.values() if not wrong else ())
+        memory.proven.update(new.values() if not wrong else ())
         found += _oracle(reference, place, newest, found)
     return found
 
@@ -110,13 +118,19 @@ def _histories(
 ) -> Iterable[str]:
     """Promises 1 and 2: what is recorded is what the undisturbed run did, step by step."""
     catalog, name = place.catalog, stream.name
-    if [s.batch_id for s in steps] != [*range(len(steps))]:
+    pruned = steps[0].batch_id if steps else 0
+    if [s.batch_id for s in steps] != [*range(pruned, pruned + len(steps))]:
         yield f"steps {[(s.step, s.batch_id) for s in steps]} are not the batches in order"
     if any(before.step >= after.step for before, after in pairwise(steps)):
         yield f"steps {[s.step for s in steps]} do not ascend"
     records, newest = catalog.checkpoints(name), catalog.last_id(name)
     if newest and (not records or records[-1].id != newest):
         yield f"the newest checkpoint {newest} is not to be seen"
+    oldest = records[0].id if records else 0
+    if pruned and sum(step.checkpoint <= oldest for step in steps) < 2:
+        yield f"of the input log, steps were pruned that a replay from checkpoint {oldest} needs; it has {of}"
+    if catalog.replayable_from(name) > oldest:
+        yield f"the input log leads on from checkpoint {catalog.replayable_from(name)}, not from {oldest}"
     for record in records:
         # One without a batch, such as that of another parallelism, is of the same state as the one before.
         batches = max((max(held) for checkpoint, held in of.items() if checkpoint <= record.id), default=0)
@@ -128,6 +142,32 @@ def _histories(
         yield f"epochs {epochs} have gaps, or do not end with {stream.epoch}"
     if open_ := [run.epoch for run in runs[:-1] if run.ended_at is None]:
         yield f"epochs {open_} were taken over and are still open"
+
+
+def _input(place: Place, name: str, newest: int) -> Iterable[str]:
+    """Promise 2: however the log was pruned, it is known of each file that it was read, by one batch and no other.
+
+    Where sources' beginnings are recorded, as they are under Spark: each batch there is a file.
+    """
+    position = place.catalog.input_position(name, newest)
+    if position.beginning is None:
+        return
+    files = _files(position)
+    if len(files) != position.next_batch or (files and max(files.values()) > 1):
+        yield f"{position.next_batch} batches were made of {len(files)} files: {dict(files)}"
+
+
+def _files(position: InputPosition) -> Counter[str]:
+    """How often each file is named by what a run would begin with."""
+    assert position.beginning is not None
+    texts = [
+        entry
+        for step in (position.beginning, *position.entries)
+        for numbered in json.loads(step.sources).values()
+        for entry in numbered.values()
+    ]
+    lines = [line for text in texts for line in text.splitlines() if line.startswith("{")]
+    return Counter(json.loads(line)["path"] for line in lines if "path" in json.loads(line))
 
 
 def _references(place: Place, name: str) -> Iterable[str]:
@@ -184,26 +224,6 @@ def left_over(place: Place, name: str) -> Iterable[str]:
 
 def _sizes(place: Place, name: str) -> dict[str, int]:
     return dict(place.warehouse.store.list(stream_prefix(name)))
-
-
-def _sink(
-    reference: Reference, sink: Path, of: Mapping[int, list[int]], logged: Mapping[int, list[int]], ended: bool
-) -> Iterable[str]:
-    """Promise 2: each row once, published with its checkpoint, whether that is kept, deleted, or to come again."""
-    published = {int(path.name.partition("=")[2]): path for path in sink.glob("checkpoint=*")}
-    missing = of.keys() - published.keys() - (set() if ended or not of else {max(of)})
-    if missing:
-        yield f"the rows of checkpoints {sorted(missing)} are not published"
-    of = {**logged, **of}
-    for checkpoint in sorted(published.keys() - of.keys()):
-        if any(pq.ParquetFile(path).metadata.num_rows for path in published[checkpoint].glob("*.parquet")):
-            yield f"rows are published of {checkpoint}, which never completed, or holds none"
-    for checkpoint in sorted(published.keys() & of.keys()):
-        wanted = pa.concat_tables([reference.written[batch - 1] for batch in of[checkpoint]])
-        files = [pq.ParquetFile(path).read() for path in published[checkpoint].glob("*.parquet")]
-        rows = pa.concat_tables(files).select(wanted.column_names).cast(wanted.schema)
-        if not rows.sort_by("sequence").equals(wanted.sort_by("sequence")):
-            yield f"the rows of checkpoint {checkpoint} are not those of the undisturbed run"
 
 
 def recorded(place: Place, name: str) -> tuple[object, ...]:

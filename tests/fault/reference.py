@@ -6,7 +6,7 @@ without any crash: so Spark's part of the way is under test, too.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ from streams import FLIGHTS
 from streams.flights import UNKNOWN
 from streams.flights_data import prepare
 from tests import oracle_flights
+from tests.fault.journal import ORDER, Delivered
 from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionRun
 
@@ -32,7 +33,7 @@ WEEKS, MORE_WEEKS = 12, 3
 """of the flights' 53: what one warehouse of the campaign takes, and by how much a take-over may go beyond"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reference:
     """An undisturbed run: the stream's input, and after each step the digest of the state and the sink's rows."""
 
@@ -45,6 +46,28 @@ class Reference:
     """how many a warehouse of the campaign takes"""
     oracle: Callable[[Place, int], None] | None = None
     """asserts that a checkpoint's state is what an independent computation says"""
+    journaled: bool = False
+    """whether its sink keeps a journal of deliveries, where the campaign runs it"""
+
+    @cached_property
+    def spans(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """The first and last input row of consecutive batches -> the first and last of these batches, from 1 on."""
+        ends = [(min(rows[ORDER].to_pylist()), max(rows[ORDER].to_pylist())) for rows in self.written]
+        return {
+            (first, last): (begin, end)
+            for begin, (first, _) in enumerate(ends, 1)
+            for end, (_, last) in enumerate(ends[begin - 1 :], begin)
+        }
+
+    @cached_property
+    def _deliveries(self) -> dict[tuple[int, int], Delivered]:
+        return {}
+
+    def delivery(self, begin: int, end: int) -> Delivered:
+        """What a sink is to be handed of the batches from `begin` to `end`, under id 0."""
+        if (begin, end) not in self._deliveries:
+            self._deliveries[begin, end] = Delivered.of(0, pa.concat_tables(self.written[begin - 1 : end]))
+        return self._deliveries[begin, end]
 
     @property
     def whole(self) -> bool:
@@ -68,7 +91,8 @@ def _undisturbed(stream: Stream, sink: str, batches: Iterable[pa.Table]) -> tupl
 def small() -> Reference:
     """The small stream, whole."""
     batches = purchases()
-    return Reference(SMALL, "accounts", batches, *_undisturbed(SMALL, "accounts", batches), len(batches))
+    digests, written = _undisturbed(SMALL, "accounts", batches)
+    return Reference(SMALL, "accounts", batches, digests, written, len(batches), journaled=True)
 
 
 @cache

@@ -9,12 +9,14 @@ import json
 import sys
 
 from siltstone import cli
+from tests.fault.pruning import prune_early
 
 BEGUN = "begun: "
 
 
 def main() -> None:
     """All of them."""
+    prune_early()
     for arguments in json.loads(sys.argv[1]):
         print(BEGUN + " ".join(arguments), file=sys.stderr, flush=True)
         sys.argv = ["siltstone", *arguments]

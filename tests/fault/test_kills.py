@@ -10,6 +10,7 @@ from tests.fault.disk import small_disk
 from tests.fault.life import Life
 from tests.fault.reference import small
 from tests.fault.rounds import Round, Rounds
+from tests.fault.shapes import play
 from tests.fault.warehouses import WAREHOUSES
 
 EVERYWHERE = [("kill", "run"), ("fault", "run"), ("wrong", "materialize")]
@@ -18,7 +19,7 @@ PLAN = {
         *EVERYWHERE,
         ("two", "run"),
         ("kill", "truncate"),
-        ("zombie", "run"),
+        ("takeover", "run"),
         ("zombie", "materialize"),
         ("damage", "verify"),
     ],
@@ -31,7 +32,7 @@ PLAN = {
 def hurt(rounds: Rounds, shape: str, kind: str) -> Round:
     """A round of that shape; a kill that came too late is tried again."""
     while True:
-        played = rounds.play(shape, kind)
+        played = play(rounds, shape, kind)
         assert not played.violations, played
         if shape not in ("kill", "zombie") or played.kills[kind] or played.zombies[kind]:
             return played

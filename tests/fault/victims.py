@@ -15,7 +15,6 @@ import random
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import siltstone
 from siltstone import cli
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.place import Place
@@ -38,16 +36,14 @@ from siltstone.lifecycle.replay import follow
 from siltstone.settings import load_settings
 from siltstone.spark import operations, step
 from siltstone.spark.runner import remove_old_work
-from siltstone.spark.sinks import ParquetSink
 from tests.fault import small_stream
+from tests.fault.journal import JournaledSink
+from tests.fault.lines import Within, signal_at
+from tests.fault.pruning import prune_early
 from tests.fault.small_stream import purchases
 from tests.proofs import in_order
 from tests.region_run import RegionSteps, run_tasks
 
-ENGINE = tuple(
-    os.path.join(os.path.dirname(siltstone.__file__), part) + os.sep
-    for part in ("catalog", "changelog", "lifecycle", "spark", "store")
-)
 SINK = "accounts"
 FAILING = ("open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.scandir")
 """audit events of what a broken disk refuses"""
@@ -59,8 +55,9 @@ class Orders:
 
     Attributes:
         arguments: of `siltstone`.
-        said: where its standard output and error go, `.out` and `.err`; and `.lines`, see `at_line`.
+        said: where its standard output and error go, `.out` and `.err`.
         at_line: it sends itself `signal` when it comes to so many lines of the engine's code.
+        within: only lines count that are run by this function of the engine, or by what it calls (`lines`).
         refused: a share of what it asks of the disk below `objects` that fails with an I/O error.
         file_bytes: no file may grow beyond.
         environment: further variables.
@@ -70,6 +67,7 @@ class Orders:
     said: Path
     at_line: int | None = None
     signal: int = signal.SIGKILL
+    within: Within | None = None
     refused: float = 0.0
     seed: int = 0
     file_bytes: int | None = None
@@ -83,6 +81,7 @@ def main(orders: Orders) -> None:
         os.dup2(opened, number)
     os.environ.update(orders.environment, SILTSTONE_STREAMS=json.dumps([small_stream.__name__]))
     _without_spark()
+    prune_early()
     if orders.refused:
         _break_disk(orders)
     if orders.file_bytes is not None:
@@ -92,7 +91,7 @@ def main(orders: Orders) -> None:
     command, *rest = orders.arguments
     sys.argv = ["siltstone", *orders.arguments]
     if orders.at_line is not None:
-        _signal_at(orders.at_line, orders.signal)
+        signal_at(orders.at_line, orders.signal, orders.within)
     if command == "run":
         cli.main(lambda: run(rest[0], _options(rest)))
     cli.main()
@@ -114,23 +113,6 @@ def _without_spark() -> None:
     said = {"empty_step_frame": lambda *_: None, "acknowledgements": lambda _, task: run_tasks(task, {})[1]}
     for attribute, value in said.items():
         setattr(step, attribute, value)
-
-
-def _signal_at(line: int, number: int) -> None:
-    count = 0
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal count
-        if not frame.f_code.co_filename.startswith(ENGINE):
-            return None
-        if event == "line":
-            count += 1
-            if count == line:
-                os.kill(os.getpid(), number)
-        return trace
-
-    threading.settrace(trace)
-    sys.settrace(trace)
 
 
 def _break_disk(orders: Orders) -> None:
@@ -197,7 +179,7 @@ class SinkingSteps(RegionSteps):
 
     def __init__(self, region: Region) -> None:
         super().__init__(region)
-        self.sink = ParquetSink(region.warehouse.local.sink(region.stream.name) / SINK)
+        self.sink = JournaledSink(region.warehouse.local.sink(region.stream.name) / SINK)
         region.outbox.deliver(region.completed, {SINK: self.give})
 
     def complete(self) -> Completed:
@@ -219,6 +201,10 @@ class Frame:
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
+
+    def toArrow(self) -> pa.Table:
+        """All rows."""
+        return self._rows
 
     def coalesce(self, _: int) -> "Frame":
         """One file it is."""

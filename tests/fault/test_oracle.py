@@ -1,0 +1,142 @@
+"""The campaign's judges themselves: what they are to notice, they notice."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.errors import Unreachable
+from siltstone.lifecycle.region import Region, RegionOptions
+from siltstone.policy.adaptive import DEFAULT_POLICY, named
+from tests.fault import promises
+from tests.fault.journal import JournaledSink, journal_of
+from tests.fault.reference import small
+from tests.fault.small_stream import SMALL, purchases
+from tests.fault.victims import Frame, SinkingSteps
+
+STEPS = 4
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A warehouse of the small stream with some checkpoints, each of a batch."""
+    with Place.writable(str(tmp_path / "warehouse")) as opened:
+        work(opened, range(STEPS))
+        assert not broken(opened)
+        yield opened
+
+
+def work(place: Place, batches: range) -> None:
+    """A run."""
+    region = Region.open(SMALL, place.warehouse, place.catalog, named(DEFAULT_POLICY), RegionOptions(), "a test")
+    steps = SinkingSteps(region)
+    for number in batches:
+        steps.step(purchases()[number])
+    region.close("done")
+
+
+def broken(place: Place, **named: Any) -> str:
+    return "\n".join(promises.broken(small(), place, proven=False, **named))
+
+
+def sink(place: Place) -> Path:
+    return place.warehouse.local.sink(SMALL.name) / "accounts"
+
+
+def deliver(place: Place, id: int, *batches: int) -> None:
+    """Hand the sink the rows of these batches."""
+    rows: Any = Frame(pa.concat_tables([small().written[batch - 1] for batch in batches]))
+    JournaledSink(sink(place)).deliver(rows, id)
+
+
+def forget(place: Place, id: int) -> None:
+    """Let the sink not have been handed an id."""
+    for file in (sink(place) / "_journal").iterdir():
+        if json.loads(file.read_text())["id"] == id:
+            file.unlink()
+    JournaledSink(sink(place)).published(id).rename(sink(place) / f"gone-{id}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "noticed"),
+    [
+        (lambda place: deliver(place, 2, 2, 3), "id 2 was delivered with 300 rows, and then with other 600"),
+        (lambda place: deliver(place, 5, 5), "rows of checkpoint 5, which never completed"),
+        (lambda place: forget(place, 4), r"lacks the rows of checkpoints \[4\]"),
+        (lambda place: forget(place, 2), r"batches \(1, 1\) under id 1 and \(3, 3\) under id 3"),
+        (lambda place: (forget(place, 1), deliver(place, 1, 1)), r"in the order \[2, 3, 4, 1\]"),
+        (lambda place: (forget(place, 4), deliver(place, 4, 3)), r"\(3, 3\) under id 3 and \(3, 3\) under id 4"),
+        (lambda place: (forget(place, 4), deliver(place, 4, 4, 5)), r"batches \(4, 5\) of checkpoint 4"),
+    ],
+)
+def test_a_sink_that_got_something_else_is_noticed(
+    place: Place, wrong: Callable[[Place], object], noticed: str
+) -> None:
+    wrong(place)
+    found = broken(place)
+    with pytest.raises(AssertionError, match=noticed):
+        raise AssertionError(found)
+
+
+def test_what_is_delivered_once_more_is_no_fault(place: Place) -> None:
+    deliver(place, 3, 3)
+    assert len(journal_of(sink(place))) == STEPS + 1
+    assert not broken(place)
+
+
+def test_the_newest_rows_may_be_outstanding_while_a_run_has_not_ended_well(place: Place) -> None:
+    forget(place, 4)
+    assert "lacks" in broken(place)
+    assert not broken(place, unpublished=[SMALL.name])
+
+
+def prune(place: Place, sql: str) -> None:
+    with closing(sqlite3.connect(place.warehouse.local.catalog)) as connection:
+        connection.execute(sql)
+        connection.commit()
+
+
+def test_a_log_that_is_pruned_as_far_as_may_be_is_no_fault_and_one_pruned_further_is(place: Place) -> None:
+    catalog = place.catalog
+    catalog.mark_deleted(SMALL.name, 1, iter([1, 2]))
+    assert catalog.prune_input_log(SMALL.name, 1, at_least=1) == 1
+    assert not broken(place)
+    prune(place, "DELETE FROM step WHERE step = 2")
+    assert "steps were pruned that a replay from checkpoint 3 needs" in broken(place)
+
+
+def test_a_hole_in_the_log_is_noticed(place: Place) -> None:
+    prune(place, "DELETE FROM step WHERE step = 3")
+    assert "are not the batches in order" in broken(place)
+
+
+def test_a_stream_that_began_anew_delivers_all_once_more_under_higher_ids(place: Place) -> None:
+    catalog = place.catalog
+    catalog.mark_deleted(SMALL.name, 1, iter([1, 2]))
+    catalog.prune_input_log(SMALL.name, 1, at_least=1)
+    epoch = catalog.new_epoch(SMALL.name, "a test")
+    catalog.rewind(SMALL.name, epoch, 0, "a test", "a test")
+    catalog.end_epoch(SMALL.name, epoch, "done")
+    work(place, range(2))
+    assert not broken(place)
+    assert [each.id for each in journal_of(sink(place))] == [1, 2, 3, 4, 5, 6]
+    forget(place, 6)
+    assert r"lacks the rows of checkpoints [2]" in broken(place)
+
+
+def test_a_run_that_dies_between_a_delivery_and_its_mark_delivers_once_more(place: Place) -> None:
+    with (
+        patch.object(type(place.catalog), "mark_delivered", side_effect=Unreachable("gone")),
+        pytest.raises(Unreachable),
+    ):
+        work(place, range(STEPS, STEPS + 1))
+    work(place, range(0))
+    assert [each.id for each in journal_of(sink(place))] == [1, 2, 3, 4, 5, 5]
+    assert not broken(place)
