@@ -238,11 +238,12 @@ def test_a_catalog_that_cannot_be_written_says_so_and_is_read(catalog: Catalog) 
             connection.execute(statement)  # type: ignore[attr-defined]
         connection.commit()  # type: ignore[attr-defined]
 
-    catalog.close()
-    event.listen(catalog.engine, "connect", read_only)
-    with pytest.raises(Unreachable, match=r"read-?only"):
-        take(catalog, [6])
-    assert catalog.standing("flights").newest == 6
+    with open_catalog(catalog.url, outage_s=0) as refused:  # a server that fails over refuses so, too, and is waited for
+        refused.close()
+        event.listen(refused.engine, "connect", read_only)
+        with pytest.raises(Unreachable, match=r"read-?only"):
+            take(refused, [6])
+        assert refused.standing("flights").newest == 6
 
 
 def test_an_unknown_stream_is_named(catalog: Catalog) -> None:
