@@ -238,7 +238,9 @@ def test_a_catalog_that_cannot_be_written_says_so_and_is_read(catalog: Catalog) 
             connection.execute(statement)  # type: ignore[attr-defined]
         connection.commit()  # type: ignore[attr-defined]
 
-    with open_catalog(catalog.url, outage_s=0) as refused:  # a server that fails over refuses so, too, and is waited for
+    with open_catalog(
+        catalog.url, outage_s=0
+    ) as refused:  # a server that fails over refuses so, too, and is waited for
         refused.close()
         event.listen(refused.engine, "connect", read_only)
         with pytest.raises(Unreachable, match=r"read-?only"):
