@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint bench bench-policy fault ui screenshots clean
+.PHONY: help demo test test-thorough test-fast lint bench bench-policy fault ui screenshots clean
 
 BIN := .venv/bin
 
@@ -31,10 +31,15 @@ help: ## list the targets
 demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proof at the end
 	@$(WITH_JAVA) $(BIN)/siltstone demo
 
-# Some workers with a Spark session each, for much is waiting; what takes long comes first.
+# Some workers with a Spark session each, for much is waiting; tests/conftest.py puts what takes long first.
+TEST = $(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
+
 test: $(READY)dev $(READY)gateway $(READY)classes ## every test, and a table of the slowest
-	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
-		$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
+	@$(TEST)
+
+test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## the same with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere)
+	@$(TEST) --hypothesis-profile thorough
 
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute
 	@$(WITH_TMP) $(BIN)/python -m pytest -p tests.fast -n 2 --dist worksteal tests/unit tests/property tests/contract

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
 
 from tests import jvm
+from tests.examples import register_profiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,17 +17,41 @@ TESTS = Path(__file__).parent
 
 os.environ.update(jvm.environment() | os.environ)
 
-# Two shared cores make single examples slow now and then; a deadline would only measure the neighbours.
-settings.register_profile("siltstone", deadline=None, print_blob=True)
-settings.load_profile("siltstone")
+register_profiles()
 
 
 SERVED = {"spark": "jvm", "postgres": "server", "guarded": "server"}
 """fixtures that start a server or a JVM -> the mark of tests that use them, which `make test-fast` leaves out"""
 
 
+LONGEST_FIRST = (
+    "dagster/test_live.py",
+    "spark/test_flights_end_to_end.py",
+    "fault/test_kills.py",
+    "user",
+    "fault/test_corruption.py",
+    "fault",
+    "spark/test_stopping.py",
+    "spark/test_background_spark.py",
+    "spark",
+    "dagster",
+    "unit/test_bit_flips.py",
+    "contract/catalog",
+    "contract",
+)
+"""files and directories of tests in the order in which workers take them: the last to end is then a short one"""
+
+
+def _turn(item: pytest.Item) -> int:
+    """The place of a test's file, or of the nearest directory above it, in `LONGEST_FIRST`; all others come last."""
+    path = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else item.path
+    turns = {name: turn for turn, name in enumerate(LONGEST_FIRST)}
+    return next((turns[str(each)] for each in (path, *path.parents) if str(each) in turns), len(turns))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses a fixture that starts a server or a JVM."""
+    """Mark what uses a fixture that starts a server or a JVM; what takes long comes first."""
+    items.sort(key=_turn)
     for item in items:
         for name in SERVED.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(SERVED[name])

@@ -1,11 +1,30 @@
-"""How many examples hypothesis tries: a test says its number for `make test`, and the profile takes its share."""
+"""How much a test tries of what it could: hypothesis's examples, and cases that are gone through one by one.
+
+A test says its number for `make test-thorough`; each profile takes its share.
+"""
 
 from hypothesis import settings
 
 FULL = 100
-"""hypothesis's own number, which the profile of `make test` leaves as it is"""
+"""hypothesis's own number of examples, and that of the profile `thorough`"""
+USUAL = 40
+"""of the profile of `make test`, which runs often"""
+
+
+def register_profiles() -> None:
+    """Make the profiles `siltstone` (of `make test`) and `thorough` known, and use the first."""
+    # Two shared cores make single examples slow now and then; a deadline would only measure the neighbours.
+    for name, count in (("siltstone", USUAL), ("thorough", FULL)):
+        settings.register_profile(name, deadline=None, print_blob=True, max_examples=count)
+    settings.load_profile("siltstone")
 
 
 def examples(count: int) -> int:
-    """`count` in `make test`; a fifth of it, but 5 at least, under the profile `fast`."""
+    """The profile's share of `count`, but 5 at least: all of it where it is `thorough`."""
     return max(min(count, 5), count * settings.default.max_examples // FULL)
+
+
+def stride() -> int:
+    """Which cases to take of those that are gone through one by one: each, where the profile is `thorough`, else each
+    fifth."""
+    return 1 if settings.default.max_examples >= FULL else 5
