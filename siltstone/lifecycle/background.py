@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from siltstone.catalog.place import Place
+from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.errors import Fenced, UsageError
 from siltstone.lifecycle.compaction import chain_facts
 from siltstone.lifecycle.housekeeping import Housekeeper
@@ -44,6 +45,7 @@ class Background:
         epoch: the run's own.
         run: maps a function over the units of a materialization; called in the thread.
         cancel: ends what `run` is doing, from another thread; `run` may then raise anything.
+        uploaded: told what materializations stored, in the thread.
     """
 
     def __init__(
@@ -54,9 +56,10 @@ class Background:
         options: BackgroundOptions,
         run: Run,
         cancel: Callable[[], None] = lambda: None,
+        uploaded: Callable[[UploadStatistics], None] = lambda _: None,
     ) -> None:
         self._place, self._stream, self._options = place, stream, options
-        self._run, self._cancel = run, cancel
+        self._run, self._cancel, self._uploaded = run, cancel, uploaded
         self._housekeeper = Housekeeper(place, stream, epoch, options.retention)
         self._thread = threading.Thread(target=self._work, name=f"siltstone-materialize-{stream}", daemon=True)
         self._woken, self._ending, self._abandoned = threading.Event(), threading.Event(), threading.Event()
@@ -158,6 +161,7 @@ class Background:
                 id=uuid.uuid4().hex,
                 parallelism=self._options.parallelism,
                 run=self._mapped,
+                uploaded=self._uploaded,
             )
         except Abandoned:
             _LOG.info("materializing %s was given up, as the run ends", where)

@@ -12,13 +12,15 @@ anywhere before that, it leaves orphans under its own id and a lease that expire
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 
 from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.place import Place
 from siltstone.changelog.base import write_base
+from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
 from siltstone.errors import Unreachable
 from siltstone.lifecycle.export import plan_units
 from siltstone.lifecycle.lease import reading, this_process
@@ -61,6 +63,7 @@ class MaterializedPart:
     handles: list[Handle]
     objects: list[StoredObject]
     rows: int
+    uploads: UploadStatistics = field(default_factory=UploadStatistics)
 
 
 def plan_materialization(
@@ -94,12 +97,12 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
     recorded_schemas = schemas_of(manifest, unit.operator)
     schemas = {name: recorded_schemas[name] for name in unit.tables}
     reader = BlockReader(store, objects_of(task.manifests))
-    part = MaterializedPart([], [], 0)
+    part, metrics = MaterializedPart([], [], 0), UploadMetrics()
     rows = 0
     reads, _ = of_tables(unit.reads)
     merged = merged_tables(reads, schemas, reader, unit.key_groups, manifest.max_parallelism)
     for name, batches in merged:
-        found = np.zeros(manifest.max_parallelism, np.uint64)
+        found, began = np.zeros(manifest.max_parallelism, np.uint64), time.perf_counter()
         with checksummed(store, task.path.materialized(unit.operator, name, task.part, task.id)) as out:
             count = write_base(out, schemas[name], digested(batches, found))
             groups = np.arange(unit.key_groups.start, unit.key_groups.end)
@@ -108,10 +111,11 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
             # Before it is stored: what does not prove is not there.
             compare_digests(where, found[groups], recorded[groups], groups)
         assert out.stored is not None
+        metrics.direct(out.stored.bytes, time.perf_counter() - began)
         part.objects.append(out.stored)
         part.handles.append(_handle(unit, name, out.stored, count))
         rows += count
-    return MaterializedPart(part.handles, part.objects, rows)
+    return MaterializedPart(part.handles, part.objects, rows, metrics.take())
 
 
 def _handle(unit: RestoreUnit, name: str, stored: StoredObject, rows: int) -> Handle:
@@ -145,12 +149,14 @@ def materialize(
     parallelism: int,
     run: Run,
     again: bool = False,
+    uploaded: Callable[[UploadStatistics], None] = lambda _: None,
 ) -> Materialized:
     """Consolidate one operator's chain at `checkpoint`.
 
     Args:
         id: at most 32 letters and digits that no other materialization has.
         again: from what it was materialized from before, rather than from the damaged outcome.
+        uploaded: told what was stored once it is, whether or not the materialization completes.
 
     Raises:
         UsageError: another process is at it, or there is no such operator.
@@ -168,8 +174,12 @@ def materialize(
             manifests = read_manifests(store, chain or chain_manifests(catalog, stream, checkpoint), stream)
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
             parts = run(lambda task: materialize_unit(store, task), tasks)
+            uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
             manifest = _manifest(manifests[checkpoint], operator, id, parts)
-            stored = store.put(tasks[0].path.materialization(operator, id), encode_manifest(manifest))
+            data, began, metrics = encode_manifest(manifest), time.perf_counter(), UploadMetrics()
+            stored = store.put(tasks[0].path.materialization(operator, id), data)
+            metrics.direct(stored.bytes, time.perf_counter() - began)
+            uploaded(metrics.take())
             rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
             seconds = round(time.perf_counter() - start, 6)
             catalog.complete_materialization(

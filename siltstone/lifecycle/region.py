@@ -121,7 +121,9 @@ class Region:
         self._gathered = Gathered()
         self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
         """operator -> the digests that the newest step came to, as they were accepted"""
-        self.outbox = Outbox(stream, Place(warehouse, catalog), epoch, {s.checkpoint for s in self.logged_steps()})
+        self._logged = catalog.logged_steps(stream.name)
+        """steps of checkpoints that were given up and have not come again"""
+        self.outbox = Outbox(stream, Place(warehouse, catalog), epoch, {s.checkpoint for s in self._logged})
 
     @classmethod
     def open(
@@ -194,8 +196,9 @@ class Region:
 
     def logged_steps(self) -> list[StepRecord]:
         """The steps that the input log holds after the newest completed checkpoint, oldest first: of checkpoints that
-        were given up, and that are to come again with these steps (`catalog.rewinding`)."""
-        return self.catalog.logged_steps(self.stream.name)
+        were given up, and that are to come again with these steps (`catalog.rewinding`). They are read once, when the
+        run takes the stream over: nobody else can change them from then on."""
+        return list(self._logged)
 
     def begin_step(self, *, ends: bool | None = None) -> dict[str, StepTask]:
         """Start the next step, and say whether it ends in a checkpoint (`checkpoint_due`).
@@ -366,6 +369,7 @@ class Region:
         self._gathered = Gathered()
         self.outbox.committed()
         self.completed, self.completed_step = manifest.checkpoint, manifest.step
+        self._logged = [step for step in self._logged if step.checkpoint > self.completed]
         self.completed_epoch = self.oldest_epoch = self.epoch
         self._steps_open = 0
         self._last_checkpoint_s = time.monotonic()

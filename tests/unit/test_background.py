@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,8 @@ from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.policy.compaction import Health, MaterializationOptions
 from siltstone.policy.retention import RetentionOptions
 from siltstone.report import report_data, summary_table
+from siltstone.settings import Settings
+from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.store.filesystem import FilesystemStore
 from tests.clock import Clock
 from tests.fault.small_stream import SMALL, purchases
@@ -105,6 +108,38 @@ def test_a_chain_is_materialized_when_its_interval_has_passed(place: Place, cloc
             assert facts.chain_bytes == round(state.base_bytes + state.deltas_bytes + state.index_bytes)
             assert facts.since == clock.time and facts.succeeded_at == clock.time
     assert not failures(place, NAME)
+
+
+@pytest.mark.slow
+def test_what_a_materialization_stores_is_counted_with_the_runs_uploads(
+    place: Place, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bases and manifests; those of one that does not complete were stored all the same."""
+    run_some(place)
+    metrics = RunMetrics(Settings(openmetrics=tmp_path / "{stream}.prom"), NAME)
+    options = BackgroundOptions(EVERY, UNBOUND, parallelism=2)
+
+    def uploaded(uploads: UploadStatistics) -> None:
+        metrics.uploaded(place.catalog, uploads)
+
+    worker = Background(place, NAME, epoch_of(place), options, in_order, uploaded=uploaded)
+    clock.move(seconds=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(place.catalog), "complete_materialization", lambda *_, **__: 1 / 0)
+        assert worker.look()
+    clock.move(seconds=100)
+    assert worker.look() and {f.deltas for f in chain_facts(place.catalog, NAME)} == {0}
+    there = [(name, size) for name, size in stream_objects(place.warehouse.store) if ".materialized." in name]
+    assert len(there) == 2 * len({name for name, _ in there if name in {o.name for o in place.catalog.objects(NAME)}})
+    counted = metrics.uploads
+    assert (counted.requests, counted.objects, counted.bytes) == (
+        len(there),
+        len(there),
+        sum(size for _, size in there),
+    )
+    assert counted.latency_s.count == counted.attempts == len(there)
+    told = (tmp_path / f"{NAME}.prom").read_text()
+    assert f'siltstone_upload_objects_total{{stream="{NAME}"}} {float(len(there))}' in told
 
 
 @pytest.mark.slow

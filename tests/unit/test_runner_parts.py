@@ -7,12 +7,16 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.place import Place
+from siltstone.catalog.records import StepRecord
+from siltstone.catalog.repository import Catalog
 from siltstone.errors import StateError
 from siltstone.lifecycle.region import Region, RegionOptions
 from siltstone.operator import Operator, ValueState
 from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.spark.runner import StreamRunner
 from siltstone.stream import Stream
+from tests import sums
+from tests.region_run import RegionRun
 
 
 class Kept(Operator):
@@ -51,3 +55,34 @@ def test_after_the_last_checkpoint_no_batch_is_taken(tmp_path: Path) -> None:
         runner.finish()
         runner(NO_SPARK, 0)
         assert runner.failure is None and region.step == 0
+
+
+def test_the_log_of_what_comes_next_is_read_once_when_a_run_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be long: the outbox and the runner need the same of it."""
+    reads, read = [], Catalog.logged_steps
+
+    def counted(self: Catalog, stream: str) -> list[StepRecord]:
+        reads.append(stream)
+        return read(self, stream)
+
+    monkeypatch.setattr(Catalog, "logged_steps", counted)
+    with Place.writable(str(tmp_path / "w")) as place:
+        policy = named("marginal-cost", PolicyOptions())
+        region = Region.open(STREAM, place.warehouse, place.catalog, policy, RegionOptions(), "a test")
+        StreamRunner(NO_SPARK, region)
+        assert reads == ["kept"]
+
+
+def test_what_has_come_again_is_no_longer_to_come(place: Place) -> None:
+    run = RegionRun(place, sums.STREAM, sums.POLICY)
+    for n in range(1, 5):
+        run.step(sums.rows(n))
+    place.catalog.rewind(sums.NAME, place.catalog.new_epoch(sums.NAME, "a test"), 2, "a test", "a test")
+    again = RegionRun(place, sums.STREAM, sums.POLICY)
+    for n in (3, 4):
+        assert [s.checkpoint for s in again.region.logged_steps()] == list(range(n, 5))
+        assert again.region.logged_steps() == place.catalog.logged_steps(sums.NAME)
+        again.step(sums.rows(n))
+    assert again.region.logged_steps() == place.catalog.logged_steps(sums.NAME) == []

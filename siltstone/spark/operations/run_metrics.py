@@ -1,6 +1,7 @@
 """Keeps a run's metrics in a file, as OpenMetrics text, for a collector: whatever runs the stream."""
 
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class RunMetrics:
-    """What the uploads of one run did so far, and how materialization does.
+    """What the uploads of one run did so far, those of its background included, and how materialization does.
+
+    Safe for the run's thread and that of its background.
 
     Args:
         settings: `openmetrics` names the file; without it nothing is written.
@@ -30,18 +33,25 @@ class RunMetrics:
         self._settings, self._stream = settings, stream
         self._path = settings.openmetrics and Path(str(settings.openmetrics).replace("{stream}", stream))
         self.uploads = UploadStatistics()
+        self._lock = threading.Lock()
         if self._path is not None:
             self._write(self._path, {})
 
     def completed(self, catalog: Catalog, checkpoint: Completed) -> None:
         """Count a checkpoint that has completed, and write the file."""
-        self.uploads = self.uploads.merge(checkpoint.uploads)
+        self.uploaded(catalog, checkpoint.uploads)
+
+    def uploaded(self, catalog: Catalog, uploads: UploadStatistics) -> None:
+        """Count uploads, such as a materialization's, and write the file."""
+        with self._lock:
+            self.uploads = self.uploads.merge(uploads)
         if self._path is None:
             return
         settings = self._settings
         try:
             health = materialization_health(catalog, self._stream, settings.materialization, settings.policy_options)
-            self._write(self._path, health)
+            with self._lock:
+                self._write(self._path, health)
         except Unreachable as error:
             _LOG.warning("%s", error)
 

@@ -86,7 +86,6 @@ def run(
 
     def completed(checkpoint: Completed) -> None:
         done.append(checkpoint)
-        metrics.completed(place.catalog, checkpoint)
         on_checkpoint(checkpoint)
 
     named(settings.policy, settings.policy_options)
@@ -101,7 +100,7 @@ def run(
         recovery = SelfRecovery(settings, place, stream.name, spark)
 
         def run_once(stop: StopRequest) -> StreamRunner:
-            with _running(settings, stream, place, spark, request, completed) as runner:
+            with _running(settings, stream, place, spark, request, metrics, completed) as runner:
                 run_stream(runner, rows, follow=request.follow, stop=stop)
             return runner
 
@@ -147,15 +146,11 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
     metrics = RunMetrics(settings, stream.name)
     with _writable(settings) as place, ExitStack() as stack:
         check_cluster(spark, stream, place)
-
-        def completed(checkpoint: Completed) -> None:
-            metrics.completed(place.catalog, checkpoint)
-
         try:
-            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), completed))
+            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), metrics))
         except DAMAGED as error:
             SelfRecovery(settings, place, stream.name, spark).attempt(error)
-            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), completed))
+            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), metrics))
         yield runner
         if runner.failure is None:
             runner.finish()
@@ -172,14 +167,16 @@ def _running(
     place: Place,
     spark: SparkSession,
     request: RunRequest,
-    on_checkpoint: Callable[[Completed], None],
+    metrics: RunMetrics,
+    on_checkpoint: Callable[[Completed], None] = lambda _: None,
 ) -> Iterator[StreamRunner]:
     """One writer epoch: taken at the start, and how it ended noted in the catalog; with its background."""
     region = open_region(settings, stream, place, request.options, cores(spark), who=request.who, drop=request.drop)
-    background = _background(settings, place, spark, region)
+    background = _background(settings, place, spark, region, metrics)
 
     def completed(checkpoint: Completed) -> None:
         background.completed(checkpoint.restores_from)
+        metrics.completed(place.catalog, checkpoint)
         on_checkpoint(checkpoint)
 
     outcome = "failed"
@@ -208,12 +205,16 @@ def _running(
             region.close(outcome)
 
 
-def _background(settings: Settings, place: Place, spark: SparkSession, region: Region) -> Background:
+def _background(
+    settings: Settings, place: Place, spark: SparkSession, region: Region, metrics: RunMetrics
+) -> Background:
     stream, units = region.stream.name, SparkUnits(spark, region.stream.name)
     options = BackgroundOptions(
         settings.materialization, settings.policy_options, settings.retention, region.options.parallelism
     )
-    return Background(place, stream, region.epoch, options, units, units.cancel)
+    return Background(
+        place, stream, region.epoch, options, units, units.cancel, lambda u: metrics.uploaded(place.catalog, u)
+    )
 
 
 def open_region(
