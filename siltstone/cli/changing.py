@@ -25,7 +25,7 @@ def fork(
     from siltstone.lifecycle import fork as forking
 
     with existing(settings_of(warehouse, catalog)) as place:
-        done = forking.fork(place.catalog, stream, new, at)
+        done = forking.fork(place, stream, new, at)
     line = f"{new}: forked from {stream} at checkpoint {done.forked_at}, shares {done.objects} objects, "
     line += f"{size(done.bytes)}, none copied, digest {done.digest}"
     print_result(asdict(done), as_json, line)

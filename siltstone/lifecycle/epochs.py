@@ -9,18 +9,24 @@ copy does that was given no identity of its own, one is refused.
 A backup may also be of the newest epoch, taken while its run was at work. It is noticed by the manifest of a checkpoint
 that is two above the catalog's newest, which is written only when the one between has been committed.
 
-Only the highest mark matters. Each epoch deletes those that it found of older ones, so a process that wakes up late
-deletes only lower marks, too.
+A fork shares objects with the stream it was made from, and is marked beside that stream's epochs: a catalog that does
+not know the fork is older than the store, too, and would delete what it shares. A stream whose name the catalog knows
+only as new is not begun over the objects of another one that it does not know.
+
+Of the marks of epochs only the highest matters. Each epoch deletes those that it found of older ones, so a process that
+wakes up late deletes only lower marks, too.
 """
 
 import logging
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 
 from siltstone.catalog.place import Place
-from siltstone.errors import ObjectExists, Unreachable, WrongWarehouse
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
 from siltstone.store.base import Store
-from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, stream_prefix
+from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_mark, marked_fork, stream_prefix
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,18 +42,49 @@ def begin_epoch(place: Place, stream: str, who: str) -> int:
         WrongWarehouse: the catalog is older than the store, or another catalog writes to the same store.
         Unreachable: the store or the catalog failed; an epoch that was begun has done nothing.
     """
-    marked = _marked(place.warehouse.store, stream)
-    _refuse_older(place, stream, marked)
+    marks = _marks(place.warehouse.store, stream)
+    _refuse_older(place, stream, marks)
+    mark_fork(place, stream)
     epoch = place.catalog.new_epoch(stream, who)
-    _mark(place, stream, epoch, who, marked)
+    _mark(place, stream, epoch, who, marks.epochs)
     return epoch
+
+
+def mark_fork(place: Place, stream: str) -> None:
+    """Mark a fork in the store, for all streams that it was made from; for a stream that is no fork, do nothing.
+
+    Raises:
+        UnknownStream: there is no such stream.
+        Unreachable: the store or the catalog failed.
+    """
+    _, *ancestors = place.catalog.lineage(stream)
+    for ancestor in ancestors:
+        with suppress(ObjectExists):
+            place.warehouse.store.put(fork_mark(ancestor, stream), f"{stream}\n".encode())
+
+
+def check_new_name(place: Place, stream: str) -> None:
+    """Make sure that the store holds nothing of a stream that the catalog does not know.
+
+    Raises:
+        WrongWarehouse: it does; nothing was changed.
+        Unreachable: the store or the catalog failed.
+    """
+    store = place.warehouse.store
+    there = any(_first(store, prefix) for prefix in (epoch_marks(stream), stream_prefix(stream)))
+    if there and all(record.name != stream for record in place.catalog.streams()):
+        raise WrongWarehouse(
+            f"the store at {place.warehouse.label} holds a stream {stream} that the catalog {place.catalog.url} does "
+            "not know: was the catalog restored from a backup? Name the newer one with --catalog, or give the new "
+            "stream another name"
+        )
 
 
 def go_on_from_backup(place: Place, stream: str, who: str, outcome: str) -> bool:
     """Where the catalog is older than the store, take the stream over under an epoch above the store's, and end it.
 
     What newer runs have written, and the catalog does not know of, is given up: it is kept for a while, as after any
-    recovery, and the working state of those runs is not used.
+    recovery, and the working state of those runs is not used. Forks that the catalog does not know are given up, too.
 
     Args:
         outcome: how that epoch ends.
@@ -56,20 +93,26 @@ def go_on_from_backup(place: Place, stream: str, who: str, outcome: str) -> bool
         Whether the catalog was older; if not, nothing is changed.
     """
     store, catalog = place.warehouse.store, place.catalog
-    marked = _marked(store, stream)
-    if not _is_older(place, stream, marked):
+    marks = _marks(store, stream)
+    forks = _unknown_forks(catalog, stream, marks)
+    if not forks and not _is_older(place, stream, marks):
         return False
-    newest = max([*marked, catalog.stream(stream).epoch])
-    paths = (CheckpointPath.of(name) for name, _ in store.list(stream_prefix(stream)))
-    stored = max((path.checkpoint for path in paths if path is not None), default=0)
+    newest, stored = max([*marks.epochs, catalog.stream(stream).epoch]), 0
+    for name, _ in store.list(stream_prefix(stream)):
+        path = CheckpointPath.of(name)
+        if path is not None:
+            newest, stored = max(newest, path.epoch), max(stored, path.checkpoint)
     epoch = catalog.skip_epochs(stream, who, above=newest, newest=stored)
-    _mark(place, stream, epoch, who, marked)
+    _mark(place, stream, epoch, who, marks.epochs)
+    if forks:
+        _LOG.warning("stream %s: its forks %s are given up, which the catalog does not know", stream, ", ".join(forks))
+        store.delete([fork_mark(stream, fork) for fork in forks])
     catalog.end_epoch(stream, epoch, outcome)
     return True
 
 
 def check_catalog(place: Place, stream: str) -> None:
-    """Make sure that the catalog knows every writer epoch of a stream that the store knows.
+    """Make sure that the catalog knows every writer epoch of a stream, and every fork of it, that the store knows.
 
     For whatever deletes: what it takes for orphans may be newer than the catalog.
 
@@ -78,14 +121,40 @@ def check_catalog(place: Place, stream: str) -> None:
         WrongWarehouse: it does not; nothing was changed.
     """
     # The store first: an epoch is begun in the catalog before it is marked.
-    _refuse_older(place, stream, _marked(place.warehouse.store, stream))
+    _refuse_older(place, stream, _marks(place.warehouse.store, stream))
 
 
-def _marked(store: Store, stream: str) -> list[int]:
-    """The epochs that are marked in the store."""
+@dataclass(frozen=True)
+class _Marks:
+    """What is marked in the store of one stream: writer epochs, and forks by name."""
+
+    epochs: list[int]
+    forks: list[str]
+
+
+def _marks(store: Store, stream: str) -> _Marks:
     prefix = epoch_marks(stream)
-    numbers = (name.removeprefix(prefix) for name, _ in store.list(prefix))
-    return [int(number) for number in numbers if number.isdecimal()]
+    names = [name for name, _ in store.list(prefix)]
+    numbers = (name.removeprefix(prefix) for name in names)
+    forks = (marked_fork(name) for name in names)
+    return _Marks([int(number) for number in numbers if number.isdecimal()], [fork for fork in forks if fork])
+
+
+def _first(store: Store, prefix: str) -> str | None:
+    return next((name for name, _ in store.list(prefix)), None)
+
+
+def _unknown_forks(catalog: Catalog, stream: str, marks: _Marks) -> list[str]:
+    """The marked forks that the catalog does not know, or knows as something else; read after the marks."""
+    unknown = []
+    for fork in marks.forks:
+        try:
+            known = stream in catalog.lineage(fork)[1:]
+        except UnknownStream:
+            known = False
+        if not known:
+            unknown.append(fork)
+    return unknown
 
 
 def _mark(place: Place, stream: str, epoch: int, who: str, marked: list[int]) -> None:
@@ -108,22 +177,34 @@ def _mark(place: Place, stream: str, epoch: int, who: str, marked: list[int]) ->
         _LOG.warning("stream %s: old epoch marks stay: %s", stream, error)
 
 
-def _is_older(place: Place, stream: str, marked: list[int]) -> bool:
-    """Whether the catalog is older than the store, whose marks were read before."""
+def _is_older(place: Place, stream: str, marks: _Marks) -> bool:
+    """Whether the store, whose marks were read before, knows runs of the stream that the catalog does not."""
     catalog, store = place.catalog, place.warehouse.store
     while True:
         epoch, newest = catalog.stream(stream).epoch, catalog.last_id(stream)
-        if max(marked, default=0) > epoch:
+        if max(marks.epochs, default=0) > epoch:
             return True
-        manifest = CheckpointPath(stream, epoch, newest + 2).manifest()
-        if not any(name == manifest for name, _ in store.list(manifest)):
+        if epoch:
+            manifest = CheckpointPath(stream, epoch, newest + 2).manifest()
+            newer = _first(store, manifest) == manifest
+        else:  # it has never run, so whatever there is of its name is of another stream
+            newer = _first(store, stream_prefix(stream)) is not None
+        if not newer:
             return False
         if (catalog.stream(stream).epoch, catalog.last_id(stream)) == (epoch, newest):
             return True  # else a run at work has gone on meanwhile
 
 
-def _refuse_older(place: Place, stream: str, marked: list[int]) -> None:
-    if _is_older(place, stream, marked):
+def _refuse_older(place: Place, stream: str, marks: _Marks) -> None:
+    forks = _unknown_forks(place.catalog, stream, marks)
+    if forks:
+        raise WrongWarehouse(
+            f"the catalog {place.catalog.url} is older than the store at {place.warehouse.label}: it does not know "
+            f"{', '.join(forks)}, made from stream {stream}, and might delete what it shares; was it restored from a "
+            "backup? Name the newer one with --catalog, or give up what it does not know of with `siltstone recover "
+            f"{stream} --accept-loss`"
+        )
+    if _is_older(place, stream, marks):
         known, newest = place.catalog.stream(stream).epoch, place.catalog.last_id(stream)
         raise WrongWarehouse(
             f"the catalog {place.catalog.url} is older than the store at {place.warehouse.label}: of stream {stream} "

@@ -4,15 +4,19 @@ Nothing is copied but rows of the catalog (`catalog.forking`). What a fork write
 sink. What it reads before its chains begin with bases of its own, it shares with the stream it was made from.
 """
 
+import logging
 from dataclasses import dataclass
 
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.repository import Catalog
-from siltstone.errors import UnknownStream, UsageError
-from siltstone.model import LATEST
+from siltstone.catalog.place import Place
+from siltstone.errors import UnknownStream, Unreachable, UsageError
+from siltstone.lifecycle.epochs import check_catalog, check_new_name, mark_fork
+from siltstone.model import LATEST, check_name
 from siltstone.settings import Settings
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream, find_stream
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +31,30 @@ class Forked:
     bytes: int
 
 
-def fork(catalog: Catalog, stream: str, new: str, at: str = LATEST) -> Forked:
+def fork(place: Place, stream: str, new: str, at: str = LATEST) -> Forked:
     """Begin the stream `new` at the checkpoint of `stream` that `at` means (as `Catalog.resolve`).
 
-    A run of `stream` may be at work; it is not waited for and does not wait.
+    A run of `stream` may be at work; it is not waited for and does not wait. The fork is marked in the store
+    (`lifecycle.epochs`), by its first run if not now.
 
     Raises:
         UnknownStream, UnknownCheckpoint: nothing is there to begin with.
         UsageError: `new` is no stream's name, or there is such a stream; nothing changed.
+        WrongWarehouse: the catalog is older than the store, or the store holds a stream `new` that the catalog does not
+            know; nothing changed.
+        Unreachable: the store or the catalog failed; nothing changed.
     """
+    catalog = place.catalog
     catalog.stream(stream)
     checkpoint = catalog.resolve(stream, at)
+    check_name("stream", new)
+    check_catalog(place, stream)
+    check_new_name(place, new)
     catalog.fork(stream, new, checkpoint)
+    try:
+        mark_fork(place, new)
+    except Unreachable as error:
+        _LOG.warning("stream %s is not marked in the store yet, its first run does that: %s", new, error)
     shared = catalog.objects(new)
     digest = catalog.checkpoint(new, checkpoint).digest
     return Forked(new, stream, checkpoint, digest, len(shared), sum(stored.bytes for stored in shared))

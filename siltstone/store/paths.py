@@ -4,6 +4,7 @@
     |- objects/                                 root of the filesystem store; below it, object names:
     |  |- .tmp/                                     objects still being written; never listed, never read
     |  |- _epochs/<stream>/<epoch:08d>              that a writer epoch was begun (`lifecycle.epochs`)
+    |  |- _epochs/<stream>/fork-<fork>              that there is a fork, which shares objects
     |  |- _warehouse/identity                       which warehouse this is; the catalog has the same (`store.identity`)
     |  '- <stream>/
     |     '- <epoch:08d>/                           writer epoch
@@ -46,6 +47,7 @@ TEMPORARY = ".tmp"
 IDENTITY = "_warehouse/identity"
 """the object that says which warehouse a store holds; no stream's name begins with an underscore"""
 _EPOCHS = "_epochs"
+_FORK = "fork-"
 _SNAPSHOT = ".snapshot.parquet"
 _BASE = ".base.parquet"
 _MATERIALIZED = ".materialized.parquet"
@@ -61,6 +63,7 @@ _FILE = re.compile(
     r"|[a-z][a-z0-9_-]*\.[A-Za-z0-9_-]{1,64}\.materialized\.arrow"
     r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?\.\d{5}\.[A-Za-z0-9_-]{1,64}\.output\.arrow"
 )
+_FORK_MARK = re.compile(rf"{_EPOCHS}/[a-z][a-z0-9_-]*/{_FORK}([a-z][a-z0-9_-]*)")
 _PLACE = re.compile(r"([a-z][a-z0-9_-]*)/(\d{8})/(\d{12})/[^/]+")
 
 
@@ -234,6 +237,17 @@ def epoch_marks(stream: str) -> str:
 def epoch_mark(stream: str, epoch: int) -> str:
     """The object that says that a writer epoch was begun."""
     return f"{epoch_marks(stream)}{epoch:08d}"
+
+
+def fork_mark(stream: str, fork: str) -> str:
+    """The object that says that another stream is a fork of this one, or of a fork of it."""
+    return f"{epoch_marks(stream)}{_FORK}{check_name('stream', fork)}"
+
+
+def marked_fork(name: str) -> str | None:
+    """The fork that a mark names; None for the name of anything else."""
+    found = _FORK_MARK.fullmatch(name)
+    return found[1] if found else None
 
 
 def _writer(operator: str, variable: str | None, subtask: int, attempt: int | str) -> str:

@@ -231,7 +231,7 @@ class World:
 
         def work(process: Process, place: Place, stream: str) -> None:
             last = place.catalog.last_id(stream)
-            fork(place.catalog, stream, new, str(max(1, last - a % 3)))
+            fork(place, stream, new, str(max(1, last - a % 3)))
 
         return work
 

@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from siltstone.model import StoredObject
 from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.policy.retention import RetentionOptions
 from siltstone.store.filesystem import FilesystemStore
-from siltstone.store.paths import epoch_mark, epoch_marks
+from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_mark
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, in_order
 from tests.region_run import RegionRun
@@ -257,10 +258,113 @@ def test_a_late_writer_deletes_no_newer_mark(root: Path, monkeypatch: pytest.Mon
         check_catalog(place, NAME)
 
 
+# Forks
+
+FORK = replace(SMALL, name="what-if")
+
+
+def forked(root: Path) -> list[str]:
+    """Restore a backup that does not know of a fork which was made, and has run, since; all names in the store."""
+    shutil.copy(root / "catalog.db", root / "backup.db")
+    with Place.writable(str(root)) as place:
+        fork(place, NAME, FORK.name)
+        run = RegionRun(place, FORK, POLICY)
+        run.step(purchases()[4])
+        run.region.close("done")
+        names = [name for name, _ in place.warehouse.store.list("")]
+    (root / "catalog.db").rename(root / "newer.db")
+    (root / "backup.db").rename(root / "catalog.db")
+    return names
+
+
+def accepted(place: Place, stream: str) -> None:
+    assert recover(place, stream, run=in_order, accept_loss=True).fenced
+
+
+def test_nothing_of_a_fork_that_the_backup_does_not_know_is_deleted(root: Path) -> None:
+    """It shares objects with the stream it was made from, whose writer epochs the backup knows all of."""
+    names, keep_one = forked(root), RetentionOptions.model_validate({"keep_last": 1})
+    with Place.writable(str(root)) as place:
+        for refused in (
+            lambda: RegionRun(place, SMALL, POLICY),
+            lambda: recover(place, NAME, run=in_order),
+            lambda: sweep(place, NAME),
+            lambda: truncate(place, NAME, keep_one),
+            lambda: truncate(place, NAME, keep_one, dry_run=True),
+            lambda: delete_checkpoints(place, NAME, [1]),
+            lambda: fork(place, NAME, "another"),
+        ):
+            with pytest.raises(WrongWarehouse, match=r"not know what-if, made from stream small, .*--accept-loss"):
+                refused()
+        assert [name for name, _ in place.warehouse.store.list("")] == names
+    with Place.writable(str(root), f"sqlite:///{root}/newer.db") as place:
+        assert not failures(place, FORK.name)
+
+
+def test_a_stream_of_the_name_of_an_unknown_fork_overwrites_and_sweeps_nothing_of_it(root: Path) -> None:
+    names = forked(root)
+    with Place.writable(str(root)) as place:
+        accepted(place, NAME)
+        place.catalog.skip_epochs(NAME, "a test", above=90, newest=4)  # a fork made now would have newer epochs
+        with pytest.raises(WrongWarehouse, match=r"holds a stream what-if that the catalog .* does not know"):
+            fork(place, NAME, FORK.name)
+        for _ in range(2):
+            with pytest.raises(WrongWarehouse, match="of stream what-if it knows writer epochs up to 0"):
+                RegionRun(place, FORK, POLICY)
+        sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
+        theirs = {name for name in names if name.startswith(f"{FORK.name}/")}
+        assert theirs and theirs <= {name for name, _ in place.warehouse.store.list("")}
+        accepted(place, FORK.name)
+        run = RegionRun(place, FORK, POLICY)
+        run.step(purchases()[0])
+        assert not failures(place, FORK.name) and not failures(place, NAME)
+        assert theirs <= {name for name, _ in place.warehouse.store.list("")}, "kept for people to look at"
+
+
+def test_a_new_stream_is_not_begun_over_objects_from_before_there_were_marks(tmp_path: Path) -> None:
+    old = CheckpointPath(NAME, 1, 1).manifest()
+    with Place.writable(str(tmp_path / "w")) as place:
+        place.warehouse.store.put(old, b"of another stream")
+        with pytest.raises(WrongWarehouse, match="epochs up to 0 and checkpoints up to 0, the store has newer"):
+            RegionRun(place, SMALL, POLICY)
+        accepted(place, NAME)
+        run_on(place, 1, 1)
+        assert old in {name for name, _ in place.warehouse.store.list("")} and not failures(place, NAME)
+
+
+def test_forks_of_forks_are_marked_for_all_that_they_share_with(root: Path) -> None:
+    with Place.writable(str(root)) as place:
+        fork(place, NAME, "once")
+        fork(place, "once", "twice")
+        assert marks(place) == ["00000002", "fork-once", "fork-twice"]
+        assert [name for name, _ in place.warehouse.store.list(epoch_marks("once"))] == [fork_mark("once", "twice")]
+        check_catalog(place, NAME)
+        check_catalog(place, "once")
+        place.warehouse.store.put(fork_mark(NAME, "thrice"), b"")
+        place.catalog.register("thrice", SMALL.max_parallelism, definition_of(SMALL, {}))
+        with pytest.raises(WrongWarehouse, match="does not know thrice"):
+            check_catalog(place, NAME)  # a stream of that name is no fork of it
+
+
+def test_a_fork_that_could_not_be_marked_is_marked_by_its_first_run(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> StoredObject:
+        raise Unreachable("the store is away")
+
+    with Place.writable(str(root)) as place:
+        with monkeypatch.context() as patch:
+            patch.setattr(FilesystemStore, "put", away)
+            fork(place, NAME, FORK.name)
+        assert marks(place) == ["00000002"]
+        RegionRun(place, FORK, POLICY)
+        assert marks(place) == ["00000002", f"fork-{FORK.name}"]
+
+
 def test_a_fork_has_marks_of_its_own(root: Path) -> None:
     with Place.writable(str(root)) as place:
-        fork(place.catalog, NAME, "fork")
+        fork(place, NAME, "fork")
         assert begin_epoch(place, "fork", "a test") == 3
-        assert marks(place) == ["00000002"]
+        assert marks(place) == ["00000002", "fork-fork"]
         check_catalog(place, NAME)
         check_catalog(place, "fork")

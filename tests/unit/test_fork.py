@@ -74,7 +74,7 @@ def consolidate(place: Place, stream: str, checkpoint: int, id: str) -> None:
 @pytest.mark.slow
 def test_a_fork_copies_no_object_and_restores_to_the_same(place: Place) -> None:
     before, parent = stored(place), place.catalog.stream(NAME)
-    made = fork(place.catalog, NAME, NEW, "3")
+    made = fork(place, NAME, NEW, "3")
     at = place.catalog.checkpoint(NAME, 3)
     assert (made.stream, made.forked_from, made.forked_at, made.digest) == (NEW, NAME, 3, at.digest)
     assert stored(place) == before
@@ -95,7 +95,7 @@ def test_a_fork_copies_no_object_and_restores_to_the_same(place: Place) -> None:
 
 @pytest.mark.slow
 def test_a_fork_goes_its_own_way(place: Place) -> None:
-    fork(place.catalog, NAME, NEW, "3")
+    fork(place, NAME, NEW, "3")
     ours, theirs = run_of(place, NEW, parallelism=1), new_run(place)
     assert list(ours.region.input_position().newest) == place.catalog.steps(NAME, 3)[-2:]
     again = [ours.step(rows(n)) for n in (4, 5)]
@@ -110,7 +110,7 @@ def test_a_fork_goes_its_own_way(place: Place) -> None:
 
 def test_a_fork_that_is_taken_back_behind_its_beginning_says_nothing_twice(place: Place) -> None:
     """It does again what its parent did, whose sinks have that; its own begin where it began."""
-    fork(place.catalog, NAME, NEW, "3")
+    fork(place, NAME, NEW, "3")
     epoch = place.catalog.new_epoch(NEW, "a test")
     place.catalog.rewind(NEW, epoch, 0, "a test", "a test")
     ours, theirs = run_of(place, NEW), new_run(place)
@@ -119,7 +119,7 @@ def test_a_fork_that_is_taken_back_behind_its_beginning_says_nothing_twice(place
 
 
 def test_what_the_parent_deletes_stays_for_the_fork(place: Place) -> None:
-    fork(place.catalog, NAME, NEW, "3")
+    fork(place, NAME, NEW, "3")
     kept, before = names_of(place, NEW), stored(place)
     _, ahead = foresee(place.catalog, NAME, [1, 2, 3, 4])
     done = delete_checkpoints(place, NAME, [1, 2, 3, 4])
@@ -135,7 +135,7 @@ def test_what_the_parent_deletes_stays_for_the_fork(place: Place) -> None:
 
 
 def test_a_fork_becomes_independent_and_the_last_one_deletes(place: Place) -> None:
-    fork(place.catalog, NAME, NEW, "4")
+    fork(place, NAME, NEW, "4")
     delete_checkpoints(place, NAME, [1, 2, 3, 4])
     run = run_of(place, NEW)
     shared = {name for name in names_of(place, NEW) if name.startswith(f"{NAME}/")}
@@ -156,7 +156,7 @@ def test_a_fork_becomes_independent_and_the_last_one_deletes(place: Place) -> No
 
 
 def test_a_fork_that_lets_go_leaves_the_parent_whole(place: Place) -> None:
-    fork(place.catalog, NAME, NEW, "4")
+    fork(place, NAME, NEW, "4")
     run = run_of(place, NEW)
     run.step(rows(5))
     consolidate(place, NEW, 5, "m1")
@@ -169,8 +169,8 @@ def test_a_fork_that_lets_go_leaves_the_parent_whole(place: Place) -> None:
 def test_a_fork_begins_with_materialized_bases(place: Place) -> None:
     consolidate(place, NAME, 3, "m1")
     consolidate(place, NAME, 4, "m2")
-    fork(place.catalog, NAME, NEW, "3")
-    fork(place.catalog, NAME, "later", "4")
+    fork(place, NAME, NEW, "3")
+    fork(place, NAME, "later", "4")
     assert place.catalog.chain(NEW, 3) == [3] and place.catalog.chain("later", 4) == [4]
     assert not any(".m2." in name for name in names_of(place, NEW))
     assert {m.id for m in place.catalog.materializations(NEW)} == {"m1"}
@@ -182,9 +182,9 @@ def test_a_fork_begins_with_materialized_bases(place: Place) -> None:
 
 @pytest.mark.slow
 def test_a_fork_of_a_fork(place: Place) -> None:
-    fork(place.catalog, NAME, NEW, "3")
+    fork(place, NAME, NEW, "3")
     run_of(place, NEW).step(rows(4))
-    fork(place.catalog, NEW, "again")
+    fork(place, NEW, "again")
     assert place.catalog.lineage("again") == ["again", NEW, NAME]
     assert [c.id for c in place.catalog.checkpoints("again")] == [4]
     run_of(place, NEW).step(rows(5))
@@ -201,7 +201,7 @@ def test_two_that_let_go_at_once_leave_an_orphan_which_a_sweep_finds(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sees that the other still refers to it; the second is whole while the first is between its transactions."""
-    fork(place.catalog, NAME, NEW, "4")
+    fork(place, NAME, NEW, "4")
     run = run_of(place, NEW)
     run.step(rows(5))
     consolidate(place, NEW, 5, "m1")
@@ -236,7 +236,7 @@ def test_a_fork_at_any_moment_of_a_deletion_is_whole_or_refused(written: Path, t
                 left[0] -= 1
                 if left[0] == -1:
                     try:
-                        fork(place.catalog, NAME, NEW, str(at))
+                        fork(place, NAME, NEW, str(at))
                         reached.append(True)
                     except UnknownCheckpoint:
                         reached.append(False)
@@ -288,14 +288,14 @@ def test_stopped_anywhere_there_is_no_fork_at_all(place: Place, monkeypatch: pyt
     for method in ("insert_objects", "objects", "chain"):
         with monkeypatch.context() as patch, pytest.raises(Stop):
             patch.setattr(catalog_rows, method, stop)
-            fork(place.catalog, NAME, NEW, "4")
+            fork(place, NAME, NEW, "4")
         assert [s.name for s in place.catalog.streams()] == [NAME]
-    fork(place.catalog, NAME, NEW, "4")
+    fork(place, NAME, NEW, "4")
     check_whole(place, NAME, NEW)
 
 
 def test_what_a_fork_has_no_live_state_of_is_not_copied_from_the_parent(place: Place) -> None:
-    fork(place.catalog, NAME, NEW)
+    fork(place, NAME, NEW)
     manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, NEW, 5), NEW)
     task = snapshot_tasks(place.warehouse, manifests[5], "heap", "a")[0]
     with pytest.raises(StateError, match=rf"no live state of {NEW}/by_key"):
@@ -321,8 +321,8 @@ def test_a_fork_is_run_by_the_definition_of_the_stream_it_goes_back_to(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = project(tmp_path, monkeypatch, "defines_parent")
-    fork(place.catalog, NAME, NEW, "3")
-    fork(place.catalog, NEW, "again")
+    fork(place, NAME, NEW, "3")
+    fork(place, NEW, "again")
     for name in (NEW, "again"):
         found = stream_named(settings, name)
         assert (found.name, found.origin, found.operators) == (name, NAME, STREAM.operators)
@@ -343,7 +343,7 @@ def test_a_fork_may_have_a_definition_of_its_own(place: Place, tmp_path: Path, m
     more = f"OWN = Stream({NEW!r}, source=None, operators=STREAM.operators, max_parallelism=4)"
     settings = project(tmp_path, monkeypatch, "defines_both", more)
     assert stream_named(settings, NEW).origin is None
-    fork(place.catalog, NAME, NEW, "3")
+    fork(place, NAME, NEW, "3")
     found = stream_named(settings, NEW)
     assert (found.name, found.origin, found.source) == (NEW, NAME, None)
 
@@ -416,7 +416,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
 @pytest.mark.slow
 def test_a_mistake_is_one_line_and_changes_nothing(place: Place, tmp_path: Path) -> None:
     place.catalog.register("idle", 4, {})
-    fork(place.catalog, NAME, "taken", "2")
+    fork(place, NAME, "taken", "2")
     delete_checkpoints(place, NAME, [1])
 
     def contents() -> tuple[Any, ...]:

@@ -189,7 +189,7 @@ def test_a_damaged_warehouse_of_0_1_is_adopted_by_hand(root: Path) -> None:
 def test_a_moved_warehouse_keeps_its_identity_and_a_fork_shares_it(root: Path, tmp_path: Path) -> None:
     with Place.existing(str(root)) as place:
         identity = identity_of(place)
-        fork(place.catalog, NAME, "fork")
+        fork(place, NAME, "fork")
     root.rename(tmp_path / "moved")
     with Place.existing(str(tmp_path / "moved")) as place:
         assert identity_of(place) == identity and {s.name for s in place.catalog.streams()} == {NAME, "fork"}

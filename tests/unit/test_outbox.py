@@ -377,7 +377,7 @@ def test_a_fork_delivers_its_own_output_and_none_of_its_parents(place: Place, he
     run = Outboxed(place, Heard(), delivers=False)
     for n in (1, 2):
         run.step(batch(n))
-    fork(place.catalog, NAME, "what-if", "2")
+    fork(place, NAME, "what-if", "2")
     theirs = Heard()
     other = Outboxed(place, theirs, stream=replace(STREAM, name="what-if"))
     assert theirs.ids == [] and outstanding(place, "what-if") == []
