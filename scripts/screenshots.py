@@ -6,7 +6,6 @@ killed with SIGKILL, so that its recovery shows. Every picture waits until the p
 
 import argparse
 import os
-import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from playwright.sync_api import Page as Browser
 from playwright.sync_api import sync_playwright
 
 from siltstone.catalog.place import Place
-from tests.dagster.page import LOCATION, REPOSITORY_NAME, Page, served
+from tests.dagster.page import LOCATION, REPOSITORY_NAME, Page, browser, served
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 WINDOW, WIDE, LOW, SCALE = (1750, 1000), (2200, 1150), (1750, 320), 0.8
@@ -26,7 +25,6 @@ WAIT_MS, STILL_MS, LOOKS = 180_000, 1_000, 30
 STREAM = "flights"
 DAYS = [f"2013-01-{day:02d}" for day in range(2, 32)]
 ENVIRONMENT = {"SILTSTONE_RECOVERY__DELAY_S": "1", "SILTSTONE_UI__SENSORS_S": "2"}
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def main() -> None:
@@ -35,7 +33,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PICTURES, help="where the pictures go")
     parser.add_argument("--warehouse", type=Path, help="where the scene is set; default a new one, removed at the end")
     given = parser.parse_args()
-    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    executable = browser()
     if executable is None:
         parser.error("no Chromium here: apt install chromium")
     given.out.mkdir(parents=True, exist_ok=True)
@@ -44,11 +42,11 @@ def main() -> None:
         with served(warehouse, Path(scratch) / "log", **ENVIRONMENT) as page:
             backfill = set_scene(page, warehouse)
             with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-                view = browser.new_page(device_scale_factor=SCALE)
+                chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+                view = chromium.new_page(device_scale_factor=SCALE)
                 view.set_default_timeout(WAIT_MS)
                 take_pictures(view, page.address, backfill, given.out)
-                browser.close()
+                chromium.close()
 
 
 def set_scene(page: Page, warehouse: Path) -> str:

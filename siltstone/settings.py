@@ -73,6 +73,12 @@ class UiOptions(BaseModel):
         default=None, repr=False, description="postgresql:// URL for runs and events; default files in the warehouse"
     )
     sensors_s: int = Field(default=10, ge=1, description="seconds between two looks of a sensor, at least")
+    token: str | None = Field(
+        default=None, repr=False, description="what the page asks for; needed with a --host that others reach"
+    )
+    hosts: list[str] = Field(
+        default=[], description="further names under which the page is reached, HOST or HOST:PORT, as behind a proxy"
+    )
 
 
 class Settings(BaseSettings):

@@ -1,6 +1,7 @@
 """Hands over to Dagster's web server on this repository's code location. Starts Dagster, never imports it."""
 
 import importlib.util
+import ipaddress
 import os
 import socket
 import sys
@@ -19,6 +20,10 @@ NEEDED = ("dagster", "dagster_webserver")
 POSTGRES_DRIVER = "dagster_postgres"
 STORAGE = "SILTSTONE_UI__STORAGE"
 """the variable that Dagster reads the database's URL from: it may hold a password, and no file does"""
+HOST = "SILTSTONE_UI_HOST"
+"""the variable that `orchestration/webserver.py` reads its address from"""
+TOKEN_CHARACTERS = 16
+"""the shortest token that is taken"""
 OURS = "# Written by `siltstone ui` at each start. Remove this line to make it yours: then it stays as it is.\n"
 INSTANCE = """\
 telemetry:
@@ -51,8 +56,9 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     The warehouse and catalog of `settings` are those of every run that is launched from the page.
 
     Raises:
-        UsageError: Dagster is not installed, no workspace.yaml here, an address or port that cannot be listened on, a
-            storage that is no URL of PostgreSQL, or one that the user's own dagster.yaml does not use.
+        UsageError: Dagster is not installed, no workspace.yaml here, an address or port that cannot be listened on, an
+            address that others reach and no token, a storage that is no URL of PostgreSQL, or one that the user's own
+            dagster.yaml does not use.
         Unreachable: the warehouse cannot be written, or the storage not be reached.
     """
     storage = settings.ui.storage
@@ -61,7 +67,7 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
             raise UsageError(f"the page needs {' and '.join(missing)}: pip install 'siltstone[{extra}]'")
     if not WORKSPACE.is_file():
         raise UsageError(f"no {WORKSPACE} in {Path.cwd()}: run this in a checkout of Siltstone's repository")
-    _check_free(host, port)
+    _check_token(settings.ui.token, is_private=_check_free(host, port))
     if storage:
         check_reachable(storage, "Dagster's storage")
     warehouse = Warehouse.at(settings.warehouse)
@@ -72,9 +78,10 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     if storage:  # Dagster is written for this driver; which one a plain URL means is SQLAlchemy's choice
         url = make_url(storage).set(drivername="postgresql+psycopg2")
         environment[STORAGE] = url.render_as_string(hide_password=False)
+    environment[HOST] = host
     # Dagster warns on every start that it has a second command line, `dg`, for projects of another layout.
     python = [sys.executable, "-W", "ignore:Function `dev_command` is superseded"]
-    dagster = ["-m", "dagster", "dev", "-w", str(WORKSPACE), "-h", host, "-p", str(port)]
+    dagster = ["-m", "orchestration.dev", "-w", str(WORKSPACE), "-p", str(port)]
     os.execve(sys.executable, [*python, *dagster], environment)
 
 
@@ -95,10 +102,11 @@ def _home(warehouse: Warehouse, storage: str | None) -> Path:
     return home
 
 
-def _check_free(host: str, port: int) -> None:
-    """UsageError unless something can listen there now."""
+def _check_free(host: str, port: int) -> bool:
+    """Whether only this machine reaches what listens there; UsageError unless something can listen there now."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
@@ -107,3 +115,15 @@ def _check_free(host: str, port: int) -> None:
         raise UsageError(
             f"cannot listen on {host}, port {port} ({reason}): name another with --host or --port"
         ) from None
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+
+
+def _check_token(token: str | None, *, is_private: bool) -> None:
+    """UsageError where there has to be a token and is none, or one that can be guessed."""
+    if token is None and not is_private:
+        raise UsageError(
+            "others than this machine reach that address, and whoever reaches the page can run things: set "
+            'SILTSTONE_UI__TOKEN, such as to "$(openssl rand -hex 32)", and log in with it; or leave --host out'
+        )
+    if token is not None and len(token) < TOKEN_CHARACTERS:
+        raise UsageError(f"the token of the page has {len(token)} characters: use {TOKEN_CHARACTERS} or more")

@@ -24,7 +24,7 @@ def demo(
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 3000,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other than loopback, anyone there may run things.")
+        str, typer.Option(help="Address to listen on; one that others reach needs a token (SILTSTONE_UI__TOKEN).")
     ] = "127.0.0.1",
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,

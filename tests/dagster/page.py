@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 START_S, RUN_S, STOP_S, POLL_S = 300.0, 600.0, 20.0, 0.5
 """how long each may take on a machine that has other things to do"""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DONE = {"SUCCESS", "FAILURE", "CANCELED"}
 LOCATION, REPOSITORY_NAME = "siltstone", "__repository__"
 Found = TypeVar("Found")
@@ -63,6 +65,7 @@ class Page:
     address: str
     log: Path
     pid: int
+    token: str | None = None
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
         """The answer to one query.
@@ -71,11 +74,17 @@ class Page:
             OSError: nobody answers.
         """
         body = json.dumps({"query": query, "variables": variables}).encode()
-        request = urllib.request.Request(f"{self.address}/graphql", body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"} | self.authorization
+        request = urllib.request.Request(f"{self.address}/graphql", body, headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             said = json.load(answer)
         assert "errors" not in said, said["errors"]
         return said["data"]
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that shows the token, where one is needed."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def launch(self, job: str, config: Mapping[str, Any] | None = None) -> str:
         """Launch a job; the run's id."""
@@ -168,6 +177,11 @@ class Page:
         return found
 
 
+def browser() -> str | None:
+    """The program of a Chromium, if there is one here."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
 @contextmanager
 def served(warehouse: Path, log: Path, **environment: str) -> Iterator[Page]:
     """A running `siltstone ui` that has loaded; it and all it started are gone at the end."""
@@ -182,7 +196,7 @@ def served(warehouse: Path, log: Path, **environment: str) -> Iterator[Page]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    page = Page(f"http://{HOST}:{port}", log, server.pid)
+    page = Page(f"http://{HOST}:{port}", log, server.pid, environment.get("SILTSTONE_UI__TOKEN"))
 
     def loaded() -> bool | None:
         assert server.poll() is None, log.read_text()

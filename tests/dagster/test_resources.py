@@ -28,6 +28,7 @@ def resolved(**config: Any) -> WarehouseResource:
 
 def test_urls_may_come_from_variables_that_are_read_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_CATALOG", "postgresql://user:secret@db/siltstone")
+    monkeypatch.setenv("SILTSTONE_MASTER", "spark://one:7077")
     warehouse = resolved(url="/data", catalog=dg.EnvVar("MY_CATALOG"))
     settings = warehouse.settings(SparkResource(master="spark://one:7077", conf={"spark.executor.memory": "2g"}))
     assert (settings.warehouse, settings.catalog) == ("/data", "postgresql://user:secret@db/siltstone")
@@ -41,6 +42,33 @@ def test_what_is_not_given_is_as_the_engine_has_it(monkeypatch: pytest.MonkeyPat
     assert WarehouseResource(url="/given").settings(SparkResource(), parallelism=3).parallelism == 3
     with pytest.raises(UsageError, match="option policy"):
         WarehouseResource().settings(SparkResource(), policy=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.driver.extraJavaOptions", "-XX:OnOutOfMemoryError=touch"),
+        ("spark.pyspark.python", "/tmp/any"),
+        ("spark.jars.packages", "any:any:1"),
+        ("spark.plugins", "any.Plugin"),
+        ("spark.sql.extensions", "any.Extension"),
+        ("spark.driver.memory", "1g -javaagent:any.jar"),
+    ],
+)
+def test_a_launch_cannot_bring_spark_settings_that_run_code(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"a run cannot set '?{name}"):
+        WarehouseResource().settings(SparkResource(conf={name: value}))
+
+
+@pytest.mark.parametrize("master", ["spark://elsewhere:7077", "sc://elsewhere", "local-cluster[1,1,1]", "k8s://x"])
+def test_a_launch_cannot_name_another_spark(master: str) -> None:
+    with pytest.raises(UsageError, match="a run cannot name the Spark master"):
+        WarehouseResource().settings(SparkResource(master=master))
+
+
+def test_a_launch_may_say_how_much_of_this_spark_it_takes() -> None:
+    settings = WarehouseResource().settings(SparkResource(master="local[2]", conf={"spark.driver.memory": "2g"}))
+    assert (settings.master, settings.spark) == ("local[2]", {"spark.driver.memory": "2g"})
 
 
 class Session:

@@ -3,6 +3,8 @@
 import os
 import socket
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from sqlalchemy import URL, create_engine, text
@@ -30,7 +32,9 @@ def test_the_page_shows_the_streams_of_the_repository_and_keeps_runs_in_postgres
 ) -> None:
     warehouse = tmp_path / "warehouse"
     url = postgres.set(drivername="postgresql", password="no-secret-of-anybody").render_as_string(hide_password=False)
-    with served(warehouse, tmp_path / "log", SILTSTONE_UI__STORAGE=url) as page:
+    with served(warehouse, tmp_path / "log", SILTSTONE_UI__STORAGE=url, SILTSTONE_UI__TOKEN="t" * 32) as page:
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(f"{page.address}/server_info")
         found = page.ask(ASSETS)
         run = page.launch("flights__sweep")
         assert page.ended(run).status == "FAILURE", "there is no stream to sweep"
@@ -149,6 +153,15 @@ def test_a_port_that_is_taken(became: list[dict[str, str]], tmp_path: Path) -> N
 
 def test_an_address_that_is_not_this_machine(became: list[dict[str, str]], tmp_path: Path) -> None:
     assert "cannot listen on 192.0.2.1" in refused(became, tmp_path / "w", "192.0.2.1", free_port())
+
+
+@pytest.mark.parametrize(("host", "token"), [("0.0.0.0", None), ("::", None), ("0.0.0.0", "short"), (HOST, "short")])
+def test_a_page_that_others_reach_has_a_token_that_nobody_guesses(
+    became: list[dict[str, str]], tmp_path: Path, host: str, token: str | None
+) -> None:
+    with pytest.raises(UsageError, match="SILTSTONE_UI__TOKEN" if token is None else "use 16 or more"):
+        ui.serve(Settings(warehouse=str(tmp_path / "w"), ui={"token": token}), host, free_port())  # pyright: ignore[reportArgumentType]
+    assert became == [] and not (tmp_path / "w").exists()
 
 
 def test_a_directory_without_a_code_location(

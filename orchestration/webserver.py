@@ -1,0 +1,45 @@
+"""Dagster's web server with the guard before it; takes the arguments of `dagster-webserver`.
+
+`orchestration.dev` starts it. Where it listens is in a variable of its own: what it is given as `--host` is no address,
+so that a Dagster that would serve without the guard cannot serve at all.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import uvicorn
+from dagster_webserver import cli
+from dagster_webserver.app import create_app_from_workspace_process_context
+
+from orchestration.guard import Guard
+from siltstone.settings import load_settings
+
+HOST = "SILTSTONE_UI_HOST"
+"""the variable that holds the address to listen on"""
+
+
+@asynccontextmanager
+async def _lifespan(_: Any) -> AsyncIterator[None]:
+    with suppress(asyncio.CancelledError):  # what uvicorn ends with when it is told to
+        yield
+
+
+def serve(
+    context: Any, host: str, port: int, path_prefix: str, log_level: str, live_data_poll_rate: int | None = None
+) -> None:
+    """In the place of Dagster's own function of these arguments; `host` is not looked at."""
+    options = load_settings().ui
+    at = os.environ[HOST]
+    app = create_app_from_workspace_process_context(context, path_prefix, live_data_poll_rate, lifespan=_lifespan)
+    own = {at, socket.gethostname(), socket.getfqdn()}
+    hosts = {f"[{name}]" if ":" in name else name for name in own} | set(options.hosts)
+    uvicorn.run(Guard(app, hosts, options.token), host=at, port=port, log_level=log_level)
+
+
+if __name__ == "__main__":
+    cli.host_dagster_ui_with_workspace_process_context = serve
+    cli.main()
