@@ -1,7 +1,9 @@
 """The outcome of checks as Great Expectations' Data Docs: pages for people, to be read in a browser."""
 
+import html
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from checks.facts import Subject
 from checks.suites import SUITES, Suite
@@ -32,6 +34,7 @@ def build_data_docs(subject: Subject, directory: Path, suites: Iterable[Suite] =
         facts = suite.gather(subject)
         if facts.empty:
             continue
+        facts = facts.map(_as_text)
         batch = source.add_dataframe_asset(suite.name).add_batch_definition_whole_dataframe("all")
         name = f"{subject.name}.{suite.name}"
         expected = expectation_suite(suite)
@@ -48,3 +51,8 @@ def build_data_docs(subject: Subject, directory: Path, suites: Iterable[Suite] =
     context.build_data_docs(site_names=[_SITE])
     [site] = context.get_docs_sites_urls()
     return Path((site["site_url"] or "").removeprefix("file://"))
+
+
+def _as_text(value: Any) -> Any:
+    """What the pages show as it is: Great Expectations writes values into them as HTML, and keys are anybody's."""
+    return html.escape(value) if isinstance(value, str) else value

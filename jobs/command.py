@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from siltstone.cli import main
-from siltstone.settings import Settings, load_settings
+from siltstone.settings import Settings, given_settings
 
 
 def job_parser(description: str | None) -> ArgumentParser:
@@ -33,7 +33,7 @@ def run_job(
 
     def command() -> int:
         given = parser.parse_args()
-        settings = load_settings(warehouse=given.warehouse, catalog=given.catalog, parallelism=given.parallelism)
+        settings = given_settings(given.warehouse, given.catalog, parallelism=given.parallelism)
         result = work(settings, given)
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
         return 1 if failed(result) else 0

@@ -70,7 +70,7 @@ def definitions_of(
         resources={
             "warehouse": WarehouseResource(),
             "spark": SparkResource(),
-            "notifier": WebhookNotifier(url=settings.alerts.webhook) if settings.alerts.webhook else LogNotifier(),
+            "notifier": WebhookNotifier() if settings.alerts.webhook else LogNotifier(),
         },
         # One process, hence one Spark session, for all steps of a run.
         executor=dg.in_process_executor,

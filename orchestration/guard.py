@@ -192,7 +192,7 @@ def _media_type(connection: HTTPConnection) -> str:
 
 
 def _only(headers: Headers, name: str) -> str | None:
-    """The one value of a header, None if there is none; Refused where there are two, which others may read otherwise."""
+    """The one value of a header, None if there is none; Refused where there are two, which may be read otherwise."""
     values = headers.getlist(name)
     if len(values) > 1:
         raise Refused(400, f"more than one {name}")

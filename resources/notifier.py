@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass
 
 import dagster as dg
 import requests
-from pydantic import Field
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from siltstone.errors import Unreachable, UsageError
+from siltstone.settings import CONFIGURATION, load_settings
 
 TIMEOUT_S = 10.0
 
@@ -45,17 +47,28 @@ class LogNotifier(Notifier):
 
 
 class WebhookNotifier(Notifier):
-    """Posts JSON with `text`, which chat services show, and the fields of the alert."""
+    """Posts JSON with `text`, which chat services show, and the fields of the alert, to the webhook of the settings.
 
-    url: str = Field(description="where to post; best given as EnvVar, as it may hold a secret")
+    Its URL lets everybody post who knows it, so it is no configuration of this resource, which the page would show.
+    """
 
     def notify(self, alert: Alert) -> None:
         """Post it; three times, if need be.
 
         Raises:
-            requests.RequestException: it was not taken.
+            UsageError: there is no webhook any more.
+            Unreachable: it was not taken. Says no more than how it failed: what requests says holds the URL.
         """
-        self._post({"text": f"Siltstone, stream {alert.stream}: {alert.message}", **asdict(alert)})
+        url = load_settings().alerts.webhook
+        if url is None:
+            raise UsageError(
+                f"there is no webhook: set alerts.webhook in {CONFIGURATION}, or SILTSTONE_ALERTS__WEBHOOK"
+            )
+        try:
+            self._post(url, {"text": f"Siltstone, stream {alert.stream}: {alert.message}", **asdict(alert)})
+        except requests.RequestException as error:
+            status = error.response.status_code if error.response is not None else type(error).__name__
+            raise Unreachable(f"the webhook did not take it ({status}): check alerts.webhook and the network") from None
 
     @retry(
         retry=retry_if_exception_type(requests.RequestException),
@@ -63,5 +76,5 @@ class WebhookNotifier(Notifier):
         wait=wait_exponential(multiplier=0.5),
         reraise=True,
     )
-    def _post(self, body: dict[str, str]) -> None:
-        requests.post(self.url, json=body, timeout=TIMEOUT_S).raise_for_status()
+    def _post(self, url: str, body: dict[str, str]) -> None:
+        requests.post(url, json=body, timeout=TIMEOUT_S).raise_for_status()

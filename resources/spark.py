@@ -76,7 +76,7 @@ def _check_conf(conf: Mapping[str, str]) -> None:
     for name, value in conf.items():
         if name not in HARMLESS:
             raise UsageError(
-                f"a run cannot set {name!r}: set it under [spark] in {CONFIGURATION}; a run may set {', '.join(HARMLESS)}"
+                f"a run cannot set {name!r}: set it under [spark] in {CONFIGURATION}; runs set {', '.join(HARMLESS)}"
             )
         if not _VALUE.fullmatch(value):
             raise UsageError(f"a run cannot set {name} so: give a number, with a unit such as g or s where it has one")

@@ -131,11 +131,16 @@ def _make_room(root: Path) -> None:
 @contextmanager
 def _stream_process(settings: Settings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`siltstone run` in a process group of its own, killed at the end if it still runs."""
-    command = [sys.executable, "-m", "siltstone.cli", "run", STREAM, "--warehouse", settings.warehouse]
-    if settings.catalog:
-        command += ["--catalog", settings.catalog]
+    command = [sys.executable, "-m", "siltstone.cli", "run", STREAM]
+    given = {
+        "SILTSTONE_WAREHOUSE": settings.warehouse,
+        "SILTSTONE_CATALOG": settings.catalog,
+    }  # no arguments: seen by all
+    environment = os.environ | {name: value for name, value in given.items() if value}
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
     try:
         yield process
     finally:

@@ -1,6 +1,8 @@
 """Every option, its default, its unit. From the command line, `SILTSTONE_*` in the environment, then `siltstone.toml`.
 
-The first of these that names an option wins. In `siltstone.toml` the names are the fields below, in snake case:
+The first of these that names an option wins. What may be secret (`SECRETS`) can also be given by a file, whose path is
+in the variable with `_FILE` behind its name: `SILTSTONE_CATALOG_FILE`. In `siltstone.toml` the names are the fields
+below, in snake case:
 
     streams = ["streams"]
     warehouse = "./warehouse"
@@ -19,12 +21,15 @@ The first of these that names an option wins. In `siltstone.toml` the names are 
     sensors_s = 30
 """
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -37,8 +42,14 @@ from siltstone.errors import UsageError
 from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions
 from siltstone.policy.compaction import MaterializationOptions
 from siltstone.policy.retention import RetentionOptions
+from siltstone.secret import FILE, read_variable
+from siltstone.store.url import has_password
 
 CONFIGURATION = Path("siltstone.toml")
+PREFIX = "SILTSTONE_"
+SECRETS = ("warehouse", "catalog", "alerts__webhook", "ui__storage", "ui__token")
+"""what a file can hold, too: variables without their prefix"""
+_LOG = logging.getLogger(__name__)
 
 
 class RecoveryOptions(BaseModel):
@@ -85,7 +96,7 @@ class Settings(BaseSettings):
     """All options of the engine; unknown names are refused."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SILTSTONE_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
         toml_file=CONFIGURATION,
         extra="forbid",
@@ -105,7 +116,7 @@ class Settings(BaseSettings):
         default=OUTAGE_S, ge=0, description="seconds that a run waits for a catalog that goes away, as in a failover"
     )
     master: str = Field(default="local[*]", description="Spark master URL, or sc://HOST[:PORT] of Spark Connect")
-    spark: dict[str, str] = Field(default={}, description="further Spark settings")
+    spark: dict[str, str] = Field(default={}, repr=False, description="further Spark settings")
     parallelism: int | None = Field(default=None, ge=1, description="subtasks an operator; default Spark's own")
     backend: Literal["heap"] = Field(default="heap", description="working state backend")
     checkpoint_steps: int = Field(default=1, ge=1, description="micro-batches a checkpoint")
@@ -144,6 +155,8 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments, environment, file."""
+        if isinstance(env_settings, EnvSettingsSource):
+            env_settings.env_vars = _with_files(env_settings.env_vars)
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
@@ -163,3 +176,31 @@ def load_settings(**given: object) -> Settings:
         raise UsageError(f"SILTSTONE_* in the environment: {error}; write lists and tables as JSON") from None
     except ValueError as error:
         raise UsageError(f"{CONFIGURATION} cannot be read: {error}") from None
+
+
+def given_settings(warehouse: str | None, catalog: str | None, **further: object) -> Settings:
+    """`load_settings` for a command line, whose arguments everybody on the machine can read.
+
+    Raises:
+        UsageError: see `load_settings`.
+    """
+    for name, url in (("warehouse", warehouse), ("catalog", catalog)):
+        if url and has_password(url):
+            variable = f"{PREFIX}{name.upper()}"
+            _LOG.warning(
+                "the list of processes shows the password in --%s to everybody on this machine: set %s instead, or "
+                "%s%s to the path of a file that holds it",
+                *(name, variable, variable, FILE),
+            )
+    return load_settings(warehouse=warehouse, catalog=catalog, **further)
+
+
+def _with_files(variables: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The variables, names in lower case, with those that are given as files."""
+    found = dict(variables)
+    for name in (f"{PREFIX}{secret}".lower() for secret in SECRETS):
+        found[name] = read_variable(name, found, FILE.lower())
+        found.pop(f"{name}{FILE.lower()}", None)
+        if found[name] is None:
+            del found[name]
+    return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from siltstone.errors import UnknownStream, UsageError
 from siltstone.model import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM, check_name
 from siltstone.operator import SOURCE, Operator
+from siltstone.secret import Secret
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +49,8 @@ class Stream:
         source: makes the streaming DataFrame, given the session and the source options. `directory`, a local directory
             of the stream's own below the warehouse, is always among them; the others come from `run --set NAME=VALUE`.
             None for a stream that is only used in queries of the user's own.
-        options: the source options there are, with their defaults; fixed for the stream's life.
+        options: the source options there are, with their defaults; fixed for the stream's life. One whose default is
+            a `Secret`, such as a password, is read anew by each run, and neither recorded nor shown.
         operators: each reads the source or another operator's output.
         event_time: the source column that holds event time (timestamp), where there is one.
         event_days: the first and the last day (UTC) of its events, where they are known: state is then restored by day.
@@ -67,7 +69,7 @@ class Stream:
     event_days: tuple[date, date] | None = None
     sinks: Mapping[str, Any] = field(default_factory=dict)
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str | Secret] = field(default_factory=dict)
     origin: str | None = None
 
     def __post_init__(self) -> None:

@@ -18,10 +18,10 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from sqlalchemy import exc as sa
 
 from siltstone.errors import Unreachable, UsageError
+from siltstone.store.url import shown as shown_url
 
 WRITE = "siltstone_write"
 """execution option of a connection whose transactions write"""
-_SECRETS = ("password", "sslpassword", "sslkey", "passfile")
 _SQLITE = "sqlite:///"
 _PASSING_CLASSES = ("08",)
 """SQLSTATE classes: connection exceptions"""
@@ -66,6 +66,8 @@ def parse_url(url: str) -> URL:
         parsed = make_url(url)
     except (sa.ArgumentError, ValueError):
         raise UsageError(f"the catalog URL cannot be read: {_FORMS}") from None
+    if "@" in (parsed.host or ""):  # the rest of a password, which would be shown, and asked for as a host
+        raise UsageError("the catalog URL cannot be read: write @ in a user's name or password as %40")
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
     raise UsageError(f"a catalog cannot be kept in {parsed.drivername}: {_FORMS}")
@@ -75,8 +77,7 @@ def shown(url: URL) -> str:
     """The URL as people may see it: no password, wherever it stands."""
     if url.drivername == "sqlite":
         return f"{_SQLITE}{url.database}"
-    query = {name: value for name, value in url.query.items() if name not in _SECRETS}
-    return url.set(query=query).render_as_string(hide_password=True)
+    return shown_url(url.render_as_string(hide_password=True))
 
 
 @contextmanager

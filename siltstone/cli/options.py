@@ -6,7 +6,7 @@ import typer
 
 from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
-from siltstone.settings import Settings, load_settings
+from siltstone.settings import Settings, given_settings
 
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
 WarehouseUrl = Annotated[
@@ -39,7 +39,7 @@ KeepMonthly = Annotated[
 
 def settings_of(warehouse: str | None, catalog: str | None, **further: object) -> Settings:
     """The settings, of which the command line named some; None means not named."""
-    return load_settings(warehouse=warehouse, catalog=catalog, **further)
+    return given_settings(warehouse, catalog, **further)
 
 
 def existing(settings: Settings) -> Place:

@@ -6,21 +6,40 @@ from typing import Any
 from siltstone.catalog.records import StreamRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import SchemaConflict, UsageError
+from siltstone.secret import FILE, Secret
 from siltstone.state.schema import TableSchema
 from siltstone.stream import Stream
 
+SECRET = "secret"
+"""where a definition has the names of secret options"""
+
 
 def definition_of(stream: Stream, options: Mapping[str, str]) -> dict[str, Any]:
-    """The operators' variables with their schemas, and the source options, as JSON.
+    """The operators' variables with their schemas, and the source options, as JSON; of secret options only the names.
 
     Raises:
-        UsageError: an option that the stream does not have.
+        UsageError: an option that the stream does not have, or a secret one.
     """
     unknown = sorted(set(options) - set(stream.options))
     if unknown:
         known = ", ".join(sorted(stream.options)) or "none"
         raise UsageError(f"stream {stream.name} has no source option {unknown[0]!r} (it has: {known})")
-    return {**stream.definition(), "options": {**stream.options, **options}}
+    for name, secret in stream.options.items():
+        if isinstance(secret, Secret) and name in options:
+            raise UsageError(
+                f"the source option {name} of stream {stream.name} is secret: it is given by {secret.variable} in the "
+                f"environment, or by the file that {secret.variable}{FILE} names, and nowhere else"
+            )
+    plain = {name: value for name, value in stream.options.items() if not isinstance(value, Secret)}
+    definition = {**stream.definition(), "options": {**plain, **options}}
+    hidden = sorted(stream.options.keys() - plain.keys())
+    return {**definition, SECRET: hidden} if hidden else definition
+
+
+def recorded_options(stream: Stream, recorded: Mapping[str, Any]) -> dict[str, str]:
+    """The source options of a recorded definition, but for those that have become secret since."""
+    options = recorded["options"]
+    return {name: value for name, value in options.items() if not isinstance(stream.options.get(name), Secret)}
 
 
 def check_run(stream: Stream, options: Mapping[str, str], parallelism: int) -> None:
@@ -132,9 +151,11 @@ def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, A
         SchemaConflict: with both schemas shown.
         UsageError: the source options differ, so that input would be taken twice or not at all.
     """
-    if recorded["options"] != now["options"]:
+    secret = now.get(SECRET, ())
+    options = {option: value for option, value in recorded["options"].items() if option not in secret}
+    if options != now["options"]:
         raise UsageError(
-            f"stream {name} was started with the source options {recorded['options']}, not {now['options']}: "
+            f"stream {name} was started with the source options {options}, not {now['options']}: "
             "use the same, or start a stream of another name"
         )
     for operator, old in recorded["operators"].items():

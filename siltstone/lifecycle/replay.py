@@ -19,7 +19,7 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointRecord, InputPosition, StepRecord, StreamRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError
-from siltstone.lifecycle.definition import check_definition, definition_of
+from siltstone.lifecycle.definition import check_definition, definition_of, recorded_options
 from siltstone.lifecycle.restore import chain_manifests, read_manifest
 from siltstone.lifecycle.task import RestorePoint
 from siltstone.state.digest import checkpoint_digest
@@ -141,7 +141,7 @@ def plan_replay(place: Place, stream: Stream, to: int, since: int | None) -> Rep
 
 
 def _check_stream(record: StreamRecord, definition: Mapping[str, Any], stream: Stream) -> None:
-    check_definition(stream.name, definition, definition_of(stream, definition["options"]))
+    check_definition(stream.name, definition, definition_of(stream, recorded_options(stream, definition)))
     if record.max_parallelism != stream.max_parallelism:
         raise SchemaConflict(
             f"stream {stream.name} has max_parallelism {record.max_parallelism}, now {stream.max_parallelism}: "

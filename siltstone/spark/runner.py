@@ -29,6 +29,7 @@ from siltstone.lifecycle.region import Completed, Region
 from siltstone.lifecycle.replay import follow
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE
+from siltstone.secret import Secret, hide
 from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, start_offsets
@@ -287,13 +288,16 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
     if stream.source is None:
         raise UsageError(f"stream {stream.name} has no source of its own: use it in a query, with `stream_runner`")
     directory = warehouse.local.source(stream.origin or stream.name)
+    secrets = {name: value.read() for name, value in stream.options.items() if isinstance(value, Secret)}
+    given = {name: value for name, value in stream.options.items() if not isinstance(value, Secret)}
     try:
-        rows = stream.source(spark, {**stream.options, **options, DIRECTORY: str(directory)})
+        rows = stream.source(spark, {**given, **options, **secrets, DIRECTORY: str(directory)})
     except SiltstoneError:
         raise
     except Exception as error:  # a user's source may fail in any way
-        said = (str(error).strip() or "no message").splitlines()[0]
-        raise UsageError(f"the source of stream {stream.name} failed: {type(error).__name__}: {said}") from error
+        said = hide((str(error).strip() or "no message").splitlines()[0], secrets.values())
+        shown = None if secrets else error  # what it fails with may tell more
+        raise UsageError(f"the source of stream {stream.name} failed: {type(error).__name__}: {said}") from shown
     if not rows.isStreaming:
         raise UsageError(f"the source of stream {stream.name} is no stream: make it with spark.readStream")
     check_source(rows)

@@ -10,9 +10,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote_plus, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from siltstone.errors import UsageError
+from siltstone.secret import HIDDEN
 from siltstone.store.retry import RetryPolicy
-
-HIDDEN = "***"
 
 
 class StoreOptions(BaseModel):
@@ -48,6 +47,14 @@ def shown(url: str) -> str:
     user = parts.username
     credentials = f"{user or ''}:{HIDDEN}@" if parts.password else f"{user}@" if user else ""
     return f"{parts.scheme}://{credentials}{host}{parts.path}"
+
+
+def has_password(url: str) -> bool:
+    """Whether a URL, of a store or of a database, holds a password, or what looks like one."""
+    try:
+        return HIDDEN in shown(url) or "pass" in split(url).query.lower()
+    except UsageError:
+        return "@" in url
 
 
 def split(url: str) -> SplitResult:

@@ -15,13 +15,15 @@ from websockets.sync.client import connect
 
 from tests.dagster.page import LAUNCH, LOCATION, REPOSITORY_NAME, Page, browser, served
 
+WAIT_S = 120.0
 EVIL = "http://evil.example"
 SELECTOR = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY_NAME, "jobName": "flights__sweep"}
 VARIABLES = {"params": {"selector": SELECTOR, "runConfigData": {}, "executionMetadata": {"tags": []}}}
 BODY = json.dumps({"query": LAUNCH, "variables": VARIABLES})
 QUERY = urlencode({"query": LAUNCH, "variables": json.dumps(VARIABLES)}, quote_via=quote)
 JSON = {"Content-Type": "application/json"}
-ATTACK = """<!doctype html><title>working</title><form id="f" method="post" action="TARGET/graphql?QUERY"></form><script>
+ATTACK = """<!doctype html><form id="f" method="post" action="TARGET/graphql?QUERY"></form>
+<script>
 const body = BODY, said = [];
 const tried = (what, done) => done.then(() => said.push(what + " answered"), () => said.push(what + " failed"));
 const json = {"Content-Type": "application/json"};
@@ -38,10 +40,10 @@ const socket = new Promise((yes, no) => {
   for (const type of ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
     await fetch("TARGET/graphql?QUERY", {method: "POST", mode: "no-cors", body, headers: {"Content-Type": type}});
   await fetch("TARGET/graphql?QUERY", {mode: "no-cors", credentials: "include"});
-  document.title = said.join(", ");
   f.target = "_blank"; f.submit();
+  await fetch("/said", {method: "POST", body: said.join(", ")});
 })();
-</script>"""
+</script><img src="/later">"""
 
 
 @pytest.fixture(scope="module")
@@ -125,39 +127,63 @@ def test_a_websocket_of_another_page_is_refused(page: Page) -> None:
         assert json.loads(socket.recv(timeout=60)) == {"type": "connection_ack"}
 
 
-@pytest.fixture
-def elsewhere(page: Page) -> Iterator[str]:
-    """The address of another page on this machine, which tries to launch a run."""
-    attack = ATTACK.replace("TARGET", page.address).replace("QUERY", QUERY).replace("BODY", json.dumps(BODY))
+class Elsewhere:
+    """Another page on this machine, which tries to launch a run, and what it says that came of it."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(attack.encode())
+    def __init__(self, target: str) -> None:
+        attack = ATTACK.replace("TARGET", target).replace("QUERY", QUERY).replace("BODY", json.dumps(BODY))
+        other, self.said, self.done = self, "", threading.Event()
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path != "/":  # an image, without which the page has not loaded, and the browser goes on
+                    other.done.wait(WAIT_S)
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.end_headers()
+                self.wfile.write(attack.encode())
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+            def do_POST(self) -> None:
+                other.said = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                self.send_response(204)
+                self.end_headers()
+                other.done.set()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.done.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def shown(address: str, profile: Path, *options: str) -> str:
+    """What a real browser makes of a page."""
+    command = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", *options]
+    return subprocess.run(
+        [*command, "--disable-popup-blocking", "--dump-dom", address],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=2 * WAIT_S,
+    ).stdout
 
 
 @pytest.mark.skipif(browser() is None, reason="needs a Chromium: apt install chromium")
-def test_a_page_in_a_real_browser_cannot_launch_a_run(page: Page, elsewhere: str, tmp_path: Path) -> None:
-    command = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-    command += ["--disable-popup-blocking", "--timeout=20000", "--dump-dom"]
-    dumped = subprocess.run([*command, elsewhere], capture_output=True, text=True, timeout=240)
-    title = dumped.stdout.partition("<title>")[2].partition("</title>")[0]
-    assert title == ", ".join(f"{what} failed" for what in ("cors", "read", "script", "image", "socket")), dumped.stderr
+def test_a_page_in_a_real_browser_cannot_launch_a_run(page: Page, tmp_path: Path) -> None:
+    elsewhere = Elsewhere(page.address)
+    shown(elsewhere.address, tmp_path)
+    elsewhere.close()
+    assert elsewhere.said == ", ".join(f"{what} failed" for what in ("cors", "read", "script", "image", "socket"))
     assert page.runs({}) == []
-    refused = page.log.read_text().count("is another page") + page.log.read_text().count("another page asks for it")
-    assert refused >= 9, "all of it must have come to the server"
-    own = subprocess.run([*command, f"{page.address}/runs"], capture_output=True, text=True, timeout=240)
-    assert "Runs" in own.stdout.partition('id="root"')[2], own.stderr
+    log = page.log.read_text()
+    assert log.count("is another page") + log.count("another page asks for it") >= 9, "all of it came to the server"
+    own = shown(f"{page.address}/runs", tmp_path, "--virtual-time-budget=30000")
+    assert "No runs to display" in own or "Runs" in own.partition('id="root"')[2]

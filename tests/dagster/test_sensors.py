@@ -172,7 +172,8 @@ class Chat:
                 """Nothing."""
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.notifier = WebhookNotifier(url=f"http://127.0.0.1:{self._server.server_port}/hook")
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+        self.notifier = WebhookNotifier()
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
 
@@ -183,8 +184,9 @@ class Chat:
 
 
 @pytest.fixture
-def chat() -> Iterator[Chat]:
+def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chat]:
     opened = Chat()
+    monkeypatch.setenv("SILTSTONE_ALERTS__WEBHOOK", opened.url)
     yield opened
     opened.close()
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
-from siltstone.lifecycle.definition import check_definition, check_run, definition_of
+from siltstone.lifecycle.definition import check_definition, check_run, definition_of, recorded_options
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
 from siltstone.spark.failures import explained
@@ -29,7 +29,7 @@ def check_changeable(catalog: Catalog, stream: Stream, parallelism: int) -> Mapp
         UsageError: more parallelism than key groups, or logged steps are to be run again first.
     """
     record = catalog.stream(stream.name)
-    options = record.definition["options"]
+    options = recorded_options(stream, record.definition)
     check_run(stream, options, parallelism)
     check_definition(stream.name, record.definition, definition_of(stream, options))
     catalog.latest(stream.name)

@@ -12,7 +12,7 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.records import StepRecord
 from siltstone.errors import SiltstoneError, StateError, UsageError
 from siltstone.lifecycle.costs import Gathered
-from siltstone.lifecycle.definition import check_run
+from siltstone.lifecycle.definition import check_run, recorded_options
 from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
 from siltstone.lifecycle.task import RestorePoint, StepTask, identities
@@ -86,7 +86,7 @@ def replay(
             spark = spark_session(settings.master, settings.spark, steps=True)
             parallelism = settings.parallelism or min(cores(spark), stream.max_parallelism)
             check_run(stream, {}, parallelism)
-            options = place.catalog.stream(stream.name).definition["options"]
+            options = recorded_options(stream, place.catalog.stream(stream.name).definition)
             rows = open_source(spark, stream, place.warehouse, options)
             with tempfile.TemporaryDirectory(prefix="siltstone-replay-") as scratch:
                 points = restore_points(place, stream, plan.since)
