@@ -11,6 +11,13 @@ from typing import Any
 
 from siltstone.errors import CorruptObject, Fenced, NewerFormat, StateError, Unreachable
 
+FREE_BYTES = 64 << 20
+RATIO = 64
+"""what is decoded takes `FREE_BYTES` of memory at most, or `RATIO` for each byte that it is stored in, if it is large;
+whatever encodes leaves uncompressed, or pads, what compresses better"""
+JSON_FREE_BYTES = 4 << 20
+JSON_RATIO = 8
+"""the same of JSON text, of which two characters may become an object"""
 JSON_DEPTH_MAX = 32
 """levels of nesting in stored JSON; what goes deeper would end in RecursionError wherever it is copied"""
 _WHY_CHARACTERS = 200
@@ -35,6 +42,11 @@ def decoding(name: str, what: str, error: type[StateError] = CorruptObject) -> I
     except Exception as caught:
         lines = str(caught).splitlines() or [type(caught).__name__]
         raise error(f"{name} cannot be read as {what}: {lines[0][:_WHY_CHARACTERS]}") from caught
+
+
+def room_for(stored_bytes: int) -> int:
+    """How many bytes of memory something may take that is stored in `stored_bytes`."""
+    return FREE_BYTES + RATIO * stored_bytes
 
 
 def parse_json(text: str | bytes) -> Any:

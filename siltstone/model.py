@@ -29,6 +29,17 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
+def check_table_name(name: str) -> str:
+    """Return `name` if it is a variable's name, or a table of one, such as `recent.bounds`: two names and a dot.
+
+    Raises:
+        UsageError: it is not.
+    """
+    for part in name.split(".", 1):
+        check_name("variable", part)
+    return name
+
+
 class Form(StrEnum):
     """How a variable is written in one checkpoint."""
 

@@ -3,13 +3,13 @@
 As bytes it is an Arrow IPC stream of one row, zstd-compressed, whose columns are lists: handles, objects,
 digests per operator, table and key group; and `about`, JSON with all that is no list, and the range checksums
 of the objects that have any (those of version 0.1 have none). Any Arrow reader can open it. An xxh3-64 of the
-stream follows it, so that altered bytes are noticed before they are understood.
+stream follows it, so that altered bytes are noticed before they are understood. `manifest_decoding` reads it again.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Self
 
@@ -17,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from siltstone.errors import CorruptObject, NewerFormat
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
+from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
+from siltstone.store.arrow import ipc_options
 
 FORMAT = 1
-_SEAL_BYTES = 8
+SEAL_BYTES = 8
+"""the xxh3-64 at the end"""
 _HANDLE = pa.struct(
     [
         ("operator", pa.string()),
@@ -42,7 +43,7 @@ _HANDLE = pa.struct(
 )
 _OBJECT = pa.struct([("name", pa.string()), ("bytes", pa.int64()), ("checksum", pa.binary())])
 _DIGESTS = pa.struct([("operator", pa.string()), ("variable", pa.string()), ("key_groups", pa.binary())])
-_SCHEMA = pa.schema(
+SCHEMA = pa.schema(
     [
         ("about", pa.string()),
         ("handles", pa.list_(_HANDLE)),
@@ -123,7 +124,7 @@ class Manifest:
 
 
 _BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy")
-_ABOUT = (
+ABOUT = (
     "stream",
     "checkpoint",
     "epoch",
@@ -142,7 +143,7 @@ _ABOUT = (
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of a manifest object."""
     time = manifest.event_time_max
-    about = {name: getattr(manifest, name) for name in _ABOUT} | {
+    about = {name: getattr(manifest, name) for name in ABOUT} | {
         "format": FORMAT,
         "event_time_max": None if time is None else time.isoformat(),
         "ranges": {o.name: astuple(o.ranges) for o in manifest.objects if o.ranges is not None},
@@ -155,66 +156,15 @@ def encode_manifest(manifest: Manifest) -> bytes:
     objects = [{"name": o.name, "bytes": o.bytes, "checksum": bytes.fromhex(o.checksum)} for o in manifest.objects]
     handles = [_plain(handle) for handle in manifest.handles]
     columns = [[json.dumps(about, separators=(",", ":"))], [handles], [objects], [digests]]
-    arrays = [pa.array(column, of.type) for column, of in zip(columns, _SCHEMA, strict=True)]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:
-        out.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
+    arrays = [pa.array(column, of.type) for column, of in zip(columns, SCHEMA, strict=True)]
+    sink, batch = pa.BufferOutputStream(), pa.record_batch(arrays, schema=SCHEMA)
+    with pa.ipc.new_stream(sink, SCHEMA, options=ipc_options(batch)) as out:
+        out.write_batch(batch)
     data = sink.getvalue().to_pybytes()
     return data + xxhash.xxh3_64_digest(data)
-
-
-def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifest") -> Manifest:
-    """The manifest that `encode_manifest` was given.
-
-    Raises:
-        CorruptObject: cut, altered, or no manifest; `name` says where it came from.
-        NewerFormat: it is whole, but a newer Siltstone wrote it.
-    """
-    view = memoryview(data).cast("B")
-    body = view[:-_SEAL_BYTES]
-    if xxhash.xxh3_64_digest(body) != bytes(view[-_SEAL_BYTES:]):
-        raise CorruptObject(f"{name} was cut or altered: its checksum does not match")
-    try:
-        with pa.ipc.open_stream(body) as stream:
-            [row] = stream.read_all().to_pylist()
-        about = json.loads(row["about"])
-        if isinstance(about["format"], int) and about["format"] > FORMAT:
-            raise NewerFormat(f"{name} has format {about['format']}, which a newer Siltstone wrote: upgrade siltstone")
-        if about["format"] != FORMAT:
-            raise CorruptObject(f"{name} has format {about['format']}, which there never was")
-        time = about["event_time_max"]
-        ranges = {name: RangeChecksums(*parts) for name, parts in about.get("ranges", {}).items()}
-        digests: dict[str, dict[str, np.ndarray]] = {operator: {} for operator in about["forms"]}
-        for part in row["digests"]:
-            groups = np.frombuffer(part["key_groups"], "<u8")
-            digests.setdefault(part["operator"], {})[part["variable"]] = groups
-        return Manifest(
-            **{key: about[key] for key in _ABOUT if key != "forms"},
-            forms={operator: Form(form) for operator, form in about["forms"].items()},
-            handles=[_handle(plain) for plain in row["handles"]],
-            objects=[
-                StoredObject(**o | {"checksum": o["checksum"].hex()}, ranges=ranges.get(o["name"]))
-                for o in row["objects"]
-            ],
-            digests=digests,
-            event_time_max=None if time is None else datetime.fromisoformat(time).astimezone(UTC),
-        )
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptObject(f"{name} is no manifest: {str(error).splitlines()[0]}") from None
 
 
 def _plain(handle: Handle) -> dict[str, Any]:
     plain = {name: getattr(handle, name) for name in _HANDLE.names if name not in ("start", "end")}
     groups = handle.key_groups
     return plain | {"checksum": bytes.fromhex(handle.checksum), "start": groups.start, "end": groups.end}
-
-
-def _handle(plain: Mapping[str, Any]) -> Handle:
-    rest = {name: value for name, value in plain.items() if name not in ("start", "end")}
-    typed = {
-        "kind": Kind(plain["kind"]),
-        "form": Form(plain["form"]),
-        "checksum": plain["checksum"].hex(),
-        "key_groups": KeyGroupRange(plain["start"], plain["end"]),
-    }
-    return Handle(**rest | typed)

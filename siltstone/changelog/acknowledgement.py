@@ -5,7 +5,6 @@ travels in it too, since running the task again would not mend it.
 """
 
 import base64
-import binascii
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from siltstone.changelog.output import Staged
+from siltstone.decoding import decoding, parse_json
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
 from siltstone.state.digest import checkpoint_digest
@@ -111,12 +111,10 @@ class Acknowledgement:
         Raises:
             StateError: not an acknowledgement.
         """
-        try:
-            plain = json.loads(data)
+        with decoding("a subtask's answer", "an acknowledgement", StateError):
+            plain = parse_json(data)
             del plain["receipt"]
             return cls(**(plain | _typed(plain)))
-        except (ValueError, TypeError, KeyError, AttributeError, binascii.Error) as error:
-            raise StateError(f"a subtask's acknowledgement cannot be read: {error}") from None
 
 
 def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,7 @@ skips the rest by the row groups' statistics. Writing and reading take memory fo
 the table.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, BinaryIO
 
@@ -16,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from siltstone.changelog.coding import Bytes
+from siltstone.changelog.coding import KEY_GROUPS_MAX, Bytes
+from siltstone.decoding import decoding
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.state.columns import one_array, row_bytes, split_by_bytes
@@ -34,6 +34,8 @@ SAMPLED_ROWS = 1 << 14
 """from so many first rows it is seen how the values of a column are stored best"""
 REPEATING = 1 / 16
 """distinct values a row at most, of a column that is stored by dictionary"""
+_FOOTER_MAX = 64 << 20
+"""bytes of a text, and elements of a list, in the footer of a base"""
 READ_ROWS = 1 << 16
 """rows a batch that `read_base` yields has at most"""
 READ_BYTES = 256 << 20
@@ -94,26 +96,62 @@ def read_base(
     if unknown:
         raise UsageError(f"there is no column {unknown[0]}: there are {', '.join(schema.rows.names)}")
     wanted = pa.schema([field for field in schema.rows if columns is None or field.name in columns])
-    with _parquet(name):
+    with decoding(f"object {name}", "Parquet (it was cut or altered)"):
         source = data if isinstance(data, pa.NativeFile) else pa.BufferReader(data)
-        file = pq.ParquetFile(source)
+        file = pq.ParquetFile(source, thrift_container_size_limit=_FOOTER_MAX, thrift_string_size_limit=_FOOTER_MAX)
         stored = file.schema_arrow
-    _check_shape(stored, schema, name)
-    if rows is not None and file.metadata.num_rows != rows:
-        raise CorruptObject(f"object {name} holds {file.metadata.num_rows} rows, where {rows} are recorded")
-    present = [KEY_GROUP, *(field.name for field in wanted if field.name in stored.names)]
-    chosen = [i for i in range(file.num_row_groups) if groups is None or _overlaps(file, i, groups)]
-    with _parquet(name):
+        _check_shape(stored, schema, name)
+        if rows is not None and file.metadata.num_rows != rows:
+            raise CorruptObject(f"object {name} holds {file.metadata.num_rows} rows, where {rows} are recorded")
+        present = [KEY_GROUP, *(field.name for field in wanted if field.name in stored.names)]
+        chosen = [i for i in range(file.num_row_groups) if groups is None or _overlaps(file, i, groups)]
+        last, needed = -1, {KEY_GROUP, *schema.primary_key.names}
         # A row group at a time: what is decoded together is then bounded in bytes too, as it was when it was written.
         for batch in (batch for i in chosen for batch in file.iter_batches(READ_ROWS, [i], present)):
+            last = _check_batch(batch, needed, last)
             owners = batch.column(0).to_numpy()
-            bounds = [0, 1 << 16] if groups is None else [groups.start, groups.end]
+            bounds = [0, KEY_GROUPS_MAX] if groups is None else [groups.start, groups.end]
             start, end = np.searchsorted(owners, bounds).tolist()
             if start < end:
                 table, owners = _shaped(batch.slice(start, end - start), wanted), owners[start:end]
                 small = table.nbytes <= READ_BYTES
                 for part in [slice(0, len(table))] if small else split_by_bytes(row_bytes(table), READ_BYTES):
                     yield table.slice(part.start, part.stop - part.start), owners[part]
+
+
+def read_snapshot_values(data: Bytes, schema: pa.Schema, *, name: str) -> dict[int, bytes]:
+    """Key group -> bytes of an opaque variable's full snapshot, a small table of `schema`.
+
+    Raises:
+        CorruptObject: no Parquet file, or another table.
+    """
+    with decoding(f"object {name}", "Parquet (it was cut or altered)"):
+        file = pq.ParquetFile(
+            pa.BufferReader(data), thrift_container_size_limit=_FOOTER_MAX, thrift_string_size_limit=_FOOTER_MAX
+        )
+        if not file.schema_arrow.equals(schema) or file.metadata.num_rows > KEY_GROUPS_MAX:
+            raise ValueError("it is no table of opaque values")
+        values: dict[int, bytes] = {}
+        for batch in file.iter_batches(READ_ROWS):
+            _check_batch(batch, set(schema.names), -1)
+            values.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        return values
+
+
+def _check_batch(batch: pa.RecordBatch, needed: Collection[str], last: int) -> int:
+    """Validate a batch, whose first column is key groups that go on from `last`; the last of them.
+
+    Raises:
+        pa.ArrowInvalid, ValueError: it is not what a base holds.
+    """
+    batch.validate(full=True)
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if field.name in needed and column.null_count:
+            raise ValueError(f"column {field.name} has nulls")
+    owners = batch.column(0).to_numpy()
+    if len(owners) and (int(owners[0]) < last or (owners[1:] < owners[:-1]).any()):
+        raise ValueError("its key groups do not ascend")
+    return int(owners[-1]) if len(owners) else last
 
 
 def _encodings(schema: TableSchema, sample: pa.Table) -> dict[str, Any]:
@@ -176,10 +214,12 @@ def _in_order(piece: pa.Table, keys: pa.Schema) -> pa.Table:
 
 
 def _check_shape(stored: pa.Schema, schema: TableSchema, name: str) -> None:
+    if len(set(stored.names)) < len(stored.names):
+        raise CorruptObject(f"{name} is no base of this table: two columns have one name")
     missing = {KEY_GROUP, *schema.primary_key.names} - set(stored.names)
     if missing:
         raise CorruptObject(f"{name} is no base of this table: it lacks column {min(missing)}")
-    for field in schema.rows:
+    for field in [pa.field(KEY_GROUP, pa.uint16()), *schema.rows]:
         if field.name in stored.names and stored.field(field.name).type != field.type:
             raise CorruptObject(
                 f"{name} is no base of this table: "
@@ -201,12 +241,3 @@ def _shaped(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
         for field in wanted
     ]
     return pa.table(columns, schema=wanted) if columns else pa.table({"": pa.nulls(len(batch))}).select([])
-
-
-@contextmanager
-def _parquet(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
-        why = str(error).splitlines()[0]
-        raise CorruptObject(f"object {name} was cut or altered: it cannot be read as Parquet: {why}") from error

@@ -18,12 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from siltstone.changelog.coding import Bytes, Decoder, Encoder, seal, unseal
-from siltstone.errors import SiltstoneError, UsageError
+from siltstone.changelog.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, seal, unseal
+from siltstone.decoding import decoding, parse_json
+from siltstone.errors import UsageError
 from siltstone.state.ranks import ranks
 from siltstone.state.schema import type_of
 
 MAGIC = b"SILTBLK1"
+_STRING_BYTES_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,7 @@ def encode_block(changes: pa.Table, key_groups: np.ndarray, *, compression: bool
     offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.uint32)
     fields = json.dumps([[f.name, str(f.type), int(f.nullable)] for f in batch.schema], separators=(",", ":"))
     out = Encoder(compression=compression)
+    out.claim(8 * batch.num_rows)
     out.varints([batch.num_rows, first, len(counts), int(ordered)])
     out.blob(fields.encode())
     out.integers(counts.astype(np.uint64))
@@ -70,36 +73,51 @@ def encode_block(changes: pa.Table, key_groups: np.ndarray, *, compression: bool
             [valid] = _words(column.is_valid())
             out.integers(valid)
         else:
-            out.constant(1)
+            out.constant(1, len(column))
         _encode_column(out, column, valid, offsets if ordered and i == 0 else None)
     return Block(seal(out.finish(), MAGIC), first, offsets)
 
 
-def decode_block(data: Bytes, name: str = "a block") -> tuple[pa.Table, np.ndarray]:
+def decode_block(data: Bytes, name: str = "a block", rows: int | None = None) -> tuple[pa.Table, np.ndarray]:
     """The changes, with types and nullability as they were, and their key groups (uint16[rows], ascending).
 
+    Args:
+        rows: how many the block is recorded to have; None does not compare.
+
     Raises:
-        CorruptObject: cut, altered, or no block; `name` says where it came from.
+        CorruptObject: cut, altered, or no block, or another number of changes; `name` says where it came from.
+        NewerFormat: a newer Siltstone wrote it.
     """
-    read = Decoder(unseal(data, MAGIC, name), name)
-    rows, first, spread, ordered = read.count(), read.count(), read.count(), read.count()
-    try:
-        fields = [pa.field(n, type_of(t), bool(v)) for n, t, v in json.loads(bytes(read.blob()))]
-    except (ValueError, TypeError, SiltstoneError) as error:
-        raise read.fail(f"its fields are not understood ({error})") from None
-    counts = read.integers(spread)
-    if first + spread > 1 << 16 or counts.sum() != rows or (spread and counts.max() > rows):
-        raise read.fail("its key groups do not add up")
-    groups = np.repeat(np.arange(first, first + spread, dtype=np.uint16), counts.astype(np.int64))
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.uint32)
-    columns = []
-    for i, field in enumerate(fields):
-        valid = read.integers(rows).astype(bool)
-        columns.append(_decode_column(read, field.type, valid, offsets if ordered and i == 0 else None))
-    try:
-        return pa.Table.from_arrays(columns, schema=pa.schema(fields)), groups
-    except pa.ArrowException as error:
-        raise read.fail(str(error)) from None
+    with decoding(name, "a block of changes"):
+        read = Decoder(unseal(data, MAGIC, name), name)
+        count, first, spread, ordered = read.count(), read.count(), read.count(), read.count()
+        if rows is not None and count != rows:
+            raise read.fail(f"it holds {count} changes, where {rows} are recorded")
+        if first + spread > KEY_GROUPS_MAX:
+            raise read.fail(f"it has key groups up to {first + spread}")
+        read.claim(8 * count)
+        fields = _fields(bytes(read.blob()))
+        counts = read.integers(spread)
+        if counts.sum() != count or (spread and counts.max() > count):
+            raise read.fail("its key groups do not add up")
+        groups = np.repeat(np.arange(first, first + spread, dtype=np.uint16), counts.astype(np.int64))
+        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.uint32)
+        columns = []
+        for i, field in enumerate(fields):
+            valid = read.integers(count).astype(bool)
+            columns.append(_decode_column(read, field.type, valid, offsets if ordered and i == 0 else None))
+        table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
+        table.validate(full=True)
+        if fields and len(table) != count:
+            raise read.fail(f"its columns have {len(table)} values instead of {count}")
+        return table, groups
+
+
+def _fields(text: bytes) -> list[pa.Field]:
+    fields = [pa.field(name, type_of(kind), bool(nullable)) for name, kind, nullable in parse_json(text)]
+    if len({field.name for field in fields}) < len(fields):
+        raise ValueError("two columns have one name")
+    return fields
 
 
 def _order(changes: pa.Table, groups: np.ndarray) -> tuple[pa.RecordBatch, np.ndarray, bool]:
@@ -164,7 +182,7 @@ def _encode_column(out: Encoder, column: pa.Array, valid: np.ndarray | None, sta
     for word in _words(column):
         numbers = word
         if not len(numbers):
-            out.constant(0)
+            out.constant(0, 0)
             continue
         if valid is not None:
             some = numbers[valid.astype(bool)]
@@ -186,7 +204,7 @@ def _decode_column(read: Decoder, kind: pa.DataType, valid: np.ndarray, starts: 
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         lengths = read.integers(rows)
         data = pa.py_buffer(read.blob())
-        if rows and (lengths.max() > data.size or int(lengths.sum()) != data.size):
+        if data.size > _STRING_BYTES_MAX or (rows and lengths.max() > data.size) or int(lengths.sum()) != data.size:
             raise read.fail("its strings do not add up")
         ends = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         return pa.Array.from_buffers(kind, rows, [validity, pa.py_buffer(ends), data])

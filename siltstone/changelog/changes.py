@@ -140,7 +140,7 @@ def read_changes(
             table = pa.table({VALUE: pa.array(values.values(), pa.binary())})
             groups = np.array(list(values), dtype=np.uint16)
         else:
-            table, groups = decode_block(data, name)
+            table, groups = decode_block(data, name, part.rows)
         if key_groups is not None:
             first, last = np.searchsorted(groups, [key_groups.start, key_groups.end])
             table, groups = table.slice(first, last - first), groups[first:last]

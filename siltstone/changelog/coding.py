@@ -2,6 +2,9 @@
 
 All vectorised over NumPy arrays. Numbers are unsigned 64-bit; signed ones go through `zigzag`. What is read
 back is bounds-checked: cut or altered bytes end in CorruptObject, never in a crash.
+
+What is decoded takes memory that its length pays for (`room_for`): a decoder counts before it allocates, and an encoder
+pads what compresses better, which costs a 64th of what a reader will take.
 """
 
 from collections.abc import Iterable
@@ -11,12 +14,17 @@ import pyarrow as pa
 import xxhash
 import zstandard
 
+from siltstone.decoding import FREE_BYTES, RATIO, room_for
 from siltstone.errors import CorruptObject, NewerFormat
 
 Bytes = bytes | bytearray | memoryview | pa.Buffer
 ZSTD_LEVEL = 1
 MAX_COUNT = 1 << 31
 """no sequence is longer; what claims to be is corrupt"""
+KEY_GROUPS_MAX = 1 << 16
+"""a key group is a number of 16 bits"""
+_TEXT_BYTES = 64
+"""about what a short string takes in memory"""
 _SEAL_BYTES = 8
 _WORTH_COMPRESSING_BYTES = 32
 _VARINT_BYTES_MAX = 10
@@ -72,10 +80,16 @@ class Encoder:
         self._parts: list[bytes | memoryview] = []
         self._worth_bytes = _WORTH_COMPRESSING_BYTES if compression else MAX_COUNT
         self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=False)
+        self._decoded_bytes = 0
 
     def finish(self) -> bytes:
-        """All that was appended."""
-        return b"".join(self._parts)
+        """All that was appended, and zeros after it if a decoder would else not trust how much that becomes."""
+        data = b"".join(self._parts)
+        return data.ljust(-(-(self._decoded_bytes - FREE_BYTES) // RATIO), b"\0")
+
+    def claim(self, size: int) -> None:
+        """Count bytes that a decoder will allocate at this point; of what is written here that is done already."""
+        self._decoded_bytes += size
 
     def raw(self, data: Bytes) -> None:
         """Bytes as they are; their number must be known to the reader."""
@@ -95,6 +109,7 @@ class Encoder:
         The low bit of a value's varint says whether a run length (less two) follows.
         """
         values = np.asarray(values, dtype=np.uint64)
+        self.claim(8 * len(values))
         starts = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))) if len(values) else []
         lengths = np.diff(np.append(starts, len(values))).astype(np.uint64)
         tokens = np.empty((len(lengths), 2), dtype=np.uint64)
@@ -104,6 +119,7 @@ class Encoder:
 
     def blob(self, data: Bytes) -> None:
         """Bytes with their length, compressed where that pays."""
+        self.claim(len(data))
         self.varint(len(data))
         self._compressed(data)
 
@@ -118,6 +134,7 @@ class Encoder:
 
     def planes(self, values: np.ndarray, least: int) -> None:
         """`integers`, with the least number already subtracted."""
+        self.claim(8 * len(values))
         width = (int(values.max()).bit_length() + 7) // 8 if len(values) else 0
         self.varints(np.concatenate((zigzag(np.array([least], np.uint64).view(np.int64)), [np.uint64(width)])))
         narrow = _narrowest(width)
@@ -125,13 +142,15 @@ class Encoder:
         for i in range(width):
             self._compressed(np.ascontiguousarray(octets[:, i]).data)
 
-    def constant(self, value: int) -> None:
-        """`integers` of as many equal numbers as the reader knows there to be."""
+    def constant(self, value: int, count: int) -> None:
+        """`integers` of `count` equal numbers."""
+        self.claim(8 * count)
         self.planes(np.zeros(0, np.uint64), value)
 
     def texts(self, values: list[str]) -> None:
         """UTF-8 strings; their number must be known to the reader."""
         coded = [value.encode() for value in values]
+        self.claim(_TEXT_BYTES * len(values))
         self.runs(np.array([len(value) for value in coded], dtype=np.uint64))
         self.blob(b"".join(coded))
 
@@ -151,11 +170,22 @@ class Decoder:
         self.position = 0
         self._view = memoryview(data).cast("B")
         self._name = name
+        self._room_bytes = room_for(len(self._view))
         self._decompressor = zstandard.ZstdDecompressor()
 
     def fail(self, why: str) -> CorruptObject:
         """The error to raise."""
         return CorruptObject(f"{self._name} cannot be read: {why}")
+
+    def claim(self, size: int) -> None:
+        """Count bytes that are about to be allocated.
+
+        Raises:
+            CorruptObject: all together they are more than the length of what is decoded pays for.
+        """
+        self._room_bytes -= size
+        if self._room_bytes < 0:
+            raise self.fail(f"it would take far more memory than its {len(self._view)} bytes pay for")
 
     def raw(self, count: int) -> memoryview:
         """`count` bytes, not copied."""
@@ -202,6 +232,7 @@ class Decoder:
 
     def runs(self, count: int) -> np.ndarray:
         """uint64[count] that `Encoder.runs` wrote."""
+        self.claim(8 * count)
         values, lengths, got = [], [], 0
         while got < count:
             token = self.varint()
@@ -215,7 +246,9 @@ class Decoder:
 
     def blob(self) -> memoryview:
         """Bytes that `Encoder.blob` wrote."""
-        return self._decompressed(self.count())
+        size = self.count()
+        self.claim(size)
+        return self._decompressed(size)
 
     def integers(self, count: int) -> np.ndarray:
         """uint64[count] that `Encoder.integers` wrote."""
@@ -224,6 +257,7 @@ class Decoder:
 
     def planes(self, count: int) -> tuple[np.ndarray, int]:
         """What `Encoder.planes` wrote: (uint64[count], the least number that was subtracted)."""
+        self.claim(8 * count)
         folded, width = self.varint(), self.varint()
         least = ((folded >> 1) ^ -(folded & 1)) & _WORD
         if width > 8:
@@ -236,10 +270,13 @@ class Decoder:
 
     def texts(self, count: int) -> list[str]:
         """Strings that `Encoder.texts` wrote."""
-        ends = np.cumsum(self.runs(count)).tolist()
+        self.claim(_TEXT_BYTES * count)
+        lengths = self.runs(count)
         data = bytes(self.blob())
-        if ends and ends[-1] != len(data):
+        # Each by itself too, since the sum of large numbers begins again at 0.
+        if count and (lengths.max() > len(data) or int(lengths.sum()) != len(data)):
             raise self.fail("its strings do not add up")
+        ends = np.cumsum(lengths).tolist()
         try:
             return [data[a:b].decode() for a, b in zip([0, *ends], ends, strict=False)]
         except UnicodeDecodeError:

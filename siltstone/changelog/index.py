@@ -23,15 +23,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from siltstone.changelog.coding import Bytes, Decoder, Encoder, seal, unseal, unzigzag, zigzag
+from siltstone.changelog.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, seal, unseal, unzigzag, zigzag
+from siltstone.decoding import decoding
 from siltstone.errors import UsageError
-from siltstone.model import Form
+from siltstone.model import Form, check_table_name
+from siltstone.store.paths import check_object_name
 
 MAGIC = b"SILTIDX1"
 _FORMS = (Form.BASE, Form.DELTA)
 _CHECKSUM_BYTES = 16
 _DIGEST_BYTES = 8
-_MOST_KEY_GROUPS = 1 << 16
+_NUMBER_MAX = (1 << 63) - 1
+_ROWS_MAX = (1 << 32) - 1
 FIELDS = ("form", "offset", "previous_checkpoint", "previous_entry")
 """the patent's four"""
 
@@ -97,53 +100,56 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
     Raises:
         CorruptObject: cut, altered, or no index; `name` says where it came from.
     """
-    read = Decoder(unseal(data, MAGIC, name), name)
-    checkpoint, count = read.count(), read.count()
-    if count * (_CHECKSUM_BYTES + _DIGEST_BYTES) > len(data):
-        raise read.fail(f"it is too short for {count} entries")
-    four, _ = _read_fields(read, count)
-    deltas = iter(zip(four["previous_checkpoint"].tolist(), four["previous_entry"].tolist(), strict=True))
-    forms = [_FORMS[i] for i in four["form"].tolist()]
-    variables = read.texts(count)
-    objects = iter(read.texts(forms.count(Form.BASE)))
-    lengths, rows = read.varints(count).tolist(), read.varints(count).tolist()
-    checksums = bytes(read.raw(_CHECKSUM_BYTES * count)).hex()
-    digests = np.frombuffer(read.raw(_DIGEST_BYTES * count), "<u8").tolist()
-    sqns = read.runs(count).tolist()
-    firsts, spreads = read.runs(count).tolist(), read.runs(count).tolist()
-    if count and max(spreads) > _MOST_KEY_GROUPS:
-        raise read.fail(f"{max(spreads)} key groups in one entry")
-    counts = np.split(read.integers(sum(spreads)), np.cumsum(spreads)[:-1])
-    entries: list[IndexEntry] = []
-    end = 0
-    for i, form in enumerate(forms):
-        delta = form == Form.DELTA
-        back, shift = next(deltas) if delta else (checkpoint, -i)
-        entry = IndexEntry(
-            variable=variables[i],
-            form=form,
-            offset=end + int(four["offset"][i]) if delta else 0,
-            previous_checkpoint=checkpoint - back,
-            previous_entry=i + shift,
-            length=lengths[i],
-            rows=rows[i],
-            checksum=checksums[32 * i : 32 * i + 32],
-            digest=digests[i],
-            source="" if delta else next(objects),
-            first_key_group=firsts[i],
-            key_group_offsets=np.concatenate(([0], np.cumsum(counts[i]))).astype(np.uint32),
-            sqn=sqns[i],
-        )
-        end = entry.offset + entry.length if delta else end
-        entries.append(entry)
-    return checkpoint, entries
+    with decoding(name, "an index"):
+        read = Decoder(unseal(data, MAGIC, name), name)
+        checkpoint, count = read.count(), read.count()
+        if count * (_CHECKSUM_BYTES + _DIGEST_BYTES) > len(data):
+            raise read.fail(f"it is too short for {count} entries")
+        four, _ = _read_fields(read, count)
+        deltas = iter(zip(four["previous_checkpoint"].tolist(), four["previous_entry"].tolist(), strict=True))
+        forms = [_FORMS[i] for i in four["form"].tolist()]
+        variables = read.texts(count)
+        objects = iter(read.texts(forms.count(Form.BASE)))
+        lengths, rows = read.varints(count).tolist(), read.varints(count).tolist()
+        checksums = bytes(read.raw(_CHECKSUM_BYTES * count)).hex()
+        digests = np.frombuffer(read.raw(_DIGEST_BYTES * count), "<u8").tolist()
+        sqns = read.runs(count).tolist()
+        firsts, spreads = read.runs(count).tolist(), read.runs(count).tolist()
+        if any(first + spread > KEY_GROUPS_MAX for first, spread in zip(firsts, spreads, strict=True)):
+            raise read.fail("an entry has too many key groups")
+        counts = np.split(read.integers(sum(spreads)), np.cumsum(spreads)[:-1])
+        entries: list[IndexEntry] = []
+        end = 0
+        for i, form in enumerate(forms):
+            delta = form == Form.DELTA
+            back, shift = next(deltas) if delta else (checkpoint, -i)
+            entry = IndexEntry(
+                variable=variables[i],
+                form=form,
+                offset=end + int(four["offset"][i]) if delta else 0,
+                previous_checkpoint=checkpoint - back,
+                previous_entry=i + shift,
+                length=lengths[i],
+                rows=rows[i],
+                checksum=checksums[32 * i : 32 * i + 32],
+                digest=digests[i],
+                source="" if delta else next(objects),
+                first_key_group=firsts[i],
+                key_group_offsets=np.concatenate(([0], np.cumsum(counts[i]))).astype(np.uint32),
+                sqn=sqns[i],
+            )
+            _check_decoded(entry, checkpoint, counts[i])
+            end = entry.offset + entry.length if delta else end
+            entries.append(entry)
+        return checkpoint, entries
 
 
 def field_bytes(data: Bytes) -> dict[str, int]:
     """How many bytes of an encoded index each of the patent's four fields takes, all entries together."""
-    read = Decoder(unseal(data, MAGIC, "an index"), "an index")
-    read.count()
-    return _read_fields(read, read.count())[1]
+    with decoding("an index", "an index"):
+        read = Decoder(unseal(data, MAGIC, "an index"), "an index")
+        read.count()
+        return _read_fields(read, read.count())[1]
 
 
 def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
@@ -159,6 +165,23 @@ def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict
         if name in ("offset", "previous_entry"):
             columns[name] = unzigzag(columns[name])
     return columns, sizes
+
+
+def _check_decoded(entry: IndexEntry, checkpoint: int, counts: np.ndarray) -> None:
+    """Refuse an entry whose names or numbers no index can have; `counts` are its rows in each key group.
+
+    Raises:
+        ValueError, UsageError: it is such an entry.
+    """
+    check_table_name(entry.variable)
+    if max(entry.length, entry.rows, entry.sqn, entry.offset) > _NUMBER_MAX or entry.offset < 0:
+        raise ValueError(f"entry {entry.variable} has numbers out of range")
+    if entry.form == Form.BASE:
+        check_object_name(entry.source)
+    elif not 0 <= entry.previous_checkpoint < checkpoint or not 0 <= entry.previous_entry <= _NUMBER_MAX:
+        raise ValueError(f"entry {entry.variable} builds on no earlier checkpoint")
+    if len(counts) and (counts.max() > entry.rows or int(counts.sum()) != entry.rows or entry.rows > _ROWS_MAX):
+        raise ValueError(f"entry {entry.variable} has key groups that do not add up")
 
 
 def _check(checkpoint: int, entries: Sequence[IndexEntry]) -> None:

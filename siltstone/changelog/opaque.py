@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from siltstone.changelog.coding import Bytes, Decoder, Encoder, seal, unseal
+from siltstone.changelog.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, seal, unseal
+from siltstone.decoding import decoding
 from siltstone.errors import UsageError
 
 MAGIC = b"SILTOPQ1"
-_MOST_KEY_GROUPS = 1 << 16
 
 
 def encode_opaque(values: Mapping[int, bytes]) -> bytes:
@@ -21,7 +21,7 @@ def encode_opaque(values: Mapping[int, bytes]) -> bytes:
         UsageError: a key group that is none.
     """
     groups = sorted(values)
-    if groups and not (groups[0] >= 0 and groups[-1] < _MOST_KEY_GROUPS):
+    if groups and not (groups[0] >= 0 and groups[-1] < KEY_GROUPS_MAX):
         raise UsageError(f"opaque values for key groups {groups[0]} to {groups[-1]}: use 0 to 65535")
     out = Encoder()
     out.varint(len(groups))
@@ -37,14 +37,18 @@ def decode_opaque(data: Bytes, name: str = "an opaque value") -> dict[int, bytes
     Raises:
         CorruptObject: cut, altered, or something else; `name` says where it came from.
     """
-    read = Decoder(unseal(data, MAGIC, name), name)
-    count = read.count()
-    if count > _MOST_KEY_GROUPS:
-        raise read.fail(f"it claims {count} key groups")
-    groups = np.cumsum(read.runs(count)).tolist()
-    lengths = read.varints(count).tolist()
-    joined = bytes(read.blob())
-    if sum(lengths) != len(joined):
-        raise read.fail("its values do not add up")
-    ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    return {g: joined[end - n : end] for g, n, end in zip(groups, lengths, ends, strict=True)}
+    with decoding(name, "an opaque value"):
+        read = Decoder(unseal(data, MAGIC, name), name)
+        count = read.count()
+        if count > KEY_GROUPS_MAX:
+            raise read.fail(f"it claims {count} key groups")
+        steps = read.runs(count)
+        if count and (steps.max() >= KEY_GROUPS_MAX or not steps[1:].all() or steps.sum() >= KEY_GROUPS_MAX):
+            raise read.fail("its key groups do not ascend, or are too high")
+        groups = np.cumsum(steps).tolist()
+        lengths = read.varints(count).tolist()
+        joined = bytes(read.blob())
+        if sum(lengths) != len(joined):
+            raise read.fail("its values do not add up")
+        ends = np.cumsum(lengths, dtype=np.int64).tolist()
+        return {g: joined[end - n : end] for g, n, end in zip(groups, lengths, ends, strict=True)}

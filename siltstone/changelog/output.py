@@ -10,8 +10,10 @@ from typing import Self
 
 import pyarrow as pa
 
-from siltstone.errors import CorruptObject
+from siltstone.decoding import decoding
+from siltstone.errors import StateError
 from siltstone.model import StoredObject
+from siltstone.store.arrow import ipc_options, is_small, read_batches
 from siltstone.store.base import Store
 
 OBJECT_BYTES = 16 << 20
@@ -56,10 +58,11 @@ class OutputWriter:
         """
         if not batch.num_rows:
             return
+        if self._open is not None and not is_small(batch):
+            self._store(self._closed())  # it begins an object that is not compressed
         if self._open is None:
             sink = pa.BufferOutputStream()
-            options = pa.ipc.IpcWriteOptions(compression="zstd")
-            self._open = sink, pa.ipc.new_stream(sink, self.schema, options=options)
+            self._open = sink, pa.ipc.new_stream(sink, self.schema, options=ipc_options(batch))
         sink, writer = self._open
         writer.write_batch(batch)
         self._rows += batch.num_rows
@@ -92,27 +95,33 @@ class OutputWriter:
 
     @classmethod
     def of(cls, store: Store, name: Callable[[int], str], parts: Sequence[bytes]) -> Self:
-        """A writer of all the rows of some streams of one schema, which are to be an object."""
+        """A writer of all the rows of some streams of one schema, which are to be an object.
+
+        Raises:
+            StateError: one of them is damaged.
+        """
         writer = None
-        for part in parts:
-            with pa.ipc.open_stream(part) as stream:
-                writer = writer or cls(store, name, stream.schema, inline_bytes=-1)
-                for batch in stream:
+        with decoding("what a subtask staged", "staged rows", StateError):
+            for part in parts:
+                for batch in read_batches(part):
+                    writer = writer or cls(store, name, batch.schema, inline_bytes=-1)
+                    if batch.schema != writer.schema:
+                        raise ValueError("its columns are not those of the other subtasks")
                     writer.add(batch)
         assert writer is not None, "there is something to store"
         return writer
 
 
-def read_output(store: Store, stored: StoredObject) -> Iterator[pa.RecordBatch]:
-    """The rows of one staged object, verified as a whole before the first of them.
+def read_output(store: Store, stored: StoredObject, schema: bytes | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of one staged object, verified as a whole before the first of them, and each batch before it is read.
+
+    Args:
+        schema: what the catalog says that the rows have, in Arrow's own format.
 
     Raises:
-        CorruptObject: missing, cut or altered.
+        CorruptObject: missing, cut or altered, or other rows than the catalog says.
         Unreachable: the store does not answer.
     """
     data = store.read(stored)
-    try:
-        with pa.ipc.open_stream(data) as stream:
-            yield from stream
-    except (pa.ArrowInvalid, OSError) as error:
-        raise CorruptObject(f"{stored.name} holds no staged rows: {str(error).splitlines()[0]}") from None
+    with decoding(f"object {stored.name}", "staged rows"):
+        yield from read_batches(data, None if schema is None else pa.ipc.read_schema(pa.py_buffer(schema)))

@@ -25,8 +25,18 @@ from siltstone.changelog.block import Block
 from siltstone.changelog.coding import Bytes, Decoder, Encoder, newer_format, seal, unseal
 from siltstone.changelog.index import IndexEntry, decode_index, encode_index
 from siltstone.changelog.opaque import encode_opaque
+from siltstone.decoding import decoding
 from siltstone.errors import CorruptObject, UsageError
-from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.model import (
+    MAX_MAX_PARALLELISM,
+    Form,
+    Handle,
+    KeyGroupRange,
+    Kind,
+    StoredObject,
+    check_name,
+    check_table_name,
+)
 
 MAGIC = b"SILTSEG1"
 INDEX_HANDLE = "INDEX"
@@ -172,26 +182,32 @@ class _Trailer:
 
 def _read_trailer(view: memoryview, name: str) -> tuple[_Trailer, tuple[int, int, int]]:
     """What INDEX and footer at the end of `view` say, and how long the three sections are."""
-    tail = len(view) - len(MAGIC) - _LENGTH_BYTES
-    last = bytes(view[-len(MAGIC) :])
-    if tail >= 0 and last[:-1] == MAGIC[:-1] and last[-1:].isdigit() and last > MAGIC:
-        raise newer_format(name, last[-1:].decode())
-    if tail < 0 or last != MAGIC:
-        raise CorruptObject(f"{name} is cut short, or no segment")
-    start = tail - int.from_bytes(view[tail : tail + _LENGTH_BYTES], "little")
-    if start < 0:
-        raise CorruptObject(f"{name} is no segment: its footer is longer than itself")
-    read = Decoder(unseal(view[start:tail], b"", name), name)
-    checkpoint, first, end, non, incr, index, opaques = (read.count() for _ in range(7))
-    if index > start or opaques > non:
-        raise read.fail("its sections do not add up")
-    operator, *variables = read.texts(1 + opaques)
-    lengths = read.varints(opaques).tolist()
-    if sum(lengths) != non:
-        raise read.fail("its opaque variables do not add up")
-    opaque = tuple(zip(variables, lengths, strict=True))
-    found = _Trailer(operator, KeyGroupRange(first, end), checkpoint, view[start - index : start], opaque)
-    return found, (non, incr, len(view) - start + index)
+    with decoding(name, "a segment"):
+        tail = len(view) - len(MAGIC) - _LENGTH_BYTES
+        last = bytes(view[-len(MAGIC) :])
+        if tail >= 0 and last[:-1] == MAGIC[:-1] and last[-1:].isdigit() and last > MAGIC:
+            raise newer_format(name, last[-1:].decode())
+        if tail < 0 or last != MAGIC:
+            raise CorruptObject(f"{name} is cut short, or no segment")
+        start = tail - int.from_bytes(view[tail : tail + _LENGTH_BYTES], "little")
+        if start < 0:
+            raise CorruptObject(f"{name} is no segment: its footer is longer than itself")
+        read = Decoder(unseal(view[start:tail], b"", name), name)
+        checkpoint, first, end, non, incr, index, opaques = (read.count() for _ in range(7))
+        if index > start or opaques > non:
+            raise read.fail("its sections do not add up")
+        if not first <= end <= MAX_MAX_PARALLELISM:
+            raise read.fail(f"its key groups are {first} to {end}")
+        operator, *variables = read.texts(1 + opaques)
+        check_name("operator", operator)
+        for variable in variables:
+            check_table_name(variable)
+        lengths = read.varints(opaques).tolist()
+        if sum(lengths) != non:
+            raise read.fail("its opaque variables do not add up")
+        opaque = tuple(zip(variables, lengths, strict=True))
+        found = _Trailer(operator, KeyGroupRange(first, end), checkpoint, view[start - index : start], opaque)
+        return found, (non, incr, len(view) - start + index)
 
 
 def _shifted(place: tuple[str, int], offset: int) -> tuple[str, int]:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from siltstone.changelog.base import read_base
-from siltstone.lifecycle.export import UnitTask, rebuild
+from siltstone.changelog.base import read_base, read_snapshot_values
+from siltstone.lifecycle.export import OPAQUE_SCHEMA, UnitTask, rebuild
 from siltstone.lifecycle.restore import opaque_digests
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.state.backend import StateTable
@@ -119,8 +118,10 @@ def compare(store: Store, task: CompareTask) -> list[TableComparison]:
         ]
         found.append(_compared(operator, name, table, groups, live))
     for name, values in target.opaque.items():
-        tables = [pq.read_table(pa.BufferReader(store.read(stored))) for stored in task.snapshot.get(name, [])]
-        live_values = {g: v for t in tables for g, v in zip(*t.to_pydict().values(), strict=True) if g in groups}
+        live_values: dict[int, bytes] = {}
+        for stored in task.snapshot.get(name, []):
+            found_values = read_snapshot_values(store.read(stored), OPAQUE_SCHEMA, name=stored.name)
+            live_values.update({g: v for g, v in found_values.items() if g in groups})
         found.append(_compared_opaque(operator, name, groups, values, live_values))
     return found
 

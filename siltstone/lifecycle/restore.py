@@ -13,7 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.manifest import Manifest, decode_manifest
+from siltstone.catalog.manifest import Manifest
+from siltstone.catalog.manifest_decoding import decode_manifest
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.base import read_base
 from siltstone.changelog.opaque import decode_opaque

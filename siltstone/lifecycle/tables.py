@@ -13,7 +13,7 @@ from siltstone.lifecycle.merge import Batch, Changes
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
 from siltstone.policy.restore_plan import Read
 from siltstone.state.digest import group_sums, row_digests
-from siltstone.state.schema import TableSchema
+from siltstone.state.schema import DELETED, TableSchema
 from siltstone.store.blocks import BlockReader, Wanted
 
 PART_SHARE = 0.5
@@ -88,16 +88,34 @@ def changes_of(
     Raises:
         CorruptObject: it is no block of changes, or has not as many as recorded.
     """
-    changes, key_groups = decode_block(block, handle.object)
-    if len(key_groups) != handle.rows:
-        what = f"{len(key_groups)} changes of {handle.variable}, where {handle.rows} are recorded"
-        raise CorruptObject(f"object {handle.object} holds {what}")
+    changes, key_groups = decode_block(block, f"{handle.variable} in object {handle.object}", handle.rows)
+    _check_shape(changes, schema, handle)
     wanted = np.zeros(len(key_groups), bool)
     for part in groups:
         wanted |= (key_groups >= part.start) & (key_groups < part.end)
     if not wanted.all():
         changes, key_groups = changes.filter(pa.array(wanted)), key_groups[wanted]
     return _widened(changes, schema.changes), key_groups
+
+
+def _check_shape(changes: pa.Table, schema: TableSchema, handle: Handle) -> None:
+    """Refuse changes of another table: a value column may be missing, or not be wanted, and that is all.
+
+    Raises:
+        CorruptObject: they are.
+    """
+    needed = {DELETED, *schema.primary_key.names}
+    for field in schema.changes:
+        at = changes.schema.get_field_index(field.name)
+        if at < 0 and field.name not in needed:
+            continue
+        column = changes.column(at) if at >= 0 else None
+        if column is None or column.type != field.type or (column.null_count and field.name in needed):
+            what = "no such column" if column is None else f"{column.type} with {column.null_count} nulls"
+            raise CorruptObject(
+                f"object {handle.object} is not of table {handle.variable}: of {field.name} it has {what}, "
+                f"where {field.type} is recorded"
+            )
 
 
 def _widened(changes: pa.Table, schema: pa.Schema) -> pa.Table:

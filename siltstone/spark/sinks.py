@@ -128,7 +128,7 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
     from siltstone.store.open import open_store
 
     schema = from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
-    objects = output.objects
+    objects, recorded = output.objects, output.arrow_schema
     if not objects:
         return spark.createDataFrame([], schema)
 
@@ -136,6 +136,6 @@ def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -
         store = open_store(store_url)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read_output(store, objects[number])
+                yield from read_output(store, objects[number], recorded)
 
     return spark.range(0, len(objects), 1, len(objects)).mapInArrow(read, schema)

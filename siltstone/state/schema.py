@@ -1,5 +1,8 @@
 """The shape of one state table, and which changes of shape recorded state can follow."""
 
+import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,6 +13,8 @@ from siltstone.errors import SchemaConflict, UsageError
 DELETED = "__deleted"
 """name of the boolean column that marks a delete in a table of changes"""
 RESERVED_PREFIX = "__"
+_DECIMAL = re.compile(r"decimal128\(([0-9]{1,2}), (-?[0-9]{1,4})\)")
+_TIMESTAMP = re.compile(r"timestamp\[us(?:, tz=([A-Za-z0-9_+:/-]{1,64}))?\]")
 _WIDE_SUM = "decimal128(38, 0)"
 
 
@@ -78,7 +83,7 @@ class TableSchema:
         return {part: [[f.name, str(f.type)] for f in getattr(self, part)] for part in ("key", "subkey", "value")}
 
     @classmethod
-    def from_json(cls, text: dict[str, Any]) -> Self:
+    def from_json(cls, text: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`."""
         return cls(*(pa.schema([(n, type_of(t)) for n, t in text[part]]) for part in ("key", "subkey", "value")))
 
@@ -108,14 +113,16 @@ def type_of(text: str) -> pa.DataType:
     Raises:
         UsageError: not the name of a supported type.
     """
-    if text.startswith("decimal128("):
-        precision, scale = text[len("decimal128(") : -1].split(",")
-        return pa.decimal128(int(precision), int(scale))
-    if text.startswith("timestamp[us"):
-        zone = text[len("timestamp[us") : -1].removeprefix(", tz=")
-        return pa.timestamp("us", tz=zone or None)
     names = {"float": pa.float32(), "double": pa.float64(), "date32[day]": pa.date32()}
-    try:
-        return names.get(text) or pa.type_for_alias(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is not a column type Siltstone knows") from None
+    kind: pa.DataType | None = None
+    if found := _DECIMAL.fullmatch(text):
+        precision, scale = int(found[1]), int(found[2])
+        kind = pa.decimal128(precision, scale) if 1 <= precision <= 38 else None
+    elif found := _TIMESTAMP.fullmatch(text):
+        kind = pa.timestamp("us", tz=found[1])
+    else:
+        with suppress(ValueError):
+            kind = names.get(text) or pa.type_for_alias(text)
+    if kind is None or not _supported(kind):
+        raise UsageError(f"{text[:80]!r} is not a column type Siltstone knows")
+    return kind

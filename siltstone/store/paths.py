@@ -159,9 +159,7 @@ class CheckpointPath:
 
     def materialization(self, operator: str, id: str) -> str:
         """The manifest of a materialization."""
-        if not _ATTEMPT.fullmatch(id):
-            raise UsageError(f"{id!r} cannot name a materialization: use letters, digits, _ and -")
-        return f"{self.prefix}{check_name('operator', operator)}.{id}{_MATERIALIZATION}"
+        return f"{self.prefix}{check_name('operator', operator)}.{check_attempt(id)}{_MATERIALIZATION}"
 
     def output(self, output: str, subtask: int, attempt: str) -> str:
         """Rows that wait for a sink; `output` is an operator's name, or that and a name of its own after a dot."""
@@ -177,6 +175,17 @@ class CheckpointPath:
         """The checkpoint that an object name belongs to; None for a name that is not built here."""
         found = _PLACE.fullmatch(name)
         return cls(found[1], int(found[2]), int(found[3])) if found else None
+
+
+def check_attempt(id: str) -> str:
+    """Return `id` if it can be that of an attempt or materialization: letters, digits, `_` and `-`.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not _ATTEMPT.fullmatch(id):
+        raise UsageError(f"{id!r} cannot be part of an object name: use letters, digits, _ and -")
+    return id
 
 
 def check_label(label: str) -> str:

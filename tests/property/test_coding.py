@@ -24,7 +24,7 @@ def test_all_that_is_written_is_read(
     out.integers(_array(integers))
     out.blob(blob)
     out.texts(texts)
-    out.constant(2**64 - 1)
+    out.constant(2**64 - 1, 3)
     out.varint(7)
     data = out.finish()
     read = Decoder(data, "it")

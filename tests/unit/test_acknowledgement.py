@@ -73,7 +73,7 @@ def test_a_failure_is_raised_again_as_what_it_was(error: SiltstoneError) -> None
     "data", [b"", b"[]", b"{}", b"\xff", b'{"error":null,"event_time_max":null,"key_groups":{"start":1}}']
 )
 def test_anything_else_is_refused(data: bytes) -> None:
-    with pytest.raises(StateError, match="acknowledgement cannot be read"):
+    with pytest.raises(StateError, match="cannot be read as an acknowledgement"):
         Acknowledgement.from_bytes(data)
 
 

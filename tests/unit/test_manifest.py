@@ -10,7 +10,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.catalog.manifest import Manifest, decode_manifest, encode_manifest
+from siltstone.catalog.manifest import Manifest, encode_manifest
+from siltstone.catalog.manifest_decoding import decode_manifest
 from siltstone.errors import CorruptObject, NewerFormat
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
@@ -18,6 +19,14 @@ from tests.orphans import filesystem, new_run
 from tests.sums import NAME, rows
 
 PREFIX = "flights/00000001/000000000007"
+
+
+KEY = [["tail", "string"]]
+
+
+def _variable(name: str, kind: Kind) -> tuple[str, dict[str, object]]:
+    tables = {name: {"key": KEY, "subkey": [], "value": [["n", "int64"]]}} if kind is Kind.INCREMENTAL else {}
+    return name, {"kind": "ValueState" if tables else "OpaqueState", "tables": tables}
 
 
 def _manifest(subtasks: int = 6, tables: int = 6, max_parallelism: int = 128) -> Manifest:
@@ -31,7 +40,7 @@ def _manifest(subtasks: int = 6, tables: int = 6, max_parallelism: int = 128) ->
         epoch=1,
         step=9,
         max_parallelism=max_parallelism,
-        operators={"aircraft": {"key": [["tail", "string"]], "tables": {n: {"value": []} for n in names}}},
+        operators={"aircraft": {"key": KEY, "variables": dict(map(_variable, names, kinds))}},
         handles=[
             Handle(
                 "aircraft",
