@@ -56,8 +56,8 @@ bench: $(READY)dev $(READY)gateway ## the engine beside its peers, in one run
 bench-policy: $(READY)run ## the checkpoint policies against the optimum in hindsight
 	@$(BIN)/python -m benchmarks.policy
 
-fault: $(READY)dev $(READY)gateway ## 200 processes of every kind killed, frozen and starved on every kind of warehouse; nothing may be lost or doubled
-	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python tests/fault/harness.py --kills 200 --process-kinds all --warehouse-kind all
+fault: $(READY)dev $(READY)gateway ## 300 processes of every kind killed, frozen and starved on every kind of warehouse; nothing may be lost or doubled
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python tests/fault/harness.py --kills 300 --process-kinds all --warehouse-kind all --catalog-kind all
 
 ui: $(READY)ui ## the Dagster web server on this code location
 	@$(WITH_JAVA) $(BIN)/siltstone ui

@@ -39,10 +39,14 @@ class RegionSteps:
         self.outputs = {SOURCE: rows}
         for operator in region.stream.topological():
             task = replace(tasks[operator.name], hands_on=True)
-            output, received = run_tasks(task, shuffled(task, self.outputs[operator.reads]))
+            output, received = self.attempt(task, shuffled(task, self.outputs[operator.reads]))
             self.outputs[operator.name] = output
             region.acknowledge(operator.name, received)
         return self.complete() if region.checkpoint_due else None
+
+    def attempt(self, task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, Sequence[Acknowledgement]]:
+        """One step of one operator: its output, and what its subtasks said."""
+        return run_tasks(task, rows)
 
     def step_without_rows(self) -> Completed:
         """A step that takes no micro-batch, and ends in a checkpoint."""

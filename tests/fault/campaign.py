@@ -26,7 +26,8 @@ from tests.fault.disk import small_disk
 from tests.fault.life import KILLS, Hurt, Life
 from tests.fault.reference import flights, small
 from tests.fault.rounds import Round, Rounds
-from tests.fault.shapes import SHAPES, WEIGHTS, play
+from tests.fault.shapes import SHAPES, WEIGHTS, can_play, play
+from tests.fault.sites import CATALOGS
 from tests.fault.warehouses import WAREHOUSES
 
 COLUMNS = ("kills", "zombies", "faults", "rounds", "violations")
@@ -44,6 +45,7 @@ class Campaign:
         stores: of `WAREHOUSES`, used in turn.
         spark_kills: how many of the kills are of processes with Spark.
         shapes: how processes without are hurt, among `SHAPES`.
+        catalogs: of `CATALOGS`, used in turn by processes without.
         tell: called with a line for people and the violations, as they come.
     """
 
@@ -53,6 +55,7 @@ class Campaign:
     stores: Sequence[str] = ("filesystem",)
     spark_kills: int = 0
     shapes: Sequence[str] = tuple(SHAPES)
+    catalogs: Sequence[str] = ("sqlite",)
     tell: Callable[[str, list[str]], None] = lambda line, violations: None
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
@@ -105,17 +108,23 @@ class Campaign:
 
     def _forked(self, directory: Path, chance: random.Random, number: int) -> None:
         store = self.stores[number % len(self.stores)]
-        with small_disk(directory / "disk") as disk, closing(Rounds(disk, chance, store, self._reach)) as rounds:
+        # Shifted by one each time round: each store meets each catalog.
+        catalog = self.catalogs[(number + number // len(self.stores)) % len(self.catalogs)]
+        with (
+            small_disk(directory / "disk") as disk,
+            closing(Rounds(disk, chance, store, self._reach, catalog)) as rounds,
+        ):
+            shapes = [shape for shape in self.shapes if can_play(rounds, shape)]
             while self._left(spark=False) and not self.broken:
                 known = rounds.known()
                 if known.left < 2:
                     break
                 start = time.monotonic()
-                (shape,) = chance.choices(self.shapes, [WEIGHTS[shape] for shape in self.shapes])
+                (shape,) = chance.choices(shapes, [WEIGHTS[shape] for shape in shapes])
                 played = play(rounds, shape, chosen(chance, self.kinds, known))
                 self._record(played, time.monotonic() - start, known.newest)
             if not self.broken:
-                self._told(f"    a warehouse on {store} at its end: settled", rounds.finish())
+                self._told(f"    a warehouse on {store} and {catalog} at its end: settled", rounds.finish())
             if self.broken:  # the disk goes with its block
                 ignored = shutil.ignore_patterns("ballast")
                 shutil.copytree(disk.path, directory / "copy", ignore=ignored, dirs_exist_ok=True)
@@ -129,7 +138,7 @@ class Campaign:
         if played.violations:
             self._count(played.kinds[0], "violations", len(played.violations))
         line = (
-            f"{self.total('kills'):4} {played.store:10} {played.shape:7} at checkpoint {newest:2}, {seconds:4.1f} s: "
+            f"{self.total('kills'):4} {played.store:10} {played.shape:8} at checkpoint {newest:2}, {seconds:4.1f} s: "
         )
         self._told(line + ", ".join(played.outcomes), played.violations)
 
@@ -180,6 +189,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="Repeat the choices of another campaign. [at random]")
     parser.add_argument("--process-kinds", default="all", help=f"all, or some of {','.join(COMMANDS)}")
     parser.add_argument("--warehouse-kind", choices=[*WAREHOUSES, "all"], default="filesystem")
+    parser.add_argument("--catalog-kind", choices=[*CATALOGS, "all"], default="sqlite")
     parser.add_argument("--shapes", default="all", help=f"How forked processes are hurt: all, or {','.join(SHAPES)}")
     given = parser.parse_args()
     kinds = list(COMMANDS) if given.process_kinds == "all" else given.process_kinds.split(",")
@@ -199,8 +209,9 @@ def main() -> int:
         for violation in violations:
             console.print(f"    VIOLATION: {violation}", style="red", markup=False, soft_wrap=True)
 
+    catalogs = list(CATALOGS) if given.catalog_kind == "all" else [given.catalog_kind]
     stores = list(WAREHOUSES) if given.warehouse_kind == "all" else [given.warehouse_kind]
-    campaign = Campaign(seed, given.kills, kinds, stores, spark_kills, shapes, tell)
+    campaign = Campaign(seed, given.kills, kinds, stores, spark_kills, shapes, catalogs, tell)
     campaign.run()
     console.print(campaign.table())
     seconds, broken = time.monotonic() - start, campaign.broken

@@ -2,7 +2,7 @@
 
     python tests/fault/harness.py --kills 200 [--seed N] [--process-kinds all|run,materialize,...]
                                   [--warehouse-kind filesystem|s3|redis|rocksdb|all]
-                                  [--shapes all|kill,two,...]
+                                  [--catalog-kind sqlite|postgresql|all] [--shapes all|kill,two,...]
 
 Prints a table of what was done to each kind of process; ends with 1, and the seed to repeat, if a promise was broken.
 """

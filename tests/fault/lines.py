@@ -13,7 +13,7 @@ ROOT = os.path.dirname(siltstone.__file__) + os.sep
 ENGINE = tuple(ROOT + part + os.sep for part in ("catalog", "changelog", "lifecycle", "spark", "store"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Within:
     """A function of the engine: its file below `siltstone/`, and its name with that of its class."""
 

@@ -8,13 +8,13 @@ may be left over.
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from siltstone.catalog.open import open_catalog
+from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.catalog.place import Place
 from siltstone.store.open import Warehouse
 from tests.fault import promises
@@ -25,8 +25,8 @@ from tests.fault.forked import Victim
 from tests.fault.lines import Within
 from tests.fault.processes import End
 from tests.fault.reference import small
+from tests.fault.sites import Site
 from tests.fault.victims import Orders
-from tests.fault.warehouses import WAREHOUSES
 
 PUBLISHING = ("run",)
 """what makes output, and first delivers what an earlier run has not; without Spark, a rescale delivers nothing"""
@@ -55,17 +55,20 @@ class Rounds:
 
     Args:
         disk: an empty one for it.
+        store, catalog: the kinds of both.
         reach: kind -> (lines, seconds) that it is at work for, about; learnt on the way, shared by warehouses.
 
     Attributes:
+        site: where it is.
         unpublished: streams whose newest run did not end well, or has not ended.
     """
 
-    def __init__(self, disk: Disk, chance: Random, store: str, reach: dict[str, tuple[float, float]]) -> None:
+    def __init__(
+        self, disk: Disk, chance: Random, store: str, reach: dict[str, tuple[float, float]], catalog: str = "sqlite"
+    ) -> None:
         self.disk, self.chance, self.store, self.reach = disk, chance, store, reach
         self.reference = small()
-        self.warehouse = disk.path / "warehouse"
-        self.url = WAREHOUSES[store](self.warehouse)
+        self.site = Site.new(store, catalog, disk.path)
         self._said = disk.path.with_name(f"{disk.path.name}-said")
         self._said.mkdir()
         self._count = 0
@@ -79,10 +82,11 @@ class Rounds:
     @contextmanager
     def place(self, later: timedelta = timedelta(0)) -> Iterator[Place | None]:
         """The warehouse, its catalog's clock ahead; None while there is none. Opened once."""
-        warehouse = Warehouse.at(self.url)
-        if self._opened is None and warehouse.local.catalog.exists():
-            catalog = open_catalog(warehouse.catalog_url, now=lambda: datetime.now(UTC) + self._later)
-            self._opened = Place(warehouse, catalog)
+        if self._opened is None:
+            with suppress(NoCatalog):
+                now = lambda: datetime.now(UTC) + self._later  # noqa: E731
+                catalog = open_catalog(self.site.catalog_url, create=False, now=now)
+                self._opened = Place(Warehouse.at(self.site.hosts[0]), catalog)
         self._later = later
         try:
             yield self._opened
@@ -121,18 +125,22 @@ class Rounds:
 
     # --- victims ----------------------------------------------------------------------------------------------
 
-    def start(self, kind: str, known: Known, url: str | None = None, **orders: Any) -> Victim:
-        """A command on a stream, with arguments at random."""
+    def start(
+        self, kind: str, known: Known, url: str | None = None, catalog: str | None = None, **orders: Any
+    ) -> Victim:
+        """A command on a stream, with arguments at random, on any host unless `url` names one."""
         if kind in PUBLISHING:
             self.unpublished.add(known.stream)  # frozen or killed, it may be so
         arguments = COMMANDS[kind].arguments(self.chance, known)
-        return self.victim(kind, known.stream, arguments, ("--warehouse", url or self.url), **orders)
+        where = self.site.where(url or self.chance.choice(self.site.hosts), catalog)
+        return self.victim(kind, known.stream, arguments, where, **orders)
 
     def victim(self, kind: str, stream: str, arguments: Arguments, where: Sequence[str], **orders: Any) -> Victim:
         """A command on a stream of the warehouse that is named by these options."""
         self._count += 1
         command = [kind, stream, *map(str, arguments), *where]
-        return Victim(Orders(command, self._said / f"{self._count:04d}-{kind}", **orders))
+        said = self._said / f"{self._count:04d}-{kind}"
+        return Victim(Orders(command, said, sinks=self.site.sinks, **orders))
 
     def some_line(self, kind: str, within: Within | None = None) -> int:
         """At which of the engine's lines that a command comes to, of all or within a function, something happens."""
@@ -174,7 +182,9 @@ class Rounds:
         with self.place() as place:
             if place is None:
                 return []
-            return promises.broken(self.reference, place, unpublished=self.unpublished, memory=self._memory)
+            return promises.broken(
+                self.reference, place, unpublished=self.unpublished, memory=self._memory, sinks=self.site.sinks
+            )
 
     # --- the end ----------------------------------------------------------------------------------------------
 
@@ -209,7 +219,7 @@ class Rounds:
         """A command that has to succeed."""
         if arguments is None:
             arguments = COMMANDS[kind].arguments(self.chance, self.known(stream))
-        victim = self.victim(kind, stream, arguments, ("--warehouse", self.url))
+        victim = self.victim(kind, stream, arguments, self.site.where(self.chance.choice(self.site.hosts)))
         end = victim.wait()
         if end.code != 0:
             told = f"{' '.join(victim.orders.arguments)} cannot do its work any more ({end.code}): {end.said[-1500:]}"

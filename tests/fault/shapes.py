@@ -9,11 +9,9 @@ wrong    a process is given an empty or another store with this catalog, or this
 """
 
 import re
-import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
 from siltstone.catalog.place import Place
@@ -23,7 +21,9 @@ from tests.fault import promises
 from tests.fault.commands import COMMANDS, NAME, chosen
 from tests.fault.faults import Faults, damage, faults_of
 from tests.fault.forked import Victim
+from tests.fault.hosts import hosts
 from tests.fault.lines import Within
+from tests.fault.outages import outage
 from tests.fault.rounds import PUBLISHING, Round, Rounds
 from tests.fault.warehouses import WAREHOUSES
 from tests.proofs import failures
@@ -169,22 +169,15 @@ def _beside(rounds: Rounds, round: Round, kind: str, stream: str) -> bool:
 
 
 def _lets_others(rounds: Rounds, victim: Victim) -> bool:
-    """Frozen amid a transaction it would keep everybody from a catalog in a file: then it goes a little further."""
-    path = Warehouse.at(rounds.url).local.catalog
+    """Frozen amid a transaction it would keep everybody from the catalog: then it goes a little further."""
     for _ in range(200):
-        try:
-            if not path.exists():
-                return True
-            with closing(sqlite3.connect(path, timeout=0.01, isolation_level=None)) as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.execute("ROLLBACK")
+        if rounds.site.is_free:
             return True
-        except sqlite3.OperationalError:
-            victim.signal(SIGCONT)
-            time.sleep(0.002)
-            victim.signal(SIGSTOP)
-            if not victim.until(lambda: victim.stopped):
-                return False
+        victim.signal(SIGCONT)
+        time.sleep(0.002)
+        victim.signal(SIGSTOP)
+        if not victim.until(lambda: victim.stopped):
+            return False
     return False
 
 
@@ -194,7 +187,7 @@ def fault(rounds: Rounds, round: Round, kind: str) -> None:
     faults: Faults = faults_of(rounds.store, rounds.disk, rounds.chance)
     kinds = (kind,) if rounds.chance.random() < 0.6 else (kind, chosen(rounds.chance, list(COMMANDS), known))
     round.kinds = kinds
-    with faults.happening(rounds.url) as (url, orders):
+    with faults.happening(rounds.chance.choice(rounds.site.hosts)) as (url, orders):
         victims = []
         for each in kinds:
             at_line = rounds.some_line(each) if rounds.chance.random() < 0.25 else None
@@ -237,13 +230,13 @@ def wrong(rounds: Rounds, round: Round, kind: str) -> None:
         before = promises.recorded(place, NAME), sorted(place.warehouse.store.list(""))
     elsewhere = rounds.disk.path / f"wrong-{uuid.uuid4().hex}"
     (elsewhere / "objects").mkdir(parents=True)
-    url, catalog = WAREHOUSES[rounds.store](elsewhere), Warehouse.at(rounds.url).catalog_url
+    url, catalog = WAREHOUSES[rounds.store](elsewhere), rounds.site.catalog_url
     what = rounds.chance.choice(["an empty store", "another store", "another catalog", "no catalog"])
     if what in ("another store", "another catalog"):
         with Place.writable(url) as other:
             other.catalog.register(NAME, 4, {"operators": {}, "options": {}})
     if what in ("another catalog", "no catalog"):
-        url, catalog = rounds.url, Warehouse.at(url).catalog_url
+        url, catalog = rounds.site.hosts[0], Warehouse.at(url).catalog_url
     stored = sorted(Warehouse.at(url).store.list(""))
     for each in (kind, "run", "sweep", "recover", "truncate"):
         more = ("--accept-loss",) if each == "recover" else COMMANDS[each].arguments(rounds.chance, rounds.known())
@@ -281,8 +274,16 @@ SHAPES: dict[str, Callable[[Rounds, Round, str], None]] = {
     "zombie": zombie,
     "takeover": takeover,
     "fault": fault,
+    "outage": outage,
+    "hosts": hosts,
     "damage": damaged,
     "wrong": wrong,
 }
-WEIGHTS = {"kill": 4, "two": 3, "zombie": 2, "takeover": 2, "fault": 1, "damage": 1, "wrong": 1}
+OFTEN = {"kill": 4, "two": 3, "hosts": 3, "zombie": 2, "takeover": 2, "outage": 2}
+WEIGHTS = {shape: OFTEN.get(shape, 1) for shape in SHAPES}
 """of rounds, as often as they come"""
+
+
+def can_play(rounds: Rounds, shape: str) -> bool:
+    """Whether the warehouse is of a kind that can be hurt so."""
+    return shape != "hosts" or len(rounds.site.hosts) > 1

@@ -1,9 +1,13 @@
 """The campaign's judges themselves: what they are to notice, they notice."""
 
+import importlib
+import inspect
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,28 +19,45 @@ from siltstone.catalog.place import Place
 from siltstone.errors import Unreachable
 from siltstone.lifecycle.region import Region, RegionOptions
 from siltstone.policy.adaptive import DEFAULT_POLICY, named
+from siltstone.store.paths import LocalLayout
 from tests.fault import promises
+from tests.fault.attempts import LostAttempts
+from tests.fault.hosts import ACKNOWLEDGING
 from tests.fault.journal import JournaledSink, journal_of
+from tests.fault.lines import Within
+from tests.fault.outages import CALL
 from tests.fault.reference import small
+from tests.fault.shapes import DELIVERY, TAKE_OVER
 from tests.fault.small_stream import SMALL, purchases
 from tests.fault.victims import Frame, SinkingSteps
 
 STEPS = 4
+FUNCTIONS = sorted({*(each for places in TAKE_OVER.values() for each in places), *ACKNOWLEDGING, CALL, DELIVERY})
+
+
+@pytest.fixture(scope="module")
+def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warehouse of the small stream with some checkpoints, each of a batch."""
+    directory = tmp_path_factory.mktemp("worked")
+    with Place.writable(str(directory)) as opened:
+        work(opened, range(STEPS))
+        assert not broken(opened)
+    return directory
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    """A warehouse of the small stream with some checkpoints, each of a batch."""
+def place(worked: Path, tmp_path: Path) -> Iterator[Place]:
+    """A copy of it."""
+    shutil.copytree(worked, tmp_path / "warehouse")
     with Place.writable(str(tmp_path / "warehouse")) as opened:
-        work(opened, range(STEPS))
-        assert not broken(opened)
         yield opened
 
 
-def work(place: Place, batches: range) -> None:
+def work(place: Place, batches: range, checkpoint_steps: int = 1, lost: LostAttempts | None = None) -> None:
     """A run."""
-    region = Region.open(SMALL, place.warehouse, place.catalog, named(DEFAULT_POLICY), RegionOptions(), "a test")
-    steps = SinkingSteps(region)
+    options = RegionOptions(parallelism=2, checkpoint_steps=checkpoint_steps)
+    region = Region.open(SMALL, place.warehouse, place.catalog, named(DEFAULT_POLICY), options, "a test")
+    steps = SinkingSteps(region, lost=lost)
     for number in batches:
         steps.step(purchases()[number])
     region.close("done")
@@ -95,6 +116,26 @@ def test_the_newest_rows_may_be_outstanding_while_a_run_has_not_ended_well(place
     forget(place, 4)
     assert "lacks" in broken(place)
     assert not broken(place, unpublished=[SMALL.name])
+
+
+@pytest.mark.parametrize("within", FUNCTIONS, ids=str)
+def test_a_function_in_which_processes_are_hurt_is_one_of_the_engine(within: Within) -> None:
+    found: Any = importlib.import_module(f"siltstone.{within.file.removesuffix('.py').replace('/', '.')}")
+    for name in within.function.split("."):
+        found = getattr(found, name)
+    assert within.is_(inspect.unwrap(found).__code__)
+
+
+@pytest.mark.parametrize("checkpoint_steps", [1, 3])
+def test_hosts_that_lose_acknowledgements_break_nothing(tmp_path: Path, checkpoint_steps: int) -> None:
+    """Of the same rows and of others, on the host that does the task then and on the other one."""
+    with Place.writable(str(tmp_path / "warehouse")) as place:
+        other = replace(place.warehouse, local=LocalLayout(tmp_path / "other"))
+        lost = LostAttempts([place.warehouse, other], lost=0.6, seed=checkpoint_steps)
+        work(place, range(3), checkpoint_steps, lost)
+        work(place, range(3, 6), checkpoint_steps, lost)
+        assert lost.attempts > 5
+        assert not promises.broken(small(), place)
 
 
 def prune(place: Place, sql: str) -> None:

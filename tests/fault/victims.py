@@ -28,15 +28,19 @@ import pyarrow.parquet as pq
 from siltstone import cli
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.place import Place
+from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.output import read_output
 from siltstone.errors import Fenced, Unreachable
 from siltstone.lifecycle.fork import stream_named
 from siltstone.lifecycle.region import Completed, Region
 from siltstone.lifecycle.replay import follow
+from siltstone.lifecycle.task import StepTask
 from siltstone.settings import load_settings
 from siltstone.spark import operations, step
 from siltstone.spark.runner import remove_old_work
+from siltstone.store.open import Warehouse
 from tests.fault import small_stream
+from tests.fault.attempts import LostAttempts
 from tests.fault.journal import JournaledSink
 from tests.fault.lines import Within, signal_at
 from tests.fault.pruning import prune_early
@@ -61,6 +65,9 @@ class Orders:
         refused: a share of what it asks of the disk below `objects` that fails with an I/O error.
         file_bytes: no file may grow beyond.
         environment: further variables.
+        sinks: where streams have their sinks, if not in the warehouse.
+        hosts: the warehouse's URL as each host names it: tasks of `run` are done on any of them.
+        lost: a share of the attempts at such tasks is done, and its acknowledgement lost; another follows.
     """
 
     arguments: Sequence[str]
@@ -72,6 +79,9 @@ class Orders:
     seed: int = 0
     file_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    sinks: Path | None = None
+    hosts: Sequence[str] = ()
+    lost: float = 0.0
 
 
 def main(orders: Orders) -> None:
@@ -93,7 +103,7 @@ def main(orders: Orders) -> None:
     if orders.at_line is not None:
         signal_at(orders.at_line, orders.signal, orders.within)
     if command == "run":
-        cli.main(lambda: run(rest[0], _options(rest)))
+        cli.main(lambda: run(rest[0], _options(rest), orders))
     cli.main()
 
 
@@ -135,7 +145,7 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
     return dict(zip(names, arguments[2::2], strict=True))
 
 
-def run(name: str, options: Mapping[str, str]) -> None:
+def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
     """`siltstone run`, with some options, of the small stream or a fork of it.
 
     What a rewinding has logged comes again with the same boundaries, whatever the options say.
@@ -147,7 +157,9 @@ def run(name: str, options: Mapping[str, str]) -> None:
         region = operations.open_region(settings, stream_named(settings, name), place, {}, 2)
         outcome = "failed"
         try:
-            steps = SinkingSteps(region)
+            hosts = [Warehouse.at(url) for url in orders.hosts]
+            lost = LostAttempts(hosts, orders.lost, orders.seed) if hosts else None
+            steps = SinkingSteps(region, orders.sinks, lost)
             remove_old_work(region)
             until = min(steps.batches + batches, len(purchases()))
             for piece in follow(region.completed, region.logged_steps()):
@@ -177,9 +189,11 @@ def run(name: str, options: Mapping[str, str]) -> None:
 class SinkingSteps(RegionSteps):
     """Steps whose output goes to the stream's sink, in the order of the stream's runner."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, sinks: Path | None = None, lost: LostAttempts | None = None) -> None:
         super().__init__(region)
-        self.sink = JournaledSink(region.warehouse.local.sink(region.stream.name) / SINK)
+        name = region.stream.name
+        self.sink = JournaledSink((sinks / name if sinks else region.warehouse.local.sink(name)) / SINK)
+        self._lost = lost
         region.outbox.deliver(region.completed, {SINK: self.give})
 
     def complete(self) -> Completed:
@@ -187,6 +201,12 @@ class SinkingSteps(RegionSteps):
         completed = super().complete()
         self.region.outbox.deliver(completed.id, {SINK: self.give}, checked=True)
         return completed
+
+    def attempt(self, task: StepTask, rows: Mapping[int, pa.Table]) -> tuple[pa.Table, Sequence[Acknowledgement]]:
+        """On any host, after some whose acknowledgements were lost."""
+        if self._lost is None:
+            return super().attempt(task, rows)
+        return super().attempt(self._lost.before(task, rows), rows)
 
     def give(self, output: OutputRecord) -> None:
         """Hand the staged rows over."""
