@@ -92,6 +92,7 @@ def operator_metadata(place: Place, stream: str, operator: str, checkpoint: int)
         "bytes": said["bytes"],
         "dagster/row_count": said["state_rows"],
         "rows_in": said["rows_in"],
+        "dead_letters": record.statistics.get("dead_letters", {}).get(operator, 0),
         "seconds": sum(said["seconds"].values()),
         "D": record.d.get(operator, 0),
         "chain": _ranges(range(first, checkpoint + 1)),

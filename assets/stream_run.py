@@ -15,7 +15,7 @@ from siltstone.lifecycle.region import Completed
 from siltstone.model import Form
 from siltstone.operator import SOURCE
 from siltstone.spark.sinks import parquet_sinks
-from siltstone.stream import Stream
+from siltstone.stream import DEAD_LETTERS, Stream
 
 OWNERS = ["team:siltstone"]
 BY_DAGSTER = "Dagster run "
@@ -63,6 +63,8 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
         def tell(checkpoint: Completed) -> None:
             forms = ", ".join(f"{name} {form.value}" for name, form in checkpoint.forms.items())
             context.log.info(f"checkpoint {checkpoint.id}: {forms}; {checkpoint.rows_in:,} rows in")
+            for operator, count in checkpoint.dead_letters.items():
+                context.log.warning(f"checkpoint {checkpoint.id}: {count:,} dead letters of operator {operator}")
 
         with told_clearly():
             settings = warehouse.settings(spark, parallelism=config.parallelism, policy=config.policy)
@@ -78,6 +80,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                 "checkpoints_made": len(result.checkpoints),
                 "rows": result.rows,
                 "bytes": result.bytes,
+                "dead_letters": sum(result.dead_letters.values()),
                 "seconds": result.seconds,
             }
             with Place.existing(settings.warehouse, settings.catalog) as place:
@@ -126,10 +129,16 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
     specs += [
         dg.AssetSpec(
             asset_key(name, operator, SINK),
-            deps=[asset_key(name, operator, DELTA_CHAIN), asset_key(name, operator, BASE_CHECKPOINT)],
+            deps=[
+                asset_key(name, each, part)
+                for each in ([op.name for op in stream.operators] if operator == DEAD_LETTERS else [operator])
+                for part in (DELTA_CHAIN, BASE_CHECKPOINT)
+            ],
             skippable=True,
             kinds={"spark", "parquet"},
-            description=f"The rows that operator `{operator}` puts out, each exactly once.",
+            description="The rows that operators could not take, each exactly once, with the reason."
+            if operator == DEAD_LETTERS
+            else f"The rows that operator `{operator}` puts out, each exactly once.",
             **common,
         )
         for operator in stream.sinks

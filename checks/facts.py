@@ -21,7 +21,7 @@ from siltstone.policy.chain import restore_s as predicted_restore_s
 from siltstone.settings import Settings
 from siltstone.spark.sinks import parquet_sinks
 from siltstone.store.paths import stream_prefix
-from siltstone.stream import Stream
+from siltstone.stream import DEAD_LETTERS, Stream
 
 Facts = pd.DataFrame
 
@@ -229,7 +229,9 @@ def sinks(subject: Subject) -> Facts:
         own = place.warehouse.local.sink(subject.name)
     for operator, sink in parquet_sinks(subject.stream.sinks, own).items():
         published = sink.all_published()
-        completed = range((record.forked_at or 0) + 1, newest + 1)
+        completed = set(range((record.forked_at or 0) + 1, newest + 1))
+        if operator == DEAD_LETTERS:
+            completed &= published  # most have none
         rows += [
             {"sink": operator, "checkpoint": id, "completed": id in completed, "published": id in published}
             for id in sorted({*completed, *published})

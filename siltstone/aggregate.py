@@ -133,7 +133,7 @@ class Aggregate(Operator):
         try:
             reduced = self._reduce(lifted, group, len(keys))
         except Overflow as overflow:
-            raise self._bad_row(overflow, keys.keys) from None
+            raise self._bad_row(overflow, rows) from None
         state.totals.put(keys, pa.table(reduced, schema=self._kept))
         if self.output is None:
             return None
@@ -180,17 +180,20 @@ class Aggregate(Operator):
         given = given.rename_columns([names[name] for name in given.column_names])
         return [one_array(c) for c in conform(given, self._kept, table.num_rows, f"operator {self.name}").columns]
 
-    def _bad_row(self, overflow: Overflow, keys: pa.Table) -> BadRow:
-        """The error that names the column and the first of the keys."""
-        function = overflow.function
+    def _bad_row(self, overflow: Overflow, rows: Rows) -> BadRow:
+        """The error that names the column and the first of the keys; bad are all rows of such a key, since which of
+        them are too much is a matter of order."""
+        function, keys = overflow.function, rows.keys.keys
         groups = np.flatnonzero(overflow.groups)
         key = ", ".join(f"{name} {keys.column(name)[int(groups[0])]}" for name in keys.column_names)
         more = f" and of {len(groups) - 1} more keys" if len(groups) > 1 else ""
         kept = next(iter(function.columns().values()))
         way = "on_overflow='null' or " if isinstance(function, Sum) else ""
+        what = f"operator {self.name}: {function.name} of column {function.of} leaves {kept}"
         return BadRow(
-            f"operator {self.name}: {function.name} of column {function.of} leaves {kept} for {key}{more}: "
-            f"use {way}a type with more room"
+            f"{what} for {key}{more}: use {way}a type with more room",
+            rows=np.asarray(overflow.groups, bool)[rows.group],
+            reason=what,
         )
 
     def _reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:

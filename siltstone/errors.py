@@ -22,6 +22,7 @@ Messages are one line, name the thing at fault, and say what to do.
 """
 
 import signal
+from typing import Any
 
 
 class SiltstoneError(Exception):
@@ -49,7 +50,23 @@ class SchemaConflict(UsageError):
 
 
 class BadRow(UsageError):
-    """A source row that no operator can take, such as one with a null key."""
+    """Rows that an operator cannot take, such as those with a null key.
+
+    An operator's `process` may raise it as well. Where the stream has `on_bad_row="dead-letter"`, the rows that it
+    names become dead letters, and the step goes on without them; all bad rows of a call are best named at once.
+
+    Args:
+        message: what is wrong and what to do.
+        rows: bool[n], which of the rows of this call of `process` are bad; None if that is not known: then the step
+            fails.
+        reason: what a dead letter says, without the advice; the message if it is not given.
+        keys: uint64[n], where `rows` is about entries of a table of state and not about rows of the call: the hash of
+            the operator key of each entry. Where they are not those of the call's rows, all rows of the bad keys are.
+    """
+
+    def __init__(self, message: str, *, rows: Any = None, reason: str | None = None, keys: Any = None) -> None:
+        super().__init__(message)
+        self.rows, self.reason, self.keys = rows, reason or message, keys
 
 
 class WrongWarehouse(UsageError):

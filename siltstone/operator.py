@@ -161,6 +161,9 @@ class Operator:
 
         A step may come in several calls. All rows of a key come to one subtask; equal rows in equal order
         must have equal effects, since a task may run twice.
+
+        Raises:
+            BadRow: there are rows that it cannot take; with `rows`, they may become dead letters.
         """
         raise NotImplementedError(f"operator {self.name} does not define process")
 
@@ -236,7 +239,10 @@ def _key_columns(operator: Operator, table: pa.Table) -> pa.Table:
             raise UsageError(f"{what} is missing in {operator.reads} (it has {', '.join(table.column_names)})")
         array = one_array(table.column(field.name))
         if array.null_count:
-            raise BadRow(f"{what} is null in {array.null_count} of {len(array)} rows: drop or fill them in the source")
+            raise BadRow(
+                f"{what} is null in {array.null_count} of {len(array)} rows: drop or fill them in the source, or let "
+                'the stream put them aside (on_bad_row="dead-letter")'
+            )
         try:
             arrays.append(array if array.type == field.type else array.cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

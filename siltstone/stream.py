@@ -36,6 +36,9 @@ class Sink(Protocol):
 
 SinkFunction = Callable[["DataFrame", int], object]
 """the user's own sink: as `Sink.deliver`"""
+DEAD_LETTERS = "dead_letters"
+"""among a stream's sinks, that of the rows that its operators cannot take"""
+ON_BAD_ROW = ("fail", "dead-letter")
 DIRECTORY = "directory"
 """the source option that Siltstone always sets"""
 
@@ -54,7 +57,12 @@ class Stream:
         operators: each reads the source or another operator's output.
         event_time: the source column that holds event time (timestamp), where there is one.
         event_days: the first and the last day (UTC) of its events, where they are known: state is then restored by day.
-        sinks: operator name -> `Sink`, or a function `(rows, checkpoint)`; such operators need an `output` schema.
+        sinks: operator name -> `Sink`, or a function `(rows, checkpoint)`; such operators need an `output` schema. None
+            stands for Parquet files in the warehouse. `DEAD_LETTERS` names the sink of dead letters.
+        on_bad_row: what a row does that an operator cannot take (`BadRow`: a null key, a sum that overflows, what
+            `process` refuses): "fail" stops the stream, before anything of its checkpoint shows; with "dead-letter" the
+            step goes on without the row, which goes to the sink of dead letters, exactly once, with its reason, its
+            checkpoint and the source's offsets (`siltstone.lifecycle.dead_letters`).
         max_parallelism: how many key groups there are; fixed for the stream's life.
         origin: of a fork, the first stream it goes back to, in whose `directory` its source goes on reading.
 
@@ -71,8 +79,13 @@ class Stream:
     max_parallelism: int = DEFAULT_MAX_PARALLELISM
     options: Mapping[str, str | Secret] = field(default_factory=dict)
     origin: str | None = None
+    on_bad_row: str = "fail"
 
     def __post_init__(self) -> None:
+        if self.on_bad_row not in ON_BAD_ROW:
+            raise UsageError(f"on_bad_row is {self.on_bad_row!r}: use {' or '.join(map(repr, ON_BAD_ROW))}")
+        if self.dead_letters:
+            object.__setattr__(self, "sinks", {**self.sinks, DEAD_LETTERS: self.sinks.get(DEAD_LETTERS)})
         for name in (self.name, self.origin or self.name):
             check_name("stream", name)
         if not 1 <= self.max_parallelism <= MAX_MAX_PARALLELISM:
@@ -80,13 +93,21 @@ class Stream:
         by_name = {op.name: op for op in self.operators}
         if not by_name or len(by_name) != len(self.operators):
             raise UsageError(f"stream {self.name} needs operators with distinct names")
-        for name in [*(op.reads for op in self.operators if op.reads != SOURCE), *self.sinks]:
+        if DEAD_LETTERS in by_name:
+            raise UsageError(f"stream {self.name}: {DEAD_LETTERS} is the name of a sink: call the operator otherwise")
+        if hidden := [op.name for op in self.operators if self.dead_letters and getattr(op, "map_side", False)]:
+            raise UsageError(
+                f"stream {self.name}: operator {hidden[0]} has map_side=True, so it sees no single row that could be a "
+                'dead letter: leave one out, map_side or on_bad_row="dead-letter"'
+            )
+        outputs = [name for name in self.sinks if name != DEAD_LETTERS]
+        for name in [*(op.reads for op in self.operators if op.reads != SOURCE), *outputs]:
             if name not in by_name or by_name[name].output is None:
                 raise UsageError(
                     f"stream {self.name} reads the output of {name!r}, which is no operator with an output"
                 )
         for name, sink in self.sinks.items():
-            if not (hasattr(sink, "deliver") or callable(sink)):
+            if not (sink is None or hasattr(sink, "deliver") or callable(sink)):
                 raise UsageError(
                     f"the sink of {name} is a {type(sink).__name__}, which cannot take rows: use a ParquetSink, a "
                     "function (rows, checkpoint), or an object with a method deliver(rows, checkpoint)"
@@ -114,6 +135,11 @@ class Stream:
                     f"define a stream {name} with sinks of its own"
                 )
         return replace(self, name=name, origin=origin)
+
+    @property
+    def dead_letters(self) -> bool:
+        """Whether rows that an operator cannot take become dead letters."""
+        return self.on_bad_row == "dead-letter"
 
     def event_time_operator(self) -> str | None:
         """The operator whose subtasks look at the event time: one that gets the source's rows themselves."""

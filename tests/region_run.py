@@ -10,8 +10,9 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
+from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, HASH
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
-from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, run_subtask
+from siltstone.lifecycle.subtask import run_subtask
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE
 from siltstone.policy.protocol import Policy

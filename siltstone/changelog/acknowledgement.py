@@ -33,6 +33,7 @@ class Acknowledgement:
         digests: table or opaque variable -> uint64 per key group of the subtask.
         rows_in: rows the subtask was given.
         rows_out: rows its operator returned.
+        dead_letters: rows among those given that its operator could not take.
         event_time_max: the highest event time among them, in UTC; None if there was none.
         seconds: seconds by phase.
         state_rows: live rows of all tables.
@@ -52,6 +53,7 @@ class Acknowledgement:
     digests: Mapping[str, np.ndarray] = field(default_factory=dict)
     rows_in: int = 0
     rows_out: int = 0
+    dead_letters: int = 0
     event_time_max: datetime | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     state_rows: int = 0

@@ -34,7 +34,12 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
 def checkpoint_line(c: Any) -> str:
     """A checkpoint that has just completed."""
     forms = ", ".join(f"{name} {form.value} (D={c.d[name]})" for name, form in c.forms.items())
-    return f"checkpoint {c.id}: {forms}, {size(c.bytes)}, {c.rows_in:,} rows"
+    return f"checkpoint {c.id}: {forms}, {size(c.bytes)}, {c.rows_in:,} rows{dead_letters(c.dead_letters)}"
+
+
+def dead_letters(counts: Mapping[str, int]) -> str:
+    """How many rows operators could not take, to end a line with; nothing where there were none."""
+    return "".join(f", {count:,} dead letters of {operator}" for operator, count in counts.items())
 
 
 def health_line(health: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, existing, pairs, settings_of, stream_of
-from siltstone.cli.output import checkpoint_line, health_line, joined, out, print_result, progress, size
+from siltstone.cli.output import checkpoint_line, dead_letters, health_line, joined, out, print_result, progress, size
 from siltstone.model import check_name
 from siltstone.policy.retention import parse_duration
 
@@ -73,7 +73,7 @@ def run(
         asdict(result),
         as_json,
         f"{stream}: {len(result.checkpoints)} checkpoints, {result.rows:,} rows, "
-        f"{size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}",
+        f"{size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}{dead_letters(result.dead_letters)}",
     )
 
 

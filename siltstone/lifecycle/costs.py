@@ -39,6 +39,7 @@ class Gathered:
     last: dict[str, list[Acknowledgement]] = field(default_factory=dict)
     """of the newest step"""
     rows_in: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, int] = field(default_factory=dict)
     restore_s: dict[str, float] = field(default_factory=dict)
     """seconds of the slowest subtask, where all of them had to restore from the changelog"""
     event_times: list[datetime] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Gathered:
         """One operator's part of one step."""
         self.last[operator] = list(received)
         self.rows_in[operator] = self.rows_in.get(operator, 0) + sum(a.rows_in for a in received)
+        self.dead_letters[operator] = self.dead_letters.get(operator, 0) + sum(a.dead_letters for a in received)
         restored = [a.seconds.get("restore", 0.0) for a in received]
         if all(restored):
             self.restore_s[operator] = max(restored)
@@ -160,6 +162,7 @@ def statistics_of(
     return {
         # Operators that read the source all see the same rows.
         "rows_in": max((gathered.rows_in[name] for name in sources), default=0),
+        "dead_letters": {name: count for name, count in gathered.dead_letters.items() if count},
         "state_rows": sum(o["state_rows"] for o in operators.values()),
         "parallelism": max((len(received) for received in gathered.last.values()), default=0),
         "operators": operators,

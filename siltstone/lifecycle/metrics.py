@@ -1,4 +1,4 @@
-"""How materialization does, as OpenMetrics families."""
+"""How materialization does, and what operators refused, as OpenMetrics families."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -42,3 +42,14 @@ def health_metrics(health: Mapping[str, OperatorHealth], stream: str) -> "list[M
                 family.add_metric([stream, operator], value)
         families.append(family)
     return families
+
+
+def dead_letter_metric(counts: Mapping[str, int], stream: str) -> "Metric":
+    """A counter, with a sample for each operator that could not take some row."""
+    from prometheus_client.core import CounterMetricFamily
+
+    text = "Rows that an operator could not take, which went to the sink of dead letters."
+    family = CounterMetricFamily("siltstone_dead_letters", text, labels=["stream", "operator"])
+    for operator, count in counts.items():
+        family.add_metric([stream, operator], count)
+    return family

@@ -29,11 +29,13 @@ from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.output import OutputWriter, read_output
 from siltstone.errors import CorruptObject, Fenced, Unreachable, UsageError
+from siltstone.lifecycle.dead_letters import LETTERS
+from siltstone.lifecycle.processing import output_schema
+from siltstone.lifecycle.task import StepTask
 from siltstone.model import StoredObject
-from siltstone.operator import Operator
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath
-from siltstone.stream import Stream
+from siltstone.stream import DEAD_LETTERS, Stream
 
 Give = Callable[[OutputRecord], None]
 """hands an output to its sink; returns once the sink has it for good"""
@@ -41,11 +43,6 @@ INLINE_BYTES = 8 << 20
 """so much that subtasks handed over waits in the driver, at most, until it is stored"""
 CLEAN_AFTER = 20
 """so many deliveries are cleaned up after together"""
-
-
-def output_schema(operator: Operator) -> pa.Schema:
-    """The columns of an operator's output; any value may be null."""
-    return pa.schema([f.with_nullable(True) for f in operator.output or ()])
 
 
 @dataclass
@@ -76,10 +73,10 @@ class Outbox:
         """Whether a checkpoint was given up, so that its output is decided."""
         return checkpoint in self._repeated
 
-    def stages(self, operator: str, checkpoint: int) -> bool:
-        """Whether an operator's output is to be staged with a checkpoint."""
-        wanted = not self.repeats(checkpoint) or (checkpoint, operator) in self._lost
-        return wanted and operator in self._stream.sinks
+    def stages(self, output: str, checkpoint: int) -> bool:
+        """Whether an operator's output, or `DEAD_LETTERS`, is to be staged with a checkpoint."""
+        wanted = not self.repeats(checkpoint) or (checkpoint, output) in self._lost
+        return wanted and output in self._stream.sinks
 
     def add(self, checkpoint: int, received: Sequence[Acknowledgement]) -> None:
         """Take what subtasks staged in one step, to be part of a checkpoint.
@@ -100,19 +97,20 @@ class Outbox:
         """Make sure that all outputs of a checkpoint are in the store; what its commit is to make outstanding.
 
         Args:
-            had_input: whether the checkpoint holds a micro-batch: then each sink hears of it, even with no rows.
+            had_input: whether the checkpoint holds a micro-batch: then each sink hears of it, even with no rows;
+                that of dead letters only if there are some.
 
         Raises:
             Unreachable: the store does not take it.
         """
         outputs = []
-        for operator in self._stream.operators:
-            of = self._gathered.setdefault(operator.name, _Gathered())
-            if not (had_input and self.stages(operator.name, checkpoint)):
+        schemas = {op.name: output_schema(op) for op in self._stream.operators} | {DEAD_LETTERS: LETTERS}
+        for name in self._stream.sinks:
+            of = self._gathered.setdefault(name, _Gathered())
+            if not (had_input and self.stages(name, checkpoint)) or (name == DEAD_LETTERS and not of.rows):
                 continue
-            self._store_inline(checkpoint, operator.name, of)
-            schema = output_schema(operator).serialize().to_pybytes()
-            outputs.append(Output(operator.name, schema, of.rows, tuple(of.objects)))
+            self._store_inline(checkpoint, name, of)
+            outputs.append(Output(name, schemas[name].serialize().to_pybytes(), of.rows, tuple(of.objects)))
         return outputs
 
     def committed(self) -> None:
@@ -194,14 +192,19 @@ class Outbox:
 
 
 def task_output(
-    store: Store, path: CheckpointPath, operator: Operator, subtask: int, attempt: str, inline_bytes: int
+    task: StepTask, checkpoint: int, output: str, schema: pa.Schema, subtask: int, attempt: str
 ) -> OutputWriter:
-    """Stages the output of one subtask in one step; `attempt` is unique to both in the writer epoch."""
+    """Stages an output of one subtask in one step, with a checkpoint; `attempt` is unique to both in the writer epoch.
+
+    Args:
+        output: as `CheckpointPath.output` takes it.
+    """
+    path = CheckpointPath(task.stream, task.epoch, checkpoint)
 
     def name(n: int) -> str:
-        return path.output(operator.name, subtask, f"{attempt}-{n}")
+        return path.output(output, subtask, f"{attempt}-{task.step}-{n}")
 
-    return OutputWriter(store, name, output_schema(operator), inline_bytes)
+    return OutputWriter(task.warehouse.store, name, schema, task.upload.inline_bytes)
 
 
 def check_output(store: Store, output: Output) -> None:

@@ -34,14 +34,14 @@ from siltstone.lifecycle.epochs import begin_epoch
 from siltstone.lifecycle.outbox import Outbox
 from siltstone.lifecycle.persist import place_inline
 from siltstone.lifecycle.sweep import sweep_ended
-from siltstone.lifecycle.task import CheckpointOrder, StepTask, identities
+from siltstone.lifecycle.task import CheckpointOrder, DeadLetterOrder, StepTask, identities
 from siltstone.model import Form, StoredObject
 from siltstone.operator import Operator
 from siltstone.policy.protocol import Decision, Policy, PolicyState
 from siltstone.policy.retention import NEW_STREAM
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath
-from siltstone.stream import Stream
+from siltstone.stream import DEAD_LETTERS, Stream
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Completed:
     forms: Mapping[str, Form]
     d: Mapping[str, int]
     rows_in: int
+    dead_letters: Mapping[str, int]
     state_rows: int
     bytes: int
     seconds: float
@@ -200,11 +201,12 @@ class Region:
         run takes the stream over: nobody else can change them from then on."""
         return list(self._logged)
 
-    def begin_step(self, *, ends: bool | None = None) -> dict[str, StepTask]:
+    def begin_step(self, *, ends: bool | None = None, offsets: str = "{}") -> dict[str, StepTask]:
         """Start the next step, and say whether it ends in a checkpoint (`checkpoint_due`).
 
         Args:
             ends: whether it does; None lets the run's options say.
+            offsets: what the sources give to it, as dead letters are to say it (`lifecycle.dead_letters`).
 
         Returns:
             operator name -> the task of each of its subtasks.
@@ -222,9 +224,9 @@ class Region:
         else:
             self.checkpoint_due = self._steps_open >= self.options.checkpoint_steps
         decisions = self._chains.decisions
-        return {op.name: self._task(op, base_step, decisions[op.name]) for op in self.stream.operators}
+        return {op.name: self._task(op, base_step, decisions[op.name], offsets) for op in self.stream.operators}
 
-    def _task(self, operator: Operator, base_step: int, decision: Decision) -> StepTask:
+    def _task(self, operator: Operator, base_step: int, decision: Decision, offsets: str) -> StepTask:
         order = None
         if self.checkpoint_due:
             limit = decision.delta_limit_bytes
@@ -235,6 +237,10 @@ class Region:
                 delta_limit_bytes=None if limit is None else limit // self.options.parallelism,
             )
         staged = self.outbox.stages(operator.name, self.checkpoint)
+        letters = None
+        if self.stream.dead_letters:
+            told = self.outbox.stages(DEAD_LETTERS, self.checkpoint)
+            letters = DeadLetterOrder(self.checkpoint if told else None, offsets)
         return StepTask(
             stream=self.stream.name,
             operator=operator,
@@ -256,6 +262,7 @@ class Region:
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
             staged_with=self.checkpoint if staged else None,
             hands_on=self.stream.hands_on(operator.name),
+            dead_letters=letters,
         )
 
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
@@ -314,6 +321,7 @@ class Region:
             forms=commit.forms,
             d=commit.d,
             rows_in=manifest.statistics["rows_in"],
+            dead_letters=manifest.statistics["dead_letters"],
             state_rows=commit.rows,
             bytes=commit.bytes,
             seconds=time.perf_counter() - start,

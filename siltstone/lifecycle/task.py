@@ -41,6 +41,19 @@ class CheckpointOrder:
 
 
 @dataclass(frozen=True)
+class DeadLetterOrder:
+    """Rows that the operator cannot take are left out of the step, and become dead letters.
+
+    Attributes:
+        checkpoint: with which they are staged for their sink; None if they are not, since that was decided before.
+        offsets: what the sources gave to the step, as JSON.
+    """
+
+    checkpoint: int | None = None
+    offsets: str = ""
+
+
+@dataclass(frozen=True)
 class StepTask:
     """One step of one operator, the same for each of its subtasks.
 
@@ -54,6 +67,7 @@ class StepTask:
         checkpoint: set if the step ends in a checkpoint.
         staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not.
         hands_on: whether another operator reads the output.
+        dead_letters: what is done with rows that the operator cannot take; None: they fail the step.
     """
 
     stream: str
@@ -74,6 +88,7 @@ class StepTask:
     event_time: str | None = None
     staged_with: int | None = None
     hands_on: bool = True
+    dead_letters: DeadLetterOrder | None = None
 
     def groups(self, subtask: int) -> KeyGroupRange:
         """The key groups that one subtask owns."""

@@ -30,11 +30,11 @@ def check_cluster(spark: Any, stream: Stream, place: Place) -> None:
     if is_local(master):
         return
     where = f"stream {stream.name} would run on {master}, whose machines share no disk"
-    for operator, sink in stream.sinks.items():
-        if isinstance(sink, ParquetSink):
+    for name, sink in stream.sinks.items():
+        if sink is None or isinstance(sink, ParquetSink):
             raise UsageError(
-                f"{where}: the rows of the ParquetSink of {operator} would stay on whichever of them wrote them. Give "
-                f"{operator} a function (rows, checkpoint) as its sink that writes to a store they all reach, or run "
+                f"{where}: the rows of the ParquetSink of {name} would stay on whichever of them wrote them. Give "
+                f"{name} a function (rows, checkpoint) as its sink that writes to a store they all reach, or run "
                 "on a local master (--master 'local[*]')"
             )
     if place.catalog.url.startswith("sqlite"):

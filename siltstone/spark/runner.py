@@ -34,7 +34,7 @@ from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, start_offsets
 from siltstone.spark.sinks import deliverers
-from siltstone.spark.source_log import SourceLog
+from siltstone.spark.source_log import SourceLog, span
 from siltstone.spark.step import StepRun, columns_read, run_empty, run_operators
 from siltstone.spark.stopping import StopRequest
 from siltstone.store.open import Warehouse
@@ -80,6 +80,7 @@ class StreamRunner:
         position = region.input_position()
         self._log.prepare(position)
         self._next_batch = position.next_batch
+        self._before = position.newest[-1] if position.newest else position.beginning
         self._begins = position.beginning is None and not position.newest
         self._to_follow = region.logged_steps()
         warehouse = region.warehouse
@@ -158,7 +159,8 @@ class StreamRunner:
         if self._begins:
             # Before anything is made of the batch: a source that begins at "latest" begins later at the next start.
             starts = start_offsets(rows.sparkSession, self._log.query_id)
-            region.record_beginning(self._log.read_beginning(starts))
+            self._before = self._log.read_beginning(starts)
+            region.record_beginning(self._before)
             self._begins = False
         last = self._steps_left == 1
         self._take(rows, self._log.read(batch, region.step + 1), ends=last or None)
@@ -170,7 +172,9 @@ class StreamRunner:
         region = self.region
         self._sources.append(step)
         self._next_batch = step.batch_id + 1
-        done = run_operators(region.stream, rows, region.begin_step(ends=ends))
+        tasks = region.begin_step(ends=ends, offsets=span(self._before, step))
+        self._before = step
+        done = run_operators(region.stream, rows, tasks)
         done.unpersist()
         for name, received in done.received.items():
             region.acknowledge(name, received)

@@ -87,10 +87,10 @@ class ParquetSink:
 
 
 def parquet_sinks(sinks: Mapping[str, object], own: Path) -> dict[str, ParquetSink]:
-    """Those of a stream's sinks that write Parquet, each with its path: `own/<operator>` where it names none."""
+    """Those of a stream's sinks that write Parquet, each with its path: `own/<name>` where it names none."""
     return {
-        operator: sink if sink.path is not None else replace(sink, path=own / operator)
-        for operator, sink in sinks.items()
+        name: sink if sink.path is not None else replace(sink, path=own / name)
+        for name, sink in ((name, ParquetSink() if sink is None else sink) for name, sink in sinks.items())
         if isinstance(sink, ParquetSink)
     }
 

@@ -248,6 +248,17 @@ class SourceLog:
                 _write(directory / str(n), entries[n])
 
 
+def span(before: Step | None, step: Step) -> str:
+    """What the sources gave to a step, as dead letters say it (`lifecycle.dead_letters`): from the end of the step
+    before, or from where the sources begin."""
+    told = {"batch": step.batch_id, "from": _offsets(before) if before else [], "to": _offsets(step)}
+    return json.dumps(told)
+
+
+def _offsets(step: Step) -> list[object]:
+    return [None if line == NO_OFFSET else json.loads(line) for line in step.offsets.splitlines()[2:]]
+
+
 def _unlink_after(directory: Path, newest: int) -> None:
     """Remove the numbered files of a log of Spark's beyond `newest`."""
     for path in directory.glob("*"):

@@ -12,7 +12,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from siltstone.aggregate import Aggregate
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
-from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, output_schema, run_subtask, run_subtask_again
+from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, HASH, ORIGINAL, step_schema
+from siltstone.lifecycle.subtask import run_subtask, run_subtask_again
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE, Operator
 from siltstone.spark.types import spark_type
@@ -84,7 +85,7 @@ def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
     Raises:
         UsageError: `rows` lacks a column that the operator reads.
     """
-    keyed = _with_keys(rows, task.operator, task.event_time)
+    keyed = _with_keys(rows, task)
     names = ", ".join(map(_quoted, task.operator.key.names))
     group = f"pmod(xxhash64({names}), {task.max_parallelism}L)"
     subtask = F.expr(f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)")
@@ -93,7 +94,7 @@ def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
         shuffled = shuffled.sortWithinPartitions(*map(_quoted, task.operator.order_by))
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"xxhash64({names}) as {HASH}")
-    return hashed.mapInArrow(_in_partition(task), from_arrow_schema(output_schema(task)))
+    return hashed.mapInArrow(_in_partition(task), from_arrow_schema(step_schema(task.operator)))
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask) -> DataFrame:
@@ -106,7 +107,7 @@ def empty_step_frame(spark: SparkSession, task: StepTask) -> DataFrame:
         yield from in_partition(iter(()))
 
     subtasks = spark.range(0, task.parallelism, 1, task.parallelism)
-    return subtasks.mapInArrow(run, from_arrow_schema(output_schema(task)))
+    return subtasks.mapInArrow(run, from_arrow_schema(step_schema(task.operator)))
 
 
 def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
@@ -182,8 +183,12 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
     return wanted
 
 
-def _with_keys(rows: DataFrame, operator: Operator, event_time: str | None) -> DataFrame:
-    """Only the columns that the operator reads, and the event time; keys cast to the declared types."""
+def _with_keys(rows: DataFrame, task: StepTask) -> DataFrame:
+    """Only the columns that the operator reads, and the event time; keys cast to the declared types.
+
+    Where bad rows are left out, a key that cannot be cast is null, and what it was goes with it.
+    """
+    operator, event_time = task.operator, task.event_time
     wanted = columns_read(rows, operator)
     if isinstance(operator, Aggregate) and operator.map_side:
         rows = _pre_aggregated(rows, operator)
@@ -191,8 +196,12 @@ def _with_keys(rows: DataFrame, operator: Operator, event_time: str | None) -> D
     timed = (event_time,) if event_time else ()
     wanted: list[str] = list(dict.fromkeys((*wanted, *operator.order_by, *timed)))
     keys = {f.name: spark_type(f.type) for f in operator.key}
-    columns = [F.col(_quoted(c)).cast(keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
-    return rows.select(*columns)
+    if task.dead_letters is None:
+        columns = [F.col(_quoted(c)).cast(keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
+        return rows.select(*columns)
+    columns = [F.col(_quoted(c)).try_cast(keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
+    other = [name for name, declared in keys.items() if rows.schema[name].dataType != declared]
+    return rows.select(*columns, *(F.col(_quoted(name)).alias(f"{ORIGINAL}{name}") for name in other))
 
 
 def _quoted(name: str) -> str:

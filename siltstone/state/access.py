@@ -123,7 +123,7 @@ class MapAccess:
         table = normalise_keys(conform(subkeys, subkey_schema, len(at), self._name))
         for name in table.column_names:
             if table.column(name).null_count:
-                raise BadRow(f"{self._name}: map key {name} is null in {table.column(name).null_count} rows: drop them")
+                raise _null(f"{self._name}: map key {name}", table.column(name), keys, at)
         batch = _address(keys, at, table)
         first, entry = distinct(batch.hashes, batch.keys.columns)
         if len(first) == len(entry):
@@ -207,9 +207,9 @@ class WindowAccess(ListAccess):
             BadRow: a row has no place in the order, because that column is null.
         """
         table = conform(rows, self._table.schema.value, len(at), self._name)
-        nulls = table.column(self._order).null_count
-        if nulls:
-            raise BadRow(f"{self._name}: column {self._order} orders the window and is null in {nulls} rows: drop them")
+        if table.column(self._order).null_count:
+            what = f"{self._name}: column {self._order} orders the window and"
+            raise _null(what, table.column(self._order), keys, at)
         self.append(keys, at, table)
 
     def get(self, keys: KeyBatch) -> tuple[np.ndarray, pa.Table]:
@@ -267,6 +267,13 @@ class WindowAccess(ListAccess):
 def pick(keys: KeyBatch, ordinals: np.ndarray) -> KeyBatch:
     """Some keys of a batch, as a batch."""
     return KeyBatch(keys.keys.take(pa.array(ordinals)), keys.hashes[ordinals], keys.key_groups[ordinals])
+
+
+def _null(what: str, column: pa.ChunkedArray, keys: KeyBatch, at: np.ndarray) -> BadRow:
+    """The error that says which entries have a null where there must be none."""
+    rows = one_array(column.is_null()).to_numpy(zero_copy_only=False)
+    message = f"{what} is null in {column.null_count} rows: drop them"
+    return BadRow(message, rows=rows, reason=f"{what} is null", keys=keys.hashes[at])
 
 
 def _address(keys: KeyBatch, at: np.ndarray, subkeys: pa.Table) -> KeyBatch:

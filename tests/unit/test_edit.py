@@ -14,7 +14,8 @@ from siltstone.catalog.records import Edit
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import UsageError
 from siltstone.lifecycle.edit import COUNTS, Editing, check_columns, conformed, editable
-from siltstone.lifecycle.subtask import ACKNOWLEDGEMENT, HASH, run_subtask
+from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, HASH
+from siltstone.lifecycle.subtask import run_subtask
 from siltstone.lifecycle.task import StepTask
 from siltstone.model import KeyGroupRange
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState

@@ -15,7 +15,7 @@ from siltstone.lifecycle.costs import Gathered
 from siltstone.lifecycle.definition import check_run, recorded_options
 from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
-from siltstone.lifecycle.task import RestorePoint, StepTask, identities
+from siltstone.lifecycle.task import DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.operator import SOURCE
 from siltstone.settings import Settings
 from siltstone.spark.failures import explained
@@ -209,6 +209,7 @@ class _Replay:
                 checkpoint=None,
                 upload=self.settings.upload,
                 hands_on=self.stream.hands_on(op.name),
+                dead_letters=DeadLetterOrder() if self.stream.dead_letters else None,
             )
             for op in self.stream.operators
         }

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
 from siltstone.errors import Unreachable
 from siltstone.lifecycle.compaction import OperatorHealth, materialization_health
-from siltstone.lifecycle.metrics import health_metrics
+from siltstone.lifecycle.metrics import dead_letter_metric, health_metrics
 from siltstone.lifecycle.region import Completed
 from siltstone.settings import Settings
 from siltstone.store.filesystem import reaching
@@ -18,7 +19,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class RunMetrics:
-    """What the uploads of one run did so far, those of its background included, and how materialization does.
+    """What the uploads of one run did so far, those of its background included, how many dead letters there were, and how
+    materialization does.
 
     Safe for the run's thread and that of its background.
 
@@ -34,11 +36,14 @@ class RunMetrics:
         self._path = settings.openmetrics and Path(str(settings.openmetrics).replace("{stream}", stream))
         self.uploads = UploadStatistics()
         self._lock = threading.Lock()
+        self.dead_letters = Counter[str]()
         if self._path is not None:
             self._write(self._path, {})
 
     def completed(self, catalog: Catalog, checkpoint: Completed) -> None:
         """Count a checkpoint that has completed, and write the file."""
+        with self._lock:
+            self.dead_letters.update(checkpoint.dead_letters)
         self.uploaded(catalog, checkpoint.uploads)
 
     def uploaded(self, catalog: Catalog, uploads: UploadStatistics) -> None:
@@ -58,8 +63,7 @@ class RunMetrics:
     def _write(self, path: Path, health: Mapping[str, OperatorHealth]) -> None:
         """Replace the file, at once, so that a collector never reads half of it."""
         written = path.with_name(f".{path.name}.partial")
+        further = [*health_metrics(health, self._stream), dead_letter_metric(self.dead_letters, self._stream)]
         with reaching(f"write the metrics to {path}"):
-            written.write_text(
-                openmetrics(self.uploads, {"stream": self._stream}, health_metrics(health, self._stream))
-            )
+            written.write_text(openmetrics(self.uploads, {"stream": self._stream}, further))
             written.replace(path)

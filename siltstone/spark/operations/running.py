@@ -31,7 +31,8 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunResult:
-    """What one run did. `digest` is that of the newest checkpoint, hex; `uploads` is `UploadStatistics.summary`.
+    """What one run did. `digest` is that of the newest checkpoint, hex; `uploads` is `UploadStatistics.summary`;
+    `dead_letters` counts by operator the rows that it could not take.
 
     `recovered` says what it gave up to be able to go on; None where nothing was damaged. `stopped` is the signal that
     ended a run with `follow`; None where its batches did.
@@ -44,6 +45,7 @@ class RunResult:
     bytes: int
     seconds: float
     uploads: Mapping[str, float]
+    dead_letters: Mapping[str, int] = field(default_factory=dict)
     recovered: Recovery | None = None
     stopped: str | None = None
 
@@ -122,6 +124,7 @@ def run(
         bytes=sum(c.bytes for c in done),
         seconds=round(time.perf_counter() - start, 3),
         uploads=metrics.uploads.summary(),
+        dead_letters=metrics.dead_letters,
         recovered=recovery.done,
         stopped=runner.stopped,
     )
