@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from siltstone.lifecycle.region import Completed
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.spark.sinks import ParquetSink
-from siltstone.stream import Stream
+from siltstone.stream import DEAD_LETTERS, Stream
 from tests.region_run import RegionRun
 
 NAME, SINK = "tallies", "by_key"
@@ -56,14 +57,14 @@ def batch(n: int, rows: int = 10) -> pa.Table:
 class Heard:
     """A sink: every delivery, in order. `fails` is raised in place of the next ones."""
 
-    calls: list[tuple[int, list[dict[str, int]]]] = field(default_factory=list)
+    calls: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list)
     fails: BaseException | None = None
 
     def take(self, id: int, rows: pa.Table) -> None:
         """One delivery."""
         if self.fails is not None:
             raise self.fails
-        self.calls.append((id, rows.sort_by("n").to_pylist()))
+        self.calls.append((id, rows.sort_by([(name, "ascending") for name in rows.column_names[1:]]).to_pylist()))
 
     @property
     def ids(self) -> list[int]:
@@ -73,7 +74,7 @@ class Heard:
     @property
     def inputs(self) -> list[int]:
         """The input rows that arrived, by a sink that skips ids it has."""
-        by_id: dict[int, list[dict[str, int]]] = {}
+        by_id: dict[int, list[dict[str, Any]]] = {}
         for id, rows in self.calls:
             assert by_id.setdefault(id, rows) == rows, f"id {id} came with other rows"
         return sorted(row["n"] for rows in by_id.values() for row in rows)
@@ -84,6 +85,7 @@ class Outboxed(RegionRun):
 
     Args:
         delivers: whether it delivers at all; else it is as if it died before that.
+        letters: the sink of dead letters.
     """
 
     def __init__(
@@ -95,9 +97,10 @@ class Outboxed(RegionRun):
         parallelism: int = 2,
         checkpoint_steps: int = 1,
         delivers: bool = True,
+        letters: Heard | None = None,
     ) -> None:
         super().__init__(place, stream, POLICY, parallelism, checkpoint_steps)
-        self.heard, self.delivers = heard, delivers
+        self.heard, self.delivers, self.letters = heard, delivers, letters or Heard()
         if delivers:
             self.deliver()
 
@@ -105,11 +108,13 @@ class Outboxed(RegionRun):
         """Hand one output over."""
         store, schema = self.region.warehouse.store, pa.ipc.read_schema(pa.py_buffer(output.arrow_schema))
         batches = [each for stored in output.objects for each in read_output(store, stored)]
-        self.heard.take(output.sink_id, pa.Table.from_batches(batches, schema))
+        heard = self.letters if output.name == DEAD_LETTERS else self.heard
+        heard.take(output.sink_id, pa.Table.from_batches(batches, schema))
 
     def deliver(self, *, checked: bool = False) -> None:
         """What is outstanding."""
-        self.region.outbox.deliver(self.region.completed, {SINK: self.give}, checked=checked)
+        sinks = dict.fromkeys((SINK, DEAD_LETTERS), self.give)
+        self.region.outbox.deliver(self.region.completed, sinks, checked=checked)
 
     def complete(self) -> Completed:
         """Commit, then deliver."""

@@ -88,15 +88,19 @@ def run_tasks(
     for subtask in range(task.parallelism):
         batches = rows[subtask].to_batches() if subtask in rows else []
         for batch in run_subtask(task, subtask, attempt, iter(batches)):
-            said = batch.column(ACKNOWLEDGEMENT)
-            if said.null_count:
+            if batch.column(ACKNOWLEDGEMENT).null_count:
                 parts.append(pa.Table.from_batches([batch.drop_columns([ACKNOWLEDGEMENT])]))
             else:
-                received.append(Acknowledgement.from_bytes(said[0].as_py()))
+                received.append(acknowledgement_of(batch))
     for acknowledgement in received:
         acknowledgement.raise_failure()
     nothing = pa.schema(list(task.operator.output or [])).empty_table()
     return pa.concat_tables([*parts]) if parts else nothing, received
+
+
+def acknowledgement_of(last: pa.RecordBatch) -> Acknowledgement:
+    """What a subtask's last batch says."""
+    return Acknowledgement.from_bytes(last.column(ACKNOWLEDGEMENT)[0].as_py())
 
 
 def shuffled(task: StepTask, rows: pa.Table) -> Mapping[int, pa.Table]:

@@ -14,7 +14,7 @@ committed with the checkpoint, and delivered after it, exactly once. Its columns
     checkpoint_id   the checkpoint that the row would be part of
     step            the step
     offsets         what the sources gave to the step, as a JSON object: {"batch": Spark's number of the micro-batch,
-                    "from": [an offset a source], "to": [an offset a source]}; null where a source has none
+                    "from": [an offset a source], "to": [an offset a source]}; null where there is none
 """
 
 import base64

@@ -251,7 +251,7 @@ class SourceLog:
 def span(before: Step | None, step: Step) -> str:
     """What the sources gave to a step, as dead letters say it (`lifecycle.dead_letters`): from the end of the step
     before, or from where the sources begin."""
-    told = {"batch": step.batch_id, "from": _offsets(before) if before else [], "to": _offsets(step)}
+    told = {"batch": step.batch_id, "from": _offsets(before) if before else None, "to": _offsets(step)}
     return json.dumps(told)
 
 

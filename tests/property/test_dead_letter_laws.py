@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siltstone.aggregate import Aggregate, Count, Sum
@@ -136,6 +136,7 @@ ROWS = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(ROWS, st.integers(1, 5), st.integers(1, 9))
 def test_a_step_without_its_bad_rows_is_one_that_never_had_them(
     rows: list[dict[str, Any]], size: int, a_call: int
@@ -157,6 +158,7 @@ def test_a_step_without_its_bad_rows_is_one_that_never_had_them(
         assert clean[0] == digests and clean[1] == changed
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.none() | st.integers(0, 2), st.sampled_from([1, -1, MOST, -MOST])), max_size=10))
 def test_sums_that_overflow_leave_out_the_rows_of_their_key(pairs: list[tuple[int | None, int]]) -> None:
     operator = Aggregate("sums", {"k": pa.int64()}, [Sum("total", "n", pa.int64()), Count("count")])

@@ -19,8 +19,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class RunMetrics:
-    """What the uploads of one run did so far, those of its background included, how many dead letters there were, and how
-    materialization does.
+    """What the uploads of one run did so far, those of its background included, how many dead letters there were, and
+    how materialization does.
 
     Safe for the run's thread and that of its background.
 

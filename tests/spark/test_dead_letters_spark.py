@@ -1,0 +1,54 @@
+"""Dead letters under Spark: through a run, a replay and a fork, with the source's own values and offsets."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from siltstone.errors import BadRow
+from siltstone.lifecycle.region import Completed
+from siltstone.settings import Settings
+from siltstone.spark.operations import RunRequest, replay, run, verify
+from siltstone.stream import DEAD_LETTERS, Stream
+from tests.spark_streams import Counts, source_of
+
+TABLES = [
+    pa.table({"key": ["1", "abc", None, "2"], "value": [1, 2, 3, 4]}),
+    pa.table({"key": ["1", "2"], "value": [5, 6]}),
+    pa.table({"key": ["4000000000000000000000", "1"], "value": [7, 8]}),
+]
+LETTERED = Stream(
+    "lettered", source=source_of(TABLES), operators=[Counts()], on_bad_row="dead-letter", max_parallelism=8
+)
+
+
+def test_rows_without_a_usable_key_are_put_aside_and_the_rest_counts(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.txt"
+    settings = Settings(warehouse=str(tmp_path / "w"), parallelism=2, openmetrics=str(metrics))
+    seen: list[Completed] = []
+    result = run(settings, LETTERED, RunRequest(), seen.append)
+    assert [c.dead_letters for c in seen] == [{"counts": 2}, {}, {"counts": 1}] and result.dead_letters == {"counts": 3}
+    assert 'siltstone_dead_letters_total{operator="counts",stream="lettered"} 3.0' in metrics.read_text()
+
+    path = tmp_path / "w" / "sink" / "lettered" / DEAD_LETTERS
+    assert sorted(p.name for p in path.glob("checkpoint=*")) == ["checkpoint=000000000001", "checkpoint=000000000003"]
+    letters = sorted(ds.dataset(path, partitioning="hive").to_table().to_pylist(), key=lambda row: json.loads(row["row"])["value"])
+    assert [(row["checkpoint"], row["checkpoint_id"], row["reason"], json.loads(row["row"])) for row in letters] == [
+        (1, 1, "operator counts: key column key is no int64", {"value": 2, "key": "abc"}),
+        (1, 1, "operator counts: key column key is null", {"value": 3, "key": None}),
+        (3, 3, "operator counts: key column key is no int64", {"value": 7, "key": "4000000000000000000000"}),
+    ]
+    assert json.loads(letters[2]["offsets"]) == {"batch": 2, "from": [{"logOffset": 1}], "to": [{"logOffset": 2}]}
+    assert json.loads(letters[0]["offsets"]) == {"batch": 0, "from": None, "to": [{"logOffset": 0}]}
+
+    assert verify(settings, "lettered", every=True).proven
+    assert replay(settings, LETTERED).digest == result.digest, "and has written no letter"
+    assert len(list(path.glob("checkpoint=*/*.parquet"))) == 2
+
+
+def test_without_them_the_same_rows_stop_the_stream(tmp_path: Path) -> None:
+    nulls = Stream("stops", source=source_of([TABLES[0].slice(2)]), operators=[Counts()], max_parallelism=8)
+    with pytest.raises(BadRow, match=r'on_bad_row="dead-letter"'):
+        run(Settings(warehouse=str(tmp_path / "w"), parallelism=2), nulls, RunRequest())
