@@ -34,14 +34,16 @@ def test_rows_without_a_usable_key_are_put_aside_and_the_rest_counts(tmp_path: P
 
     path = tmp_path / "w" / "sink" / "lettered" / DEAD_LETTERS
     assert sorted(p.name for p in path.glob("checkpoint=*")) == ["checkpoint=000000000001", "checkpoint=000000000003"]
-    letters = sorted(ds.dataset(path, partitioning="hive").to_table().to_pylist(), key=lambda row: json.loads(row["row"])["value"])
+    letters = sorted(
+        ds.dataset(path, partitioning="hive").to_table().to_pylist(), key=lambda row: json.loads(row["row"])["value"]
+    )
     assert [(row["checkpoint"], row["checkpoint_id"], row["reason"], json.loads(row["row"])) for row in letters] == [
         (1, 1, "operator counts: key column key is no int64", {"value": 2, "key": "abc"}),
         (1, 1, "operator counts: key column key is null", {"value": 3, "key": None}),
         (3, 3, "operator counts: key column key is no int64", {"value": 7, "key": "4000000000000000000000"}),
     ]
     assert json.loads(letters[2]["offsets"]) == {"batch": 2, "from": [{"logOffset": 1}], "to": [{"logOffset": 2}]}
-    assert json.loads(letters[0]["offsets"]) == {"batch": 0, "from": None, "to": [{"logOffset": 0}]}
+    assert json.loads(letters[0]["offsets"]) == {"batch": 0, "from": [None], "to": [{"logOffset": 0}]}
 
     assert verify(settings, "lettered", every=True).proven
     assert replay(settings, LETTERED).digest == result.digest, "and has written no letter"
