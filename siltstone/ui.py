@@ -14,6 +14,7 @@ from siltstone.catalog.engine import check_reachable
 from siltstone.errors import Unreachable, UsageError
 from siltstone.settings import Settings
 from siltstone.store.open import Warehouse
+from siltstone.store.private import make_private_directory, make_private_file
 
 WORKSPACE = Path("workspace.yaml")
 NEEDED = ("dagster", "dagster_webserver")
@@ -24,7 +25,9 @@ HOST = "SILTSTONE_UI_HOST"
 """the variable that `orchestration/webserver.py` reads its address from"""
 TOKEN_CHARACTERS = 16
 """the shortest token that is taken"""
-OURS = "# Written by `siltstone ui` at each start. Remove this line to make it yours: then it stays as it is.\n"
+OURS = "# Written by `siltstone ui` at each start.\n"
+THEIRS = Path("dagster.yaml")
+"""the user's own configuration of Dagster, beside workspace.yaml, if there is one: used instead of ours"""
 INSTANCE = """\
 telemetry:
   enabled: false
@@ -58,7 +61,7 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     Raises:
         UsageError: Dagster is not installed, no workspace.yaml here, an address or port that cannot be listened on, an
             address that others reach and no token, a storage that is no URL of PostgreSQL, or one that the user's own
-            dagster.yaml does not use.
+            dagster.yaml does not use, a dagster.yaml of somebody else in the warehouse.
         Unreachable: the warehouse cannot be written, or the storage not be reached.
     """
     storage = settings.ui.storage
@@ -86,17 +89,33 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
 
 
 def _home(warehouse: Warehouse, storage: str | None) -> Path:
-    """Dagster's home. Its configuration is written anew at each start, unless the user has made it their own."""
+    """Dagster's home. Its configuration is written anew at each start, from this project alone.
+
+    It names modules to run. Of one that is found in the warehouse nobody knows who wrote it: whoever can write there
+    could. So it is never used.
+    """
     home = warehouse.local.dagster
-    configuration = home / "dagster.yaml"
+    configuration = home / THEIRS
+    wanted = INSTANCE + (IN_POSTGRES if storage else "")
     try:
-        home.mkdir(exist_ok=True)
-        theirs = configuration.read_text() if configuration.exists() else OURS
-        if theirs.startswith(OURS):
-            configuration.write_text(OURS + INSTANCE + (IN_POSTGRES if storage else ""))
-        elif storage and STORAGE not in theirs:
-            lines = " ".join(IN_POSTGRES.split())
-            raise UsageError(f"{configuration} is your own and does not use {STORAGE}: write `{lines}` there as YAML")
+        if THEIRS.is_file():
+            wanted = THEIRS.read_text()
+            if storage and STORAGE not in wanted:
+                lines = " ".join(IN_POSTGRES.split())
+                raise UsageError(f"{THEIRS} is your own and does not use {STORAGE}: write `{lines}` there as YAML")
+        make_private_directory(home)
+        if home.is_symlink():
+            raise UsageError(f"{home} is a link: Dagster's home has to lie in the warehouse itself; remove it")
+        if configuration.exists() and not configuration.read_text().startswith(OURS[:32]):
+            raise UsageError(
+                f"{configuration} was not written by siltstone ui, and may name code to run: if it is yours, move it "
+                f"to {THEIRS.absolute()}, else remove it"
+            )
+        draft = home / f".{THEIRS}.{os.getpid()}"
+        draft.unlink(missing_ok=True)
+        make_private_file(draft)
+        draft.write_text(OURS + wanted)
+        draft.replace(configuration)  # a link there is replaced, not followed
     except OSError as error:
         raise Unreachable(f"cannot write {home}: {error.strerror}; check permissions and free space") from error
     return home

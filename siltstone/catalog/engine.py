@@ -18,6 +18,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from sqlalchemy import exc as sa
 
 from siltstone.errors import Unreachable, UsageError
+from siltstone.store.private import make_private_file
 from siltstone.store.url import shown as shown_url
 
 WRITE = "siltstone_write"
@@ -195,7 +196,9 @@ def open_engine(url: URL, *, create: bool, timeout_s: float) -> Engine:
 
 def _sqlite(path: Path, create: bool, timeout_s: float) -> Callable[[], sqlite3.Connection]:
     def connect() -> sqlite3.Connection:
-        mode = "rwc" if create else "rw"
+        mode = "rw"
+        if create:
+            make_private_file(path)  # SQLite gives the files beside it the same permissions
         if not os.access(path.parent, os.W_OK):
             # Without a log beside it the file is whole; with one, its readers share it.
             mode = "ro" if Path(f"{path}-wal").exists() else "ro&immutable=1"

@@ -13,6 +13,7 @@ import typer
 
 from siltstone.cli.output import err, out
 from siltstone.errors import SiltstoneError
+from siltstone.store.private import own_umask
 
 app = typer.Typer(
     name="siltstone",
@@ -61,9 +62,11 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
     if not out.is_terminal:
         out.width = WIDTH_IN_A_PIPE
     sys.path.insert(0, os.getcwd())
+    before = os.umask(0o077)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminated)
     try:
+        os.umask(own_umask())
         code = command()
     except SiltstoneError as error:
         _fail(str(error), error.exit_code)
@@ -76,6 +79,8 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
             raise
         first = (str(error).strip() or "no message").splitlines()[0]
         _fail(f"{type(error).__name__}: {first} (set {DEBUG}=1 for the traceback)", 1)
+    finally:
+        os.umask(before)
     if code == INTERRUPTED:  # typer has seen it before us
         _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

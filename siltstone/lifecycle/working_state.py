@@ -21,6 +21,7 @@ from siltstone.lifecycle.restore import digests_of, load_state
 from siltstone.lifecycle.task import StepTask, identity
 from siltstone.state.backend import SubtaskState
 from siltstone.state.backends import backend
+from siltstone.store.private import make_private_directory
 
 LOCK_WAIT_S = 60.0
 LOCK_POLL_S = 0.02
@@ -58,7 +59,7 @@ def working_copy(task: StepTask, subtask: int, clock: Clock) -> Iterator[Subtask
         TimeoutError, StateError, CorruptObject: as `working_state`.
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    make_private_directory(directory.parent)
     with tempfile.TemporaryDirectory(prefix=f"{directory.name}.copy-", dir=directory.parent) as scratch:
         copy = Path(scratch) / "state"
         with locked(directory, LOCK_WAIT_S):
@@ -106,7 +107,7 @@ def _restored(task: StepTask, subtask: int, directory: Path, clock: Clock) -> Su
             f"subtask {subtask} are in no checkpoint and no longer on this machine: run the stream again to resume"
         )
     shutil.rmtree(directory, ignore_errors=True)
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    make_private_directory(directory.parent)
     state = _open(task, subtask, directory)
     try:
         if task.restore.checkpoint:
@@ -143,7 +144,7 @@ def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
         old = task.warehouse.local.state(task.stream, epoch, task.operator.name, subtask)
         if old.exists():
             with suppress(TimeoutError), locked(old, wait_s=0):
-                directory.parent.mkdir(parents=True, exist_ok=True)
+                make_private_directory(directory.parent)
                 with suppress(FileNotFoundError):
                     os.rename(old, directory)
             return
@@ -153,7 +154,7 @@ def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
 def locked(directory: Path, wait_s: float) -> Iterator[None]:
     """Exclusive use of `directory` among processes of this machine; the lock outlives the directory itself."""
     path = directory.with_name(directory.name + ".lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_directory(path.parent)
     handle = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
         deadline = time.monotonic() + wait_s

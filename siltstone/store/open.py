@@ -13,6 +13,7 @@ from siltstone.errors import Unreachable, UsageError
 from siltstone.store.base import Store
 from siltstone.store.filesystem import FilesystemStore, reaching
 from siltstone.store.paths import LocalLayout
+from siltstone.store.private import make_private_directory
 from siltstone.store.url import shown, split, take_option
 
 ROCKSDB = "rocksdb"
@@ -163,7 +164,7 @@ class Warehouse:
             self._check_no_file()
             if not (self.remote or root.parent.is_dir()):
                 raise UsageError(f"cannot make the warehouse {root}: make the directory {root.parent} first")
-            root.mkdir(exist_ok=True, parents=self.remote)
+            make_private_directory(root)
             for path in (root, self.local.objects):
                 if path.exists() and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
                     raise Unreachable(

@@ -80,21 +80,23 @@ def test_runs_from_the_page_see_the_same_warehouse_and_catalog(
     became: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "my warehouse" / "dagster"
-    home.mkdir(parents=True)
-    (home / "dagster.yaml").write_text("# mine\n")
+    home.parent.mkdir()
     with pytest.raises(Became):
         ui.serve(Settings(warehouse=str(home.parent), catalog="sqlite:///elsewhere.db"), HOST, free_port())
     (environment,) = became
     assert environment["DAGSTER_HOME"] == str(home)
     assert environment["SILTSTONE_WAREHOUSE"] == home.parent.as_uri()
     assert environment["SILTSTONE_CATALOG"] == "sqlite:///elsewhere.db"
-    assert (home / "dagster.yaml").read_text() == "# mine\n"
 
 
-def test_dagsters_configuration_is_written_anew_until_it_is_the_users_own(
-    became: list[dict[str, str]], tmp_path: Path
+def test_dagsters_configuration_is_written_anew_from_the_project_alone(
+    became: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = tmp_path / "dagster" / "dagster.yaml"
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "workspace.yaml").write_text("load_from: []\n")
+    monkeypatch.chdir(project)
 
     def start(storage: str | None = None) -> str:
         with pytest.MonkeyPatch.context() as patch:
@@ -109,11 +111,35 @@ def test_dagsters_configuration_is_written_anew_until_it_is_the_users_own(
     assert became[-1][ui.STORAGE] == "postgresql+psycopg2://me:secret@there/d"
     assert "secret" not in written.read_text()
 
-    written.write_text("telemetry:\n  enabled: true\n")
+    (project / "dagster.yaml").write_text("telemetry:\n  enabled: true\n")
     with pytest.raises(UsageError, match="is your own and does not use SILTSTONE_UI__STORAGE"):
         start("postgresql://there/d")
-    written.write_text(ui.IN_POSTGRES)
-    assert start("postgresql://there/d") == ui.IN_POSTGRES
+    (project / "dagster.yaml").write_text(ui.IN_POSTGRES)
+    assert start("postgresql://there/d") == ui.OURS + ui.IN_POSTGRES
+
+
+def test_a_configuration_of_dagster_that_lies_in_the_warehouse_is_not_trusted(
+    became: list[dict[str, str]], tmp_path: Path
+) -> None:
+    home = tmp_path / "w" / "dagster"
+    home.mkdir(parents=True)
+    hostile = "run_launcher:\n  module: any.module\n  class: Any\n"
+    (home / "dagster.yaml").write_text(hostile)
+    with pytest.raises(UsageError, match="was not written by siltstone ui, and may name code to run"):
+        ui.serve(Settings(warehouse=str(tmp_path / "w")), HOST, free_port())
+    assert became == [] and (home / "dagster.yaml").read_text() == hostile
+
+    (home / "dagster.yaml").write_text(ui.OURS + hostile)
+    with pytest.raises(Became):
+        ui.serve(Settings(warehouse=str(tmp_path / "w")), HOST, free_port())
+    assert (home / "dagster.yaml").read_text() == ui.OURS + ui.INSTANCE
+
+    (tmp_path / "other").write_text(ui.OURS)
+    (home / "dagster.yaml").unlink()
+    (home / "dagster.yaml").symlink_to(tmp_path / "other")
+    with pytest.raises(Became):
+        ui.serve(Settings(warehouse=str(tmp_path / "w")), HOST, free_port())
+    assert (tmp_path / "other").read_text() == ui.OURS, "a link is not followed"
 
 
 @pytest.mark.parametrize("url", ["mysql://there/d", "sqlite:///x.db", "nonsense"])

@@ -1,0 +1,36 @@
+"""Who may read what is made here: directories and files of the warehouse, the catalog and the working state.
+
+Only their user, unless `SILTSTONE_UMASK` says otherwise, as umask does: 027 lets the group read, 022 everybody. What
+lies below a private directory is private whatever its own permissions are. What is there already is left as it is.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from siltstone.errors import UsageError
+
+VARIABLE = "SILTSTONE_UMASK"
+ONLY_US = "077"
+
+
+def own_umask() -> int:
+    """The permissions that are not given.
+
+    Raises:
+        UsageError: the variable is no umask, or takes its user's own permissions away.
+    """
+    text = os.environ.get(VARIABLE, ONLY_US)
+    if not re.fullmatch("0?0[0-7]{2}", text):
+        raise UsageError(f"{VARIABLE} is {text!r}: write three octal digits, such as 077 (nobody else), 027 or 022")
+    return int(text, 8)
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory where it is missing, and those above it."""
+    path.mkdir(mode=0o777 & ~own_umask(), parents=True, exist_ok=True)
+
+
+def make_private_file(path: Path) -> None:
+    """Make an empty file where it is missing."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o666 & ~own_umask()))

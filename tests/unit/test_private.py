@@ -1,0 +1,66 @@
+"""What is made on disk is its user's alone, unless somebody asks otherwise."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.place import Place
+from siltstone.errors import UsageError
+from siltstone.lifecycle.working_state import locked
+from siltstone.store.private import VARIABLE, own_umask
+from tests.command_line import siltstone
+
+
+@pytest.fixture(autouse=True)
+def generous() -> Iterator[None]:
+    """A process whose own umask keeps nobody out."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(("asked", "directory", "file"), [(None, 0o700, 0o600), ("027", 0o750, 0o640)])
+def test_warehouse_catalog_and_working_state_are_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, directory: int, file: int
+) -> None:
+    if asked:
+        monkeypatch.setenv(VARIABLE, asked)
+    root = tmp_path / "w"
+    Place.writable(str(root)).catalog.close()
+    assert (mode(root), mode(root / "catalog.db")) == (directory, file)
+    with open_catalog(f"sqlite:///{tmp_path}/elsewhere.db"):
+        found = {path.name: mode(path) for path in tmp_path.glob("elsewhere.db*")}
+    assert found and set(found.values()) == {file}
+    # On a host that only runs tasks nobody made the warehouse's directory.
+    with locked(tmp_path / "host" / "work" / "s" / "state" / "00000", 1.0):
+        assert mode(tmp_path / "host" / "work" / "s" / "state") == directory
+
+
+def test_what_a_command_writes_elsewhere_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def look(*_: object) -> None:
+        (tmp_path / "made").touch()
+        seen.append(mode(tmp_path / "made"))
+
+    monkeypatch.setattr("siltstone.lifecycle.inspect.list_checkpoints", look)
+    Place.writable(str(tmp_path / "w")).catalog.close()
+    siltstone("checkpoints", "none", "--warehouse", str(tmp_path / "w"))
+    assert seen == [0o600]
+    assert os.umask(0) == 0, "this process has its own again"
+
+
+@pytest.mark.parametrize("asked", ["", "7", "777", "0o77", "u=rwx", "-77"])
+def test_what_is_no_umask_is_refused(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, asked)
+    with pytest.raises(UsageError, match="write three octal digits"):
+        own_umask()
+    siltstone("checkpoints", "none").failed(2, "write three octal digits")
