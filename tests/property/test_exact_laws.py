@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from siltstone.aggregate import Aggregate, Average, Function, Sum
 from siltstone.errors import BadRow, SchemaConflict, UsageError
 from siltstone.exact import fits_decimal, fits_int64, means, sum_int64, sum_words, to_decimal
+from tests.examples import examples
 from tests.subtask import subtask
 
 LEAST, MOST = -(2**63), 2**63 - 1
@@ -97,7 +98,7 @@ def run(function: Function, cut: Any, kind: pa.DataType, map_side: bool) -> dict
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cuts, st.booleans())
 @example([[(0, 1_700_000_000_000_000)] * 6] * 4, False)
 @example([[(0, MOST)] * 6] * 4, True)
@@ -107,7 +108,7 @@ def test_an_average_of_integers_is_exact(cut: Any, map_side: bool) -> None:
     assert run(Average("f", of="v"), cut, pa.int64(), map_side) == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cuts, st.booleans(), st.sampled_from(["fail", "null", "wrap"]))
 @example([[(0, MOST), (0, 1)], [(0, -1)]], True, "null")
 @example([[(0, MOST), (0, 1), (0, -1)]], True, "fail")
@@ -138,7 +139,7 @@ def test_a_sum_of_integers_that_overflows_does_what_it_was_told(cut: Any, map_si
 cents = st.one_of(st.decimals(-(10**9), 10**9, places=2), st.sampled_from([Decimal(10**36 - 1), Decimal(1 - 10**36)]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.lists(st.tuples(st.integers(0, 1), cents), min_size=1, max_size=60), max_size=3), st.booleans())
 @example([[(0, Decimal(10**36 - 1))] * 2], False)
 def test_a_sum_of_decimals_is_exact_or_refused(cut: Any, map_side: bool) -> None:

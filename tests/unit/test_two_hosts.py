@@ -22,6 +22,7 @@ from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.task import StepTask
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import LocalLayout
+from tests.examples import examples
 from tests.proofs import failures
 from tests.region_run import RegionRun, run_tasks, shuffled
 from tests.sums import NAME, POLICY, Sums, stream_of
@@ -149,7 +150,7 @@ attempts = st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3)), min_siz
 
 @pytest.mark.slow
 @given(plan=st.lists(st.tuples(attempts, st.booleans()), min_size=1, max_size=7))
-@hypothesis_settings(max_examples=12)
+@hypothesis_settings(max_examples=examples(12))
 def test_whatever_attempts_there_were_the_accepted_ones_make_the_state(
     plan: list[tuple[list[tuple[str, int]], bool]],
 ) -> None:
