@@ -8,6 +8,7 @@
     hedging     uploads with and without hedging on a slow store (`benchmarks.hedging`)
     lifecycle   materialization, restores, sweeps, ways to resume, space (`benchmarks.lifecycle`)
     startup     starting with 100 and with 1,000,000 recorded steps (`benchmarks.startup`)
+    outputs     a step of a stream with a sink beside one without (`benchmarks.outputs`)
 
 All parts run, one after the other, where none is named. Numbers depend on the machine; ratios of one run are what
 counts. The stores are real servers, started by what the tests start them with. The exit code is 1 where a goal is
@@ -91,6 +92,13 @@ def startup(scratch: Path, options: argparse.Namespace) -> Report:
     return startup.run(scratch, quick=options.quick)
 
 
+def outputs(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.outputs`."""
+    from benchmarks import outputs
+
+    return outputs.run(scratch, quick=options.quick)
+
+
 PARTS: dict[str, Part] = {
     "step": step,
     "stores": stores,
@@ -98,6 +106,7 @@ PARTS: dict[str, Part] = {
     "hedging": hedging,
     "lifecycle": lifecycle,
     "startup": startup,
+    "outputs": outputs,
 }
 SIDE_BY_SIDE = "side-by-side"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import approaches, chains, housekeeping, space
+from benchmarks import approaches, chains, housekeeping, outputs, space
 from benchmarks.approaches import Resumed
 from benchmarks.chains import Load, load, loads, rewrite
 from benchmarks.states import SUBTASKS, Balances, always_deltas, written
@@ -76,3 +76,14 @@ def test_space_is_counted_for_one_operator(tmp_path: Path) -> None:
         windows = space.amplification(place, space.Sliding(), space.sliding_window(50), 12)
     assert all(1 <= own < whole for own, whole in zip(found.own, found.all, strict=True))
     assert len(windows.own) == 12
+
+
+def test_the_stream_with_a_sink_hands_over_every_row_and_the_one_without_none(tmp_path: Path) -> None:
+    found = outputs.measure(tmp_path, 500, 50, 2)  # which counts the rows
+    assert {name: len(seconds) for name, seconds in found.items()} == {"with": 2, "without": 2, "delivery": 2}
+    with (
+        Place.existing(str(tmp_path / "500-50-with")) as sink,
+        Place.existing(str(tmp_path / "500-50-without")) as none,
+    ):
+        assert sink.catalog.latest("bench").digest == none.catalog.latest("bench").digest
+        assert sink.catalog.outputs("bench") and not none.catalog.outputs("bench")

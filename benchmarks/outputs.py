@@ -1,0 +1,115 @@
+"""What a sink costs a step: a stream with one beside the same stream without, step by step in one process.
+
+A step of K distinct random keys changes four integer aggregates of a state of S keys and ends in a checkpoint: tasks,
+uploads, manifest, commit. The operator computes its output, a row per key, in both streams. With a sink the output is
+also staged in the store and made outstanding by the commit. Handing it over comes after the step, and is timed by
+itself: the fence, all staged rows read, the mark.
+
+Without Spark (`tests.region_run`), so the shuffle and the micro-batch's own cost are in neither side: in a run under
+Spark the ratio is nearer to 1.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.goals import Goal, Report, table_of
+from benchmarks.workload import short
+from siltstone.aggregate import Aggregate, Count, Max, Min, Sum
+from siltstone.catalog.outbox import OutputRecord
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import Step
+from siltstone.changelog.output import read_output
+from siltstone.lifecycle.region import Region, RegionOptions
+from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions, named
+from siltstone.spark.sinks import ParquetSink
+from siltstone.stream import Stream
+from tests.region_run import run_tasks, shuffled
+
+OPERATOR, SUBTASKS = "totals", 2
+SIZES = ((1_000_000, 1_000), (1_000_000, 10_000), (1_000_000, 100_000))
+"""(keys of the state, keys of a step)"""
+STEPS, WARM_UP = 30, 5
+
+
+class Steps:
+    """A stream of that operator, whose steps are timed."""
+
+    def __init__(self, place: Place, *, sink: bool) -> None:
+        aggregates = [Count("rows"), Sum("total", "value"), Min("least", "value"), Max("most", "value")]
+        operator = Aggregate(OPERATOR, {"key": pa.int64()}, aggregates)
+        sinks = {OPERATOR: ParquetSink()} if sink else {}
+        stream = Stream("bench", source=lambda spark, _: spark.sql(""), operators=[operator], sinks=sinks)
+        policy, options = named(DEFAULT_POLICY, PolicyOptions()), RegionOptions(parallelism=SUBTASKS)
+        self._place, self._sink = place, sink
+        self._region = Region.open(stream, place.warehouse, place.catalog, policy, options, "a benchmark")
+        self.delivered = 0
+        """rows that were handed over"""
+
+    def step(self, rows: pa.Table) -> float:
+        """Seconds of one step and its checkpoint; sorting rows by subtask, as Spark does, is not counted."""
+        region = self._region
+        task = region.begin_step()[OPERATOR]
+        parts = shuffled(task, rows)
+        began = time.perf_counter()
+        region.acknowledge(OPERATOR, run_tasks(task, parts)[1])
+        region.complete([Step(region.step, region.step - 1, "v1\n{}\n")])
+        return time.perf_counter() - began
+
+    def deliver(self) -> float:
+        """Seconds of handing over what is outstanding, to a sink that reads every row."""
+        began = time.perf_counter()
+        if self._sink:
+            self._region.outbox.deliver(self._region.completed, {OPERATOR: self._take}, checked=True)
+        return time.perf_counter() - began
+
+    def _take(self, output: OutputRecord) -> None:
+        store = self._place.warehouse.store
+        self.delivered += sum(b.num_rows for stored in output.objects for b in read_output(store, stored))
+
+
+def run(scratch: Path, *, quick: bool = False) -> Report:
+    """Measure each size."""
+    sizes, steps = ([(state // 10, rows) for state, rows in SIZES[:2]], 8) if quick else (SIZES, STEPS)
+    return _report({f"{short(state)}, {short(rows)}": measure(scratch, state, rows, steps) for state, rows in sizes})
+
+
+def measure(scratch: Path, state_rows: int, step_rows: int, steps: int) -> Mapping[str, list[float]]:
+    """Seconds of each step with a sink and without one, and of each delivery, by name."""
+    draw = np.random.default_rng(1)
+    with ExitStack() as stack:
+        sides: dict[str, Steps] = {}
+        for name in ("with", "without"):
+            place = stack.enter_context(Place.writable(str(scratch / f"{state_rows}-{step_rows}-{name}")))
+            sides[name] = Steps(place, sink=name == "with")
+        found: dict[str, list[float]] = {"with": [], "without": [], "delivery": []}
+        for turn in range(1 + WARM_UP + steps):
+            keys = draw.permutation(state_rows) if not turn else draw.choice(state_rows, step_rows, replace=False)
+            rows = pa.table({"key": keys, "value": draw.integers(-1000, 1000, len(keys))})
+            # Which of them goes first alternates: the first meets colder caches.
+            took = {name: sides[name].step(rows) for name in sorted(sides, reverse=bool(turn % 2))}
+            took["delivery"] = sides["with"].deliver()
+            if turn > WARM_UP:
+                for name, seconds in took.items():
+                    found[name].append(seconds)
+        assert sides["with"].delivered == state_rows + (WARM_UP + steps) * step_rows, "every row, once"
+        assert sides["without"].delivered == 0
+    return found
+
+
+def _report(found: Mapping[str, Mapping[str, list[float]]]) -> Report:
+    table = table_of("a step with a sink and without one", "S, K", "with s", "without s", "ratio", "delivery s")
+    report = Report([table])
+    for size, seconds in found.items():
+        median = {name: statistics.median(values) for name, values in seconds.items()}
+        ratio = median["with"] / median["without"]
+        columns = (f"{median[name]:.4f}" for name in ("with", "without"))
+        table.add_row(size, *columns, f"{ratio:.2f}", f"{median['delivery']:.4f}")
+        report.goals.append(Goal(f"outputs: a step of {size} with a sink over one without", ratio))
+        report.numbers[size] = {f"{name}_s": values for name, values in seconds.items()}
+    return report
