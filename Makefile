@@ -59,6 +59,10 @@ bench-policy: $(READY)run ## the checkpoint policies against the optimum in hind
 fault: $(READY)dev $(READY)gateway ## 300 processes of every kind killed, frozen and starved on every kind of warehouse; nothing may be lost or doubled
 	@$(WITH_JAVA) $(WITH_GATEWAY) $(BIN)/python tests/fault/harness.py --kills 300 --process-kinds all --warehouse-kind all --catalog-kind all
 
+FUZZ_MINUTES ?= 60
+fuzz: $(READY)dev ## every decoder of stored bytes against crafted ones, FUZZ_MINUTES long; what is found stays in the corpus
+	@$(WITH_TMP) $(BIN)/python -m tests.fuzz.test_decoders --minutes $(FUZZ_MINUTES)
+
 ui: $(READY)ui ## the Dagster web server on this code location
 	@$(WITH_JAVA) $(BIN)/siltstone ui
 

@@ -1,0 +1,184 @@
+"""Every decoder of stored bytes, with what it may raise, and how damage is given the checksums that it needs."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+import xxhash
+
+from siltstone.catalog.manifest_decoding import decode_manifest
+from siltstone.catalog.packing import unpack
+from siltstone.catalog.source_entries import count_files, decode_sources, merge, split, without_files
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.base import read_base, read_snapshot_values
+from siltstone.changelog.block import decode_block
+from siltstone.changelog.index import decode_index, field_bytes
+from siltstone.changelog.opaque import decode_opaque
+from siltstone.changelog.output import read_output
+from siltstone.changelog.segment import Section, Segment
+from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, StateError
+from siltstone.lifecycle.export import OPAQUE_SCHEMA
+from siltstone.model import KeyGroupRange, StoredObject
+from siltstone.policy.protocol import PolicyState
+from siltstone.state.digest import row_digests
+from siltstone.state.schema import TableSchema
+from siltstone.store.base import Store
+from siltstone.store.identity import encode_identity, read_identity
+from siltstone.store.key_value import Header
+from siltstone.store.paths import IDENTITY
+
+NAME = "s/00000001/000000000001/fuzzed"
+TOTALS = TableSchema(
+    pa.schema([("k", pa.int64())]),
+    pa.schema([("at", pa.timestamp("us", "UTC"))]),
+    pa.schema([("s", pa.string()), ("d", pa.decimal128(20, 2)), ("b", pa.bool_()), ("f", pa.float64())]),
+)
+_SEAL_BYTES = 8
+_TRAILER_BYTES = 12
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """One decoder.
+
+    Attributes:
+        decode: reads the bytes, and uses what comes of them as the engine does.
+        errors: what it may raise.
+        seal: gives damaged bytes the checksums of whole ones.
+    """
+
+    decode: Callable[[bytes], object]
+    errors: tuple[type[SiltstoneError], ...] = (CorruptObject, NewerFormat)
+    seal: Callable[[bytes], bytes] = bytes
+
+
+class _OneObject:
+    """A store that holds one object, whatever its name is."""
+
+    label = "the store of the fuzzer"
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def list(self, prefix: str) -> Iterator[tuple[str, int]]:
+        return iter([(IDENTITY, len(self.data))])
+
+    def read(self, stored: StoredObject) -> pa.Buffer:
+        return pa.py_buffer(self.data)
+
+    def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
+        return pa.py_buffer(self.data[offset : offset + length])
+
+
+def _store(data: bytes) -> Store:
+    return cast(Store, _OneObject(data))
+
+
+def _at_end(data: bytes) -> bytes:
+    """With the xxh3-64 of what precedes it at the end."""
+    return data[:-_SEAL_BYTES] + xxhash.xxh3_64_digest(data[:-_SEAL_BYTES])
+
+
+def _after_magic(data: bytes) -> bytes:
+    return data[:_SEAL_BYTES] + _at_end(data[_SEAL_BYTES:])
+
+
+def _segment_seal(data: bytes) -> bytes:
+    """With the checksum of its footer; that of its index is in what precedes it."""
+    tail = len(data) - _TRAILER_BYTES
+    start = tail - int.from_bytes(data[max(tail, 0) : tail + 4], "little") if tail > 0 else -1
+    if not 0 <= start <= tail - _SEAL_BYTES:
+        return data
+    return data[:start] + _at_end(data[start:tail]) + data[tail:]
+
+
+def _identity_seal(data: bytes) -> bytes:
+    found = re.search(rb"[0-9a-f]{32}", data)
+    return data if found is None else encode_identity(found[0].decode())
+
+
+def _block(data: bytes) -> None:
+    row_digests(decode_block(data, NAME)[0])
+
+
+def _index(data: bytes) -> None:
+    decode_index(data, NAME)
+    field_bytes(data)
+
+
+def _segment(data: bytes) -> None:
+    segment = Segment.unpack(data, NAME)
+    segment.handles(dict.fromkeys(Section, (NAME, 0)))
+
+
+def _manifest(data: bytes) -> None:
+    manifest = decode_manifest(data, NAME)
+    assert len(manifest.digest) == 32
+    for operator in manifest.operators:
+        manifest.of_operator(operator)
+    for state in manifest.policy.values():
+        PolicyState.from_json(state)
+
+
+def _base(data: bytes) -> None:
+    for groups in (None, KeyGroupRange(1, 3)):
+        for rows, owners in read_base(data, TOTALS, groups, name=NAME):
+            row_digests(rows)
+            assert groups is None or (groups.start <= owners[0] and owners[-1] < groups.end)
+
+
+def _output(data: bytes) -> None:
+    for batch in read_output(_store(data), StoredObject(NAME, len(data), "")):
+        batch.get_total_buffer_size()
+        pa.Table.from_batches([batch]).slice(0, 3).combine_chunks()
+
+
+def _sources(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    for numbered in decode_sources(merge([text, without_files(text)])).values():
+        split(numbered)
+    count_files(text)
+
+
+def _text(data: bytes) -> str:
+    return unpack(data)
+
+
+def _header(data: bytes) -> Any:
+    header = Header.decode(data, NAME)
+    return header and (header.value_bytes, header.bytes_of(0))
+
+
+DECODERS = {
+    "block": Decoder(_block, seal=_after_magic),
+    "index": Decoder(_index, seal=_after_magic),
+    "opaque": Decoder(lambda data: decode_opaque(data, NAME), seal=_after_magic),
+    "segment": Decoder(_segment, seal=_segment_seal),
+    "manifest": Decoder(_manifest, (CorruptObject, NewerFormat, StateError), _at_end),
+    "base": Decoder(_base),
+    "snapshot": Decoder(lambda data: read_snapshot_values(data, OPAQUE_SCHEMA, name=NAME)),
+    "output": Decoder(_output),
+    "identity": Decoder(lambda data: read_identity(_store(data)), seal=_identity_seal),
+    "chunks": Decoder(_header, seal=_at_end),
+    "acknowledgement": Decoder(Acknowledgement.from_bytes, (StateError,)),
+    "sources": Decoder(_sources, (StateError,)),
+    "packed": Decoder(_text, (StateError,)),
+}
+
+
+def _hang(data: bytes) -> None:
+    while data:
+        pass
+
+
+TRAPS = {
+    "dies": Decoder(lambda data: os.kill(os.getpid(), signal.SIGSEGV)),
+    "hangs": Decoder(_hang),
+    "bloats": Decoder(lambda data: len(data * (300 << 20))),
+    "raises": Decoder(lambda data: data.decode("ascii")),
+}
+"""what the fuzzer must notice"""

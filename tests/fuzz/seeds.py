@@ -1,0 +1,157 @@
+"""Writes the valid encodings that the fuzzer begins with (`python -m tests.fuzz.seeds`); what it found lies beside."""
+
+import io
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from siltstone.catalog.manifest import SCHEMA, Manifest, encode_manifest
+from siltstone.catalog.packing import pack
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.base import write_base
+from siltstone.changelog.block import encode_block
+from siltstone.changelog.opaque import encode_opaque
+from siltstone.changelog.output import Staged
+from siltstone.changelog.segment import SegmentBuilder
+from siltstone.lifecycle.export import opaque_rows
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
+from siltstone.state.schema import DELETED
+from siltstone.store.identity import encode_identity
+from siltstone.store.key_value import Header
+from tests.fuzz.decoders import NAME, TOTALS
+
+CORPUS = Path(__file__).parent / "corpus"
+ROWS = 12
+GROUPS = KeyGroupRange(0, 4)
+STORED = StoredObject(NAME, 900, "ab" * 16, RangeChecksums("xxh3-64", 1 << 18, "00" * 8))
+
+
+def _rows() -> pa.Table:
+    columns = [
+        np.arange(ROWS) * 7,
+        pa.array(range(ROWS), pa.timestamp("us", "UTC")),
+        pa.array([None if i == 3 else f"text {i}" * (i % 3) for i in range(ROWS)]),
+        pa.array([Decimal(i) for i in range(ROWS)], pa.decimal128(20, 2)),
+        pa.array([i % 2 == 0 for i in range(ROWS)]),
+        np.linspace(-1, 1, ROWS),
+    ]
+    return pa.table(columns, schema=TOTALS.rows)
+
+
+def _owners() -> np.ndarray:
+    return np.sort(np.arange(ROWS) % len(GROUPS)).astype(np.uint16)
+
+
+def _segment() -> tuple[bytes, bytes]:
+    """A segment, and its index by itself."""
+    changes = _rows().append_column(DELETED, pa.array([False] * ROWS))
+    builder = SegmentBuilder("totals_by_key", 2, GROUPS)
+    builder.add_opaque("models", {0: b"abc", 3: b""})
+    builder.add_delta("totals", encode_block(changes, _owners()), 1, 0, digest=7, sqn=1)
+    builder.add_delta("recent.bounds", encode_block(changes.slice(2, 4), _owners()[2:6]), 1, 1, digest=8, sqn=1)
+    builder.add_base("recent", STORED, ROWS, digest=9, sqn=1)
+    segment = builder.build()
+    return segment.pack(), bytes(segment.index)
+
+
+def _manifest() -> Manifest:
+    table = {"kind": "ValueState", "tables": {"totals": TOTALS.to_json()}}
+    definition = {"key": [["k", "int64"]], "variables": {"totals": table, "models": {"kind": "", "tables": {}}}}
+    handles = [
+        Handle("op", "totals", Kind.INCREMENTAL, Form.DELTA, NAME, 0, 700, "ab" * 16, GROUPS, ROWS, 1, 3),
+        Handle("op", "models", Kind.OPAQUE, Form.BASE, NAME, 700, 100, "cd" * 16, GROUPS, 0, 0),
+        Handle("op", "INDEX", Kind.INDEX, Form.BASE, NAME, 800, 100, "ef" * 16, GROUPS, 0, 0),
+    ]
+    digests = {"op": {name: np.arange(len(GROUPS)).astype(np.uint64) for name in ("totals", "models")}}
+    return Manifest(
+        stream="s",
+        checkpoint=2,
+        epoch=1,
+        step=2,
+        max_parallelism=len(GROUPS),
+        operators={"op": definition},
+        handles=handles,
+        objects=[STORED],
+        digests=digests,
+        forms={"op": Form.DELTA},
+        d={"op": 4},
+        first={"op": 1},
+        policy={"op": {"d": 4}},
+        statistics={"rows_in": ROWS, "state_rows": ROWS, "parallelism": 2},
+    )
+
+
+def _uncompressed(manifest: bytes) -> bytes:
+    """The same manifest, so that what the fuzzer alters is its content."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as out:
+        out.write_table(pa.ipc.open_stream(manifest[:-8]).read_all())
+    body = sink.getvalue().to_pybytes()
+    return body + xxhash.xxh3_64_digest(body)
+
+
+def _output(compression: str | None) -> bytes:
+    rows, sink = _rows(), pa.BufferOutputStream()
+    nested = rows.append_column("l", pa.array([[{"x": i}] * i for i in range(ROWS)]))
+    with pa.ipc.new_stream(sink, nested.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as out:
+        out.write_table(nested)
+        out.write_table(nested.slice(0, 2))
+    return sink.getvalue().to_pybytes()
+
+
+def _parquet(table: pa.Table | None = None) -> bytes:
+    file = io.BytesIO()
+    if table is None:
+        write_base(file, TOTALS, [(_rows(), _owners())])
+    else:
+        pq.write_table(table, file)
+    return file.getvalue()
+
+
+def seeds() -> Mapping[str, list[bytes]]:
+    """Decoder -> valid encodings."""
+    segment, index = _segment()
+    changes = _rows().append_column(DELETED, pa.array([False] * ROWS))
+    manifest = encode_manifest(_manifest())
+    said = Acknowledgement(
+        "op",
+        1,
+        GROUPS,
+        handles=_manifest().handles,
+        objects=[STORED],
+        inline=[b"packed"],
+        digests={"totals": np.arange(4).astype(np.uint64)},
+        outputs={"op": Staged(3, (STORED,), b"inline")},
+    )
+    line = '{"path":"file:///in/%d.parquet","timestamp":1372896000000,"batchId":%d}'
+    files = json.dumps({"0": {"7": "\n".join(["v1", line % (1, 6), line % (2, 7)])}, "1": {"0": "v1\n9"}})
+    blocks = [encode_block(changes, _owners(), compression=packed).data for packed in (True, False)]
+    return {
+        "block": blocks,
+        "index": [index],
+        "opaque": [encode_opaque({0: b"abc", 5: b"", 9: b"x" * 99})],
+        "segment": [segment],
+        "manifest": [manifest, _uncompressed(manifest)],
+        "base": [_parquet()],
+        "snapshot": [_parquet(opaque_rows({0: b"abc", 3: b""}))],
+        "output": [_output(None), _output("zstd"), _output("lz4")],
+        "identity": [encode_identity("0123456789abcdef" * 2)],
+        "chunks": [Header(1024, 3, 17, b"12345678").encode()],
+        "acknowledgement": [said.to_bytes()],
+        "sources": [files.encode()],
+        "packed": [pack(files)],
+    }
+
+
+if __name__ == "__main__":
+    for decoder, encodings in seeds().items():
+        for number, encoding in enumerate(encodings):
+            path = CORPUS / decoder / f"seed-{number}.bin"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encoding)
