@@ -16,12 +16,12 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.fuzz.child import Child
 from tests.fuzz.decoders import DECODERS
 from tests.fuzz.seeds import CORPUS
 
-EXAMPLES = 250
-ROUND = 5000
+ROUND = 1000
 _NUMBERS = [
     0,
     1,
@@ -85,12 +85,12 @@ def child(request: pytest.FixtureRequest) -> Iterator[Child]:
     child.close()
 
 
-def fuzz(child: Child, name: str, examples: int) -> None:
+def fuzz(child: Child, name: str, count: int) -> None:
     """Try altered inputs; AssertionError for the smallest one that was not taken well, which is then in the corpus."""
     failing: list[bytes] = []
     kept = corpus(name)
 
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.integers(0, len(kept) - 1), _EDITS, st.booleans())
     def run(number: int, edits: list[tuple[str, float, bytes]], sealed: bool) -> None:
         data = altered(kept[number], edits)
@@ -118,7 +118,7 @@ def test_what_was_found_once_stays_mended(child: Child, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DECODERS)
 def test_no_bytes_end_hang_or_bloat_a_decoder_or_leave_it_by_another_error(child: Child, name: str) -> None:
-    fuzz(child, name, EXAMPLES)
+    fuzz(child, name, examples(600))
 
 
 @pytest.mark.parametrize(
