@@ -4,7 +4,7 @@ The first of these that names an option wins. What may be secret (`SECRETS`) can
 in the variable with `_FILE` behind its name: `SILTSTONE_CATALOG_FILE`. In `siltstone.toml` the names are the fields
 below, in snake case:
 
-    streams = ["streams"]
+    streams = ["./streams"]
     warehouse = "./warehouse"
     policy = "marginal-cost"
     [policy_options]
@@ -103,7 +103,7 @@ class Settings(BaseSettings):
         frozen=True,
     )
 
-    streams: list[str] = Field(default=[], description="modules that define streams")
+    streams: list[str] = Field(default=[], description="modules that define streams: paths, or names of installed ones")
     warehouse: str = Field(
         default="./warehouse",
         repr=False,  # it may hold a password, as the catalog's URL may

@@ -1,6 +1,5 @@
 """A stream: a source, one or more operators in one consistent region, sinks. And how streams are found by name."""
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from siltstone.errors import UnknownStream, UsageError
 from siltstone.model import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM, check_name
+from siltstone.modules import load_module
 from siltstone.operator import SOURCE, Operator
 from siltstone.secret import Secret
 
@@ -172,7 +172,7 @@ class Stream:
 
 
 def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[str, str]]:
-    """Every stream defined in `modules` and in the entry point group `siltstone.streams`.
+    """Every stream defined in `modules` (see `load_module`) and in the entry point group `siltstone.streams`.
 
     A module offers its streams as `Stream` values among its attributes; of a package, those that it imports itself.
 
@@ -183,7 +183,7 @@ def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[s
     broken: dict[str, str] = {}
     for module in [*modules, *(point.module for point in entry_points(group=ENTRY_POINTS))]:
         try:
-            loaded = importlib.import_module(module)
+            loaded = load_module(module)
             found.update({s.name: s for s in vars(loaded).values() if isinstance(s, Stream)})
         except Exception as error:  # a user's module may fail in any way, and the others must still load
             broken[module] = f"{type(error).__name__}: {error}"

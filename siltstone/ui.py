@@ -85,6 +85,7 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     # Dagster warns on every start that it has a second command line, `dg`, for projects of another layout.
     python = [sys.executable, "-W", "ignore:Function `dev_command` is superseded"]
     dagster = ["-m", "orchestration.dev", "-w", str(WORKSPACE), "-p", str(port)]
+    environment.pop("PYTHONSAFEPATH", None)  # the code location is here
     os.execve(sys.executable, [*python, *dagster], environment)
 
 

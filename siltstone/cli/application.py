@@ -61,7 +61,6 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
     logging.getLogger().addFilter(_unheard)
     if not out.is_terminal:
         out.width = WIDTH_IN_A_PIPE
-    sys.path.insert(0, os.getcwd())
     before = os.umask(0o077)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminated)
