@@ -1,15 +1,19 @@
-"""The page refuses what other pages send it: the real server, asked over real connections."""
+"""The page refuses what other pages send it: the real server, asked over real connections and by a real browser."""
 
 import http.client
 import json
+import subprocess
+import threading
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from tests.dagster.page import LAUNCH, LOCATION, REPOSITORY_NAME, Page, served
+from tests.dagster.page import LAUNCH, LOCATION, REPOSITORY_NAME, Page, browser, served
 
 WAIT_S = 120.0
 EVIL = "http://evil.example"
@@ -18,6 +22,28 @@ VARIABLES = {"params": {"selector": SELECTOR, "runConfigData": {}, "executionMet
 BODY = json.dumps({"query": LAUNCH, "variables": VARIABLES})
 QUERY = urlencode({"query": LAUNCH, "variables": json.dumps(VARIABLES)}, quote_via=quote)
 JSON = {"Content-Type": "application/json"}
+ATTACK = """<!doctype html><form id="f" method="post" action="TARGET/graphql?QUERY"></form>
+<script>
+const body = BODY, said = [];
+const tried = (what, done) => done.then(() => said.push(what + " answered"), () => said.push(what + " failed"));
+const json = {"Content-Type": "application/json"};
+const loaded = (tag, url) => new Promise((yes, no) => {
+  const e = document.createElement(tag); e.onload = yes; e.onerror = no; e.src = url; document.body.append(e); });
+const socket = new Promise((yes, no) => {
+  const s = new WebSocket("ws" + "TARGET".slice(4) + "/graphql", "graphql-ws"); s.onopen = yes; s.onerror = no; });
+(async () => {
+  await tried("cors", fetch("TARGET/graphql", {method: "POST", body, headers: json}));
+  await tried("read", fetch("TARGET/graphql?query={version}"));
+  await tried("script", loaded("script", "TARGET/graphql?QUERY"));
+  await tried("image", loaded("img", "TARGET/graphql?QUERY"));
+  await tried("socket", socket);
+  for (const type of ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+    await fetch("TARGET/graphql?QUERY", {method: "POST", mode: "no-cors", body, headers: {"Content-Type": type}});
+  await fetch("TARGET/graphql?QUERY", {mode: "no-cors", credentials: "include"});
+  f.target = "_blank"; f.submit();
+  await fetch("/said", {method: "POST", body: said.join(", ")});
+})();
+</script><img src="/later">"""
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +125,65 @@ def test_a_websocket_of_another_page_is_refused(page: Page) -> None:
     with connect(where, origin=page.address, subprotocols=["graphql-ws"]) as socket:  # pyright: ignore[reportArgumentType]
         socket.send(json.dumps({"type": "connection_init"}))
         assert json.loads(socket.recv(timeout=60)) == {"type": "connection_ack"}
+
+
+class Elsewhere:
+    """Another page on this machine, which tries to launch a run, and what it says that came of it."""
+
+    def __init__(self, target: str) -> None:
+        attack = ATTACK.replace("TARGET", target).replace("QUERY", QUERY).replace("BODY", json.dumps(BODY))
+        other, self.said, self.done = self, "", threading.Event()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path != "/":  # an image, without which the page has not loaded, and the browser goes on
+                    other.done.wait(WAIT_S)
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.end_headers()
+                self.wfile.write(attack.encode())
+
+            def do_POST(self) -> None:
+                other.said = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                self.send_response(204)
+                self.end_headers()
+                other.done.set()
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.done.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def shown(address: str, profile: Path, *options: str) -> str:
+    """What a real browser makes of a page."""
+    command = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", *options]
+    return subprocess.run(
+        [*command, "--disable-popup-blocking", "--dump-dom", address],
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=2 * WAIT_S,
+    ).stdout
+
+
+@pytest.mark.skipif(browser() is None, reason="needs a Chromium: apt install chromium")
+def test_a_page_in_a_real_browser_cannot_launch_a_run(page: Page, tmp_path: Path) -> None:
+    elsewhere = Elsewhere(page.address)
+    shown(elsewhere.address, tmp_path)
+    elsewhere.close()
+    assert elsewhere.said == ", ".join(f"{what} failed" for what in ("cors", "read", "script", "image", "socket"))
+    assert page.runs({}) == []
+    log = page.log.read_text()
+    assert log.count("is another page") + log.count("another page asks for it") >= 9, "all of it came to the server"
+    own = shown(f"{page.address}/runs", tmp_path, "--virtual-time-budget=30000")
+    assert "No runs to display" in own or "Runs" in own.partition('id="root"')[2]
