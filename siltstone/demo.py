@@ -131,7 +131,7 @@ def _make_room(root: Path) -> None:
 @contextmanager
 def _stream_process(settings: Settings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`siltstone run` in a process group of its own, killed at the end if it still runs."""
-    command = [sys.executable, "-m", "siltstone.cli", "run", STREAM]
+    command = [sys.executable, "-P", "-m", "siltstone.cli", "run", STREAM]
     given = {
         "SILTSTONE_WAREHOUSE": settings.warehouse,
         "SILTSTONE_CATALOG": settings.catalog,

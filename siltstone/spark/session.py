@@ -142,7 +142,6 @@ def _started(master: str, extra: Mapping[str, str], java_options: str) -> SparkS
     """A session of a driver in this process."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # nor do workers search the directory that they are started in
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path if not _zipped(p)))
     builder = SparkSession.builder.appName("siltstone")
     java_options = f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()} {java_options}".rstrip()

@@ -13,9 +13,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from siltstone.errors import Unreachable, UsageError
+from siltstone.secret import read_variable
 from siltstone.store.key_value import SMALLEST_LIMIT_BYTES
 from siltstone.store.url import StoreOptions, shown, split
 
+PASSWORD = "SILTSTONE_REDIS_PASSWORD"
+"""the variable that holds the password of URLs without one, in every process: such a URL travels to tasks without it"""
 LARGEST_VALUE_BYTES = 512 << 20
 """of Redis itself"""
 _pools: dict[tuple[int, str], redis.ConnectionPool] = {}
@@ -43,12 +46,13 @@ class Server:
 
     @classmethod
     def of(cls, url: str) -> "Server":
-        """What `url` says; UsageError if it is no Redis URL."""
+        """What `url` says, and `PASSWORD` of what it does not; UsageError if it is no Redis URL."""
         parts = split(url)
         number = parts.path.strip("/") or "0"
         if not parts.hostname or not number.isdecimal() or parts.fragment:
             raise UsageError(f"{shown(url)} is no Redis URL: write redis://[user:password@]host:port/database-number")
         user, password = (unquote(part) if part else None for part in (parts.username, parts.password))
+        password = password or read_variable(PASSWORD)
         return cls(parts.hostname, parts.port or 6379, int(number), user, password, parts.scheme == "rediss")
 
 

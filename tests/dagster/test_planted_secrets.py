@@ -1,0 +1,147 @@
+"""A secret planted in every place where one can be given, and searched for in everything that is written or shown."""
+
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster_shared.serdes import serialize_value
+from pyspark import cloudpickle
+from rich.console import Console
+
+from assets.stream_run import events_asset
+from orchestration.definitions import definitions_of
+from resources import WebhookNotifier
+from resources.notifier import Alert
+from siltstone import demo, ui
+from siltstone.catalog.place import Place
+from siltstone.errors import SiltstoneError
+from siltstone.lifecycle.region import Region, RegionOptions
+from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.secret import Secret
+from siltstone.settings import Settings, given_settings, load_settings
+from siltstone.spark.runner import open_source
+from siltstone.store.open import Warehouse, open_store
+from siltstone.store.redis_client import Server
+from tests.dagster.page import HOST, REPOSITORY
+from tests.fault.small_stream import SMALL, purchases
+from tests.region_run import RegionSteps
+from tests.servers import free_port
+
+PLANTED = "pl4nted"
+POLICY = named("adjust-d", PolicyOptions())
+
+
+def secret(place: str) -> str:
+    """One for each place, with what is special in URLs."""
+    return f"{PLANTED}-{place}%40-{PLANTED}"
+
+
+def source(spark: Any, options: Any) -> Any:
+    """Fails as clients do that tell what they were given."""
+    assert options["password"] == secret("option"), "the run gets it"
+    assert options["from_file"] == secret("file")
+    raise RuntimeError(f"no login with {dict(options)}")
+
+
+STREAM = replace(SMALL, source=source, options={"password": Secret("OF_OPTION"), "from_file": Secret("OF_FILE")})
+
+
+class Became(Exception):
+    """Raised in place of starting another program."""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """With a secret wherever one goes. Nobody answers at the addresses, so that every error is told."""
+    dead = f"{HOST}:{free_port()}"
+    (tmp_path / "secrets").mkdir()
+    files = {"OF_FILE": secret("file"), "SILTSTONE_CATALOG": f"postgresql://me:{secret('catalog')}@{dead}/d"}
+    for name, content in files.items():
+        (tmp_path / "secrets" / name).write_text(content)
+        monkeypatch.setenv(f"{name}_FILE", str(tmp_path / "secrets" / name))
+    monkeypatch.setenv("OF_OPTION", secret("option"))
+    monkeypatch.setenv("SILTSTONE_ALERTS__WEBHOOK", f"http://{dead}/{secret('webhook')}")
+    monkeypatch.setenv("SILTSTONE_UI__STORAGE", f"postgresql://me:{secret('storage')}@{dead}/d")
+    monkeypatch.setenv("SILTSTONE_UI__TOKEN", secret("token"))
+    monkeypatch.setenv("SILTSTONE_WAREHOUSE", str(tmp_path / "w"))
+    monkeypatch.setenv("SILTSTONE_SPARK", json.dumps({"spark.hadoop.fs.s3a.secret.key": secret("spark")}))
+    return load_settings()
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """What a call fails with, as people read it."""
+    with pytest.raises(SiltstoneError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_planted_secret_is_found_nowhere(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    told = [repr(settings)]
+
+    # State, catalog, manifests, and the tasks that Spark would get.
+    with Place.writable(settings.warehouse) as place:
+        run = RegionSteps(Region.open(STREAM, place.warehouse, place.catalog, POLICY, RegionOptions(), "a test"))
+        run.step(purchases()[0])
+        run.step(purchases()[1])
+        pickled = [cloudpickle.dumps(task) for task in run.region.begin_step(ends=True).values()]
+        told.append(refusal(lambda: open_source(None, STREAM, place.warehouse, {})))  # pyright: ignore[reportArgumentType]
+        run.region.close("failed")
+
+    # What the page gets of the definitions.
+    definitions = definitions_of({STREAM.name: STREAM}, {}, settings)
+    told.append(serialize_value(RepositorySnap.from_def(definitions.get_repository_def())))
+    told.append(str(events_asset(STREAM).description))
+    assert "notifier" in told[-2] and "OF_OPTION" in told[-1], "it is this that the page shows"
+    alert = Alert(STREAM.name, "proof", "a proof failed", "now")
+    told.append(refusal(lambda: WebhookNotifier().notify(alert)))
+
+    # What cannot be reached, and what is given in arguments.
+    told.append(refusal(lambda: Place.writable(settings.warehouse, settings.catalog, 0.0)))
+    redis = f"redis://me:{secret('warehouse')}@{HOST}:{free_port()}/0?attempts=1"
+    told.append(refusal(lambda: open_store(redis).check(writable=False)))
+    given_settings(redis, settings.catalog)
+    monkeypatch.setenv("SILTSTONE_REDIS_PASSWORD", secret("redis"))
+    bare = Warehouse.at(f"redis://me@{HOST}:{free_port()}/0?attempts=1")
+    assert Server.of(bare.store_url).password == secret("redis"), "tasks have it from where they run"
+    pickled.append(cloudpickle.dumps(bare))
+    told.append(refusal(bare.check_readable))
+    assert "the password in --catalog" in caplog.text and "the password in --warehouse" in caplog.text
+
+    # Other processes: what the list of processes shows of them.
+    arguments: list[list[str]] = []
+
+    def become(program: str, given: list[str], environment: dict[str, str]) -> None:
+        arguments.append(given)
+        raise Became
+
+    def start(given: list[str], **_: Any) -> None:
+        arguments.append(given)
+        raise Became
+
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(os, "execve", become)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    told.append(refusal(lambda: ui.serve(settings, HOST, free_port())))
+    monkeypatch.setattr(ui, "check_reachable", lambda *_: None)
+    with pytest.raises(Became):
+        ui.serve(settings, HOST, free_port())
+    shown = settings.model_copy(update={"warehouse": str(tmp_path / "shown"), "streams": ["./streams"]})
+    with pytest.raises(Became):
+        demo.run_demo(shown, Console(file=(tmp_path / "console").open("w")))
+    assert len(arguments) == 2
+
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "secrets"]
+    assert {"catalog.db", "manifest.arrow", "dagster.yaml", "console"} <= {path.name for path in written}
+    everything = [*told, caplog.text, str(arguments), *pickled, *(path.read_bytes() for path in written)]
+    for found in everything:
+        assert PLANTED not in (found if isinstance(found, str) else found.decode("latin-1")), found[:2000]
