@@ -133,9 +133,21 @@ def read_snapshot_values(data: Bytes, schema: pa.Schema, *, name: str) -> dict[i
             raise ValueError("it is no table of opaque values")
         values: dict[int, bytes] = {}
         for batch in file.iter_batches(READ_ROWS):
-            _check_batch(batch, set(schema.names), -1)
+            _check_columns(batch, set(schema.names))  # in any order: state keeps opaque values as they came
             values.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
         return values
+
+
+def _check_columns(batch: pa.RecordBatch, needed: Collection[str]) -> None:
+    """Validate a batch, in which the columns `needed` have no nulls.
+
+    Raises:
+        pa.ArrowInvalid, ValueError: they have, or it is no valid Arrow data.
+    """
+    batch.validate(full=True)
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if field.name in needed and column.null_count:
+            raise ValueError(f"column {field.name} has nulls")
 
 
 def _check_batch(batch: pa.RecordBatch, needed: Collection[str], last: int) -> int:
@@ -144,10 +156,7 @@ def _check_batch(batch: pa.RecordBatch, needed: Collection[str], last: int) -> i
     Raises:
         pa.ArrowInvalid, ValueError: it is not what a base holds.
     """
-    batch.validate(full=True)
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        if field.name in needed and column.null_count:
-            raise ValueError(f"column {field.name} has nulls")
+    _check_columns(batch, needed)
     owners = batch.column(0).to_numpy()
     if len(owners) and (int(owners[0]) < last or (owners[1:] < owners[:-1]).any()):
         raise ValueError("its key groups do not ascend")

@@ -5,17 +5,27 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.base import read_snapshot_values
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject, StateError, UsageError
 from siltstone.lifecycle import persist
 from siltstone.lifecycle.comparison import compare, compare_tasks
 from siltstone.lifecycle.costs import cost_of
-from siltstone.lifecycle.export import chosen, recorded_digest, restore_unit, unit_tasks, whole_digest
+from siltstone.lifecycle.export import (
+    OPAQUE_SCHEMA,
+    chosen,
+    opaque_rows,
+    recorded_digest,
+    restore_unit,
+    unit_tasks,
+    whole_digest,
+)
 from siltstone.lifecycle.restore import chain_manifests, read_manifest, read_manifests
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.verify import check_indexes, plan_proof
@@ -115,6 +125,12 @@ def test_a_snapshot_is_what_a_restore_rebuilds(place: Place) -> None:
     compared = [table for task in compare_tasks(tasks, objects) for table in compare(store, task)]
     assert compared and all(table.same for table in compared)
     assert sum(table.live_rows.sum() for table in compared) == 100 + 8  # and an opaque value for each key group
+
+
+def test_a_snapshot_of_opaque_values_is_read_in_whatever_order_the_state_kept_them() -> None:
+    values, written = {9: b"first", 3: b"then", 4: b""}, pa.BufferOutputStream()
+    pq.write_table(opaque_rows(values), written)
+    assert read_snapshot_values(written.getvalue(), OPAQUE_SCHEMA, name="a snapshot") == values
 
 
 class Talkative(Sums):
