@@ -30,6 +30,9 @@ from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 
+RESERVED_ROWS = 1 << 24
+"""room is made for so many rows of a base before it is read; a table that gets more grows as they come"""
+
 
 @dataclass
 class MemoryState:
@@ -114,10 +117,14 @@ def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader, 
 
 
 def _base_rows_wanted(read: Read) -> int:
-    """About how many rows of a base are wanted; 0 of a delta, which mostly changes what is there."""
+    """About how many rows of a base are wanted; 0 of a delta, which mostly changes what is there.
+
+    No more than there are bytes, nor than `RESERVED_ROWS`: what a handle says has not been seen yet.
+    """
     handle = read.handle
     wanted = sum(map(len, read.key_groups)) / max(1, len(handle.key_groups))
-    return int(handle.rows * wanted) if handle.form is Form.BASE else 0
+    rows = min(handle.rows, handle.length, RESERVED_ROWS)
+    return int(rows * wanted) if handle.form is Form.BASE else 0
 
 
 def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest], checkpoint: int) -> list[Read]:

@@ -28,8 +28,11 @@ from siltstone.changelog.index import decode_index, encode_index
 from siltstone.changelog.opaque import decode_opaque
 from siltstone.changelog.output import OutputWriter, read_output
 from siltstone.errors import CorruptObject, StateError
+from siltstone.lifecycle.restore import MemoryState, apply_reads
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.policy.restore_plan import Read
 from siltstone.state.schema import TableSchema
+from siltstone.store.blocks import BlockReader
 from siltstone.store.filesystem import FilesystemStore
 
 ROWS_OF_1_GB = 1 << 26
@@ -296,3 +299,12 @@ def test_a_base_that_holds_what_no_base_may_is_corrupt(damage: str) -> None:
 def test_a_crafted_acknowledgement_is_an_error_of_ours(data: bytes) -> None:
     with pytest.raises(StateError, match="acknowledgement"):
         Acknowledgement.from_bytes(data)
+
+
+def test_a_restore_reserves_nothing_for_rows_that_a_crafted_handle_claims(tmp_path: Path) -> None:
+    many = (1 << 62) - 1
+    handle = replace(_manifest().handles[0], form=Form.BASE, rows=many, length=many, previous=0)
+    target = MemoryState.empty({"totals": TOTALS}, GROUPS, 2)
+    reader = BlockReader(FilesystemStore(tmp_path), [StoredObject(handle.object, many, handle.checksum)])
+    with pytest.raises(CorruptObject, match=r"s/1/a\.segment"):
+        apply_reads(target, [Read(2, handle, (GROUPS,))], reader)
