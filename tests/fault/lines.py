@@ -15,10 +15,12 @@ ENGINE = tuple(ROOT + part + os.sep for part in ("catalog", "changelog", "lifecy
 
 @dataclass(frozen=True, order=True)
 class Within:
-    """A function of the engine: its file below `siltstone/`, and its name with that of its class."""
+    """A function of the engine: its file below `siltstone/`, its name with that of its class, and about how many lines
+    it runs in one command, to begin with."""
 
     file: str
     function: str
+    lines: int = 150
 
     def __str__(self) -> str:
         return self.function

@@ -144,14 +144,15 @@ class Rounds:
 
     def some_line(self, kind: str, within: Within | None = None) -> int:
         """At which of the engine's lines that a command comes to, of all or within a function, something happens."""
-        lines = self.reach.setdefault(_key(kind, within), (60.0 if within else 4000.0, 0.3))[0]
+        lines = self.reach.setdefault(_key(kind, within), (float(within.lines) if within else 4000.0, 0.3))[0]
         return 1 + int(self.chance.random() * lines)
 
     def learn(self, kind: str, met: bool, seconds: float | None, within: Within | None = None) -> None:
         """Kills that came too late come a little earlier from now on, the others a little later."""
         kind = _key(kind, within)
         lines, reach_s = self.reach[kind]
-        factor = 1.1 if met else 0.75
+        # Within a function few rounds are played, of which few may go by until its last lines are come to.
+        factor = (1.3 if within else 1.1) if met else 0.75
         self.reach[kind] = (lines, reach_s * factor) if seconds is not None else (lines * factor, reach_s)
 
     def judge(self, round: Round, victim: Victim, *, alone: bool, faulty: bool = False) -> End:

@@ -30,7 +30,7 @@ from tests.proofs import failures
 
 CONTENDED = "locked|busy|holds it|another process"
 """what is said where a frozen process holds what others need"""
-DELIVERY = Within("lifecycle/outbox.py", "Outbox.deliver")
+DELIVERY = Within("lifecycle/outbox.py", "Outbox.deliver", 500)
 OLD_WORK, SINK = Within("spark/runner.py", "remove_old_work"), Within("spark/sinks.py", "ParquetSink.deliver")
 _TAKE_OVER = [
     Within("lifecycle/epochs.py", "begin_epoch"),
