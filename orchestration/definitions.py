@@ -4,6 +4,7 @@ Loading imports Dagster and the modules that define streams, and nothing else ha
 looked at, no JVM starts.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 
 import dagster as dg
@@ -103,7 +104,7 @@ def _distinct(streams: Iterable[Stream]) -> tuple[list[Stream], dict[str, str]]:
 def _broken(what: str, why: str) -> dg.AssetSpec:
     """A place in the asset graph where the reader sees what is missing, and why."""
     return dg.AssetSpec(
-        dg.AssetKey([BROKEN, *what.split(".")]),
+        dg.AssetKey([BROKEN, *re.findall(r"[\w-]+", what)]),
         group_name=BROKEN,
         description=f"Its streams are missing here, as `{what}` did not load:\n\n    {why}",
         metadata={"error": why},

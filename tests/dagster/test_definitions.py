@@ -1,5 +1,6 @@
 """What loads: every stream's assets, checks, jobs, schedules, sensors, quickly, without Spark, whatever is broken."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -230,11 +231,14 @@ def test_a_broken_module_shows_its_error_and_the_others_load(
 ) -> None:
     (tmp_path / "streams_of_mine.py").write_text("raise KeyError('no such plan')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("SILTSTONE_STREAMS", '["streams_of_mine", "streams"]')
+    (tmp_path / "by_path.py").write_text("raise KeyError('nor this')\n")
+    by_path = str(tmp_path / "by_path.py")
+    monkeypatch.setenv("SILTSTONE_STREAMS", json.dumps(["streams_of_mine", by_path, "./streams"]))
     found = specs(siltstone())
     assert "flights/checkpoints" in found
     broken = found["broken_stream_modules/streams_of_mine"]
     assert "KeyError: 'no such plan'" in (broken.description or "")
+    assert any(name.endswith("/by_path/py") and "nor this" in (spec.description or "") for name, spec in found.items())
     assert "streams_of_mine did not load: KeyError: 'no such plan'" in caplog.text
 
 
