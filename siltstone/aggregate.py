@@ -24,7 +24,7 @@ from siltstone.aggregate_functions import Average, Count, First, Function, Last,
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
 from siltstone.state.access import conform
-from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.columns import fixed_values, misfits, one_array
 from siltstone.state.hashing import distinct, normalise_keys, xxhash64
 from siltstone.state.variables import ColumnTypes, schema_of
 
@@ -170,9 +170,23 @@ class Aggregate(Operator):
             wanted = {
                 name: kind or (pa.null() if missing else table.schema.field(name).type) for name, kind in inputs.items()
             }
-            fitted = conform(table, pa.schema(list(wanted.items())), table.num_rows, f"operator {self.name}")
+            fitted = self._fitted(table, pa.schema(list(wanted.items())))
             lifted += function.lift([one_array(column) for column in normalise_keys(fitted).columns])
         return lifted
+
+    def _fitted(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
+        """The input columns of a function; a `BadRow` names the rows whose values do not fit."""
+        what = f"operator {self.name}"
+        try:
+            return conform(table, wanted, table.num_rows, what)
+        except UsageError as error:
+            for field in wanted:
+                if field.name in table.column_names:
+                    bad = misfits(table.column(field.name), field.type)
+                    if bad.any():
+                        reason = f"{what}: column {field.name} does not fit {field.type}"
+                        raise BadRow(str(error), rows=bad, reason=reason) from None
+            raise
 
     def _partials(self, table: pa.Table) -> list[pa.Array]:
         names = {f"{PARTIAL}{name}": name for name in self._kept.names}

@@ -61,12 +61,15 @@ class BadRow(UsageError):
             fails.
         reason: what a dead letter says, without the advice; the message if it is not given.
         keys: uint64[n], where `rows` is about entries of a table of state and not about rows of the call: the hash of
-            the operator key of each entry. Where they are not those of the call's rows, all rows of the bad keys are.
+            the operator key of each entry. Unless the entries are the call's rows, all rows of the bad keys are.
+        at: the ordinals that these entries were given with; if that is `Rows.group`, they are the call's rows.
     """
 
-    def __init__(self, message: str, *, rows: Any = None, reason: str | None = None, keys: Any = None) -> None:
+    def __init__(
+        self, message: str, *, rows: Any = None, reason: str | None = None, keys: Any = None, at: Any = None
+    ) -> None:
         super().__init__(message)
-        self.rows, self.reason, self.keys = rows, reason or message, keys
+        self.rows, self.reason, self.keys, self.at = rows, reason or message, keys, at
 
 
 class WrongWarehouse(UsageError):

@@ -17,22 +17,20 @@ committed with the checkpoint, and delivered after it, exactly once. Its columns
                     "from": [an offset a source], "to": [an offset a source]}; null where there is none
 """
 
-import base64
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.lifecycle.clock import Clock
-from siltstone.lifecycle.processing import HASH, ORIGINAL, Taken, call, calls, rows_of, users_code
+from siltstone.lifecycle.processing import HASH, Taken, call, calls, original, rows_of, users_code
+from siltstone.lifecycle.row_json import json_rows
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import Rows, State
 from siltstone.state.backend import SubtaskState
-from siltstone.state.columns import one_array
+from siltstone.state.columns import misfits, one_array
 
 LETTERS = pa.schema(
     {
@@ -44,6 +42,8 @@ LETTERS = pa.schema(
         "offsets": pa.string(),
     }
 )
+LETTERS_A_BATCH = 4096
+"""rows that are text at once: it takes far more room than the rows"""
 
 
 class _Spilled:
@@ -121,14 +121,14 @@ class SortedOut:
         """The dead letters (`LETTERS`), in the order of the rows."""
         for number, table in enumerate(calls(iter(self._held))):
             reasons = {int(row): reason for rows, reason in self._bad[number] for row in np.flatnonzero(rows)}
-            if reasons:
-                ordinals = sorted(reasons)
-                rows = _as_json(table.take(pa.array(ordinals)))
-                count = len(ordinals)
+            ordinals = sorted(reasons)
+            for start in range(0, len(ordinals), LETTERS_A_BATCH):
+                piece = ordinals[start : start + LETTERS_A_BATCH]
+                count = len(piece)
                 columns = [
                     [self._task.operator.name] * count,
-                    [reasons[row] for row in ordinals],
-                    rows,
+                    [reasons[row] for row in piece],
+                    _as_json(self._task, table.take(pa.array(piece))),
                     [checkpoint] * count,
                     [self._task.step] * count,
                     [offsets] * count,
@@ -167,13 +167,17 @@ def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, 
     """Rows whose key is null, or was not what the operator declares."""
     found = np.zeros(table.num_rows, bool)
     for field in task.operator.key:
-        if field.name not in table.column_names or not table.column(field.name).null_count:
+        if field.name not in table.column_names:
+            continue
+        column = table.column(field.name)
+        if column.type == field.type and not column.null_count:
             continue
         null = _nulls(table, field.name)
         what = f"operator {task.operator.name}: key column {field.name}"
-        original = f"{ORIGINAL}{field.name}"
-        given = ~_nulls(table, original) if original in table.column_names else np.zeros(table.num_rows, bool)
-        for rows, reason in ((null & ~given, f"{what} is null"), (null & given, f"{what} is no {field.type}")):
+        source = original(field.name)
+        given = ~_nulls(table, source) if source in table.column_names else ~null
+        misfit = (null & given) | misfits(column, field.type)
+        for rows, reason in ((null & ~given, f"{what} is null"), (misfit, f"{what} is no {field.type}")):
             if (fresh := rows & ~found).any():
                 found |= fresh
                 yield fresh, reason
@@ -188,7 +192,8 @@ def _named(error: BadRow, rows: Rows) -> np.ndarray:
     if error.rows is None:
         raise error
     bad = np.asarray(error.rows)
-    if error.keys is not None and not np.array_equal(error.keys, rows.hashes):
+    if error.keys is not None and not (error.at is rows.group and np.array_equal(error.keys, rows.hashes)):
+        # Entries in another order than the rows may be of the same keys all the same.
         bad = np.isin(rows.hashes, np.asarray(error.keys)[bad])
     if bad.dtype != bool or bad.shape != (len(rows),):
         raise UsageError(
@@ -200,16 +205,10 @@ def _named(error: BadRow, rows: Rows) -> np.ndarray:
     return bad
 
 
-def _as_json(table: pa.Table) -> list[str]:
+def _as_json(task: StepTask, table: pa.Table) -> list[str]:
     """Each row as a JSON object; a key column as the source had it."""
-    originals = {name: name.removeprefix(ORIGINAL) for name in table.column_names if name.startswith(ORIGINAL)}
+    given = {original(field.name): field.name for field in task.operator.key}
+    originals = {name: given[name] for name in table.column_names if name in given}
     shown = [name for name in table.column_names if name != HASH and name not in originals.values()]
     table = table.select(shown).rename_columns([originals.get(name, name) for name in shown])
-    return [json.dumps(row, default=_plain, ensure_ascii=False) for row in table.to_pylist()]
-
-
-def _plain(value: Any) -> str:
-    """What JSON has no type for, as text; bytes in base64."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return json_rows(table)

@@ -107,8 +107,10 @@ class Outbox:
         schemas = {op.name: output_schema(op) for op in self._stream.operators} | {DEAD_LETTERS: LETTERS}
         for name in self._stream.sinks:
             of = self._gathered.setdefault(name, _Gathered())
-            if not (had_input and self.stages(name, checkpoint)) or (name == DEAD_LETTERS and not of.rows):
+            if not (had_input and self.stages(name, checkpoint)):
                 continue
+            if name == DEAD_LETTERS and not of.rows and (checkpoint, name) not in self._lost:
+                continue  # what was lost has to come again, even with no rows: later deliveries wait for it
             self._store_inline(checkpoint, name, of)
             outputs.append(Output(name, schemas[name].serialize().to_pybytes(), of.rows, tuple(of.objects)))
         return outputs

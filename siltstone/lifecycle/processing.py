@@ -20,10 +20,18 @@ from siltstone.state.backend import SubtaskState
 
 ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
-ORIGINAL = "__original_"
-"""begins the name of a key column as the source had it, where it may not be of the key's type"""
 ROWS_A_CALL = 1 << 18
 """how many rows `Operator.process` is given at most, unless one record batch holds more"""
+
+
+def original(key: str) -> str:
+    """The name of a key column as the source had it, where it may not be of the key's type."""
+    return f"__original_{key}"
+
+
+def internal_names(operator: Operator) -> list[str]:
+    """What the engine itself may call a column of the rows that it gives to a subtask."""
+    return [HASH, *(original(name) for name in operator.key.names)]
 
 
 class OperatorFailed(Exception):
@@ -93,7 +101,7 @@ def rows_of(task: StepTask, table: pa.Table) -> Rows:
         BadRow: a key column has nulls.
     """
     hashes = table.column(HASH).combine_chunks().to_numpy(zero_copy_only=False).view(np.uint64)
-    internal = [name for name in table.column_names if name == HASH or name.startswith(ORIGINAL)]
+    internal = [name for name in internal_names(task.operator) if name in table.column_names]
     return Rows.of(task.operator, table.drop_columns(internal), hashes, task.max_parallelism)
 
 

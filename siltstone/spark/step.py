@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from siltstone.aggregate import Aggregate
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
-from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, HASH, ORIGINAL, step_schema
+from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, HASH, internal_names, original, step_schema
 from siltstone.lifecycle.subtask import run_subtask, run_subtask_again
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE, Operator
@@ -174,6 +174,10 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
     wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.columns)]))
     # An aggregate on the map side is ordered by what it computes there.
     ordered = () if isinstance(operator, Aggregate) and operator.map_side else operator.order_by
+    if taken := [name for name in internal_names(operator) if name in wanted]:
+        raise UsageError(
+            f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
+        )
     missing = [name for name in dict.fromkeys([*wanted, *ordered]) if name not in rows.columns]
     if missing:
         raise UsageError(
@@ -199,9 +203,11 @@ def _with_keys(rows: DataFrame, task: StepTask) -> DataFrame:
     if task.dead_letters is None:
         columns = [F.col(_quoted(c)).cast(keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
         return rows.select(*columns)
-    columns = [F.col(_quoted(c)).try_cast(keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
+    # Without ANSI a cast never fails, and reads more than try_cast: what is a key must not depend on `on_bad_row`.
+    cast = Column.try_cast if rows.sparkSession.conf.get("spark.sql.ansi.enabled") == "true" else Column.cast
+    columns = [cast(F.col(_quoted(c)), keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
     other = [name for name, declared in keys.items() if rows.schema[name].dataType != declared]
-    return rows.select(*columns, *(F.col(_quoted(name)).alias(f"{ORIGINAL}{name}") for name in other))
+    return rows.select(*columns, *(F.col(_quoted(name)).alias(original(name)) for name in other))
 
 
 def _quoted(name: str) -> str:

@@ -273,7 +273,7 @@ def _null(what: str, column: pa.ChunkedArray, keys: KeyBatch, at: np.ndarray) ->
     """The error that says which entries have a null where there must be none."""
     rows = one_array(column.is_null()).to_numpy(zero_copy_only=False)
     message = f"{what} is null in {column.null_count} rows: drop them"
-    return BadRow(message, rows=rows, reason=f"{what} is null", keys=keys.hashes[at])
+    return BadRow(message, rows=rows, reason=f"{what} is null", keys=keys.hashes[at], at=at)
 
 
 def _address(keys: KeyBatch, at: np.ndarray, subkeys: pa.Table) -> KeyBatch:

@@ -32,6 +32,26 @@ def null_mask(array: pa.Array) -> np.ndarray:
     return array.is_null().to_numpy(zero_copy_only=False)
 
 
+def misfits(column: Column, kind: pa.DataType) -> np.ndarray:
+    """bool[n]: which values the type cannot hold; none, where it can hold no value of the column's type at all."""
+    found = np.zeros(len(column), bool)
+    if column.type != kind:
+        array, left = one_array(column), [(0, len(column))]
+        while left:
+            start, end = left.pop()
+            try:
+                array[start:end].cast(kind)
+            except pa.ArrowNotImplementedError:
+                break
+            except pa.ArrowInvalid:
+                middle = (start + end) // 2
+                if end - start == 1:
+                    found[start] = True
+                else:
+                    left += [(start, middle), (middle, end)]
+    return found
+
+
 def fixed_values(array: pa.Array) -> np.ndarray:
     """The fixed-width values as they lie in memory, arbitrary where null; decimal128 as uint64[n, 2], low
     word first."""
