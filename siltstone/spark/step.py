@@ -85,7 +85,7 @@ def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
     Raises:
         UsageError: `rows` lacks a column that the operator reads.
     """
-    keyed = _with_keys(rows, task)
+    keyed = keyed_rows(rows, task)
     names = ", ".join(map(_quoted, task.operator.key.names))
     group = f"pmod(xxhash64({names}), {task.max_parallelism}L)"
     subtask = F.expr(f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)")
@@ -187,7 +187,7 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
     return wanted
 
 
-def _with_keys(rows: DataFrame, task: StepTask) -> DataFrame:
+def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     """Only the columns that the operator reads, and the event time; keys cast to the declared types.
 
     Where bad rows are left out, a key that cannot be cast is null, and what it was goes with it.

@@ -1,17 +1,21 @@
 """Dead letters under Spark: through a run, a replay and a fork, with the source's own values and offsets."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyspark.sql import SparkSession
 
-from siltstone.errors import BadRow
+from siltstone.errors import BadRow, UsageError
 from siltstone.lifecycle.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run, verify
+from siltstone.spark.step import columns_read, keyed_rows
 from siltstone.stream import DEAD_LETTERS, Stream
+from tests.property.test_dead_letter_laws import task_of
 from tests.spark_streams import Counts, source_of
 
 TABLES = [
@@ -54,3 +58,27 @@ def test_without_them_the_same_rows_stop_the_stream(tmp_path: Path) -> None:
     nulls = Stream("stops", source=source_of([TABLES[0].slice(2)]), operators=[Counts()], max_parallelism=8)
     with pytest.raises(BadRow, match=r'on_bad_row="dead-letter"'):
         run(Settings(warehouse=str(tmp_path / "w"), parallelism=2), nulls, RunRequest())
+
+
+@pytest.mark.parametrize("ansi", [True, False])
+def test_what_is_a_key_does_not_depend_on_what_becomes_of_bad_rows(spark: SparkSession, ansi: bool) -> None:
+    """Without ANSI a cast reads more than `try_cast`: rows that were good would be put aside all at once."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.ansi.enabled", str(ansi).lower())
+    keys = [" 1 ", "2", "-3"] + ([] if ansi else ["1.7", "1e2", "abc"])
+    rows = session.createDataFrame([(key, 1.9) for key in keys], "key string, other double")
+
+    class Two(Counts):
+        key = {"key": pa.int64(), "other": pa.int32()}  # noqa: RUF012
+        inputs = ()
+
+    puts_aside = task_of(Two())
+    tasks = [replace(puts_aside, dead_letters=None), puts_aside]
+    keyed = [keyed_rows(rows, task).select("key", "other").collect() for task in tasks]
+    assert keyed[0] == keyed[1] and {row.other for row in keyed[0]} == {1}
+
+
+def test_a_column_that_is_called_like_one_of_ours_is_refused(spark: SparkSession) -> None:
+    rows = spark.sql("select 1L as key, 2L as value, 'a' as __original_key")
+    with pytest.raises(UsageError, match="reads __original_key, a name that Siltstone uses itself"):
+        columns_read(rows, Counts(inputs=()))
