@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from siltstone.aggregate import Aggregate, Count, Sum
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import BadRow
-from siltstone.lifecycle import processing
+from siltstone.lifecycle import dead_letters, processing
 from siltstone.lifecycle.clock import Clock
 from siltstone.lifecycle.dead_letters import SortedOut
 from siltstone.lifecycle.restore import digests_of
@@ -144,11 +144,13 @@ def test_a_step_without_its_bad_rows_is_one_that_never_had_them(
     """Whatever was bad, is neither in the state nor in the changes that go into a delta nor in the output; and each row
     is taken or a dead letter."""
     operator = Picky(name="picky")
-    with patch.object(processing, "ROWS_A_CALL", a_call):
+    with patch.object(processing, "ROWS_A_CALL", a_call), patch.object(dead_letters, "LETTERS_A_BATCH", 2):
         digests, changed, output, letters = outcome(operator, batches_of(rows, size), sorts_out=True)
         again = outcome(operator, batches_of(rows, size), sorts_out=True)
         assert again == (digests, changed, output, letters), "a task that runs again comes to the same"
         dead = [json.loads(letter["row"]) for letter in letters]
+        source = iter(rows)
+        assert all(row in source for row in dead), "in the order of the rows"
         good = list(rows)
         for row in dead:
             good.remove(row)
