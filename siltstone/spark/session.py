@@ -142,6 +142,7 @@ def _started(master: str, extra: Mapping[str, str], java_options: str) -> SparkS
     """A session of a driver in this process."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # workers, too, look into no directory that merely is where they start
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path if not _zipped(p)))
     builder = SparkSession.builder.appName("siltstone")
     java_options = f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()} {java_options}".rstrip()
