@@ -189,6 +189,8 @@ def _check(checkpoint: int, entries: Sequence[IndexEntry]) -> None:
         what = f"entry {entry.variable} of checkpoint {checkpoint}"
         if entry.form == Form.DELTA and not (0 <= entry.previous_checkpoint < checkpoint and not entry.source):
             raise UsageError(f"{what} is a delta: it must lie in the segment and build on an earlier checkpoint")
+        if len(entry.key_group_offsets) > 1 and int(entry.key_group_offsets[-1]) != entry.rows:
+            raise UsageError(f"{what} has {entry.rows} rows, but {entry.key_group_offsets[-1]} in its key groups")
         if entry.form == Form.BASE and (
             not entry.source or entry.offset or entry.previous_checkpoint or entry.previous_entry
         ):

@@ -6,6 +6,8 @@ lies below a private directory is private whatever its own permissions are. What
 
 import os
 import re
+import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from siltstone.errors import UsageError
@@ -32,5 +34,17 @@ def make_private_directory(path: Path) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Make an empty file where it is missing."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o666 & ~own_umask()))
+    """Make an empty file where it is missing.
+
+    What is there is not opened, and what is made has been closed before it has the name: when a process closes a file,
+    all its locks on that file go, those of a catalog that is open in SQLite too, and then it is soon malformed.
+    """
+    if path.exists():
+        return
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 & ~own_umask()))
+    try:
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink()

@@ -27,7 +27,7 @@ def entries(draw: st.DrawFn, checkpoint: int) -> IndexEntry:
         previous_checkpoint=draw(st.integers(0, checkpoint - 1)) if delta else 0,
         previous_entry=draw(st.integers(0, 2**31)) if delta else 0,
         length=draw(st.integers(0, 2**50)),
-        rows=draw(st.integers(0, 2**50)),
+        rows=sum(counts),
         checksum=draw(checksums),
         digest=draw(st.integers(0, 2**64 - 1)),
         source="" if delta else draw(names),

@@ -1,7 +1,10 @@
 """What is made on disk is its user's alone, unless somebody asks otherwise."""
 
+import fcntl
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
 from siltstone.lifecycle.working_state import locked
-from siltstone.store.private import VARIABLE, own_umask
+from siltstone.store.private import VARIABLE, make_private_file, own_umask
 from tests.command_line import siltstone
 
 
@@ -64,3 +67,16 @@ def test_what_is_no_umask_is_refused(asked: str, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError, match="write three octal digits"):
         own_umask()
     siltstone("checkpoints", "none").failed(2, "write three octal digits")
+
+
+def test_a_file_that_is_there_keeps_the_locks_of_this_process(tmp_path: Path) -> None:
+    """Seen: a catalog was malformed, since opening it once more ended the locks that SQLite had on it."""
+    path = tmp_path / "catalog.db"
+    make_private_file(path)
+    assert mode(path) == 0o600 and list(tmp_path.iterdir()) == [path]
+    with path.open("r+b") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        make_private_file(path)
+        other = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+        ended = subprocess.run([sys.executable, "-c", other, str(path)], capture_output=True, text=True, check=False)
+        assert "BlockingIOError" in ended.stderr
