@@ -13,6 +13,7 @@ makes the checkpoint exist (promises 1 and 5). Before that transaction nothing i
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -26,6 +27,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
 from siltstone.changelog.upload_options import UploadOptions
+from siltstone.errors import SiltstoneError, Unreachable
 from siltstone.lifecycle.chains import RunChains
 from siltstone.lifecycle.commit import commit_of
 from siltstone.lifecycle.costs import Gathered, statistics_of, uploads_of
@@ -160,8 +162,11 @@ class Region:
             if not catalog.definitions(stream.name) or record.definition != definition or region._dropped:
                 region._definition = definition
             region._resume(catalog.last_id(stream.name))
-        except BaseException:
+        except BaseException as error:
             region.close("failed")
+            if isinstance(error, SiltstoneError):
+                with suppress(Unreachable):
+                    region.check_fence()  # a newer writer may have deleted what was to be read: then that is why
             raise
         return region
 

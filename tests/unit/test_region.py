@@ -13,7 +13,7 @@ from siltstone.catalog.records import ObjectKind
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.base import read_snapshot_values
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.errors import CorruptObject, StateError, UsageError
+from siltstone.errors import CorruptObject, Fenced, StateError, UnknownCheckpoint, UsageError
 from siltstone.lifecycle import persist
 from siltstone.lifecycle.comparison import compare, compare_tasks
 from siltstone.lifecycle.costs import cost_of
@@ -162,6 +162,20 @@ def test_a_delta_in_which_a_subtask_gave_way_to_a_base_says_how_large_it_would_h
     assert cost_of([delta]).tracked_bytes is None
     all_gave_way = cost_of([instead])
     assert (all_gave_way.form, all_gave_way.seconds, all_gave_way.tracked_bytes) == (Form.BASE, 2.25, 70)
+
+
+def test_one_that_is_fenced_while_it_begins_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: a run was frozen there, a newer one truncated, and it said that there is no such checkpoint."""
+    RegionRun(place, stream("old"), POLICY).step(rows(1))
+    catalog = place.catalog
+
+    def meanwhile(*_: object) -> None:
+        catalog.new_epoch("sums", "another one")
+        raise UnknownCheckpoint("no checkpoint 1")
+
+    monkeypatch.setattr(type(catalog), "chain", meanwhile)
+    with pytest.raises(Fenced):
+        RegionRun(place, stream("old"), POLICY)
 
 
 def test_a_run_that_cannot_resume_is_noted_as_failed(place: Place) -> None:
