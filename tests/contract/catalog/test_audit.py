@@ -238,9 +238,9 @@ def test_a_catalog_that_cannot_be_written_says_so_and_is_read(catalog: Catalog) 
             connection.execute(statement)  # type: ignore[attr-defined]
         connection.commit()  # type: ignore[attr-defined]
 
-    with open_catalog(
-        catalog.url, outage_s=0
-    ) as refused:  # a server that fails over refuses so, too, and is waited for
+    # A server that fails over refuses so, too, and is waited for.
+    url = catalog.engine.url.render_as_string(hide_password=False)
+    with open_catalog(url if catalog.url.startswith("postgresql") else catalog.url, outage_s=0) as refused:
         refused.close()
         event.listen(refused.engine, "connect", read_only)
         with pytest.raises(Unreachable, match=r"read-?only"):
