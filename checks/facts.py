@@ -222,19 +222,25 @@ def comparisons(subject: Subject) -> Facts:
 
 
 def sinks(subject: Subject) -> Facts:
-    """A row a checkpoint of a Parquet sink: has it completed, and is it published? Both, or neither."""
+    """A row an output of a Parquet sink: has its checkpoint completed, and is it published? Both, or neither.
+
+    A checkpoint without input has no output. Of those that the input log has no steps of any more it is not known
+    whether they had input; and a sink may show what was lost for good, under ids that are used no more.
+    """
     rows: list[dict[str, Any]] = []
     with subject.place() as place:
         record, newest = place.catalog.stream(subject.name), place.catalog.last_id(subject.name)
+        logged = {step.checkpoint for step in place.catalog.steps(subject.name, newest)}
         own = place.warehouse.local.sink(subject.name)
-    for operator, sink in parquet_sinks(subject.stream.sinks, own).items():
-        published = sink.all_published()
-        completed = set(range((record.forked_at or 0) + 1, newest + 1))
-        if operator == DEAD_LETTERS:
-            completed &= published  # most have none
+    for sink, shown in parquet_sinks(subject.stream.sinks, own).items():
+        published = {id - record.sink_offset for id in shown.all_published() if id > record.sink_offset}
+        known = range((record.forked_at or 0) + 1, newest + 1)
+        # From where it is known which checkpoints have output; of dead letters most have none.
+        told = known.stop if sink == DEAD_LETTERS else min(logged, default=known.stop)
+        completed = {id for id in known if id in (logged if id >= told else published)}
         rows += [
-            {"sink": operator, "checkpoint": id, "completed": id in completed, "published": id in published}
-            for id in sorted({*completed, *published})
+            {"sink": sink, "checkpoint": id, "completed": id in completed, "published": id in published}
+            for id in sorted(completed | published)
         ]
     return _facts(rows)
 

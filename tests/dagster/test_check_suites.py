@@ -195,6 +195,14 @@ def test_a_sink_that_shows_too_little_or_too_much_is_told(checked: Checked) -> N
     assert {row["sink"] for row in outcome.rows} == {"accounts"}
 
 
+def test_a_checkpoint_without_input_has_no_output_to_show(checked: Checked) -> None:
+    """Such as one of a rescale: a sink never hears of it."""
+    with Place.existing(str(checked.root)) as place:
+        RegionRun(place, SMALL, POLICY, parallelism=3).step_without_rows()
+    outcome = checked.outcome(suites.SINK_AGREES)
+    assert outcome.holds and outcome.facts == STEPS
+
+
 def test_a_materialization_that_fails_or_stands_still_is_told(
     checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
