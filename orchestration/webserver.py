@@ -1,7 +1,7 @@
 """Dagster's web server with the guard before it; takes the arguments of `dagster-webserver`.
 
-`orchestration.dev` starts it. Where it listens is in a variable of its own: what it is given as `--host` is no address,
-so that a Dagster that would serve without the guard cannot serve at all.
+`orchestration.dev` starts it. The address to listen on is in a variable of its own. The `--host` argument is a name
+that cannot be bound, so that a Dagster that ignores this module, and with it the guard, fails to start.
 """
 
 import asyncio

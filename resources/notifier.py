@@ -49,7 +49,8 @@ class LogNotifier(Notifier):
 class WebhookNotifier(Notifier):
     """Posts JSON with `text`, which chat services show, and the fields of the alert, to the webhook of the settings.
 
-    Its URL lets everybody post who knows it, so it is no configuration of this resource, which the page would show.
+    Anyone who knows the URL can post to it. So it is read from the settings and is not part of this resource's
+    configuration, which Dagster's page shows.
     """
 
     def notify(self, alert: Alert) -> None:

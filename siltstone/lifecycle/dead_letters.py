@@ -1,9 +1,9 @@
-"""Runs a step without the rows that its operator cannot take, and tells of these: dead letters.
+"""Runs a step without the rows that its operator cannot take, and makes dead letters of them.
 
-Which rows are bad, an operator may find out in the middle of a step, when state has changed. Then the step is undone
-and begins anew without them, as often as it has to: the state, the output and the dead letters are those of a step that
-never had them. So a step's rows and its output wait until it is through, in files of the task. That is done only for
-streams with `on_bad_row="dead-letter"`.
+An operator may find bad rows in the middle of a step, when it has changed state. Then the step is rolled back and run
+again without these rows, as often as needed. The state and the output are those of a step that never had the rows.
+Until the step has succeeded, its rows and its output are kept in files of the task. This is done only for streams with
+`on_bad_row="dead-letter"`.
 
 A dead letter is the same each time the step runs, and travels as any output does (`lifecycle.outbox`): it is staged,
 committed with the checkpoint, and delivered after it, exactly once. Its columns:
@@ -18,6 +18,7 @@ committed with the checkpoint, and delivered after it, exactly once. Its columns
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from siltstone.lifecycle.row_json import json_rows
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import Rows, State
 from siltstone.state.backend import SubtaskState
-from siltstone.state.columns import misfits, one_array
+from siltstone.state.columns import misfits, null_mask
 
 LETTERS = pa.schema(
     {
@@ -51,15 +52,14 @@ class _Spilled:
 
     def __init__(self, path: Path, batches: Iterable[pa.RecordBatch]) -> None:
         self._path, self._count = path, 0
-        iterator = iter(batches)
-        first = next(iterator, None)
+        left = iter(batches)
+        first = next(left, None)
         if first is None:
             return
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
-            while first is not None:
-                writer.write_batch(first)
+            for batch in chain([first], left):
+                writer.write_batch(batch)
                 self._count += 1
-                first = next(iterator, None)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._count:
@@ -81,7 +81,6 @@ class SortedOut:
 
     Args:
         scratch: a directory on the disk of the working state.
-
     """
 
     def __init__(self, task: StepTask, batches: Iterable[pa.RecordBatch], clock: Clock, scratch: Path) -> None:
@@ -172,19 +171,15 @@ def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, 
         column = table.column(field.name)
         if column.type == field.type and not column.null_count:
             continue
-        null = _nulls(table, field.name)
+        null = null_mask(column)
         what = f"operator {task.operator.name}: key column {field.name}"
         source = original(field.name)
-        given = ~_nulls(table, source) if source in table.column_names else ~null
+        given = ~null_mask(table.column(source)) if source in table.column_names else ~null
         misfit = (null & given) | misfits(column, field.type)
         for rows, reason in ((null & ~given, f"{what} is null"), (misfit, f"{what} is no {field.type}")):
             if (fresh := rows & ~found).any():
                 found |= fresh
                 yield fresh, reason
-
-
-def _nulls(table: pa.Table, name: str) -> np.ndarray:
-    return one_array(table.column(name).is_null()).to_numpy(zero_copy_only=False)
 
 
 def _named(error: BadRow, rows: Rows) -> np.ndarray:

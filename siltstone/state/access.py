@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.state.backend import KeyBatch, Lookup, StateTable
-from siltstone.state.columns import fixed_values, one_array
+from siltstone.state.columns import fixed_values, null_mask, one_array
 from siltstone.state.hashing import distinct, normalise_keys, xxhash64
 
 POSITION, HEAD, TAIL = "position", "head", "tail"
@@ -261,7 +261,7 @@ class WindowAccess(ListAccess):
             raise UsageError(f"{self._name}: evict needs {kind} to compare with {self._order}: {why}") from None
         if len(array) != size:
             raise UsageError(f"{self._name}: evict was given {len(array)} limits for {size} keys")
-        return fixed_values(array), array.is_null().to_numpy(zero_copy_only=False)
+        return fixed_values(array), null_mask(array)
 
 
 def pick(keys: KeyBatch, ordinals: np.ndarray) -> KeyBatch:
@@ -271,9 +271,8 @@ def pick(keys: KeyBatch, ordinals: np.ndarray) -> KeyBatch:
 
 def _null(what: str, column: pa.ChunkedArray, keys: KeyBatch, at: np.ndarray) -> BadRow:
     """The error that says which entries have a null where there must be none."""
-    rows = one_array(column.is_null()).to_numpy(zero_copy_only=False)
     message = f"{what} is null in {column.null_count} rows: drop them"
-    return BadRow(message, rows=rows, reason=f"{what} is null", keys=keys.hashes[at], at=at)
+    return BadRow(message, rows=null_mask(column), reason=f"{what} is null", keys=keys.hashes[at], at=at)
 
 
 def _address(keys: KeyBatch, at: np.ndarray, subkeys: pa.Table) -> KeyBatch:

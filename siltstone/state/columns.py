@@ -27,9 +27,9 @@ def is_micros(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) and kind.unit == "us"
 
 
-def null_mask(array: pa.Array) -> np.ndarray:
-    """bool[n]: where the array is null."""
-    return array.is_null().to_numpy(zero_copy_only=False)
+def null_mask(column: Column) -> np.ndarray:
+    """bool[n]: where the column is null."""
+    return column.is_null().to_numpy(zero_copy_only=False)
 
 
 def misfits(column: Column, kind: pa.DataType) -> np.ndarray:
