@@ -82,7 +82,8 @@ def spark() -> Iterator["SparkSession"]:
     from tests.servers import use_test_credentials
 
     use_test_credentials()  # workers have the environment that the JVM was started in
-    session = spark_session("local[2]", {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
+    settings = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}
+    session = spark_session("local[2]", settings | jvm.PLANTED_SETTINGS)
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

@@ -14,6 +14,12 @@ ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _QUIET = "-Xlog:disable"
 """an archive of another Java or of another Spark is passed over without a word"""
+PLANTED_SETTINGS = {
+    "spark.hadoop.fs.s3a.secret.key": "pl4nted secret: key=a\\b #c!é",
+    "spark.odd = name": "pl4nted\tvalue",
+    "of.another.kind": "pl4nted",
+}
+"""settings of the Spark session that are secret, or hard to write down; see tests/spark/test_session.py"""
 
 
 def environment() -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 ACCESS_KEY, SECRET_KEY = "siltstone-tests", "no-secret-of-anybody"
+REDIS_PASSWORD = "Xyzzy/pass#word@42"
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 MOTO = """
@@ -91,7 +92,7 @@ def marked(kinds: Iterable[str], *rest: Any) -> list[Any]:
 
 
 def use_test_credentials() -> None:
-    """Make boto3 see the servers' credentials and nothing of the user's own, here and in processes started later."""
+    """Make clients see the servers' credentials and nothing of the user's own, here and in processes started later."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ.update(
@@ -100,6 +101,7 @@ def use_test_credentials() -> None:
         AWS_CONFIG_FILE=os.devnull,
         AWS_SHARED_CREDENTIALS_FILE=os.devnull,
         AWS_EC2_METADATA_DISABLED="true",
+        GUARDED_REDIS=REDIS_PASSWORD,
     )
 
 

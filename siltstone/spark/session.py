@@ -3,11 +3,15 @@ Siltstone needs.
 """
 
 import os
+import re
+import shlex
 import signal
 import socket
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -59,6 +63,10 @@ LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
 }
 
+FROM_FILES = "spark."
+"""what the names of settings begin with that spark-submit takes from a file"""
+SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+"""what PySpark starts the JVM with"""
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """set where `spark-submit` runs this program; the master is then its to name"""
 
@@ -122,12 +130,10 @@ def _connected(url: str, extra: Mapping[str, str]) -> SparkSession:
             f"no Spark Connect server answers at {host}:{port} ({error.strerror or error}); check the address, and "
             "start one with sbin/start-connect-server.sh"
         ) from error
-    builder = SparkSession.builder.appName("siltstone").remote(url)
+    builder = SparkSession.builder.remote(url).config("spark.app.name", "siltstone")
     session = {key: value for key, value in SETTINGS.items() if key.startswith("spark.sql.")}
-    for key, value in {**session, **extra}.items():
-        builder = builder.config(key, value)
     try:
-        spark = builder.getOrCreate()
+        spark = builder.config(map={**session, **extra}).getOrCreate()
         register(spark)
     except ImportError as error:
         raise UsageError(
@@ -144,17 +150,14 @@ def _started(master: str, extra: Mapping[str, str], java_options: str) -> SparkS
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # workers, too, look into no directory that merely is where they start
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path if not _zipped(p)))
-    builder = SparkSession.builder.appName("siltstone")
     java_options = f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()} {java_options}".rstrip()
-    settings = SETTINGS | {"spark.driver.extraJavaOptions": java_options}
+    settings = SETTINGS | {"spark.app.name": "siltstone", "spark.driver.extraJavaOptions": java_options}
     if SUBMITTED not in os.environ:
-        builder = builder.master(master)
-        if master.startswith("local"):
-            settings |= LOCAL_SETTINGS
-    for key, value in {**settings, **extra}.items():
-        builder = builder.config(key, value)
+        settings |= {"spark.master": master} | (LOCAL_SETTINGS if master.startswith("local") else {})
     try:
-        spark = builder.getOrCreate()
+        spark = _with_settings(settings, extra)
+    except UsageError:
+        raise
     except Exception as error:
         raise Unreachable(
             f"Spark did not start on {master}: {str(error).splitlines()[0]}; check that Java 17 or newer is installed "
@@ -165,6 +168,48 @@ def _started(master: str, extra: Mapping[str, str], java_options: str) -> SparkS
         signal.signal(signal.SIGINT, signal.default_int_handler)
     register(spark)
     return spark
+
+
+def _with_settings(settings: Mapping[str, str], extra: Mapping[str, str]) -> SparkSession:
+    """A session with these settings; `extra`, which may be secret, come before the others."""
+    if SUBMITTED in os.environ:  # the JVM has started: nothing becomes an argument of it
+        return SparkSession.builder.config(map={**settings, **extra}).getOrCreate()
+    with _kept_private({key: value for key, value in extra.items() if key.startswith(FROM_FILES)}):
+        spark = SparkSession.builder.config(map={k: v for k, v in settings.items() if k not in extra}).getOrCreate()
+    for key in extra:
+        if not key.startswith(FROM_FILES):
+            spark.conf.set(key, extra[key])
+    return spark
+
+
+@contextmanager
+def _kept_private(settings: Mapping[str, str]) -> Iterator[None]:
+    """Have the JVM that starts meanwhile read settings from a file that only this user can, and that is gone after.
+
+    PySpark by itself puts them into the JVM's arguments, which the list of processes shows to everybody: passwords too.
+    """
+    given = os.environ.get(SUBMIT_ARGUMENTS)
+    if settings and "--properties-file" in (given or ""):
+        raise UsageError(
+            f"{SUBMIT_ARGUMENTS} names a --properties-file: write Siltstone's Spark settings into that one"
+        )
+    with tempfile.NamedTemporaryFile("w", prefix="siltstone-", suffix=".properties", encoding="utf-8") as file:
+        file.writelines(f"{_property(key)}={_property(value)}\n" for key, value in settings.items())
+        file.flush()
+        read = f"--load-spark-defaults --properties-file {shlex.quote(file.name)}"
+        os.environ[SUBMIT_ARGUMENTS] = f"{read} {given or 'pyspark-shell'}"
+        try:
+            yield
+        finally:
+            if given is None:
+                del os.environ[SUBMIT_ARGUMENTS]
+            else:
+                os.environ[SUBMIT_ARGUMENTS] = given
+
+
+def _property(text: str) -> str:
+    """A key or value as java.util.Properties reads it back."""
+    return re.sub(r"[\\\s=:#!]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def needs_spark(function: Callable[P, T]) -> Callable[P, T]:

@@ -1,6 +1,8 @@
 """Objects in Redis: one hash an entry.
 
-    redis://[[user]:password@]host[:port][/database]?prefix=siltstone&chunk_bytes=1048576      rediss:// for TLS
+    redis://[user@]host[:port][/database]?prefix=siltstone&chunk_bytes=1048576      rediss:// for TLS
+
+The password is in the variable `SILTSTONE_REDIS_PASSWORD`, or in the one that the option `password_variable` names.
 
     <prefix>:<entry>       hash: key -> value or header, and the chunks (`key_value`)
     <prefix>:.writing      hash: write id -> when it began and the object it is to be, for chunked writes at work
@@ -122,7 +124,7 @@ class RedisKeyValue:
     """`KeyValue` over one Redis database; plain values only, so it can be sent to other processes."""
 
     def __init__(self, url: str, options: RedisOptions) -> None:
-        Server.of(url)  # a URL that makes no sense is refused here
+        Server.of(url, options)  # a URL that makes no sense is refused here
         self.url, self.label = url, shown(url)
         self.value_limit_bytes = options.chunk_bytes
         self._options = options

@@ -13,15 +13,15 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from siltstone.errors import Unreachable, UsageError
-from siltstone.secret import read_variable
+from siltstone.secret import FILE, read_variable
 from siltstone.store.key_value import SMALLEST_LIMIT_BYTES
 from siltstone.store.url import StoreOptions, shown, split
 
 PASSWORD = "SILTSTONE_REDIS_PASSWORD"
-"""the variable that holds the password of URLs without one, in every process: such a URL travels to tasks without it"""
+"""the variable that holds the password, if the URL names no other: URLs travel to tasks and into lists of processes"""
 LARGEST_VALUE_BYTES = 512 << 20
 """of Redis itself"""
-_pools: dict[tuple[int, str], redis.ConnectionPool] = {}
+_pools: dict[tuple[int, str, "Server"], redis.ConnectionPool] = {}
 
 
 class RedisOptions(StoreOptions):
@@ -30,6 +30,9 @@ class RedisOptions(StoreOptions):
     prefix: str = Field("siltstone", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="what all keys begin with")
     chunk_bytes: int = Field(
         1 << 20, ge=SMALLEST_LIMIT_BYTES, le=LARGEST_VALUE_BYTES, description="bytes of the largest value stored whole"
+    )
+    password_variable: str = Field(
+        PASSWORD, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", description="the variable that holds the password"
     )
 
 
@@ -45,22 +48,27 @@ class Server:
     tls: bool
 
     @classmethod
-    def of(cls, url: str) -> "Server":
-        """What `url` says, and `PASSWORD` of what it does not; UsageError if it is no Redis URL."""
+    def of(cls, url: str, options: RedisOptions) -> "Server":
+        """What `url` says, and the password, as it is now; UsageError if it is no Redis URL, or holds a password."""
         parts = split(url)
         number = parts.path.strip("/") or "0"
         if not parts.hostname or not number.isdecimal() or parts.fragment:
-            raise UsageError(f"{shown(url)} is no Redis URL: write redis://[user:password@]host:port/database-number")
-        user, password = (unquote(part) if part else None for part in (parts.username, parts.password))
-        password = password or read_variable(PASSWORD)
+            raise UsageError(f"{shown(url)} is no Redis URL: write redis://[user@]host:port/database-number")
+        if parts.password:
+            raise UsageError(
+                f"{shown(url)} holds a password, which would travel to every task: leave it out, and set "
+                f"{PASSWORD}, or {PASSWORD}{FILE} to the path of a file that holds it, on every host"
+            )
+        user, password = unquote(parts.username) if parts.username else None, read_variable(options.password_variable)
         return cls(parts.hostname, parts.port or 6379, int(number), user, password, parts.scheme == "rediss")
 
 
 def client(url: str, options: RedisOptions) -> redis.Redis:
     """A client over this process's connection pool for `url`; a forked child makes its own."""
-    place = (os.getpid(), url)
+    server = Server.of(url, options)
+    place = (os.getpid(), url, server)
     if place not in _pools:
-        _pools[place] = _pool(Server.of(url), options)
+        _pools[place] = _pool(server, options)
     return redis.Redis(connection_pool=_pools[place])
 
 

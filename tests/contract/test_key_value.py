@@ -24,7 +24,7 @@ from siltstone.store.open import open_store
 from siltstone.store.retry import Retrying
 from siltstone.store.rocksdb_database import database_options
 from tests.redis_server import RedisServer, shared_server
-from tests.servers import marked
+from tests.servers import REDIS_PASSWORD, marked
 from tests.store_cases_kv import factories
 
 DATA = os.urandom(10_000)
@@ -38,7 +38,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RedisServer]:
     """A server with a password, which its tests stop and start."""
-    server = RedisServer("--requirepass", "secret-word")
+    server = RedisServer("--requirepass", REDIS_PASSWORD)
     yield server
     server.remove()
 
@@ -267,21 +267,25 @@ def test_no_room_is_unreachable_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(_open(url).unfinished()) == []
 
 
-def test_wrong_credentials_are_refused_and_not_shown(guarded: RedisServer) -> None:
-    for user, query in [("", ""), (":wrong-word@", ""), ("nobody:wrong-word@", "")]:
+def test_wrong_credentials_are_refused_and_not_shown(guarded: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WRONG", "wrong-word")
+    monkeypatch.setenv("RIGHT", REDIS_PASSWORD)
+    wrong = "password_variable=WRONG"
+    for user, query in [("", ""), ("", wrong), ("nobody@", wrong)]:
         store = open_store(guarded.url(query, user))
         for call in (lambda s=store: s.put("a", b"x"), lambda s=store: s.check(writable=False)):
             with pytest.raises(Unreachable, match="refuses the credentials") as caught:
                 call()
             assert not caught.value.transient
             assert "wrong-word" not in str(caught.value) + repr(store) + store.label
-    good = open_store(guarded.url("", ":secret-word@"))
+    good = open_store(guarded.url("password_variable=RIGHT"))
     good.check(writable=True)
-    assert "secret-word" not in repr(good) + good.label
+    assert REDIS_PASSWORD not in repr(good) + good.label
 
 
-def test_a_server_that_stops_and_comes_back(guarded: RedisServer) -> None:
-    url = guarded.url("attempts=1000&retry=fixed&wait_s=0.02", ":secret-word@")
+def test_a_server_that_stops_and_comes_back(guarded: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SILTSTONE_REDIS_PASSWORD", REDIS_PASSWORD)
+    url = guarded.url("attempts=1000&retry=fixed&wait_s=0.02")
     store = _open(url)
     stored = store.put("s/1/a", DATA)
     guarded.stop()
@@ -341,14 +345,15 @@ def test_settings_that_lose_state_are_refused_or_warned_of(caplog: pytest.LogCap
 
 
 @pytest.mark.server
-def test_a_server_that_allows_no_questions_is_used_all_the_same() -> None:
-    client, url = shared_server().client(), shared_server().url("prefix=asked", "plain:word@")
+def test_a_server_that_allows_no_questions_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIN", "word")
+    client, url = shared_server().client(), shared_server().url("prefix=asked&password_variable=PLAIN", "plain@")
     client.execute_command("ACL", "SETUSER", "plain", "on", ">word", "~asked:*", "+@all", "-config", "-info")
     store = open_store(url)
     store.check(writable=True)
     assert store.read(store.put("a", DATA)).to_pybytes() == DATA
     with pytest.raises(Unreachable, match="refuses the credentials"):
-        open_store(shared_server().url("prefix=others", "plain:word@")).put("a", b"x")
+        open_store(shared_server().url("prefix=others&password_variable=PLAIN", "plain@")).put("a", b"x")
 
 
 @pytest.mark.server

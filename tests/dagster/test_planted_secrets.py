@@ -28,7 +28,7 @@ from siltstone.secret import Secret
 from siltstone.settings import Settings, given_settings, load_settings
 from siltstone.spark.runner import open_source
 from siltstone.store.open import Warehouse, open_store
-from siltstone.store.redis_client import Server
+from siltstone.store.redis_client import RedisOptions, Server
 from tests.dagster.page import HOST, REPOSITORY
 from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionSteps
@@ -108,11 +108,11 @@ def test_a_planted_secret_is_found_nowhere(
     # What cannot be reached, and what is given in arguments.
     told.append(refusal(lambda: Place.writable(settings.warehouse, settings.catalog, 0.0)))
     redis = f"redis://me:{secret('warehouse')}@{HOST}:{free_port()}/0?attempts=1"
-    told.append(refusal(lambda: open_store(redis).check(writable=False)))
+    told.append(refusal(lambda: open_store(redis)))
     given_settings(redis, settings.catalog)
     monkeypatch.setenv("SILTSTONE_REDIS_PASSWORD", secret("redis"))
     bare = Warehouse.at(f"redis://me@{HOST}:{free_port()}/0?attempts=1")
-    assert Server.of(bare.store_url).password == secret("redis"), "tasks have it from where they run"
+    assert Server.of(bare.store_url, RedisOptions()).password == secret("redis"), "tasks have it from where they run"
     pickled.append(cloudpickle.dumps(bare))
     told.append(refusal(bare.check_readable))
     assert "the password in --catalog" in caplog.text and "the password in --warehouse" in caplog.text

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from pyspark.sql import SparkSession
@@ -24,7 +23,6 @@ from tests.proxy import Fault, Proxy
 from tests.redis_server import RedisServer
 from tests.spark.test_cli import CONFIGURATION, Ended, siltstone
 
-PASSWORD = "Xyzzy/pass#word@42"
 """with all that is special in a URL"""
 WRONG_PASSWORD, WRONG_ACCESS_KEY, WRONG_SECRET_KEY = "Plugh-password-43", "AKIAPLUGH44", "plover/secret+key-45"
 SECRETS = ("xyzzy", "plugh", "plover", "pass#word", servers.SECRET_KEY, servers.ACCESS_KEY)
@@ -77,13 +75,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RedisServer]:
     """A Redis with a password."""
-    server = RedisServer("--requirepass", PASSWORD)
+    server = RedisServer("--requirepass", servers.REDIS_PASSWORD)
     yield server
     server.remove()
 
 
-def redis_url(server: RedisServer, query: str = "", password: str = PASSWORD) -> str:
-    return server.url(f"{AGAIN}&{query}" if query else AGAIN, f":{quote(password, safe='')}@")
+def redis_url(server: RedisServer, query: str = "") -> str:
+    return server.url("&".join(filter(None, (AGAIN, "password_variable=GUARDED_REDIS", query))))
 
 
 def s3_url(endpoint: str, bucket: str, query: str = "") -> str:
@@ -126,8 +124,10 @@ def test_no_keys(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_password(project: Project, guarded: RedisServer) -> None:
     shown = f"127.0.0.1:{guarded.port}/0"
     says = ("refuses the credentials; check user, password and their rights", shown)
-    refused(project, redis_url(guarded, password=WRONG_PASSWORD), 3, *says)
     refused(project, guarded.url(AGAIN), 3, *says)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SILTSTONE_REDIS_PASSWORD", WRONG_PASSWORD)
+        refused(project, guarded.url(AGAIN), 3, *says)
     project.siltstone("checkpoints", "counts", "--warehouse", redis_url(guarded)).failed(2, "no catalog at")
 
 
@@ -144,13 +144,13 @@ def test_a_closed_port(project: Project) -> None:
     port = servers.free_port()
     says = (f"127.0.0.1:{port}", "cannot be reached", "check")
     refused(project, s3_url(f"http://127.0.0.1:{port}", "any"), 3, *says)
-    refused(project, f"redis://:{WRONG_PASSWORD}@127.0.0.1:{port}/0?{AGAIN}", 3, *says)
+    refused(project, f"redis://127.0.0.1:{port}/0?{AGAIN}", 3, *says)
 
 
 def test_another_server_than_meant(project: Project, guarded: RedisServer) -> None:
     refused(project, s3_url(f"http://127.0.0.1:{guarded.port}", "any"), 3, f"127.0.0.1:{guarded.port}", "check")
     web = servers.moto().endpoint.removeprefix("http://")
-    refused(project, f"redis://:{WRONG_PASSWORD}@{web}/0?{AGAIN}", 3, web, "check")
+    refused(project, f"redis://{web}/0?{AGAIN}", 3, web, "check")
 
 
 @pytest.mark.parametrize("kind", ["s3", "redis"])
@@ -178,6 +178,11 @@ SENSELESS = [
     ("redis://:Plugh@host?timeout_s=0", ("option timeout_s: ", "greater than 0")),
     ("redis://host?attempts=2&attempts=3", ("option attempts is given twice",)),
     ("redis://:Plugh@host/0?chunk_bytes=536870913", ("redis://:***@host/0: option chunk_bytes: ", "536870912")),
+    (
+        "redis://:Plugh@host/0",
+        ("redis://:***@host/0 holds a password", "leave it out, and set SILTSTONE_REDIS_PASSWORD"),
+    ),
+    ("redis://host/0?password_variable=a-b", ("option password_variable: ",)),
     ("redis://:Plugh@host/zero", ("is no Redis URL: write redis://", "redis://:***@host/zero")),
     ("redis://:Plugh/43@host/0", ("the redis:// URL cannot be read", "%2F for a slash")),
     ("redis://:Plugh#43@host/0", ("the redis:// URL cannot be read", "with %")),

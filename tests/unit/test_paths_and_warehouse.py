@@ -151,8 +151,8 @@ def test_unwritable(tmp_path: Path) -> None:
 
 REMOTE = [
     "s3://bucket/some/prefix?endpoint=http://127.0.0.1:9&region=x",
-    "redis://someone:hush-hush@127.0.0.1:1/3?prefix=a",
-    "redis://:hush-hush@127.0.0.1:1/3?prefix=b",
+    "redis://someone@127.0.0.1:1/3?prefix=a&password_variable=hush",
+    "redis://127.0.0.1:1/3?prefix=b",
 ]
 
 
@@ -174,7 +174,7 @@ def test_a_warehouse_elsewhere_keeps_what_is_of_this_machine_in_the_state_direct
 def test_warehouses_elsewhere_share_no_local_directory_but_users_of_one_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     assert len({Warehouse.at(url).local.root for url in REMOTE}) == 3
-    roots = {Warehouse.at(f"redis://{user}h/0").local.root for user in ("", ":x@", ":y@")}
+    roots = {Warehouse.at(f"redis://{user}h/0").local.root for user in ("", "x@", "y@")}
     assert len(roots) == 1
     assert roots.pop().is_relative_to(Path.home() / ".local" / "state" / "siltstone")
 
