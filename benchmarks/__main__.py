@@ -9,6 +9,7 @@
     lifecycle   materialization, restores, sweeps, ways to resume, space (`benchmarks.lifecycle`)
     startup     starting with 100 and with 1,000,000 recorded steps (`benchmarks.startup`)
     outputs     a step of a stream with a sink beside one without (`benchmarks.outputs`)
+    checksums   a step with each algorithm of checksums beside xxh3-128 (`benchmarks.checksums`)
 
 All parts run, one after the other, where none is named. Numbers depend on the machine; ratios of one run are what
 counts. The stores are real servers, started by what the tests start them with. The exit code is 1 where a goal is
@@ -99,6 +100,13 @@ def outputs(scratch: Path, options: argparse.Namespace) -> Report:
     return outputs.run(scratch, quick=options.quick)
 
 
+def checksums(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.checksums`."""
+    from benchmarks import checksums
+
+    return checksums.run(scratch, quick=options.quick)
+
+
 PARTS: dict[str, Part] = {
     "step": step,
     "stores": stores,
@@ -107,6 +115,7 @@ PARTS: dict[str, Part] = {
     "lifecycle": lifecycle,
     "startup": startup,
     "outputs": outputs,
+    "checksums": checksums,
 }
 SIDE_BY_SIDE = "side-by-side"
 

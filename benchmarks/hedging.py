@@ -22,7 +22,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +31,7 @@ from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
+from siltstone.store.checksums import DEFAULT, checksum_of
 
 FLIP_S = {0.5: 0.0459, 0.9: 0.074, 0.95: 0.0833, 0.99: 0.1039, 0.999: 0.3202}
 """the FLIP's latencies, scaled down tenfold"""
@@ -109,6 +109,7 @@ class HttpStore:
     """What an upload needs of a store: create if absent, and read, over HTTP."""
 
     ranged = True
+    checksums = DEFAULT
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -119,11 +120,11 @@ class HttpStore:
         status, _ = self._call("PUT", name, data)
         if status == http.client.PRECONDITION_FAILED:
             raise ObjectExists(f"object {name} in {self.label} is already there: objects are written once")
-        return StoredObject(name, len(data), xxhash.xxh3_128_hexdigest(data))
+        return StoredObject(name, len(data), checksum_of(data))
 
     def read(self, stored: StoredObject) -> pa.Buffer:
         _, body = self._call("GET", stored.name, None)
-        if xxhash.xxh3_128_hexdigest(body) != stored.checksum:
+        if checksum_of(body) != stored.checksum:
             raise CorruptObject(f"object {stored.name} in {self.label} was altered")
         return pa.py_buffer(body)
 

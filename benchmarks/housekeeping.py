@@ -14,8 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import xxhash
-
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.states import OPERATOR, always_deltas, stream, written
 from benchmarks.summary import MB
@@ -30,6 +28,7 @@ from siltstone.model import Form, StoredObject
 from siltstone.policy.adaptive import PolicyOptions
 from siltstone.policy.retention import RetentionOptions
 from siltstone.store.base import Store
+from siltstone.store.checksums import checksum_of
 from siltstone.store.paths import CheckpointPath, stream_prefix
 
 OBJECTS = 100_000
@@ -67,7 +66,7 @@ class Lists:
 
 def _commit(place: Place, epoch: int, id: int, names: list[str]) -> None:
     """A checkpoint that refers to these objects; what they hold does not matter here."""
-    checksum = xxhash.xxh3_128_hexdigest(_DATA)
+    checksum = checksum_of(_DATA)
     manifest, *segments = [StoredObject(name, len(_DATA), checksum) for name in names]
     forms, first = {OPERATOR: Form.BASE}, {OPERATOR: id}
     size = len(names) * len(_DATA)
@@ -138,7 +137,7 @@ def _following(manifest: Manifest, epoch: int, id: int) -> CheckpointCommit:
         first={OPERATOR: since},
     )
     data = encode_manifest(manifest)
-    stored = StoredObject(path.manifest(), len(data), xxhash.xxh3_128_hexdigest(data))
+    stored = StoredObject(path.manifest(), len(data), checksum_of(data))
     offsets = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1700000000000}}\n{{"logOffset":{id}}}'
     return commit_of(manifest, stored, [Step(id, id - 1, offsets)])
 

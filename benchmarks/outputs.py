@@ -40,14 +40,14 @@ STEPS, WARM_UP = 30, 5
 class Steps:
     """A stream of that operator, whose steps are timed."""
 
-    def __init__(self, place: Place, *, sink: bool) -> None:
+    def __init__(self, place: Place, *, sink: bool, policy: PolicyOptions | None = None) -> None:
         aggregates = [Count("rows"), Sum("total", "value"), Min("least", "value"), Max("most", "value")]
         operator = Aggregate(OPERATOR, {"key": pa.int64()}, aggregates)
         sinks = {OPERATOR: ParquetSink()} if sink else {}
         stream = Stream("bench", source=lambda spark, _: spark.sql(""), operators=[operator], sinks=sinks)
-        policy, options = named(DEFAULT_POLICY, PolicyOptions()), RegionOptions(parallelism=SUBTASKS)
+        chosen, options = named(DEFAULT_POLICY, policy), RegionOptions(parallelism=SUBTASKS)
         self._place, self._sink = place, sink
-        self._region = Region.open(stream, place.warehouse, place.catalog, policy, options, "a benchmark")
+        self._region = Region.open(stream, place.warehouse, place.catalog, chosen, options, "a benchmark")
         self.delivered = 0
         """rows that were handed over"""
 

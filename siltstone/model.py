@@ -93,7 +93,7 @@ class RangeChecksums:
     """A checksum for each of an object's successive ranges of bytes, so that a part of it can be verified by itself.
 
     Attributes:
-        algorithm: what the checksums are (`store.ranged`).
+        algorithm: what the checksums are (`store.checksums`).
         range_bytes: bytes in a range; the last one may be shorter.
         checksums: those of the ranges in order, joined (hex).
     """
@@ -105,7 +105,7 @@ class RangeChecksums:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object as the store wrote it: its name, size in bytes, and xxh3-128 checksum (hex).
+    """One object as the store wrote it: its name, size in bytes, and checksum (`store.checksums`).
 
     `ranges` are there for what may be read in parts; they say nothing that tells one object from another.
     """
@@ -120,7 +120,7 @@ class StoredObject:
 class Handle:
     """Where the bytes of one variable of one subtask at one checkpoint are.
 
-    `checksum` (xxh3-128, hex) covers exactly `length` bytes at `offset` of `object`. `rows` counts table rows
+    `checksum` (`store.checksums`) covers exactly `length` bytes at `offset` of `object`. `rows` counts table rows
     (base) or changes (delta). `previous` is the checkpoint this delta builds on, 0 for a base. Handles of one object
     overlap nowhere and leave no byte out, so whoever reads all of them has verified the object (promise 6).
     """

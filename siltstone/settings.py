@@ -107,7 +107,8 @@ class Settings(BaseSettings):
     warehouse: str = Field(
         default="./warehouse",
         repr=False,  # it may hold a password, as the catalog's URL may
-        description="where objects lie: a path, file://, s3://, redis:// or rocksdb:// URL",
+        description="where objects lie: a path, file://, s3://, redis:// or rocksdb:// URL; ?checksums=blake2b-256 "
+        "or xxh3-128 behind it instead of sha-256",
     )
     catalog: str | None = Field(
         default=None, repr=False, description="SQLAlchemy URL; default SQLite inside a local warehouse"

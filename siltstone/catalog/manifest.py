@@ -20,8 +20,10 @@ import xxhash
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.arrow import ipc_options
+from siltstone.store.checksums import is_bare, pack
 
-FORMAT = 1
+FORMAT = 2
+"""2: checksums that say by which algorithm they are (`store.checksums.pack`); 1: all of them are xxh3-128"""
 SEAL_BYTES = 8
 """the xxh3-64 at the end"""
 _HANDLE = pa.struct(
@@ -144,7 +146,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of a manifest object."""
     time = manifest.event_time_max
     about = {name: getattr(manifest, name) for name in ABOUT} | {
-        "format": FORMAT,
+        "format": _format(manifest),
         "event_time_max": None if time is None else time.isoformat(),
         "ranges": {o.name: astuple(o.ranges) for o in manifest.objects if o.ranges is not None},
     }
@@ -153,7 +155,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         for operator, variables in manifest.digests.items()
         for variable, groups in variables.items()
     ]
-    objects = [{"name": o.name, "bytes": o.bytes, "checksum": bytes.fromhex(o.checksum)} for o in manifest.objects]
+    objects = [{"name": o.name, "bytes": o.bytes, "checksum": pack(o.checksum)} for o in manifest.objects]
     handles = [_plain(handle) for handle in manifest.handles]
     columns = [[json.dumps(about, separators=(",", ":"))], [handles], [objects], [digests]]
     arrays = [pa.array(column, of.type) for column, of in zip(columns, SCHEMA, strict=True)]
@@ -164,7 +166,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return data + xxhash.xxh3_64_digest(data)
 
 
+def _format(manifest: Manifest) -> int:
+    """The oldest format that can hold it, so that an older Siltstone reads what it can understand."""
+    checksums = (each.checksum for parts in (manifest.handles, manifest.objects) for each in parts)
+    return 1 if all(map(is_bare, checksums)) else FORMAT
+
+
 def _plain(handle: Handle) -> dict[str, Any]:
     plain = {name: getattr(handle, name) for name in _HANDLE.names if name not in ("start", "end")}
     groups = handle.key_groups
-    return plain | {"checksum": bytes.fromhex(handle.checksum), "start": groups.start, "end": groups.end}
+    return plain | {"checksum": pack(handle.checksum), "start": groups.start, "end": groups.end}

@@ -37,12 +37,12 @@ from siltstone.model import (
 )
 from siltstone.state.schema import TableSchema
 from siltstone.store.arrow import read_batches
+from siltstone.store.checksums import unpack
 from siltstone.store.paths import CheckpointPath, check_attempt, check_object_name
 
 _NUMBER_MAX = (1 << 63) - 1
 _PART_BYTES = 512
 """about what a handle, an object or a digest takes in memory, its numbers apart"""
-_CHECKSUM_BYTES = 16
 _ALGORITHM_CHARACTERS = 32
 
 
@@ -76,7 +76,7 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
 def _check_format(number: object, name: str) -> None:
     if type(number) is int and number > FORMAT:
         raise NewerFormat(f"{name} has format {number}, which a newer Siltstone wrote: upgrade siltstone")
-    if type(number) is not int or number != FORMAT:
+    if type(number) is not int or number < 1:
         raise CorruptObject(f"{name} has format {str(number)[:40]}, which there never was")
 
 
@@ -201,7 +201,7 @@ def _handles(
             raise ValueError(f"a handle of {operator}.{variable} has numbers out of range")
         if form is Form.DELTA and plain["previous"] >= checkpoint:
             raise ValueError(f"a delta of {operator}.{variable} builds on checkpoint {plain['previous']}")
-        plain |= {"kind": kind, "form": form, "checksum": _checksum(plain["checksum"]), "key_groups": groups}
+        plain |= {"kind": kind, "form": form, "checksum": unpack(plain["checksum"]), "key_groups": groups}
         yield Handle(**plain)
 
 
@@ -211,7 +211,7 @@ def _objects(parts: pa.StructArray, ranges: Mapping[str, Any]) -> Iterable[Store
         check_object_name(name)
         if size < 0:
             raise ValueError(f"object {name} has {size} bytes")
-        yield StoredObject(name, size, _checksum(checksum), None if name not in ranges else _ranges(ranges[name]))
+        yield StoredObject(name, size, unpack(checksum), None if name not in ranges else _ranges(ranges[name]))
 
 
 def _ranges(parts: Any) -> RangeChecksums:
@@ -221,12 +221,6 @@ def _ranges(parts: Any) -> RangeChecksums:
     check_integer(range_bytes, 1, _NUMBER_MAX, "bytes of a range")
     bytes.fromhex(checksums)
     return RangeChecksums(algorithm, range_bytes, checksums)
-
-
-def _checksum(data: bytes) -> str:
-    if len(data) != _CHECKSUM_BYTES:
-        raise ValueError(f"a checksum has {len(data)} bytes")
-    return data.hex()
 
 
 def _time(text: str | None) -> datetime | None:

@@ -123,7 +123,7 @@ class ObjectRecord:
 class Edit:
     """A change of one variable's rows by hand: how many rows were put, and how many that were there were deleted.
 
-    `source` says where the rows came from; of a file, `source_checksum` is the xxh3-128 of its bytes (hex).
+    `source` says where the rows came from; of a file, `source_checksum` is that of its bytes (`store.checksums`).
     """
 
     operator: str

@@ -64,8 +64,10 @@ from sqlalchemy import (
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.records import as_utc
 
-REVISION = "0008"
+REVISION = "0009"
 """the newest revision in `migrations/versions`"""
+CHECKSUM_CHARACTERS = 96
+"""room for the text of a checksum (`store.checksums`)"""
 REVISION_TABLE = "siltstone_revision"
 """our own name, so that a database shared with another Alembic user is not mistaken for ours"""
 
@@ -188,7 +190,7 @@ checkpoint = Table(
     Column("committed_at", UtcTime, nullable=False),
     Column("manifest", Text, nullable=False),
     Column("manifest_bytes", BigInteger, nullable=False),
-    Column("manifest_checksum", String(32), nullable=False),
+    Column("manifest_checksum", String(CHECKSUM_CHARACTERS), nullable=False),
     Column("digest", String(32), nullable=False),
     Column("rows", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
@@ -211,7 +213,7 @@ object_ = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("kind", String(16), nullable=False),
     Column("bytes", BigInteger, nullable=False),
-    Column("checksum", String(32), nullable=False),
+    Column("checksum", String(CHECKSUM_CHARACTERS), nullable=False),
     Index("object_by_checkpoint", "stream", "checkpoint"),
 )
 
@@ -238,7 +240,7 @@ output_object = Table(
     Column("output", String(160), nullable=False),
     Column("position", Integer, nullable=False),
     Column("bytes", BigInteger, nullable=False),
-    Column("checksum", String(32), nullable=False),
+    Column("checksum", String(CHECKSUM_CHARACTERS), nullable=False),
     Index("output_object_by_checkpoint", "stream", "checkpoint"),
 )
 
@@ -323,7 +325,7 @@ materialization = Table(
     Column("error", Text),
     Column("manifest", Text),
     Column("manifest_bytes", BigInteger),
-    Column("manifest_checksum", String(32)),
+    Column("manifest_checksum", String(CHECKSUM_CHARACTERS)),
     Column("rows", BigInteger),
     Column("bytes", BigInteger),
     Column("seconds", Float),
@@ -353,7 +355,7 @@ edit = Table(
     Column("upserts", BigInteger, nullable=False),
     Column("deletes", BigInteger, nullable=False),
     Column("source", Text, nullable=False),
-    Column("source_checksum", String(32)),
+    Column("source_checksum", String(CHECKSUM_CHARACTERS)),
     Column("who", Text, nullable=False),
     Column("edited_at", UtcTime, nullable=False),
 )

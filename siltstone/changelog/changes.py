@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from siltstone.changelog.block import Block, decode_block
 from siltstone.changelog.opaque import decode_opaque
-from siltstone.errors import CorruptObject
 from siltstone.model import Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.store.base import Store
+from siltstone.store.checksums import verify
 
 VALUE = "value"
 """the column of what `read_changes` yields for an opaque variable"""
@@ -133,8 +132,7 @@ def read_changes(
             continue
         name = f"{part.variable} of {part.operator} in object {part.object}"
         data = store.read_range(part.object, part.offset, part.length)
-        if xxhash.xxh3_128_hexdigest(memoryview(data)) != part.checksum:
-            raise CorruptObject(f"{name} was altered: its checksum is not {part.checksum}")
+        verify(data, part.checksum, name)
         if part.kind is Kind.OPAQUE:
             values = decode_opaque(data, name)
             table = pa.table({VALUE: pa.array(values.values(), pa.binary())})

@@ -14,8 +14,11 @@ so that they cost at most a byte each, and two bytes a column where all entries 
 length, rows, checksum, digest, key-group offsets, and for a base the name of the Parquet object that holds
 it.
 
-    "SILTIDX1" | checkpoint, entries | four fields | names | numbers | checksums and digests | key groups |
+    "SILTIDX2" | checkpoint, entries | four fields | names | numbers | checksums and digests | key groups |
     xxh3-64
+
+Checksums are as `store.checksums.pack` makes them, after the length of each. Where all are xxh3-128 there are no
+lengths, and the index begins with "SILTIDX1", as version 0.1 wrote it.
 """
 
 from collections.abc import Sequence
@@ -27,11 +30,13 @@ from siltstone.changelog.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, 
 from siltstone.decoding import decoding
 from siltstone.errors import UsageError
 from siltstone.model import Form, check_table_name
+from siltstone.store.checksums import PACKED_BYTES_MAX, is_bare, pack, unpack
 from siltstone.store.paths import check_object_name
 
-MAGIC = b"SILTIDX1"
+MAGIC = b"SILTIDX2"
+_MAGIC_BARE = b"SILTIDX1"
 _FORMS = (Form.BASE, Form.DELTA)
-_CHECKSUM_BYTES = 16
+_BARE_BYTES = 16
 _DIGEST_BYTES = 8
 _NUMBER_MAX = (1 << 63) - 1
 _ROWS_MAX = (1 << 32) - 1
@@ -45,7 +50,7 @@ class IndexEntry:
 
     A delta lies at `offset` of k.INCR and builds on entry `previous_entry` of the index of
     `previous_checkpoint`. A base lies in an object of its own, named `source`, from offset 0, and builds on
-    nothing: both are 0. `length` is in bytes; `checksum` is xxh3-128 (hex) over them. `digest` is the sum
+    nothing: both are 0. `length` is in bytes; `checksum` covers them. `digest` is the sum
     modulo 2**64 of the table's digests over the subtask's key groups. `key_group_offsets` is uint32[n + 1]:
     rows `[i]:[i + 1]` belong to key group `first_key_group + i`; for a base, whose rows its own file orders,
     it is [0]. `sqn` is the sequence number of the change in its writer, 0 where there is only one.
@@ -84,14 +89,18 @@ def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
     out.texts([entry.source for entry in entries if entry.form == Form.BASE])
     out.varints([entry.length for entry in entries])
     out.varints([entry.rows for entry in entries])
-    out.raw(b"".join(bytes.fromhex(entry.checksum) for entry in entries))
+    checksums = [pack(entry.checksum) for entry in entries]
+    bare = all(is_bare(entry.checksum) for entry in entries)
+    if not bare:
+        out.runs(_unsigned(map(len, checksums)))
+    out.raw(b"".join(checksums))
     out.raw(_unsigned(entry.digest for entry in entries).astype("<u8").tobytes())
     out.runs(_unsigned(entry.sqn for entry in entries))
     spreads = [len(entry.key_group_offsets) - 1 for entry in entries]
     out.runs(_unsigned(entry.first_key_group for entry in entries))
     out.runs(_unsigned(spreads))
     out.integers(np.concatenate([np.diff(e.key_group_offsets) for e in entries] or [[]]).astype(np.uint64))
-    return seal(out.finish(), MAGIC)
+    return seal(out.finish(), _MAGIC_BARE if bare else MAGIC)
 
 
 def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEntry]]:
@@ -101,9 +110,10 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
         CorruptObject: cut, altered, or no index; `name` says where it came from.
     """
     with decoding(name, "an index"):
-        read = Decoder(unseal(data, MAGIC, name), name)
+        bare = memoryview(data).cast("B")[: len(MAGIC)] == _MAGIC_BARE
+        read = Decoder(unseal(data, _MAGIC_BARE if bare else MAGIC, name), name)
         checkpoint, count = read.count(), read.count()
-        if count * (_CHECKSUM_BYTES + _DIGEST_BYTES) > len(data):
+        if count * (_BARE_BYTES + _DIGEST_BYTES) > len(data):
             raise read.fail(f"it is too short for {count} entries")
         four, _ = _read_fields(read, count)
         deltas = iter(zip(four["previous_checkpoint"].tolist(), four["previous_entry"].tolist(), strict=True))
@@ -111,7 +121,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
         variables = read.texts(count)
         objects = iter(read.texts(forms.count(Form.BASE)))
         lengths, rows = read.varints(count).tolist(), read.varints(count).tolist()
-        checksums = bytes(read.raw(_CHECKSUM_BYTES * count)).hex()
+        checksums = _read_checksums(read, count, bare=bare)
         digests = np.frombuffer(read.raw(_DIGEST_BYTES * count), "<u8").tolist()
         sqns = read.runs(count).tolist()
         firsts, spreads = read.runs(count).tolist(), read.runs(count).tolist()
@@ -131,7 +141,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
                 previous_entry=i + shift,
                 length=lengths[i],
                 rows=rows[i],
-                checksum=checksums[32 * i : 32 * i + 32],
+                checksum=checksums[i],
                 digest=digests[i],
                 source="" if delta else next(objects),
                 first_key_group=firsts[i],
@@ -147,7 +157,8 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
 def field_bytes(data: Bytes) -> dict[str, int]:
     """How many bytes of an encoded index each of the patent's four fields takes, all entries together."""
     with decoding("an index", "an index"):
-        read = Decoder(unseal(data, MAGIC, "an index"), "an index")
+        bare = memoryview(data).cast("B")[: len(MAGIC)] == _MAGIC_BARE
+        read = Decoder(unseal(data, _MAGIC_BARE if bare else MAGIC, "an index"), "an index")
         read.count()
         return _read_fields(read, read.count())[1]
 
@@ -165,6 +176,13 @@ def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict
         if name in ("offset", "previous_entry"):
             columns[name] = unzigzag(columns[name])
     return columns, sizes
+
+
+def _read_checksums(read: Decoder, count: int, *, bare: bool) -> list[str]:
+    lengths = [_BARE_BYTES] * count if bare else read.runs(count).tolist()
+    if any(length > PACKED_BYTES_MAX for length in lengths):
+        raise read.fail("a checksum is too long")
+    return [unpack(bytes(read.raw(length))) for length in lengths]
 
 
 def _check_decoded(entry: IndexEntry, checkpoint: int, counts: np.ndarray) -> None:

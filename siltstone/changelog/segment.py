@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-import xxhash
-
 from siltstone.changelog.block import Block
 from siltstone.changelog.coding import Bytes, Decoder, Encoder, newer_format, seal, unseal
 from siltstone.changelog.index import IndexEntry, decode_index, encode_index
@@ -37,6 +35,7 @@ from siltstone.model import (
     check_name,
     check_table_name,
 )
+from siltstone.store.checksums import DEFAULT, checksum_of
 
 MAGIC = b"SILTSEG1"
 INDEX_HANDLE = "INDEX"
@@ -122,13 +121,16 @@ class Segment:
             raise CorruptObject(f"the index of {self.operator} is of checkpoint {checkpoint}, not {self.checkpoint}")
         return entries
 
-    def handles(self, places: Places) -> list[Handle]:
-        """Where everything lies, if the sections are stored at `places`: opaque variables, tables, the index."""
+    def handles(self, places: Places, checksums: str = DEFAULT) -> list[Handle]:
+        """Where everything lies, if the sections are stored at `places`: opaque variables, tables, the index.
+
+        `checksums` is the algorithm of those that are made here; of tables the index has them.
+        """
         handles: list[Handle] = []
         start = 0
         for variable, length in self.opaque:
             data = memoryview(self.non)[start : start + length]
-            handles.append(self._whole(variable, Kind.OPAQUE, data, _shifted(places[Section.NON], start)))
+            handles.append(self._whole(variable, Kind.OPAQUE, data, _shifted(places[Section.NON], start), checksums))
             start += length
         for entry in self.entries():
             delta = entry.form == Form.DELTA
@@ -149,12 +151,12 @@ class Segment:
                     sqn=entry.sqn,
                 )
             )
-        handles.append(self._whole(INDEX_HANDLE, Kind.INDEX, self._trailer, places[Section.INDEX]))
+        handles.append(self._whole(INDEX_HANDLE, Kind.INDEX, self._trailer, places[Section.INDEX], checksums))
         return handles
 
-    def _whole(self, variable: str, kind: Kind, data: Bytes, place: tuple[str, int]) -> Handle:
+    def _whole(self, variable: str, kind: Kind, data: Bytes, place: tuple[str, int], checksums: str) -> Handle:
         """The handle of something that builds on nothing."""
-        checksum = xxhash.xxh3_128_hexdigest(memoryview(data))
+        checksum = checksum_of(data, checksums)
         name, offset = place
         return Handle(
             self.operator, variable, kind, Form.BASE, name, offset, len(data), checksum, self.key_groups, 0, 0
@@ -221,8 +223,9 @@ class SegmentBuilder:
     index".
     """
 
-    def __init__(self, operator: str, checkpoint: int, key_groups: KeyGroupRange) -> None:
+    def __init__(self, operator: str, checkpoint: int, key_groups: KeyGroupRange, checksums: str = DEFAULT) -> None:
         self._operator = operator
+        self._checksums = checksums
         self._checkpoint = checkpoint
         self._key_groups = key_groups
         self._entries: list[IndexEntry] = []
@@ -247,7 +250,7 @@ class SegmentBuilder:
                 previous_entry=previous_entry,
                 length=len(block.data),
                 rows=block.rows,
-                checksum=xxhash.xxh3_128_hexdigest(block.data),
+                checksum=checksum_of(block.data, self._checksums),
                 digest=digest,
                 first_key_group=block.first_key_group,
                 key_group_offsets=block.key_group_offsets,

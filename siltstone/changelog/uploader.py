@@ -96,6 +96,7 @@ class Uploader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
+        self.checksums = store.checksums
         self.options = options
         self.metrics = metrics or UploadMetrics()
         self.log = log or uuid.uuid4().hex
@@ -244,7 +245,7 @@ class Uploader:
             stored = self._put(objects)
             batch_of = (tuple(stored), Sharers(len(segments)))
             for segment, place in zip(segments, places, strict=True):
-                handles = tuple(segment.handles(place))
+                handles = tuple(segment.handles(place, self.checksums))
                 own = {handle.object for handle in handles}
                 answers.append(Placed(tuple(o for name, o in stored.items() if name in own), handles, batch_of))
         except BaseException as raised:

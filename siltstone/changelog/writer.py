@@ -30,6 +30,8 @@ class Uploads(Protocol):
     """What a writer needs of an `Uploader`; see there."""
 
     options: UploadOptions
+    checksums: str
+    """the algorithm of the checksums that handles bear"""
     opened: Callable[[str], None]
     done: Callable[[str], None]
     discard: Callable[[Placed], None]
@@ -219,7 +221,7 @@ class ChangelogWriter:
 
     def _segment(self, changesets: Sequence[_Changeset]) -> tuple[Segment, dict[str, int]]:
         """A segment, and the sequence numbers of its opaque variables: only the newest value of each is stored."""
-        builder = SegmentBuilder(self._operator, self.path.checkpoint, self._key_groups)
+        builder = SegmentBuilder(self._operator, self.path.checkpoint, self._key_groups, self._uploader.checksums)
         opaque: dict[str, tuple[int, OpaqueChange]] = {}
         for changeset in changesets:
             for change in changeset.changes.values():

@@ -55,7 +55,7 @@ class _Inlining:
     """An uploader that keeps small segments, for the driver to store."""
 
     def __init__(self, uploader: Uploader, limit_bytes: int) -> None:
-        self.options = uploader.options
+        self.options, self.checksums = uploader.options, uploader.checksums
         self.opened, self.done, self.discard = uploader.opened, uploader.done, uploader.discard
         self.inline: list[bytes] = []
         self._uploader = uploader

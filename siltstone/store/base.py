@@ -61,6 +61,9 @@ class Store(Protocol):
     ranged: bool
     """whether reading part of an object costs about the part: if not, what is read apart is better stored apart"""
 
+    checksums: str
+    """the algorithm of the checksums that it writes; it verifies all of them"""
+
     def put(self, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
         """Store a new object: atomic, durable on return.
 

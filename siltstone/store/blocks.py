@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import pyarrow as pa
-import xxhash
 
 from siltstone.errors import CorruptObject
 from siltstone.model import Handle, StoredObject
 from siltstone.store.base import Store
+from siltstone.store.checksums import recorded
 from siltstone.store.ranged import RangedFile, with_ranges
 
 AHEAD_BYTES = 64 << 20
@@ -122,7 +122,9 @@ class BlockReader:
 def _verified(handle: Handle, fetched: Sequence[tuple[int, pa.Buffer]]) -> pa.Buffer:
     start, span = next((s, b) for s, b in reversed(fetched) if s <= handle.offset)
     block = span.slice(handle.offset - start, handle.length)
-    if xxhash.xxh3_128_hexdigest(memoryview(block)) != handle.checksum:
+    found = recorded(handle.checksum, f"object {handle.object}")
+    found.update(memoryview(block))
+    if found.text() != handle.checksum:
         what = f"{handle.variable}, {handle.length} bytes at {handle.offset},"
         raise CorruptObject(f"object {handle.object} was altered: {what} has not the checksum {handle.checksum}")
     return block

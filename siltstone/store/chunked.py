@@ -11,11 +11,11 @@ from functools import partial
 from itertools import groupby
 
 import pyarrow as pa
-import xxhash
 
 from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable
 from siltstone.model import StoredObject
 from siltstone.store.base import Unfinished
+from siltstone.store.checksums import DEFAULT, Checksum, compare, recorded
 from siltstone.store.key_value import (
     HEADER_BYTES,
     WRITE_ID_BYTES,
@@ -43,7 +43,7 @@ Listing = list[tuple[str, int]]
 class ChunkWriter:
     """`ObjectWriter` of one object: holds back at most a chunk, stages the others as they fill."""
 
-    def __init__(self, driver: KeyValue, name: str, label: str, policy: RetryPolicy) -> None:
+    def __init__(self, driver: KeyValue, name: str, label: str, policy: RetryPolicy, checksums: str) -> None:
         self.stored: StoredObject | None = None
         self.closed = False
         self._driver, self._name, self._label, self._policy = driver, name, label, policy
@@ -54,7 +54,7 @@ class ChunkWriter:
         self._write_id = os.urandom(WRITE_ID_BYTES)
         self._chunks = 0
         self._bytes = 0
-        self._hash = xxhash.xxh3_128()
+        self._checksum = Checksum(checksums)
 
     def write(self, data: Data) -> int:
         """Append bytes; Unreachable where the store will not take them, ObjectExists where the name is taken."""
@@ -62,7 +62,7 @@ class ChunkWriter:
             raise ValueError(f"{self._label} is already closed")
         view = memoryview(data).cast("B")
         size = len(view)
-        self._hash.update(view)
+        self._checksum.update(view)
         self._bytes += size
         # A chunk is sent only when more follows: a value that just fits is no chunk, and no last chunk is empty.
         if len(self._held) + len(view) > self._limit:
@@ -93,7 +93,7 @@ class ChunkWriter:
             added = self._surely(lambda: staged.commit(header), header)
         if not added:
             raise self._taken()
-        self.stored = StoredObject(self._name, self._bytes, self._hash.hexdigest())
+        self.stored = StoredObject(self._name, self._bytes, self._checksum.text())
 
     def abandon(self) -> None:
         """Free what was staged, as far as the store can be reached: what stays is among `unfinished`."""
@@ -150,7 +150,8 @@ class ChunkedStore:
 
     ranged = False
 
-    def __init__(self, driver: KeyValue, policy: RetryPolicy) -> None:
+    def __init__(self, driver: KeyValue, policy: RetryPolicy, checksums: str = DEFAULT) -> None:
+        self.checksums = checksums
         self.driver = driver
         self.policy = policy
         self.url, self.label = driver.url, driver.label
@@ -171,7 +172,7 @@ class ChunkedStore:
 
     @contextmanager
     def _writing(self, name: str, policy: RetryPolicy) -> Iterator[ChunkWriter]:
-        writer = ChunkWriter(self.driver, name, self._label(name), policy)
+        writer = ChunkWriter(self.driver, name, self._label(name), policy, self.checksums)
         try:
             yield writer
             writer.finish()
@@ -183,17 +184,18 @@ class ChunkedStore:
         """The whole object, its size and checksum verified; each chunk is fetched once."""
         entry, key = split_name(stored.name)
         label = self._label(stored.name)
+        found = recorded(stored.checksum, label)
         with self.driver.reading(entry, key) as get:
             value, header = self._head(get, key, label)
             size = len(value) if header is None else header.value_bytes
             if size != stored.bytes:
                 raise CorruptObject(f"{label} has {size} bytes instead of {stored.bytes}")
             if header is None:
-                data, checksum = pa.py_buffer(value), xxhash.xxh3_128_hexdigest(value)
+                data = pa.py_buffer(value)
+                found.update(value)
             else:
-                data, checksum = _gather(get, key, header, 0, size, label)
-        if checksum != stored.checksum:
-            raise CorruptObject(f"{label} was altered: its checksum is not {stored.checksum}")
+                data = _gather(get, key, header, 0, size, label, found)
+        compare(found, stored.checksum, label)
         return data
 
     def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
@@ -212,7 +214,7 @@ class ChunkedStore:
                 raise CorruptObject(f"{label} has {size} bytes and should have {offset + length}")
             if header is None:
                 return pa.py_buffer(part)
-            return _gather(get, key, header, offset, length, label)[0]
+            return _gather(get, key, header, offset, length, label)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """(name, bytes) of every object whose name starts with `prefix`, in name order, entry by entry."""
@@ -284,12 +286,14 @@ class ChunkedStore:
             return get(keys)
 
 
-def _gather(get: Get, key: bytes, header: Header, offset: int, length: int, label: str) -> tuple[pa.Buffer, str]:
-    """(`length` bytes at `offset` of a chunked value, their xxh3-128 in hex), a few chunks at a time."""
+def _gather(
+    get: Get, key: bytes, header: Header, offset: int, length: int, label: str, found: Checksum | None = None
+) -> pa.Buffer:
+    """`length` bytes at `offset` of a chunked value, a few chunks at a time; they go into `found` as they come."""
     data = pa.allocate_buffer(length)
     if length == 0:
-        return data, xxhash.xxh3_128_hexdigest(b"")
-    view, done, checksum = memoryview(data).cast("B"), 0, xxhash.xxh3_128()
+        return data
+    view, done = memoryview(data).cast("B"), 0
     first, last = offset // header.chunk_bytes, (offset + length - 1) // header.chunk_bytes
     step = max(1, _FETCH_BYTES // header.chunk_bytes)
     for start in range(first, last + 1, step):
@@ -297,8 +301,9 @@ def _gather(get: Get, key: bytes, header: Header, offset: int, length: int, labe
         for piece in _pieces(get, key, header, numbers, (offset, offset + length), label):
             view[done : done + len(piece)] = piece
             done += len(piece)
-            checksum.update(piece)
-    return data, checksum.hexdigest()
+            if found is not None:
+                found.update(piece)
+    return data
 
 
 def _pieces(

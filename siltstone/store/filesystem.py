@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
-import xxhash
 
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageError
 from siltstone.model import StoredObject
 from siltstone.store.base import Unfinished
+from siltstone.store.checksums import DEFAULT, OPTION, Checksum, verify
 from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix
 
 _PIECE_BYTES = 256 << 10  # what was hashed is still in the processor's cache when it is written
@@ -53,11 +53,11 @@ def reaching(what: str) -> Iterator[None]:
 class FileWriter:
     """`ObjectWriter` of one temporary file: hashes and counts what passes through."""
 
-    def __init__(self, descriptor: int, label: str) -> None:
+    def __init__(self, descriptor: int, label: str, checksums: str) -> None:
         self.stored: StoredObject | None = None
         self.closed = False
         self.bytes = 0
-        self.hash = xxhash.xxh3_128()
+        self.checksum = Checksum(checksums)
         self._descriptor = descriptor
         self._label = label
         self._on_their_way = 0
@@ -76,7 +76,7 @@ class FileWriter:
         """Nothing is promised before the block ends."""
 
     def _append(self, piece: memoryview) -> None:
-        self.hash.update(piece)
+        self.checksum.update(piece)
         done = 0
         while done < len(piece):
             done += os.write(self._descriptor, piece[done:])
@@ -98,10 +98,11 @@ class FilesystemStore:
 
     ranged = True
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, checksums: str = DEFAULT) -> None:
         self.root = root.absolute()
-        self.url = self.root.as_uri()
-        self.label = self.url
+        self.checksums = checksums
+        self.label = self.root.as_uri()
+        self.url = self.label if checksums == DEFAULT else f"{self.label}?{OPTION}={checksums}"
 
     def __repr__(self) -> str:
         return f"FilesystemStore({str(self.root)!r})"
@@ -125,13 +126,13 @@ class FilesystemStore:
             self._make_directories(temporary.parent)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | _NO_LINK, 0o666)
         try:
-            writer = FileWriter(descriptor, label)
+            writer = FileWriter(descriptor, label, self.checksums)
             yield writer
             writer.closed = True
             with reaching(f"write {label}"):
                 os.fsync(descriptor)
                 self._link(temporary, target, label)
-            writer.stored = StoredObject(name, writer.bytes, writer.hash.hexdigest())
+            writer.stored = StoredObject(name, writer.bytes, writer.checksum.text())
         finally:
             os.close(descriptor)
             with suppress(OSError):
@@ -142,8 +143,7 @@ class FilesystemStore:
         label, data = self._label(stored.name), self._mapped(stored.name)
         if data.size != stored.bytes:
             raise CorruptObject(f"{label} has {data.size} bytes instead of {stored.bytes}")
-        if xxhash.xxh3_128_hexdigest(memoryview(data)) != stored.checksum:
-            raise CorruptObject(f"{label} was altered: its checksum is not {stored.checksum}")
+        verify(data, stored.checksum, label)
         return data
 
     def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:

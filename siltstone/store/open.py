@@ -11,6 +11,7 @@ import xxhash
 
 from siltstone.errors import Unreachable, UsageError
 from siltstone.store.base import Store
+from siltstone.store.checksums import DEFAULT, OPTION, check_algorithm
 from siltstone.store.filesystem import FilesystemStore, reaching
 from siltstone.store.paths import LocalLayout
 from siltstone.store.private import make_private_directory
@@ -35,7 +36,8 @@ def open_store(url: str) -> Store:
     """
     scheme, mark, _ = url.partition("://")
     if not mark or scheme == "file":
-        return FilesystemStore(local_path(url))
+        place, checksums = take_option(url, OPTION)
+        return FilesystemStore(local_path(place), DEFAULT if checksums is None else check_algorithm(checksums))
     if scheme == "s3":
         from siltstone.store.s3 import open_s3
 
@@ -92,18 +94,22 @@ class Warehouse:
 
         A path, `file://` or `rocksdb://` warehouse is a directory. Of others, objects lie at the URL and the rest in
         a directory of this machine: the URL's option `local`, or one named after the URL in `$XDG_STATE_HOME/siltstone`
-        (`~/.local/state/siltstone`).
+        (`~/.local/state/siltstone`). The option `checksums` of any of them is the algorithm of the checksums of what is
+        written (`store.checksums`).
 
         Raises:
             UsageError: an unknown scheme, with the known ones listed; a URL or option that makes no sense; a path that
                 a catalog URL cannot hold.
         """
         scheme, mark, _ = url.partition("://")
+        bare, checksums = take_option(url, OPTION) if "?" in url else (url, None)
+        chosen = "" if checksums is None else f"?{OPTION}={check_algorithm(checksums)}"
         if mark and scheme not in ("file", ROCKSDB, *REMOTE):
             raise UsageError(f"the URL scheme {scheme!r} is unknown: use {SCHEMES}")
         if not mark or scheme == "file":
-            local = LocalLayout(local_path(url))
-            warehouse = cls(local.root.as_uri(), str(local.root), local.objects.as_uri(), local)
+            local = LocalLayout(local_path(bare))
+            urls = (f"{path.as_uri()}{chosen}" for path in (local.root, local.objects))
+            warehouse = cls(next(urls), str(local.root), next(urls), local)
         elif scheme == ROCKSDB:
             path, question, query = url.partition("?")
             local = LocalLayout(local_path(unquote(path.removeprefix(f"{ROCKSDB}://"))))
@@ -111,7 +117,9 @@ class Warehouse:
             warehouse = cls(url, shown(url), objects, local)
         else:
             store_url, local_dir = take_option(url, "local")
-            local = LocalLayout(Path(os.path.abspath(local_dir)) if local_dir else _state_directory(store_url))
+            local = LocalLayout(
+                Path(os.path.abspath(local_dir)) if local_dir else _state_directory(take_option(store_url, OPTION)[0])
+            )
             warehouse = cls(url, shown(url), store_url, local, remote=True)
         if "?" in str(warehouse.local.root):
             raise UsageError(f"a warehouse path may not contain '?': {warehouse.local.root}")

@@ -16,11 +16,17 @@ from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
-import xxhash
 
 from siltstone.errors import CorruptObject
 from siltstone.model import RangeChecksums, StoredObject
 from siltstone.store.base import ObjectWriter, Store
+from siltstone.store.checksums import (
+    compare,
+    range_algorithm,
+    range_digest_bytes,
+    range_hash,
+    recorded,
+)
 
 RANGE_BYTES = 256 << 10
 """how many bytes of an object have a checksum of their own"""
@@ -28,16 +34,15 @@ CHUNK_BYTES = 1 << 20
 """what a ranged file fetches at least"""
 MEASURED_BYTES = 8 << 20
 """how much of an object without range checksums is fetched at once"""
-ALGORITHM = "xxh3-64"
-_CHECKSUM_BYTES = 8
 
 
 class _RangeHasher:
     """Checksums of the ranges of what comes piece by piece."""
 
-    def __init__(self, range_bytes: int) -> None:
+    def __init__(self, range_bytes: int, algorithm: str) -> None:
         self._range_bytes = self._room = range_bytes
-        self._hash = xxhash.xxh3_64()
+        self._algorithm = algorithm
+        self._hash = range_hash(algorithm)
         self._done = bytearray()
 
     def update(self, data: memoryview) -> None:
@@ -52,20 +57,20 @@ class _RangeHasher:
         """Those of all that came; nothing may come after."""
         if self._room < self._range_bytes:
             self._end_range()
-        return RangeChecksums(ALGORITHM, self._range_bytes, self._done.hex())
+        return RangeChecksums(self._algorithm, self._range_bytes, self._done.hex())
 
     def _end_range(self) -> None:
         self._done += self._hash.digest()
-        self._hash.reset()
+        self._hash = range_hash(self._algorithm)
         self._room = self._range_bytes
 
 
 class ChecksummedWriter:
     """An `ObjectWriter` around another; `stored` is known, with range checksums, once `checksummed` has ended."""
 
-    def __init__(self, writer: ObjectWriter) -> None:
+    def __init__(self, writer: ObjectWriter, algorithm: str) -> None:
         self._writer = writer
-        self.hasher = _RangeHasher(RANGE_BYTES)
+        self.hasher = _RangeHasher(RANGE_BYTES, algorithm)
         self.stored: StoredObject | None = None
         self.closed = False
 
@@ -88,7 +93,7 @@ def checksummed(store: Store, name: str) -> Iterator[ChecksummedWriter]:
         Unreachable: the store does not take it.
     """
     with store.create(name) as out:
-        writer = ChecksummedWriter(out)
+        writer = ChecksummedWriter(out, range_algorithm(store.checksums))
         yield writer
         writer.closed = True
     assert out.stored is not None
@@ -107,23 +112,24 @@ def with_ranges(store: Store, stored: StoredObject, fetched: Callable[[int], Non
     """
     if stored.ranges is not None and _is_usable(stored.ranges, stored.bytes):
         return stored
-    whole, hasher = xxhash.xxh3_128(), _RangeHasher(RANGE_BYTES)
+    whole = recorded(stored.checksum, f"object {stored.name}")
+    hasher = _RangeHasher(RANGE_BYTES, range_algorithm(whole.algorithm))
     for start in range(0, stored.bytes, MEASURED_BYTES):
         size = min(MEASURED_BYTES, stored.bytes - start)
         part = memoryview(store.read_range(stored.name, start, size))
         fetched(size)
         whole.update(part)
         hasher.update(part)
-    if whole.hexdigest() != stored.checksum:
-        raise CorruptObject(f"object {stored.name} was altered: it has not the checksum {stored.checksum}")
+    compare(whole, stored.checksum, f"object {stored.name}")
     return replace(stored, ranges=hasher.checksums())
 
 
 def _is_usable(ranges: RangeChecksums, size: int) -> bool:
     """Is the algorithm known, and is there a checksum for every range of an object of `size` bytes?"""
-    if ranges.algorithm != ALGORITHM or ranges.range_bytes <= 0:
+    digest_bytes = range_digest_bytes(ranges.algorithm)
+    if digest_bytes is None or ranges.range_bytes <= 0:
         return False
-    return len(ranges.checksums) == -(-size // ranges.range_bytes) * _CHECKSUM_BYTES * 2
+    return len(ranges.checksums) == -(-size // ranges.range_bytes) * digest_bytes * 2
 
 
 class RangedFile(io.RawIOBase):
@@ -141,6 +147,7 @@ class RangedFile(io.RawIOBase):
         self._fetch = partial(store.read_range, stored.name)
         self._fetched = fetched
         self._range_bytes = stored.ranges.range_bytes
+        self._algorithm = stored.ranges.algorithm
         self._checksums = bytes.fromhex(stored.ranges.checksums)
         self._position = 0
         self._chunk: tuple[int, pa.Buffer] = (0, pa.py_buffer(b""))
@@ -190,8 +197,11 @@ class RangedFile(io.RawIOBase):
         data = self._fetch(begin, stop - begin)
         view = memoryview(data)
         for number, at in enumerate(range(0, len(view), self._range_bytes), first):
-            recorded = self._checksums[number * _CHECKSUM_BYTES : (number + 1) * _CHECKSUM_BYTES]
-            if xxhash.xxh3_64_digest(view[at : at + self._range_bytes]) != recorded:
-                where = f"the {self._range_bytes} bytes from {begin + at} on have not the checksum {recorded.hex()}"
+            found = range_hash(self._algorithm)
+            found.update(view[at : at + self._range_bytes])
+            digest = found.digest()
+            wanted = self._checksums[number * len(digest) : (number + 1) * len(digest)]
+            if digest != wanted:
+                where = f"the {self._range_bytes} bytes from {begin + at} on have not the checksum {wanted.hex()}"
                 raise CorruptObject(f"object {self._name} was altered: {where}")
         return begin, data

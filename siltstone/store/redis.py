@@ -60,7 +60,7 @@ def open_redis(url: str) -> Retrying:
         UsageError: no such URL, or an option that makes no sense.
     """
     options = options_of(url, RedisOptions)
-    return Retrying(ChunkedStore(RedisKeyValue(url, options), options.policy), options.policy)
+    return Retrying(ChunkedStore(RedisKeyValue(url, options), options.policy, options.checksums), options.policy)
 
 
 class _Script:

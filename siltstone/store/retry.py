@@ -15,11 +15,11 @@ from typing import Literal, TypeVar
 
 import pyarrow as pa
 import tenacity
-import xxhash
 
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
 from siltstone.store.base import ObjectWriter, Store, Unfinished
+from siltstone.store.checksums import checksum_of
 
 Answer = TypeVar("Answer")
 Data = bytes | memoryview | pa.Buffer
@@ -96,7 +96,7 @@ def already_stored(store: Store, name: str, data: Data) -> StoredObject:
         ObjectExists: it holds something else, so somebody else wrote it.
     """
     view = memoryview(data).cast("B")
-    stored = StoredObject(name, len(view), xxhash.xxh3_128_hexdigest(view))
+    stored = StoredObject(name, len(view), checksum_of(view, store.checksums))
     try:
         store.read(stored)
     except CorruptObject:
@@ -113,7 +113,7 @@ class Retrying:
         self.once = store
         """the store itself: one attempt a call"""
         self.policy = policy
-        self.url, self.label, self.ranged = store.url, store.label, store.ranged
+        self.url, self.label, self.ranged, self.checksums = store.url, store.label, store.ranged, store.checksums
 
     def __repr__(self) -> str:
         return f"Retrying({self.once!r})"

@@ -27,6 +27,7 @@ from rocksdict import AccessType, IngestExternalFileOptions, Rdict, SstFileWrite
 
 from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.store.base import Unfinished
+from siltstone.store.checksums import DEFAULT, Algorithm
 from siltstone.store.chunked import ChunkedStore
 from siltstone.store.filesystem import FilesystemStore, make_durable
 from siltstone.store.key_value import (
@@ -59,6 +60,7 @@ class RocksDBOptions(BaseModel):
     chunk_bytes: int = Field(
         2048, ge=SMALLEST_LIMIT_BYTES, le=1 << 30, description="bytes of the largest value stored whole"
     )
+    checksums: Algorithm = Field(DEFAULT, description="the algorithm of the checksums of what is written")
     lock_wait_s: float = Field(60.0, ge=0, description="seconds to wait for other processes in the same entry")
 
     @property
@@ -79,7 +81,7 @@ def open_rocksdb(url: str) -> Retrying:
     if parts.netloc not in ("", "localhost") or parts.fragment or len(path) < 2 or "\0" in path:
         raise UsageError(f"{shown(url)} is no RocksDB URL: write rocksdb:///absolute/path")
     driver = RocksDBKeyValue(url, Path(os.path.abspath(path)), options.chunk_bytes)
-    return Retrying(ChunkedStore(driver, options.policy), options.policy)
+    return Retrying(ChunkedStore(driver, options.policy, options.checksums), options.policy)
 
 
 class RocksDBKeyValue:

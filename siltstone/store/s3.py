@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-import xxhash
 
 from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.model import StoredObject
 from siltstone.store.base import Store, Unfinished
+from siltstone.store.checksums import Checksum, checksum_of, compare, recorded
 from siltstone.store.paths import check_object_name, check_prefix
 from siltstone.store.retry import Retrying
 from siltstone.store.s3_client import ERRORS, MIB, Gone, Link, S3Options, link
@@ -60,6 +60,7 @@ class S3Store:
         self.bucket = bucket
         self.prefix = prefix
         self.options = options
+        self.checksums = options.checksums
 
     def __repr__(self) -> str:
         return f"S3Store({self.label!r})"
@@ -67,7 +68,7 @@ class S3Store:
     def put(self, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
         """Store a new object; in parts, each tried again by itself, where it is larger than `put_bytes`."""
         key, what, view = self._key(check_object_name(name)), self._what(name), memoryview(data).cast("B")
-        checksum = xxhash.xxh3_128_hexdigest(view)
+        checksum = checksum_of(view, self.checksums)
         if len(view) <= self.options.put_most_bytes:
             self._link().ask(
                 "write",
@@ -92,7 +93,9 @@ class S3Store:
     @contextmanager
     def create(self, name: str) -> Iterator[S3Writer]:
         """Write a new object piece by piece, keeping a few parts in memory; a small one becomes one put."""
-        writer = S3Writer(self._link(), self.bucket, self._key(check_object_name(name)), self._what(name))
+        writer = S3Writer(
+            self._link(), self.bucket, self._key(check_object_name(name)), self._what(name), self.checksums
+        )
         try:
             yield writer
             writer.closed = True
@@ -103,14 +106,14 @@ class S3Store:
         except BaseException:
             writer.abort()
             raise
-        writer.stored = StoredObject(name, writer.bytes, writer.hash.hexdigest())
+        writer.stored = StoredObject(name, writer.bytes, writer.checksum.text())
 
     def read(self, stored: StoredObject) -> pa.Buffer:
         """The whole object; large ones by parts at the same time, hashed in order while later ones arrive."""
-        what, checksum = self._what(stored.name), xxhash.xxh3_128()
+        what = self._what(stored.name)
+        checksum = recorded(stored.checksum, what)
         data = self._fetch(stored.name, 0, stored.bytes, checksum)
-        if checksum.hexdigest() != stored.checksum:
-            raise CorruptObject(f"{what} was altered: its checksum is not {stored.checksum}")
+        compare(checksum, stored.checksum, what)
         return data
 
     def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
@@ -122,7 +125,7 @@ class S3Store:
         self._check_holds(name, found["ContentLength"], offset)
         return pa.py_buffer(b"")
 
-    def _fetch(self, name: str, offset: int, length: int, checksum: Any) -> pa.Buffer:
+    def _fetch(self, name: str, offset: int, length: int, checksum: Checksum | None) -> pa.Buffer:
         """Bytes of an object in one allocation. With a checksum, `length` is the whole, and what came goes into it."""
         what, asked = self._what(name), {"Bucket": self.bucket, "Key": self._key(check_object_name(name))}
         connection = self._link()
@@ -173,7 +176,7 @@ class S3Store:
         if done < len(into):
             raise Unreachable(f"cannot read {what}: the answer was cut; it may pass: try again", transient=True)
 
-    def _check_holds(self, name: str, found: int, wanted: int, checksum: Any = None) -> None:
+    def _check_holds(self, name: str, found: int, wanted: int, checksum: Checksum | None = None) -> None:
         """CorruptObject unless `found` bytes are enough; with a checksum, exactly as many as wanted."""
         if checksum is not None and found != wanted:
             raise CorruptObject(f"{self._what(name)} has {found} bytes instead of {wanted}")

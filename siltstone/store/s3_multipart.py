@@ -7,14 +7,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
-import xxhash
 
 from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable
 from siltstone.model import StoredObject
+from siltstone.store.checksums import Checksum
 from siltstone.store.s3_client import MIB, Link
 
-CHECKSUM = "xxh3-128"
-"""name of our checksum in an object's metadata"""
+CHECKSUM = "siltstone-checksum"
+"""name of our checksum in an object's metadata, for people: whoever can replace an object can replace it too"""
 _WRITE = "siltstone-write"
 _IN_FLIGHT = 4  # parts that a writer keeps in memory until they are sent
 PARTS = 10_000
@@ -153,11 +153,11 @@ def multipart(link: Link, bucket: str, key: str, what: str, metadata: dict[str, 
 class S3Writer:
     """`ObjectWriter` that keeps one part at a time; the first that is not the last begins a multipart upload."""
 
-    def __init__(self, link: Link, bucket: str, key: str, what: str) -> None:
+    def __init__(self, link: Link, bucket: str, key: str, what: str, checksums: str) -> None:
         self.stored: StoredObject | None = None
         self.closed = False
         self.bytes = 0
-        self.hash = xxhash.xxh3_128()
+        self.checksum = Checksum(checksums)
         self.rest = bytearray()
         """what no part holds yet"""
         self.upload: Multipart | None = None
@@ -169,7 +169,7 @@ class S3Writer:
         if self.closed:
             raise ValueError(f"{self._place[3]} is already closed")
         view = memoryview(data).cast("B")
-        self.hash.update(view)
+        self.checksum.update(view)
         self.bytes += len(view)
         done = 0
         while done < len(view):

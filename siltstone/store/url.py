@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from siltstone.errors import UsageError
 from siltstone.secret import HIDDEN
+from siltstone.store.checksums import DEFAULT, Algorithm
 from siltstone.store.retry import RetryPolicy
 
 
@@ -24,6 +25,7 @@ class StoreOptions(BaseModel):
     wait_s: float = Field(0.1, gt=0, description="seconds before the second attempt")
     connect_timeout_s: float = Field(5.0, gt=0, description="seconds to wait for a connection")
     timeout_s: float = Field(30.0, gt=0, description="seconds to wait for an answer")
+    checksums: Algorithm = Field(DEFAULT, description="the algorithm of the checksums of what is written")
 
     @property
     def policy(self) -> RetryPolicy:

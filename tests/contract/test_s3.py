@@ -371,7 +371,7 @@ def test_encryption_and_storage_class_are_sent(moto: Place, size: int) -> None:
     found = moto.client.head_object(Bucket=moto.bucket, Key="a")
     assert found["ServerSideEncryption"] == "aws:kms" and key in found["SSEKMSKeyId"]
     assert found["StorageClass"] == "STANDARD_IA"
-    assert found["Metadata"]["xxh3-128"] == stored.checksum
+    assert found["Metadata"]["siltstone-checksum"] == stored.checksum
     moto.open("", PARTS, "sse=AES256").put("b", b"x" * size)
     assert moto.client.head_object(Bucket=moto.bucket, Key="b")["ServerSideEncryption"] == "AES256"
 

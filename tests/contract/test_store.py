@@ -15,12 +15,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import xxhash
 from pyspark import cloudpickle  # how Spark sends a store to its workers
 
 from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, UsageError
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
+from siltstone.store.checksums import checksum_of
 from siltstone.store.open import open_store
 from tests.servers import marked
 from tests.store_cases import FACTORIES, Case
@@ -48,7 +48,7 @@ def test_implements_the_protocol(store: Store) -> None:
 @pytest.mark.parametrize("data", [b"", b"x", os.urandom(3_000_001)], ids=["empty", "one", "large"])
 def test_put_then_read_from_elsewhere(case: Case, store: Store, data: bytes) -> None:
     stored = store.put("flights/00000001/a.b", data)
-    assert stored == StoredObject("flights/00000001/a.b", len(data), xxhash.xxh3_128_hexdigest(data))
+    assert stored == StoredObject("flights/00000001/a.b", len(data), checksum_of(data))
     assert case.open().read(stored).to_pybytes() == data
 
 
@@ -76,7 +76,7 @@ def test_create_appears_only_when_the_block_ends(store: Store) -> None:
         writer.write(pa.py_buffer(b"345"))
         assert writer.stored is None
         assert _names(store) == []
-    assert writer.stored == StoredObject("a/b", 5, xxhash.xxh3_128_hexdigest(b"12345"))
+    assert writer.stored == StoredObject("a/b", 5, checksum_of(b"12345"))
     assert writer.closed
     assert _names(store) == ["a/b"]
 
@@ -263,7 +263,7 @@ def test_of_many_processes_writing_one_name_exactly_one_wins(case: Case, store: 
     assert sorted(outcomes) == ["lost"] * 3 + ["won"]
     winner = str(outcomes.index("won")).encode() * 100_000
     [(name, size)] = store.list("")
-    stored = StoredObject(name, size, xxhash.xxh3_128_hexdigest(winner))
+    stored = StoredObject(name, size, checksum_of(winner))
     assert store.read(stored).to_pybytes() == winner
 
 
@@ -335,4 +335,4 @@ def test_what_a_killed_writer_had_put_is_there_and_all_else_is_whole(case: Case,
     assert len(found) - (len(acknowledged) + 1) in (0, 1)
     for i, (name, size) in enumerate(found):
         data = i.to_bytes(4, "little") * 5000
-        assert store.read(StoredObject(name, size, xxhash.xxh3_128_hexdigest(data))).to_pybytes() == data
+        assert store.read(StoredObject(name, size, checksum_of(data))).to_pybytes() == data

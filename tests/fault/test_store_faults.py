@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
-import xxhash
 
 from siltstone.catalog.place import Place
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
 from siltstone.policy.adaptive import DEFAULT_POLICY, named
 from siltstone.store.base import Store
+from siltstone.store.checksums import checksum_of
 from siltstone.store.key_value import MAGIC
 from siltstone.store.open import open_store
 from siltstone.store.retry import Retrying
@@ -131,7 +131,7 @@ def room(request: pytest.FixtureRequest) -> Iterator[Room]:
 
 
 def stored_as(name: str, data: bytes) -> StoredObject:
-    return StoredObject(name, len(data), xxhash.xxh3_128_hexdigest(data))
+    return StoredObject(name, len(data), checksum_of(data))
 
 
 def bytes_of(seed: int, size: int) -> bytes:

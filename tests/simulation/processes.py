@@ -14,7 +14,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
-import xxhash
 from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 
 from siltstone.catalog.engine import WRITE
@@ -23,6 +22,7 @@ from siltstone.catalog.upgrade import migrate
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
 from siltstone.store.base import Unfinished
+from siltstone.store.checksums import DEFAULT, checksum_of
 
 NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
 
@@ -183,6 +183,7 @@ class SimulatedStore:
 
     url = label = "memory"
     ranged = True
+    checksums = DEFAULT
 
     def __init__(self, memory: MemoryStore, process: Process | None = None) -> None:
         self._memory, self._process = memory, process
@@ -214,7 +215,7 @@ class SimulatedStore:
                     raise Unreachable(f"cannot write object {name}: it was discarded")
                 data = bytes(out.data)
                 self._memory.objects[name] = data, self._memory.now()
-                out.stored = StoredObject(name, len(data), xxhash.xxh3_128_hexdigest(data))
+                out.stored = StoredObject(name, len(data), checksum_of(data))
         except Killed:
             raise
         except BaseException:
@@ -230,7 +231,7 @@ class SimulatedStore:
 
     def read(self, stored: StoredObject) -> pa.Buffer:
         data = self._bytes(stored.name)
-        if xxhash.xxh3_128_hexdigest(data) != stored.checksum:
+        if checksum_of(data) != stored.checksum:
             raise CorruptObject(f"object {stored.name} was altered")
         return pa.py_buffer(data)
 

@@ -143,12 +143,19 @@ def test_a_crafted_name_of_a_manifest_goes_no_further_than_its_decoder(name: str
         _handle(variable="others"),
         _handle(key_groups=KeyGroupRange(0, 3)),
         _handle(key_groups=KeyGroupRange(2, 1)),
-        _handle(checksum="ab"),
     ],
 )
 def test_crafted_numbers_of_a_manifest_are_refused(manifest: Manifest) -> None:
     with pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
         decode_manifest(encode_manifest(manifest), "s/1/m.arrow")
+
+
+@pytest.mark.parametrize("packed", [b"", b"\xab", bytes(17), b"\x09" + bytes(32), b"\x01" + bytes(31), bytes(33)])
+def test_a_crafted_checksum_of_a_manifest_is_refused(packed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("siltstone.catalog.manifest.pack", lambda checksum: packed)
+    crafted = encode_manifest(_manifest())
+    with pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
+        decode_manifest(crafted, "s/1/m.arrow")
 
 
 def test_arrays_of_a_manifest_that_point_beyond_their_buffers_are_not_read() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -25,6 +24,7 @@ from siltstone.changelog.uploader import Placed, Uploader, uploader_of
 from siltstone.errors import StateError, Unreachable, UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.store.base import Store
+from siltstone.store.checksums import checksum_of
 from siltstone.store.paths import CheckpointPath
 from siltstone.store.retry import Retrying, RetryPolicy
 from tests.examples import examples
@@ -56,7 +56,7 @@ def check_reads(store: Store, segment: Segment, placed: Placed) -> None:
     assert INDEX_HANDLE in sections
     for handle in placed.handles:
         data = memoryview(store.read_range(handle.object, handle.offset, handle.length))
-        assert xxhash.xxh3_128_hexdigest(data) == handle.checksum
+        assert checksum_of(data) == handle.checksum
     assert {o.name for o in placed.objects} == {handle.object for handle in placed.handles}
     if "x" in sections:
         handle = sections["x"]

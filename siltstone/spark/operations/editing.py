@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -30,6 +29,7 @@ from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.step import StepRun, acknowledgements, output_rows, run_empty, step_frame
 from siltstone.spark.types import spark_type
 from siltstone.state.schema import DELETED, TableSchema
+from siltstone.store.checksums import Checksum
 from siltstone.stream import Stream
 
 _REFUSED = "__refused"
@@ -177,13 +177,13 @@ def _given(rows: Path | DataFrame, schema: TableSchema) -> _Given:
         raise UsageError(f"{rows} is {'a directory' if path.is_dir() else 'not there'}: name a Parquet file")
     try:
         check_columns(pq.read_schema(path), schema, str(rows))
-        checksum = xxhash.xxh3_128()
+        checksum = Checksum()
         with path.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
                 checksum.update(piece)
     except (pa.ArrowInvalid, OSError) as error:
         raise UsageError(f"{rows} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None
-    return _Given(str(path), checksum.hexdigest(), path)
+    return _Given(str(path), checksum.text(), path)
 
 
 def _checked_frame(spark: SparkSession, given: _Given, schema: TableSchema) -> DataFrame:

@@ -1,6 +1,7 @@
 """Catalogs with data of older revisions, upgraded, over every database a catalog can be in."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from siltstone.catalog import upgrade
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.records import Step
 from siltstone.errors import UnknownStream
+from siltstone.model import StoredObject
+from siltstone.store.checksums import checksum_of
 from tests.catalog_cases import commit_of
 from tests.clock import NOON
 
@@ -74,3 +77,20 @@ def test_steps_that_were_recorded_before_they_could_be_pruned_stay_as_they_are(
         assert [s.step for s in position.entries] == [1, 4] and [s.step for s in position.newest] == [4, 5]
         catalog.commit("flights", 1, commit_of(2, steps=[Step(6, 5, "v1\n{}\n6")]))
         assert [s.step for s in catalog.input_position("flights", 2).newest] == [5, 6]
+
+
+def test_checksums_of_before_they_said_their_algorithm_are_kept_beside_longer_ones(
+    catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 11, item 5: a row of an older catalog has room for a cryptographic checksum."""
+    engine = older_catalog(catalog_url, tmp_path, monkeypatch, "0001")
+    with engine.begin() as connection:
+        values = {"checkpoint": 1, "epoch": 1, "kind": "base", "bytes": 5, "checksum": "ab" * 16}
+        connection.execute(insert(t.object_), values | {"stream": "flights", "name": "flights/o"})
+    engine.dispose()
+    with open_catalog(catalog_url) as catalog:
+        assert catalog.checkpoint("flights", 1).manifest == commit_of(1).manifest
+        assert [found.checksum for found in catalog.objects("flights")] == ["ab" * 16]
+        manifest = StoredObject("flights/00000001/m", 7, checksum_of(b"a manifest"))
+        catalog.commit("flights", 1, replace(commit_of(2), manifest=manifest))
+        assert catalog.checkpoint("flights", 2).manifest == manifest
