@@ -129,7 +129,8 @@ def _freeze(
     """Freeze a command at a line, let others work, wake it up."""
     line = rounds.some_line(kind, within)
     victim = rounds.start(kind, rounds.known(stream), at_line=line, signal=SIGSTOP, within=within)
-    if not victim.until(lambda: victim.stopped) or not _lets_others(rounds, victim):
+    site = rounds.site
+    if not victim.until(lambda: victim.stopped) or not _goes_on_until(victim, lambda: site.is_free):
         rounds.judge(round, victim, alone=True)
         rounds.learn(kind, False, None, within)
         return
@@ -142,6 +143,7 @@ def _freeze(
             victim.signal(SIGCONT)
             victim.wait()
             rounds.undisturbed(round, act, stream)
+    _goes_on_until(victim, lambda: site.is_free and site.is_readable)
     round.violations += rounds.check()
     before, unpublished = _recorded(rounds, stream), stream in rounds.unpublished
     victim.signal(SIGCONT)
@@ -168,10 +170,10 @@ def _beside(rounds: Rounds, round: Round, kind: str, stream: str) -> bool:
     return True
 
 
-def _lets_others(rounds: Rounds, victim: Victim) -> bool:
-    """Frozen amid a transaction it would keep everybody from the catalog: then it goes a little further."""
+def _goes_on_until(victim: Victim, is_harmless: Callable[[], bool]) -> bool:
+    """Frozen amid a transaction it would keep everybody from the catalog or store: then it goes a little further."""
     for _ in range(200):
-        if rounds.site.is_free:
+        if is_harmless():
             return True
         victim.signal(SIGCONT)
         time.sleep(0.002)

@@ -5,6 +5,8 @@ the sinks, as hosts on a cluster share a file server; they have nothing else in 
 """
 
 import atexit
+import fcntl
+import os
 import re
 import sqlite3
 import uuid
@@ -74,6 +76,12 @@ class Site:
             busy = text("SELECT count(*) FROM pg_stat_activity WHERE datname = :name AND state <> 'idle'")
             return connection.scalar(busy, {"name": database}) == 0
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether nobody holds a lock that keeps others from reading the store, as writers in RocksDB do."""
+        objects = [Warehouse.at(host).local.objects for host in self.hosts if host.startswith("rocksdb:")]
+        return all(_has_no_writer(folder) for root in objects for folder in (root, *root.rglob("*")))
+
     def behind(self, proxy: Proxy) -> str:
         """The URL of its PostgreSQL catalog behind a proxy of the server."""
         database = self.catalog_url.partition("?")[0].rpartition("/")[2]
@@ -96,6 +104,20 @@ def _is_free(path: Path) -> bool:
             connection.execute("ROLLBACK")
     except sqlite3.OperationalError:
         return False
+    return True
+
+
+def _has_no_writer(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
     return True
 
 
