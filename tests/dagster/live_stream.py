@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from siltstone.secret import Secret
 from tests.fault import small_stream
 from tests.fault.small_stream import ACCOUNTS, PLACES, SCHEMA, TIME
 
@@ -48,6 +49,7 @@ def source(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
     """The purchases, a micro-batch a day."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
+    assert options["password"], "each run is given it"
     directory = Path(options["directory"])
     directory.mkdir(parents=True, exist_ok=True)
     for day, table in enumerate(purchases()):
@@ -63,5 +65,9 @@ def source(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
 
 
 LIVE = replace(
-    small_stream.SMALL, name="live", source=source, event_days=(FIRST, FIRST + timedelta(days=DAYS - 1)), options={}
+    small_stream.SMALL,
+    name="live",
+    source=source,
+    event_days=(FIRST, FIRST + timedelta(days=DAYS - 1)),
+    options={"password": Secret("LIVE_PASSWORD")},
 )

@@ -1,10 +1,11 @@
 """Web server and daemon as users run them: each test goes on in the warehouse that the one before has left."""
 
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,40 @@ import pytest
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
 from tests.dagster.live_stream import DAYS, LIVE, PARTITIONS
-from tests.dagster.page import Page, Run, served
+from tests.dagster.page import HOST, Page, Run, served
 
 NAME = LIVE.name
+PLANTED = "pl4nted-in-the-page"
 ENVIRONMENT = {
     "SILTSTONE_STREAMS": '["tests.dagster.live_stream"]',
     "SILTSTONE_MASTER": "local[2]",
-    "SILTSTONE_SPARK": '{"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"}',
+    "SILTSTONE_SPARK": json.dumps(
+        {
+            "spark.driver.memory": "1g",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.hadoop.fs.s3a.secret.key": f"{PLANTED}-spark",
+        }
+    ),
+    "SILTSTONE_UI__TOKEN": f"{PLANTED}-token",
+    "SILTSTONE_ALERTS__WEBHOOK": f"http://{HOST}:9/{PLANTED}-webhook",
+    "LIVE_PASSWORD": f"{PLANTED}-option",
     "SILTSTONE_RECOVERY__DELAY_S": "1",
     "SILTSTONE_UI__SENSORS_S": "1",
 }
 STREAM, OPERATION = "siltstone/stream", "siltstone/operation"
+EVERYTHING = (
+    "{ runsOrError { ... on Runs { results { runId runConfigYaml tags { key value } } } } }",
+    "{ instance { info daemonHealth { allDaemonStatuses { lastHeartbeatErrors { message } } } } }",
+    """{ assetNodes { assetKey { path } description configField { configType { key } }
+      metadataEntries { __typename label description } } }""",
+    """{ repositoriesOrError { ... on RepositoryConnection { nodes {
+      sensors { name description sensorState {
+        ticks { status error { message stack } logEvents { events { message } } } } }
+      schedules { name description }
+      pipelines { name description runTags { key value }
+        modes { resources { name description configField { defaultValueAsJson } } } } } } } }""",
+)
+"""what a page can be asked about what it knows"""
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +212,21 @@ def test_one_broken_byte_fails_the_check_by_name_and_nothing_is_restored(page: P
     assert (check["checkName"], check["success"]) == ("digest", False)
     assert damaged.name in f"{check['description']} {check['metadataEntries']}"
     assert f"{NAME}/restored_state" not in materializations(page, run)
+
+
+def test_what_runs_were_given_in_secret_is_found_nowhere(page: Page, warehouse: Path) -> None:
+    told = [json.dumps(page.ask(query)) for query in EVERYTHING]
+    runs = page.runs({})
+    told += [json.dumps(page.events(run.id)) for run in runs]
+    listed = subprocess.check_output(["ps", "-ewwo", "args="], text=True)
+    assert runs and any(NAME in each for each in told) and "orchestration.dev" in listed
+    written = [path for path in warehouse.parent.rglob("*") if path.is_file()]
+    assert {"log", "catalog.db", "dagster.yaml"} <= {path.name for path in written}
+    for path in written:
+        with suppress(FileNotFoundError):  # the page's processes are at work
+            told.append(path.read_bytes().decode("latin-1"))
+    for found in (*told, listed):
+        assert PLANTED not in found, found[max(0, found.index(PLANTED) - 500) :][:1000]
 
 
 def group(leader: int) -> list[int]:
