@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough test-fast lint bench bench-policy fault fuzz licenses ui screenshots clean
+.PHONY: help demo test test-thorough test-fast lint bench bench-policy fault fuzz licenses release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -62,6 +62,9 @@ fault: $(READY)dev $(READY)gateway ## 300 processes of every kind killed, frozen
 FUZZ_MINUTES ?= 60
 fuzz: $(READY)dev ## every decoder of stored bytes against crafted ones, FUZZ_MINUTES long; what is found stays in the corpus
 	@$(WITH_TMP) $(BIN)/python -m tests.fuzz.test_decoders --minutes $(FUZZ_MINUTES)
+
+release: $(READY)dev ## wheel and source distribution of this commit in dist/, built twice and alike; CONTRIBUTING.md has the steps
+	@$(BIN)/python -m scripts.build_release
 
 licenses: $(READY)dev ## docs/third-party-licenses.md, from what is installed
 	@$(BIN)/python -m scripts.licenses --write
