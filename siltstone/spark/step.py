@@ -16,6 +16,7 @@ from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, HASH, internal_names
 from siltstone.lifecycle.subtask import run_subtask, run_subtask_again
 from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE, Operator
+from siltstone.spark.executor import freeze_imports
 from siltstone.spark.types import spark_type
 from siltstone.stream import Stream
 
@@ -152,10 +153,11 @@ def _in_partition(task: StepTask) -> Callable[[Iterator[pa.RecordBatch]], Iterat
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        if _tag(task) not in (context.getLocalProperty(JOB_TAGS) or ""):
-            # A later job reads what was lost since its step was acknowledged.
-            return run_subtask_again(task, context.partitionId(), batches)
-        return run_subtask(task, context.partitionId(), str(context.taskAttemptId()), batches)
+        if _tag(task) in (context.getLocalProperty(JOB_TAGS) or ""):
+            yield from run_subtask(task, context.partitionId(), str(context.taskAttemptId()), batches)
+        else:  # a later job reads what was lost since its step was acknowledged
+            yield from run_subtask_again(task, context.partitionId(), batches)
+        freeze_imports()
 
     return run
 
