@@ -9,6 +9,7 @@ import pytest
 
 from tests import jvm
 from tests.examples import register_profiles
+from tests.recorded_migrations import recorded_migrations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,6 +74,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     found = any(item.path.is_relative_to(TESTS / "spark") for item in session.items)
     if not found and _is_whole_suite(session.config):
         raise pytest.UsageError("the whole suite was asked for, but no test of tests/spark was collected")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def new_catalogs() -> Iterator[None]:
+    """How new catalogs are made; suites of migrations have their own fixture of this name, which leaves that to
+    Alembic."""
+    with recorded_migrations():
+        yield
 
 
 @pytest.fixture(scope="session")

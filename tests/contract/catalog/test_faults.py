@@ -72,6 +72,11 @@ else:
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def new_catalogs() -> None:
+    """Made by Alembic, as everywhere but in tests."""
+
+
 def committer(url: str, die_at: int = 0) -> subprocess.Popen[str]:
     """A process that commits checkpoints, prints each acknowledged id, and dies at a statement if told to."""
     return subprocess.Popen(

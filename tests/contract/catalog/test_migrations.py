@@ -21,6 +21,11 @@ FILES = '{"0": {"4": "v1\\n{\\"path\\":\\"file:///in/a.parquet\\",\\"timestamp\\
 RATE = '{"0": {"0": "v1\\n17"}}'
 
 
+@pytest.fixture(scope="module", autouse=True)
+def new_catalogs() -> None:
+    """Made by Alembic, as everywhere but in tests."""
+
+
 def older_catalog(catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str) -> Engine:
     """A catalog of that revision, in which stream flights has checkpoint 1; written by SQL, as today's code cannot."""
     older = tmp_path / "older"
