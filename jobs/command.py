@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from siltstone.cli import main
+from siltstone.cli.logs import show_logs_of
 from siltstone.settings import Settings, given_settings
 
 
@@ -34,6 +35,7 @@ def run_job(
     def command() -> int:
         given = parser.parse_args()
         settings = given_settings(given.warehouse, given.catalog, parallelism=given.parallelism)
+        show_logs_of(settings)
         result = work(settings, given)
         sys.stdout.write(json.dumps(asdict(result)) + "\n")
         return 1 if failed(result) else 0

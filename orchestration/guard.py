@@ -13,7 +13,6 @@ ends after a week, or when the token is changed.
 import base64
 import hashlib
 import hmac
-import logging
 import re
 import secrets
 import time
@@ -26,12 +25,14 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from siltstone.log import get_logger
+
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 LOGIN = "/login"
 SESSION_S = 7 * 86_400
 FORM_BYTES = 4096
 """the largest body that is read here"""
-_LOG = logging.getLogger("siltstone.ui")
+_LOG = get_logger("siltstone.ui")
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _FOREIGN = ("cross-site", "same-site")
 _JSON, _FORM = "application/json", "application/x-www-form-urlencoded"
@@ -85,7 +86,8 @@ class Guard:
             if is_request:
                 _check_method(scope["method"], connection)
         except Refused as refused:
-            _LOG.warning("refused %s %.200r: %s", scope.get("method", "WebSocket"), connection.url.path, refused)
+            method, path = scope.get("method", "WebSocket"), connection.url.path[:200]
+            _LOG.warning("refused a request", method=method, path=path, reason=refused)
             if is_request:
                 await self._answer(connection, refused)(scope, receive, send)
             else:

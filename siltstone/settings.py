@@ -21,7 +21,6 @@ below, in snake case:
     sensors_s = 30
 """
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -39,6 +38,7 @@ from pydantic_settings import (
 from siltstone.catalog.open import OUTAGE_S
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import UsageError
+from siltstone.log import DEFAULT_LEVEL, Format, Level, get_logger
 from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions
 from siltstone.policy.compaction import MaterializationOptions
 from siltstone.policy.retention import RetentionOptions
@@ -49,7 +49,7 @@ CONFIGURATION = Path("siltstone.toml")
 PREFIX = "SILTSTONE_"
 SECRETS = ("warehouse", "catalog", "alerts__webhook", "ui__storage", "ui__token")
 """what a file can hold, too: variables without their prefix"""
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 class RecoveryOptions(BaseModel):
@@ -145,6 +145,8 @@ class Settings(BaseSettings):
         description="file in which runs keep their metrics as OpenMetrics text; {stream} in it is the stream's name",
     )
     recovery: RecoveryOptions = Field(default_factory=RecoveryOptions, description="what a run may do about damage")
+    log_level: Level = Field(default=DEFAULT_LEVEL, description="from which level on command lines show events")
+    log_format: Format = Field(default="text", description="text for people, or json: one object per line")
 
     @classmethod
     def settings_customise_sources(
@@ -189,9 +191,8 @@ def given_settings(warehouse: str | None, catalog: str | None, **further: object
         if url and has_password(url):
             variable = f"{PREFIX}{name.upper()}"
             _LOG.warning(
-                "the list of processes shows the password in --%s to everybody on this machine: set %s instead, or "
-                "%s%s to the path of a file that holds it",
-                *(name, variable, variable, FILE),
+                f"the list of processes shows the password in --{name} to everybody on this machine: set {variable} "
+                f"instead, or {variable}{FILE} to the path of a file that holds it"
             )
     return load_settings(warehouse=warehouse, catalog=catalog, **further)
 

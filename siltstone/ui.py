@@ -33,6 +33,9 @@ telemetry:
   enabled: false
 nux:  # the window that asks for an address at the first visit
   enabled: false
+python_logs:  # what the engine tells of a run stands in that run's own log
+  managed_python_loggers: [siltstone]
+  python_log_level: INFO
 concurrency:
   pools:
     default_limit: 1  # each operation on each stream is a pool of its own: one run of it at a time

@@ -62,12 +62,17 @@ def take_over(connection: Connection, name: str, who: str, now: datetime, above:
     epoch = connection.scalar(raised.returning(stream.c.epoch))
     if epoch is None:
         raise unknown(connection, name)
-    end(connection, name, None, f"superseded by epoch {epoch}", now)
+    end(connection, name, None, superseded_by(epoch), now)
     newest = connection.scalar(select(func.max(checkpoint.c.id)).where(checkpoint.c.stream == name)) or 0
     values = {"stream": name, "epoch": epoch, "first_checkpoint": newest + 1, "who": who, "started_at": now}
     connection.execute(insert(run).values(values))
     _forget_old(connection, name, epoch)
     return epoch
+
+
+def superseded_by(epoch: int) -> str:
+    """The outcome of a run that had not ended when `epoch` began."""
+    return f"superseded by epoch {epoch}"
 
 
 def _forget_old(connection: Connection, name: str, newest: int) -> None:

@@ -5,7 +5,6 @@ transaction that failed before its COMMIT did nothing, and of one whose COMMIT g
 first (`receipts`).
 """
 
-import logging
 import sys
 import threading
 import time
@@ -14,9 +13,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from siltstone.errors import Unreachable
+from siltstone.log import get_logger
 from siltstone.store.retry import RetryPolicy
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 Answer = TypeVar("Answer")
 
 
@@ -37,6 +37,9 @@ class Outages:
         self._impatient = replace(self._patient, kind="none")
         self._given_up = timeout_s <= 0
         self._local = threading.local()
+        self._away_since: float | None = None
+        """when the first call of any thread failed since the last that succeeded"""
+        self._changing = threading.Lock()
 
     def call(self, function: Callable[[], Answer]) -> Answer:
         """What `function` returns; called again while it raises a transient `Unreachable`. One within another is not
@@ -55,15 +58,13 @@ class Outages:
 
     def persist(self, function: Callable[[], Answer]) -> Answer:
         """As `call`, within another call too."""
-        failed_at: list[float] = []
 
         def attempt() -> Answer:
             try:
                 return function()
             except Unreachable as error:
-                if error.transient and not failed_at and not self._given_up:
-                    failed_at.append(time.monotonic())
-                    _LOG.warning("%s; trying again for up to %g s", error, self._timeout_s)
+                if error.transient and not self._given_up:
+                    self._failed(error)
                 raise
 
         try:
@@ -72,6 +73,19 @@ class Outages:
             self._given_up = self._given_up or error.transient
             raise
         self._given_up = self._timeout_s <= 0
-        if failed_at:
-            _LOG.warning("the catalog %s answers again, after %.1f s", self._label, time.monotonic() - failed_at[0])
+        if self._away_since is not None:
+            self._succeeded()
         return answer
+
+    def _failed(self, error: Unreachable) -> None:
+        """Tell of an outage once, whichever thread sees it first, and not at each attempt."""
+        with self._changing:
+            if self._away_since is None:
+                self._away_since = time.monotonic()
+                _LOG.warning("catalog is away, trying again", error=str(error), up_to_s=self._timeout_s)
+
+    def _succeeded(self) -> None:
+        with self._changing:
+            if self._away_since is not None:
+                seconds, self._away_since = time.monotonic() - self._away_since, None
+                _LOG.warning("catalog answers again", catalog=self._label, seconds=round(seconds, 1))

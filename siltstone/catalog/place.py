@@ -3,7 +3,6 @@
 Before anything else, they are made sure to belong together (`catalog.identity`).
 """
 
-import logging
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -13,10 +12,11 @@ from siltstone.catalog.identity import Reidentified, check_identity, confirm_sto
 from siltstone.catalog.open import OUTAGE_S, NoCatalog, open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import WrongWarehouse
+from siltstone.log import get_logger
 from siltstone.store.identity import read_identity
 from siltstone.store.open import Warehouse
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ class Place:
         warehouse.prepare()
         if warehouse.remote and catalog_url is None:
             _LOG.warning(
-                "the catalog of %s lies on this machine (%s): to run or restore elsewhere too, name a database with "
-                "--catalog",
-                warehouse.label,
-                warehouse.local.catalog,
+                "the catalog lies on this machine: to run or restore elsewhere too, name a database with --catalog",
+                warehouse=warehouse.label,
+                catalog=warehouse.local.catalog,
             )
         url = catalog_url or warehouse.catalog_url
         stored = read_identity(warehouse.store)

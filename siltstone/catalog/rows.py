@@ -1,6 +1,5 @@
 """Queries of the catalog, and its rows as records. Each runs in its caller's transaction."""
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -25,9 +24,10 @@ from siltstone.catalog.records import (
 )
 from siltstone.catalog.source_entries import NO_ENTRIES
 from siltstone.errors import StateError, UnknownCheckpoint, UsageError
+from siltstone.log import get_logger
 from siltstone.model import Form, StoredObject
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 Value = TypeVar("Value", int, str)
 ID_END = 2**63
 """ids from here on are no integers of a database"""
@@ -130,12 +130,12 @@ def insert_checkpoint(
     """
     if before is not None and as_utc(now) < before.committed_at:
         _LOG.warning(
-            "checkpoint %d of stream %s is committed at %s, and the one before it was at %s: the catalog's clock was "
-            "ahead then or is behind now. Retention by time and `--at TIME` go by these times",
-            commit.id,
-            stream,
-            as_utc(now).isoformat(timespec="seconds"),
-            before.committed_at.isoformat(timespec="seconds"),
+            "a checkpoint is committed before the one it follows: the catalog's clock was ahead then or is behind now; "
+            "retention by time and `--at TIME` go by these times",
+            stream=stream,
+            checkpoint=commit.id,
+            committed_at=as_utc(now).isoformat(timespec="seconds"),
+            before=before.committed_at.isoformat(timespec="seconds"),
         )
     event_times = [commit.event_time_max, before.event_time_max if before else None]
     connection.execute(

@@ -92,6 +92,14 @@ class Streams(Transactions):
         with self._writing(f"a run of stream {stream}") as connection:
             return fencing.take_over(connection, stream, who, self._time(connection))
 
+    def superseded(self, stream: str, epoch: int) -> list[RunRecord]:
+        """The runs of a stream that had not ended when `epoch` began, and are fenced by it."""
+        r = t.run.c
+        fenced = (r.stream == stream) & (r.epoch < epoch) & (r.outcome == fencing.superseded_by(epoch))
+        with self._reading() as connection:
+            found = connection.execute(select(t.run).where(fenced).order_by(r.epoch))
+            return [RunRecord(**row) for row in found.mappings()]
+
     def end_epoch(self, stream: str, epoch: int, outcome: str) -> None:
         """Note how a run ended; one that has ended already (superseded, say) stays as it is."""
         with self._writing(f"the end of a run of stream {stream}") as connection:

@@ -11,8 +11,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from siltstone.cli.logs import given_logs, settled_logs, shown_logs
 from siltstone.cli.output import err, out
 from siltstone.errors import SiltstoneError
+from siltstone.log import Format, Level, configured, get_logger, redact
 from siltstone.store.private import own_umask
 
 app = typer.Typer(
@@ -23,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-DEBUG = "SILTSTONE_DEBUG"
+_LOG = get_logger(__name__)
 INTERRUPTED, TERMINATED = 130, 143
 WIDTH_IN_A_PIPE = 10_000
 """wider than any line: nothing may be cut or folded there"""
@@ -47,16 +49,20 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
+    log_level: Annotated[
+        Level | None, typer.Option(help="From which level on events go to standard error. [info]", callback=given_logs)
+    ] = None,
+    log_format: Annotated[
+        Format | None,
+        typer.Option(help="Events as text, or as one JSON object per line. [text]", callback=given_logs),
+    ] = None,
 ) -> None:
     """Durable, provable state for PySpark streams."""
+    settled_logs(log_level, log_format)
 
 
 def main(command: Callable[[], object] = _command_line) -> NoReturn:
     """Entry point: run the command, turn errors into one line and an exit code."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    for noisy in ("py4j", "pyspark"):
-        # What stops a stream reaches the user once, as our own error.
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
     # Py4J tells of interrupted calls on the root logger itself; others' loggers are heard as before.
     logging.getLogger().addFilter(_unheard)
     if not out.is_terminal:
@@ -64,24 +70,23 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
     before = os.umask(0o077)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminated)
-    try:
-        os.umask(own_umask())
-        code = command()
-    except SiltstoneError as error:
-        _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted", INTERRUPTED)
-    except Exception as error:
-        if isinstance(error, NOT_UNDERSTOOD):
-            _not_understood(error)
-        if os.environ.get(DEBUG):
-            raise
-        first = (str(error).strip() or "no message").splitlines()[0]
-        _fail(f"{type(error).__name__}: {first} (set {DEBUG}=1 for the traceback)", 1)
-    finally:
-        os.umask(before)
-    if code == INTERRUPTED:  # typer has seen it before us
-        _fail("interrupted", INTERRUPTED)
+    with shown_logs():
+        try:
+            os.umask(own_umask())
+            code = command()
+        except SiltstoneError as error:
+            _fail(str(error), error.exit_code, error)
+        except (KeyboardInterrupt, typer.Abort):
+            _fail("interrupted", INTERRUPTED)
+        except Exception as error:
+            if isinstance(error, NOT_UNDERSTOOD):
+                _not_understood(error)
+            first = (str(error).strip() or "no message").splitlines()[0]
+            _fail(f"{type(error).__name__}: {first} (--log-level debug shows the traceback)", 1, error)
+        finally:
+            os.umask(before)
+        if code == INTERRUPTED:  # typer has seen it before us
+            _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -106,6 +111,14 @@ def _not_understood(error: Any) -> NoReturn:
     _fail(f"{' '.join(message.split()).rstrip('.')} (see {command} --help)", 2)
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    err.print(f"siltstone: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+def _fail(message: str, code: int, error: Exception | None = None) -> NoReturn:
+    """End with one line: for people, or as an event where events are JSON; at level debug, with the traceback."""
+    level, form = configured() or (None, "text")
+    if form == "json":
+        failed = {} if error is None else {"error": type(error).__name__}
+        _LOG.error(redact(message), **failed, exit_code=code, exc_info=error if level == "debug" else None)
+    else:
+        if level == "debug" and error is not None:
+            _LOG.debug("failed", error=type(error).__name__, exc_info=error)
+        err.print(f"siltstone: {redact(message)}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)

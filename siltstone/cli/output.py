@@ -9,6 +9,8 @@ from typing import Any
 from rich import filesize
 from rich.console import Console
 
+from siltstone.log import configured
+
 out = Console()
 err = Console(stderr=True)
 
@@ -23,8 +25,8 @@ def print_result(result: dict[str, Any], as_json: bool, line: str) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """A spinner and lines above it on a terminal, nothing in a pipe."""
-    if not err.is_terminal:
+    """A spinner and lines above it on a terminal; nothing in a pipe, or where lines are for machines."""
+    if not err.is_terminal or (configured() or ("", "text"))[1] == "json":
         yield lambda line: None
         return
     with err.status(what):

@@ -9,6 +9,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 
 from siltstone.catalog.place import Place
@@ -17,11 +18,12 @@ from siltstone.errors import Fenced, UsageError
 from siltstone.lifecycle.compaction import chain_facts
 from siltstone.lifecycle.housekeeping import Housekeeper
 from siltstone.lifecycle.materialize import Abandoned, MaterializedPart, MaterializeTask, Run, materialize
+from siltstone.log import get_logger
 from siltstone.policy.compaction import RETRY_S, ChainFacts, MaterializationOptions, Trigger, due
 from siltstone.policy.protocol import PolicyOptions
 from siltstone.policy.retention import RetentionOptions
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _POLL_MAX_S = 30.0
 _LEAST_S = 1.0
 """between two looks, however fast checkpoints come"""
@@ -61,7 +63,8 @@ class Background:
         self._place, self._stream, self._options = place, stream, options
         self._run, self._cancel, self._uploaded = run, cancel, uploaded
         self._housekeeper = Housekeeper(place, stream, epoch, options.retention)
-        self._thread = threading.Thread(target=self._work, name=f"siltstone-materialize-{stream}", daemon=True)
+        name, in_context = f"siltstone-materialize-{stream}", copy_context().run
+        self._thread = threading.Thread(target=in_context, args=(self._work,), name=name, daemon=True)
         self._woken, self._ending, self._abandoned = threading.Event(), threading.Event(), threading.Event()
         self._completed: tuple[int, int | None] = (0, None)
         """how many checkpoints, and what steps restore from since the newest"""
@@ -118,7 +121,7 @@ class Background:
                 tried[found[0].operator] = self._materialize(*found)
             return tidied and all(tried.values())
         except Exception as error:  # the stream goes on whatever fails here
-            _LOG.warning("%s is not materialized for now: %s", self._stream, error)
+            _LOG.warning("not materialized for now", stream=self._stream, error=str(error))
             return False
 
     def _keep_house(self) -> bool:
@@ -127,12 +130,12 @@ class Background:
         try:
             self._housekeeper.work(*self._completed, ended=ended)
         except Fenced as error:  # the run learns of it at its next commit
-            _LOG.info("%s: nothing is deleted any more: %s", self._stream, error)
+            _LOG.info("fenced: nothing is deleted any more", stream=self._stream, error=str(error))
             return False
         except Exception as error:  # the stream goes on whatever fails here
             if not self._abandoned.is_set():
                 level = logging.DEBUG if str(error) == self._said else logging.WARNING
-                _LOG.log(level, "%s: retention is not applied for now: %s", self._stream, error)
+                _LOG.log(level, "retention is not applied for now", stream=self._stream, error=str(error))
                 self._said = str(error)
             return False
         self._said = ""
@@ -150,8 +153,8 @@ class Background:
     def _materialize(self, facts: ChainFacts, trigger: Trigger) -> bool:
         """Do it, or say why not; False where somebody else is at it."""
         operator, checkpoint = trigger.operator, trigger.checkpoint
-        where = f"{operator} of {self._stream} at checkpoint {checkpoint}"
-        _LOG.info("materializing %s: %s", where, trigger.reason)
+        log = _LOG.bind(stream=self._stream, operator=operator, checkpoint=checkpoint)
+        log.debug("materialization begins", reason=trigger.reason)
         try:
             done = materialize(
                 self._place,
@@ -164,16 +167,16 @@ class Background:
                 uploaded=self._uploaded,
             )
         except Abandoned:
-            _LOG.info("materializing %s was given up, as the run ends", where)
+            log.info("materialization given up, as the run ends")
         except UsageError as error:  # somebody else is at it, or was faster
-            _LOG.info("%s", error)
+            log.info("not materialized here", reason=str(error))
             return False
         except Exception as error:
             failures, allowed = facts.failures + 1, self._options.materialization.max_failures_allowed
             level = logging.ERROR if failures >= allowed else logging.WARNING
-            _LOG.log(level, "materializing %s failed %d times in a row: %s", where, failures, error)
+            log.log(level, "materialization failed", failures_in_a_row=failures, allowed=allowed, error=str(error))
         else:
-            _LOG.info("materialized %s: %d rows, %d bytes, %.2f s", where, done.rows, done.bytes, done.seconds)
+            log.debug("materialized", rows=done.rows, bytes=done.bytes, seconds=round(done.seconds, 3))
         return True
 
     def _mapped(

@@ -17,7 +17,6 @@ Of the marks of epochs only the highest matters. Each epoch deletes those that i
 wakes up late deletes only lower marks, too.
 """
 
-import logging
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,10 +24,11 @@ from dataclasses import dataclass
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
+from siltstone.log import get_logger
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_mark, marked_fork, stream_prefix
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 def begin_epoch(place: Place, stream: str, who: str) -> int:
@@ -47,6 +47,10 @@ def begin_epoch(place: Place, stream: str, who: str) -> int:
     mark_fork(place, stream)
     epoch = place.catalog.new_epoch(stream, who)
     _mark(place, stream, epoch, who, marks.epochs)
+    log = _LOG.bind(stream=stream, epoch=epoch)
+    for older in place.catalog.superseded(stream, epoch):
+        log.info("took over from a run that had not ended", older_epoch=older.epoch, older_run=older.who)
+    log.debug("writer epoch begun", who=who)
     return epoch
 
 
@@ -105,7 +109,7 @@ def go_on_from_backup(place: Place, stream: str, who: str, outcome: str) -> bool
     epoch = catalog.skip_epochs(stream, who, above=newest, newest=stored)
     _mark(place, stream, epoch, who, marks.epochs)
     if forks:
-        _LOG.warning("stream %s: its forks %s are given up, which the catalog does not know", stream, ", ".join(forks))
+        _LOG.warning("forks are given up, which the catalog does not know", stream=stream, forks=forks)
         store.delete([fork_mark(stream, fork) for fork in forks])
     catalog.end_epoch(stream, epoch, outcome)
     return True
@@ -174,7 +178,7 @@ def _mark(place: Place, stream: str, epoch: int, who: str, marked: list[int]) ->
     try:
         store.delete([epoch_mark(stream, each) for each in marked if each < epoch])
     except Unreachable as error:  # the next epoch does it
-        _LOG.warning("stream %s: old epoch marks stay: %s", stream, error)
+        _LOG.warning("old epoch marks stay", stream=stream, epoch=epoch, error=str(error))
 
 
 def _is_older(place: Place, stream: str, marks: _Marks) -> bool:

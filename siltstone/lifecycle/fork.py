@@ -4,19 +4,19 @@ Nothing is copied but rows of the catalog (`catalog.forking`). What a fork write
 sink. What it reads before its chains begin with bases of its own, it shares with the stream it was made from.
 """
 
-import logging
 from dataclasses import dataclass
 
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.errors import UnknownStream, Unreachable, UsageError
 from siltstone.lifecycle.epochs import check_catalog, check_new_name, mark_fork
+from siltstone.log import get_logger
 from siltstone.model import LATEST, check_name
 from siltstone.settings import Settings
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream, find_stream
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def fork(place: Place, stream: str, new: str, at: str = LATEST) -> Forked:
     try:
         mark_fork(place, new)
     except Unreachable as error:
-        _LOG.warning("stream %s is not marked in the store yet, its first run does that: %s", new, error)
+        _LOG.warning("fork is not marked in the store yet, its first run does that", stream=new, error=str(error))
     shared = catalog.objects(new)
     digest = catalog.checkpoint(new, checkpoint).digest
     return Forked(new, stream, checkpoint, digest, len(shared), sum(stored.bytes for stored in shared))

@@ -14,9 +14,10 @@ import logging
 from siltstone.catalog.place import Place
 from siltstone.lifecycle.retention import Truncation, truncate
 from siltstone.lifecycle.sweep import sweep_killed
+from siltstone.log import get_logger
 from siltstone.policy.retention import RetentionOptions, retention_in_force
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _PART = 20
 """one look at all that is retained for this part of it that is new"""
 _AT_ONCE = 500
@@ -56,10 +57,7 @@ class Housekeeper:
             self._swept = True
             if found.deleted:
                 _LOG.warning(
-                    "%s: %d objects of runs that were killed are deleted, %d bytes",
-                    self._stream,
-                    found.deleted,
-                    found.bytes,
+                    "swept what killed runs left", stream=self._stream, objects=found.deleted, bytes=found.bytes
                 )
         if completed and (ended or completed >= self._look_from):
             self._apply_retention(completed, None if ended else restores_from)
@@ -79,18 +77,20 @@ class Housekeeper:
 
     def _tell(self, done: Truncation, rules: RetentionOptions) -> None:
         """The first time where people see it; who runs a stream for weeks need not read it each time."""
-        level, more = logging.INFO, ""
+        level, more = logging.INFO, {}
         if not self._told:
             level, self._told = logging.WARNING, True
-            more = f" (further ones are logged as INFO; see or change the rules: siltstone retention {self._stream})"
+            more = {"note": f"further ones at level info; see or change the rules: siltstone retention {self._stream}"}
         _LOG.log(
             level,
-            "%s: retention (%s) deleted checkpoints %s to %s, %d objects, %d bytes%s",
-            self._stream,
-            rules.described,
-            done.deleted[0],
-            done.deleted[-1],
-            done.objects,
-            done.bytes,
-            more,
+            "retention deleted checkpoints",
+            stream=self._stream,
+            epoch=self._epoch,
+            rules=rules.described,
+            checkpoints=len(done.deleted),
+            first=done.deleted[0],
+            last=done.deleted[-1],
+            objects=done.objects,
+            bytes=done.bytes,
+            **more,
         )

@@ -1,19 +1,20 @@
 """Holds a lease on checkpoints while a block reads them, so that nobody deletes what it reads (promise 3)."""
 
-import logging
 import os
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
 
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject, ProofFailed, Unreachable
+from siltstone.log import get_logger
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,13 @@ def reading(
     try:
         catalog.take_lease(stream, checkpoints, id=id, who=f"{this_process()} {what}", lasts=lasts)
     except Unreachable as error:
-        _LOG.warning("no lease on stream %s, a deletion may take away what is read: %s", stream, error)
+        _LOG.warning("no lease: a deletion may take away what is read", stream=stream, error=str(error))
         yield
         return
     ended = threading.Event()
     renewing = threading.Thread(
-        target=_renew,
-        args=(lambda: catalog.renew_lease(id, lasts), lambda: ended.wait(options.renewed_every_s), stream),
+        target=copy_context().run,
+        args=(_renew, lambda: catalog.renew_lease(id, lasts), lambda: ended.wait(options.renewed_every_s), stream),
         name=f"siltstone-lease-{stream}",
         daemon=True,
     )
@@ -91,7 +92,7 @@ def _renew(renew: Callable[[], bool], ended: Callable[[], bool], stream: str) ->
     while not ended():
         try:
             if not renew():
-                _LOG.warning("the lease on stream %s expired: a deletion may take away what is read", stream)
+                _LOG.warning("lease expired: a deletion may take away what is read", stream=stream)
                 return
         except Unreachable as error:
-            _LOG.warning("a lease on stream %s was not renewed, and will be tried again: %s", stream, error)
+            _LOG.warning("lease not renewed, trying again", stream=stream, error=str(error))

@@ -19,7 +19,6 @@ that it is not there. Killed anywhere, it has either rewound or not; to recover 
 from there in any case.
 """
 
-import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -38,10 +37,11 @@ from siltstone.lifecycle.outbox import damaged_output
 from siltstone.lifecycle.proof import Map, prove_checkpoints
 from siltstone.lifecycle.sweep import SweepOptions, sweep
 from siltstone.lifecycle.verify import Failure
+from siltstone.log import get_logger
 from siltstone.policy.rollback import explain_refusal
 from siltstone.store.paths import materialization_of
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 OUTCOME = "recovered"
 """how the run of a recovery ends"""
 _LOOKS = 5
@@ -345,7 +345,7 @@ def _clean(place: Place, stream: str, epoch: int | None) -> tuple[int, int]:
         swept = sweep(place, stream, SweepOptions())
         return objects + swept.deleted, size_bytes + swept.bytes
     except (Unreachable, UnknownCheckpoint) as error:
-        _LOG.warning("stream %s is ready, but not all that is left over is swept: %s", stream, error)
+        _LOG.warning("stream is ready, but not all that is left over is swept", stream=stream, error=str(error))
         return 0, 0
 
 

@@ -25,8 +25,11 @@ from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, Taken, output_schema
 from siltstone.lifecycle.restore import digests_of
 from siltstone.lifecycle.task import DeadLetterOrder, StepTask
 from siltstone.lifecycle.working_state import working_copy, working_state
+from siltstone.log import get_logger
 from siltstone.state.backend import SubtaskState
 from siltstone.stream import DEAD_LETTERS
+
+_LOG = get_logger(__name__)
 
 
 def run_subtask(
@@ -116,6 +119,17 @@ def _run(
             tracked_bytes=part.tracked_bytes,
             restored_bytes=clock.restored_bytes,
             outputs={name: each for name, each in staged.items() if each.rows},
+        )
+        _LOG.debug(
+            "subtask done",
+            stream=task.stream,
+            epoch=task.epoch,
+            checkpoint=task.checkpoint and task.checkpoint.checkpoint,
+            step=task.step,
+            operator=operator.name,
+            subtask=subtask,
+            rows_in=acknowledgement.rows_in,
+            state_rows=acknowledgement.state_rows,
         )
         yield _acknowledge(acknowledgement, step_schema(operator))
 

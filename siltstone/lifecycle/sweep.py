@@ -12,7 +12,6 @@ only becomes more of an orphan. Killed at any point, it leaves records of deleti
 next sweep finds these objects and deletes them.
 """
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from siltstone.catalog.place import Place
 from siltstone.errors import Unreachable
 from siltstone.lifecycle.epochs import check_catalog
 from siltstone.lifecycle.lease import this_process
+from siltstone.log import get_logger
 from siltstone.policy.orphans import (
     AGE_GUARD,
     DELETES,
@@ -36,7 +36,7 @@ from siltstone.policy.orphans import (
 from siltstone.store.base import Store, Unfinished
 from siltstone.store.paths import CheckpointPath, stream_prefix
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _BATCH = 500
 _NAMED = 5
 """how many names a result shows for each reason"""
@@ -132,7 +132,7 @@ def sweep_ended(place: Place, stream: str, epoch: int) -> None:
         work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), {Reason.ENDED})
         work.sweep_objects([path.prefix])
     except Unreachable as error:
-        _LOG.warning("stream %s: what its last checkpoint left is not swept: %s", stream, error)
+        _LOG.warning("what the last checkpoint left is not swept", stream=stream, epoch=epoch, error=str(error))
 
 
 def sweep_killed(place: Place, stream: str, epoch: int) -> SweepResult:

@@ -13,8 +13,10 @@ or, for a stream definition with a source of its own, `open_source` and `run_str
 
 import shutil
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,7 @@ from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, Us
 from siltstone.lifecycle.region import Completed, Region
 from siltstone.lifecycle.replay import follow
 from siltstone.lifecycle.task import StepTask
+from siltstone.log import bound, get_logger
 from siltstone.operator import SOURCE
 from siltstone.secret import Secret, hide
 from siltstone.spark.failures import explained
@@ -41,6 +44,7 @@ from siltstone.store.open import Warehouse
 from siltstone.stream import DIRECTORY, Stream
 
 STOP_POLL_S = 0.2
+_LOG = get_logger(__name__)
 
 
 class StreamRunner:
@@ -69,6 +73,8 @@ class StreamRunner:
         """the name of the signal that ended the run before its input did"""
         self._stopping = threading.Event()
         self._busy = threading.Lock()
+        self._context = copy_context()
+        """what is bound for events where the run began: Spark calls in a thread of its own"""
         self._steps_left = max_steps
         self._on_checkpoint = on_checkpoint
         self._sources: list[Step] = []
@@ -106,7 +112,7 @@ class StreamRunner:
         with self._busy:
             if not self.enough.is_set():
                 try:
-                    self._step(rows, self._log.batch(batch))
+                    self._context.run(self._step, rows, self._log.batch(batch))
                 except BaseException as error:
                     self.failure = self.failure or error
                     raise
@@ -172,14 +178,15 @@ class StreamRunner:
         region = self.region
         self._sources.append(step)
         self._next_batch = step.batch_id + 1
-        tasks = region.begin_step(ends=ends, offsets=span(self._before, step))
-        self._before = step
-        done = run_operators(region.stream, rows, tasks)
-        done.unpersist()
-        for name, received in done.received.items():
-            region.acknowledge(name, received)
-        if region.checkpoint_due:
-            self._checkpoint()
+        with self._processing():
+            tasks = region.begin_step(ends=ends, offsets=span(self._before, step))
+            self._before = step
+            done = run_operators(region.stream, rows, tasks)
+            done.unpersist()
+            for name, received in done.received.items():
+                region.acknowledge(name, received)
+            if region.checkpoint_due:
+                self._checkpoint()
         if self._steps_left is not None:
             self._steps_left -= 1
 
@@ -232,15 +239,25 @@ class StreamRunner:
             changed: is told what they said, before the checkpoint comes to exist; what it returns is recorded with it
                 (see `Region.complete`), what it raises keeps it from existing.
         """
-        done = run(self.spark, self.region.begin_step(ends=True))
-        for name, received in done.received.items():
-            self.region.acknowledge(name, received)
-        return self._checkpoint(**changed(done))
+        with self._processing():
+            done = run(self.spark, self.region.begin_step(ends=True))
+            for name, received in done.received.items():
+                self.region.acknowledge(name, received)
+            return self._checkpoint(**changed(done))
+
+    @contextmanager
+    def _processing(self) -> Iterator[None]:
+        """The next step, for events: its number, and the checkpoint that it will be part of."""
+        region, began = self.region, time.perf_counter()
+        with bound(stream=region.stream.name, epoch=region.epoch, checkpoint=region.checkpoint, step=region.step + 1):
+            yield
+            _LOG.debug("step processed", seconds=round(time.perf_counter() - began, 3))
 
     def _checkpoint(self, **changes: Any) -> Completed:
         region = self.region
         completed = region.complete(self._sources, **changes)
         self._sources = []
+        _LOG.debug("checkpoint completed", bytes=completed.bytes, seconds=round(completed.seconds, 3))
         self._deliver(checked=True)
         for operator in region.stream.operators:
             operator.region_checkpointed(completed.id)

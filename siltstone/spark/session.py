@@ -24,13 +24,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from siltstone.errors import Fenced, StateError, Unreachable, UsageError
+from siltstone.log import configured, for_workers
 from siltstone.spark.datasource import register
 from siltstone.spark.failures import explained
+from siltstone.spark.jvm_lines import shown_jvm_lines
 from siltstone.spark.source_log import FILE_SOURCE_COMPACT_INTERVAL
 
 P = ParamSpec("P")
 T = TypeVar("T")
-LOG_CONFIGURATION = Path(__file__).parent / "log4j2.properties"
+LOG_CONFIGURATIONS = {"text": "log4j2.properties", "json": "log4j2-json.properties"}
+"""what Spark's own log is told, by the format of ours"""
 
 SETTINGS = {
     # A step is one shuffle of known size; coalescing would undo it and planning twice only costs time.
@@ -150,12 +153,16 @@ def _started(master: str, extra: Mapping[str, str], java_options: str) -> SparkS
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # workers, too, look into no directory that merely is where they start
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path if not _zipped(p)))
-    java_options = f"-Dlog4j2.configurationFile={LOG_CONFIGURATION.as_uri()} {java_options}".rstrip()
+    _, log_format = configured() or (None, "text")
+    log4j = Path(__file__).parent / LOG_CONFIGURATIONS[log_format]
+    java_options = f"-Dlog4j2.configurationFile={log4j.as_uri()} {java_options}".rstrip()
     settings = SETTINGS | {"spark.app.name": "siltstone", "spark.driver.extraJavaOptions": java_options}
+    settings |= {f"spark.executorEnv.{name}": value for name, value in for_workers().items()}
     if SUBMITTED not in os.environ:
         settings |= {"spark.master": master} | (LOCAL_SETTINGS if master.startswith("local") else {})
     try:
-        spark = _with_settings(settings, extra)
+        with shown_jvm_lines():
+            spark = _with_settings(settings, extra)
     except UsageError:
         raise
     except Exception as error:

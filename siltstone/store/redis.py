@@ -15,7 +15,6 @@ append-only file on: there it is waited for until the file is on disk (WAITAOF).
 """
 
 import hashlib
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +27,7 @@ import redis
 from redis import exceptions as refusals
 
 from siltstone.errors import Unreachable, UsageError
+from siltstone.log import get_logger
 from siltstone.store.base import Unfinished
 from siltstone.store.chunked import ChunkedStore
 from siltstone.store.key_value import (
@@ -48,7 +48,7 @@ from siltstone.store.redis_client import RedisOptions, Server, client, reaching,
 from siltstone.store.retry import Retrying
 from siltstone.store.url import options_of, shown
 
-_log = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 _TRANSACTION_BYTES = 1 << 20
 _TRANSACTION_CHUNKS = 1000  # a script takes some thousand arguments
 
@@ -285,13 +285,13 @@ class RedisKeyValue:
             raise UsageError(f"{self.label} takes no value of chunk_bytes: set it to {min(map(int, longest))} or less")
         saves: Any = self._asked(lambda: self.client.config_get("save"))
         if saves == {"save": ""} and not about.get("aof_enabled", 1):
-            self._warn("%s keeps nothing on disk: a restart loses all state; set appendonly yes")
+            self._warn("store keeps nothing on disk: a restart loses all state; set appendonly yes")
 
     def _warn(self, text: str) -> None:
         """Log a warning, once a process."""
         if (place := (os.getpid(), self.url)) not in _warned:
             _warned.add(place)
-            _log.warning(text, self.label)
+            _LOG.warning(text, store=self.label)
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         """The answer; None where a managed server does not allow to ask."""

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from assets.stream_run import events_asset
 from orchestration.definitions import definitions_of
 from resources import WebhookNotifier
 from resources.notifier import Alert
-from siltstone import demo, ui
+from siltstone import demo, log, ui
 from siltstone.catalog.place import Place
 from siltstone.errors import SiltstoneError
 from siltstone.lifecycle.region import Region, RegionOptions
@@ -82,10 +82,24 @@ def refusal(call: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def test_a_planted_secret_is_found_nowhere(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def logged(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """The lines of a command line's log in the format of the parameter, with all that anybody logs."""
+    lines: list[str] = []
+    log.configure("debug", request.param, lines.append)
     caplog.set_level(logging.DEBUG)
+    yield lines
+    log.unconfigure()
+
+
+@pytest.mark.parametrize("logged", ["text", "json"], indirect=True)
+def test_a_planted_secret_is_found_nowhere(
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    logged: list[str],
+) -> None:
     told = [repr(settings)]
 
     # State, catalog, manifests, and the tasks that Spark would get.
@@ -142,6 +156,7 @@ def test_a_planted_secret_is_found_nowhere(
 
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "secrets"]
     assert {"catalog.db", "manifest.arrow", "dagster.yaml", "console"} <= {path.name for path in written}
-    everything = [*told, caplog.text, str(arguments), *pickled, *(path.read_bytes() for path in written)]
+    assert any("the password in --catalog" in line for line in logged)
+    everything = [*told, *logged, caplog.text, str(arguments), *pickled, *(path.read_bytes() for path in written)]
     for found in everything:
         assert PLANTED not in (found if isinstance(found, str) else found.decode("latin-1")), found[:2000]

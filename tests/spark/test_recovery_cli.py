@@ -74,8 +74,10 @@ def test_a_run_recovers_by_itself(project: Project, damaged: Path, caplog: pytes
         path.chmod(0o644)
         path.write_bytes(path.read_bytes()[:-7])
     ran = siltstone("run", "little")
-    warned, said = [record.getMessage() for record in caplog.records if record.name.startswith("siltstone.")]
-    assert "stream little is damaged and recovers by itself: object little/" in warned
+    warned, said = [
+        r.getMessage() for r in caplog.records if r.name.startswith("siltstone.") and r.levelname == "WARNING"
+    ]
+    assert 'stream is damaged and recovers by itself stream=little error="object little/' in warned
     assert "the next run begins with checkpoint 3" in said
     check_begun_again(project, damaged, ran, 3)
 

@@ -135,9 +135,9 @@ def test_it_is_told_once_where_people_see_it_and_recorded(place: Place, caplog: 
     caplog.set_level(logging.INFO)
     for n in range(1, 6):
         keeper.work(n, step(run, n))
-    told = [(r.levelname, r.getMessage()) for r in caplog.records if "retention" in r.getMessage()]
+    told = [(r.levelname, r.getMessage()) for r in caplog.records if "retention deleted" in r.getMessage()]
     assert [level for level, _ in told] == ["WARNING", "INFO", "INFO"]
-    assert told[0][1].startswith(f"{NAME}: retention (keep_last 2) deleted checkpoints 1 to 1, ")
+    assert f"stream={NAME} " in told[0][1] and 'rules="keep_last 2" checkpoints=1 first=1 last=1 ' in told[0][1]
     assert f"siltstone retention {NAME}" in told[0][1]
     assert {d.reason for d in place.catalog.deletions(NAME)} == {SUBSUMED}
 
@@ -246,7 +246,9 @@ def test_a_store_that_fails_does_not_fail_the_stream_and_the_deletion_is_complet
         with monkeypatch.context() as patch:
             patch.setattr(FilesystemStore, "delete", away)
             assert background.look() == (n == 1), "of which nothing goes yet"
-    assert caplog.text.count("retention is not applied for now: cannot reach the store") == 1, "not each time"
+    assert caplog.text.count('retention is not applied for now stream=sums error="cannot reach the store') == 1, (
+        "not each time"
+    )
     assert checkpoints(place) == [3]
     assert background.look() and [c.id for c in place.catalog.retained(NAME)] == [3]
     assert {name for name, _ in place.warehouse.store.list(stream_prefix(NAME))} == {

@@ -119,7 +119,7 @@ def test_who_may_only_read_the_catalog_reads_without_a_lease(place: Place, caplo
     with reading(place.catalog, NAME, [3]):
         manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, NAME, 3))
     assert len(manifests) == 3
-    assert "no lease on stream sums, a deletion may take away what is read" in caplog.text
+    assert "no lease: a deletion may take away what is read stream=sums" in caplog.text
     assert "readonly" in caplog.text
 
 
@@ -142,8 +142,8 @@ def test_a_lease_that_is_lost_or_not_renewed_is_told_of(
         end = time.monotonic() + 10
         while "expired" not in caplog.text and time.monotonic() < end:
             time.sleep(0.01)
-    assert "was not renewed, and will be tried again: the catalog is away" in caplog.text
-    assert "the lease on stream sums expired: a deletion may take away what is read" in caplog.text
+    assert 'lease not renewed, trying again stream=sums error="the catalog is away"' in caplog.text
+    assert "lease expired: a deletion may take away what is read stream=sums" in caplog.text
 
 
 def test_what_is_not_there_is_not_read(place: Place) -> None:

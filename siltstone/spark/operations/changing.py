@@ -11,6 +11,7 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.lifecycle.definition import check_definition, check_run, definition_of, recorded_options
+from siltstone.log import bound
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
 from siltstone.spark.failures import explained
@@ -62,7 +63,8 @@ def taken_over(
     outcome = "failed"
     try:
         _check_log(place.catalog, stream.name)
-        yield StreamRunner(spark, region)
+        with bound(stream=stream.name, epoch=region.epoch):
+            yield StreamRunner(spark, region)
         outcome = "done"
     except Fenced:
         outcome = "fenced"

@@ -1,6 +1,5 @@
 """Makes a stream ready again after something of it was damaged: on demand, or as a run finds out."""
 
-import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -10,11 +9,12 @@ from siltstone.catalog.place import Place
 from siltstone.errors import CorruptObject, ProofFailed, StateError
 from siltstone.lifecycle import recovery
 from siltstone.lifecycle.recovery import Recovery
+from siltstone.log import get_logger
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import needs_spark, spark_session
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 DAMAGED = (CorruptObject, ProofFailed)
 """what a run may fail with that going back to another checkpoint helps against"""
 
@@ -70,6 +70,15 @@ class SelfRecovery:
         """
         if self.done is not None or not self._allowed:
             raise error
-        _LOG.warning("stream %s is damaged and recovers by itself: %s", self._stream, error)
+        _LOG.warning("stream is damaged and recovers by itself", stream=self._stream, error=str(error))
         self.done = recovery.recover(self._place, self._stream, run=partial(spark_map, self._spark))
-        _LOG.warning("stream %s has recovered: %s", self._stream, self.done.summary)
+        done = self.done
+        _LOG.warning(
+            "stream has recovered",
+            stream=self._stream,
+            checkpoint=done.checkpoint,
+            given_up=len(done.given_up),
+            swept_objects=done.swept_objects,
+            swept_bytes=done.swept_bytes,
+            summary=done.summary,
+        )

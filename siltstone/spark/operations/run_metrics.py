@@ -1,6 +1,5 @@
 """Keeps a run's metrics in a file, as OpenMetrics text, for a collector: whatever runs the stream."""
 
-import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -12,10 +11,11 @@ from siltstone.errors import Unreachable
 from siltstone.lifecycle.compaction import OperatorHealth, materialization_health
 from siltstone.lifecycle.metrics import dead_letter_metric, health_metrics
 from siltstone.lifecycle.region import Completed
+from siltstone.log import get_logger
 from siltstone.settings import Settings
 from siltstone.store.filesystem import reaching
 
-_LOG = logging.getLogger(__name__)
+_LOG = get_logger(__name__)
 
 
 class RunMetrics:
@@ -58,7 +58,7 @@ class RunMetrics:
             with self._lock:
                 self._write(self._path, health)
         except Unreachable as error:
-            _LOG.warning("%s", error)
+            _LOG.warning("metrics are not written for now", error=str(error))
 
     def _write(self, path: Path, health: Mapping[str, OperatorHealth]) -> None:
         """Replace the file, at once, so that a collector never reads half of it."""

@@ -1,6 +1,5 @@
 """Runs a stream: what its source has, or a query of the user's own."""
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,6 +14,7 @@ from siltstone.lifecycle.definition import check_recorded, check_run
 from siltstone.lifecycle.lease import this_process
 from siltstone.lifecycle.recovery import Recovery
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
+from siltstone.log import bound
 from siltstone.policy.adaptive import named
 from siltstone.settings import Settings
 from siltstone.spark.background import SparkUnits
@@ -25,8 +25,6 @@ from siltstone.spark.runner import StreamRunner, open_source, run_stream
 from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.stream import Stream
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -175,6 +173,19 @@ def _running(
 ) -> Iterator[StreamRunner]:
     """One writer epoch: taken at the start, and how it ended noted in the catalog; with its background."""
     region = open_region(settings, stream, place, request.options, cores(spark), who=request.who, drop=request.drop)
+    with bound(stream=stream.name, epoch=region.epoch):
+        yield from _run_in(region, settings, place, spark, request, metrics, on_checkpoint)
+
+
+def _run_in(
+    region: Region,
+    settings: Settings,
+    place: Place,
+    spark: SparkSession,
+    request: RunRequest,
+    metrics: RunMetrics,
+    on_checkpoint: Callable[[Completed], None],
+) -> Iterator[StreamRunner]:
     background = _background(settings, place, spark, region, metrics)
 
     def completed(checkpoint: Completed) -> None:
@@ -196,7 +207,7 @@ def _running(
         raise
     except DAMAGED:
         # A newer writer may have retired what this run reads. That is not damage: a recovery would fence the newer one.
-        place.catalog.check_epoch(stream.name, region.epoch)
+        place.catalog.check_epoch(region.stream.name, region.epoch)
         raise
     except (KeyboardInterrupt, SystemExit):
         outcome = "interrupted"

@@ -89,8 +89,8 @@ def test_a_commit_that_never_arrived_is_made_again(
         flights.commit("flights", 1, commit_of(1))
     assert proxy.met == 1
     assert_whole(flights, 1)
-    assert len([r for r in caplog.records if "trying again for up to 60 s" in r.message]) == 1
-    assert "answers again" in caplog.records[-1].message
+    assert len([r for r in caplog.records if "trying again" in r.message and "up_to_s=60" in r.message]) == 1
+    assert "catalog answers again" in caplog.records[-1].message
 
 
 def test_a_commit_whose_outcome_is_asked_for_before_it_is_carried_out_is_made_once(
