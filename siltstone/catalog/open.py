@@ -4,9 +4,11 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
+from sqlalchemy import URL
+
 from siltstone.catalog.engine import open_engine, parse_url, reaching, shown
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.upgrade import migrate, revision
+from siltstone.catalog.upgrade import create_tables, revision
 from siltstone.errors import Unreachable, UsageError
 
 OUTAGE_S = 60.0
@@ -25,39 +27,52 @@ def open_catalog(
     timeout_s: float = 10.0,
     outage_s: float = OUTAGE_S,
 ) -> Catalog:
-    """Open the catalog at `url` (`sqlite:///PATH` or `postgresql://...`), its tables upgraded where older.
+    """Open the catalog at `url` (`sqlite:///PATH` or `postgresql://...`).
 
     With `create`, its tables (and the SQLite file, in a directory that exists) are made where missing, else nothing is.
+    Tables of another revision are left as they are (`upgrade`).
     `now` gives the time to go by in tests; else the database does. `timeout_s` bounds each wait for a connection or a
     lock. Once open, a catalog that goes away is waited for: `outage_s` bounds that for each call of its methods.
 
     Raises:
         NoCatalog: there is none, and none is to be made.
-        UsageError: a URL of another kind, or a catalog that a newer Siltstone wrote.
+        UsageError: a URL of another kind, or a catalog that an older or a newer Siltstone wrote; says what to do.
         Unreachable: the database cannot be reached, read or written.
     """
     parsed = parse_url(url)
-    missing = NoCatalog(f"no catalog at {shown(parsed)}: run a stream first, or check --warehouse")
     if parsed.drivername == "sqlite":
-        path = Path(str(parsed.database))
-        try:
-            there = path.exists()
-            misplaced = path.is_dir() or not (there or path.parent.is_dir())
-        except OSError as error:
-            raise Unreachable(f"cannot reach the catalog {path}: {error.strerror}; check its owner") from error
-        if not there and not create:
-            raise missing
-        if misplaced:
-            raise UsageError(f"cannot keep a catalog at {path}: name a file in a directory that exists")
+        check_file(Path(str(parsed.database)), parsed, create)
     engine = open_engine(parsed, create=create, timeout_s=timeout_s)
     try:
         with reaching(parsed):
             if not create:
                 with engine.connect() as connection:
                     if revision(connection) is None:
-                        raise missing
-            migrate(engine)
+                        raise no_catalog(parsed)
+            create_tables(engine)
     except BaseException:
         engine.dispose()
         raise
     return Catalog(engine, now, outage_s)
+
+
+def no_catalog(url: URL) -> NoCatalog:
+    """The error where there is none."""
+    return NoCatalog(f"no catalog at {shown(url)}: run a stream first, or check --warehouse")
+
+
+def check_file(path: Path, url: URL, create: bool) -> None:
+    """Make sure that a catalog's SQLite file is there, or, with `create`, that it can be made there.
+
+    Raises:
+        NoCatalog, UsageError, Unreachable: as `open_catalog`.
+    """
+    try:
+        there = path.exists()
+        misplaced = path.is_dir() or not (there or path.parent.is_dir())
+    except OSError as error:
+        raise Unreachable(f"cannot reach the catalog {path}: {error.strerror}; check its owner") from error
+    if not there and not create:
+        raise no_catalog(url)
+    if misplaced:
+        raise UsageError(f"cannot keep a catalog at {path}: name a file in a directory that exists")

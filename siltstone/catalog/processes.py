@@ -39,9 +39,32 @@ def is_known_dead(identity: str | None) -> bool:
         return False
     with suppress(OSError, IndexError, ValueError):  # /proc may hide it
         stat = _stat(int(pid))
-        ended = stat[_STATE] in _DEAD and int(stat[_THREADS]) <= 1  # nobody has asked yet how it ended
-        return ended or stat[_STARTED] != started
+        return _ended(stat) or stat[_STARTED] != started
     return False
+
+
+def is_known_gone(who: str) -> bool:
+    """Whether `host:pid`, as people are told of a process, is one of this host, and there is none of that PID.
+
+    Less sure than `is_known_dead`: another container may bear this host's name, and a PID may be used again.
+    """
+    host, _, pid = who.rpartition(":")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    with suppress(OSError, IndexError, ValueError):
+        return _ended(_stat(int(pid)))
+    return False
+
+
+def _ended(stat: list[str]) -> bool:
+    """Of a process that is listed: nobody has asked yet how it ended."""
+    return stat[_STATE] in _DEAD and int(stat[_THREADS]) <= 1
 
 
 def _namespace() -> str:

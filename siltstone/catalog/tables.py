@@ -34,7 +34,8 @@ their checkpoints are kept. A run, an edit and a rewinding are a row of some hun
 materialization, for 90 days; a client has a receipt or two. SQLite's file does not shrink when rows go; it uses their
 room again. A manifest holds one checkpoint's handles, digests and policy and grows with nothing else.
 
-A change here needs a new file in `migrations/versions` and its number in `REVISION`.
+A change here needs a new file in `migrations/versions`, which is never edited once it has landed
+(tests/unit/test_revisions.py), and its number in `REVISION`.
 """
 
 import json

@@ -18,6 +18,7 @@
     |           |- <operator>.<subtask:05d>.<attempt>.output.arrow                rows for a sink, until it has them
     |           '- <operator>.<variable>.<subtask:05d>.<attempt>.snapshot.parquet  a full snapshot, for proof
     |- catalog.db                               SQLite catalog (unless another one is named)
+    |- catalog-<time>-r<revision>.backup        what a catalog held then: a SQLite catalog, too
     |- work/<stream>/<epoch:08d>/               may vanish at any time
     |  |- state/<operator>/<subtask:05d>/           working state of one subtask
     |  '- spark/                                    Spark's own offset, commit and source logs
@@ -37,6 +38,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -257,6 +259,11 @@ def marked_fork(name: str) -> str | None:
     """The fork that a mark names; None for the name of anything else."""
     found = _FORK_MARK.fullmatch(name)
     return found[1] if found else None
+
+
+def catalog_backup(directory: Path, time: datetime, revision: str) -> Path:
+    """Where a catalog of this revision is backed up to at a time, in UTC, unless another file is named."""
+    return below(directory, f"catalog-{time:%Y%m%dT%H%M%S.%fZ}-r{revision}.backup")
 
 
 def _writer(operator: str, variable: str | None, subtask: int, attempt: int | str) -> str:

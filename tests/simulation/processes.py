@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 
 from siltstone.catalog.engine import WRITE
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.upgrade import migrate
+from siltstone.catalog.upgrade import create_tables
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
 from siltstone.store.base import Unfinished
@@ -123,7 +123,7 @@ def memory_engine() -> tuple[Engine, sqlite3.Connection]:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     event.listen(engine, "begin", begin)
-    migrate(engine)
+    create_tables(engine)
     raw.execute("PRAGMA foreign_keys = ON")
     return engine, raw
 

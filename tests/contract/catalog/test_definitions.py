@@ -1,14 +1,15 @@
 """Definitions belong to checkpoints: recorded with the first made under them, gone with it, carried by forks."""
 
+from pathlib import Path
+
 import pytest
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import create_engine, text
 
 from siltstone.catalog.engine import parse_url
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.upgrade import MIGRATIONS
+from siltstone.catalog.upgrade import run_migrations
+from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Fenced
 from tests.catalog_cases import NOON, commit_of
 
@@ -63,17 +64,15 @@ def test_a_fork_has_the_definition_of_its_checkpoint(flights: Catalog) -> None:
     assert flights.stream("later").definition == NEW and found(flights, "later") == found(flights)
 
 
-def test_streams_of_0_1_keep_theirs_for_all_of_their_checkpoints(catalog_url: str) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
+def test_streams_of_0_1_keep_theirs_for_all_of_their_checkpoints(catalog_url: str, tmp_path: Path) -> None:
     engine = create_engine(parse_url(catalog_url))
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
+        run_migrations(connection, "0001")
         columns = "name, max_parallelism, definition, epoch, created_at"
         values = {"at": NOON, "definition": '{"operators": {"old": {}}}'}
         connection.execute(text(f"INSERT INTO stream ({columns}) VALUES ('flights', 128, :definition, 7, :at)"), values)
     engine.dispose()
+    upgrade_catalog(catalog_url, tmp_path)
     with open_catalog(catalog_url, create=False) as migrated:
         assert found(migrated) == [(0, OLD, ())]
         assert migrated.definition_at("flights", 9) == OLD

@@ -20,11 +20,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import URL, create_engine, make_url, text
 
-from siltstone.catalog import upgrade
+from siltstone.catalog import upgrade, upgrading
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.records import CheckpointCommit, Step
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tables import METADATA, REVISION, REVISION_TABLE
+from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Unreachable, UsageError
 from siltstone.model import Form, StoredObject
 
@@ -146,6 +147,7 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[py
     with monkeypatch.context() as patch:
         patch.setattr(upgrade, "MIGRATIONS", later)
         patch.setattr(upgrade, "REVISION", "9998")
+        patch.setattr(upgrading, "REVISION", "9998")
         yield patch
 
 
@@ -178,11 +180,16 @@ def test_a_newer_catalog_is_refused_and_left_as_it_is(catalog_url: str) -> None:
         assert catalog.checkpoints("flights") == before
 
 
-def test_an_older_catalog_is_upgraded_in_place(catalog_url: str, request: pytest.FixtureRequest) -> None:
+def test_an_older_catalog_is_upgraded_when_people_say_so(
+    catalog_url: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     with open_catalog(catalog_url) as catalog:
         commit_one(catalog)
         before = catalog.checkpoints("flights")
     patch = request.getfixturevalue("next_version")
+    with pytest.raises(UsageError, match=rf"older Siltstone \(catalog revision {REVISION}, this one needs 9998\)"):
+        open_catalog(catalog_url)
+    upgrade_catalog(catalog_url, tmp_path, fence=True)
     with open_catalog(catalog_url, create=False) as catalog:
         assert catalog.checkpoints("flights") == before
         with catalog.engine.connect() as connection:

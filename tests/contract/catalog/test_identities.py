@@ -1,17 +1,17 @@
 """Which warehouse a catalog is of: proposed, written into the store, settled; by many at once."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import create_engine, text
 
 from siltstone.catalog.engine import parse_url
 from siltstone.catalog.identity_rules import CatalogIdentity
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.upgrade import MIGRATIONS
+from siltstone.catalog.upgrade import run_migrations
+from siltstone.catalog.upgrading import upgrade_catalog
 from tests.catalog_cases import NOON
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
@@ -49,17 +49,15 @@ def test_of_many_proposals_one_is_written(catalog_url: str) -> None:
     assert len(found) == 1 and found.pop().next in {f"{n:032x}" for n in range(4)}
 
 
-def test_a_catalog_of_0_1_with_data_has_none_until_it_is_written(catalog_url: str) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
+def test_a_catalog_of_0_1_with_data_has_none_until_it_is_written(catalog_url: str, tmp_path: Path) -> None:
     engine = create_engine(parse_url(catalog_url))
     with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
+        run_migrations(connection, "0001")
         created = {"at": NOON}
         of = "name, max_parallelism, definition, epoch, created_at"
         connection.execute(text(f"INSERT INTO stream ({of}) VALUES ('flights', 128, '{{}}', 7, :at)"), created)
     engine.dispose()
+    upgrade_catalog(catalog_url, tmp_path)
     with open_catalog(catalog_url, create=False) as migrated:
         assert [(s.name, s.epoch) for s in migrated.streams()] == [("flights", 7)]
         assert migrated.recorded_identity() == CatalogIdentity()

@@ -11,6 +11,7 @@ from siltstone.catalog import tables as t
 from siltstone.catalog import upgrade
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.records import Step
+from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import UnknownStream
 from siltstone.model import StoredObject
 from siltstone.store.checksums import checksum_of
@@ -53,6 +54,7 @@ def test_a_stream_that_was_there_before_retention_was_recorded_keeps_everything_
     catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older_catalog(catalog_url, tmp_path, monkeypatch, "0001").dispose()
+    upgrade_catalog(catalog_url, tmp_path, fence=True)
     rules = {"keep_last": 100}
     with open_catalog(catalog_url) as catalog:
         assert catalog.stream("flights").retention is None
@@ -76,11 +78,12 @@ def test_steps_that_were_recorded_before_they_could_be_pruned_stay_as_they_are(
             read = {"batch_id": number - 1, "offsets": f"v1\n{{}}\n{number}", "sources": sources}
             connection.execute(insert(t.step), {"stream": "flights", "checkpoint": 1, "step": number} | read)
     engine.dispose()
+    upgrade_catalog(catalog_url, tmp_path, fence=True)
     with open_catalog(catalog_url) as catalog:
         assert {s.step: s.sources for s in catalog.steps("flights", 1)} == recorded
         position = catalog.input_position("flights", 1)
         assert [s.step for s in position.entries] == [1, 4] and [s.step for s in position.newest] == [4, 5]
-        catalog.commit("flights", 1, commit_of(2, steps=[Step(6, 5, "v1\n{}\n6")]))
+        catalog.commit("flights", catalog.new_epoch("flights", "me"), commit_of(2, steps=[Step(6, 5, "v1\n{}\n6")]))
         assert [s.step for s in catalog.input_position("flights", 2).newest] == [5, 6]
 
 

@@ -1,0 +1,96 @@
+"""Commands for the catalog itself: to a newer revision, into a backup, and back from one."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from siltstone.cli.application import app
+from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, settings_of
+from siltstone.cli.output import print_result, progress, size
+from siltstone.settings import Settings
+from siltstone.store.open import Warehouse
+
+
+@app.command()
+def upgrade(
+    backup: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to back it up first. [beside a SQLite catalog]")
+    ] = None,
+    fence: Annotated[
+        bool,
+        typer.Option("--fence", help="Give up runs and readers that have not ended, and let none of them write again."),
+    ] = False,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Upgrade a catalog that an older Siltstone made, after a backup. Nothing may run on it meanwhile.
+
+    Stopped on the way, do it again. Older versions of Siltstone refuse the catalog from then on.
+    """
+    from siltstone.catalog.upgrading import upgrade_catalog
+
+    url, directory = _catalog(settings_of(warehouse, catalog))
+    with progress("upgrading the catalog"):
+        done = upgrade_catalog(url, directory, file=backup, fence=fence)
+    line = f"the catalog is of revision {done.after}: nothing to do"
+    if done.backup is not None:
+        line = f"the catalog is of revision {done.after} now, was {done.before}; what it held is in {done.backup.file} "
+        line += f"({done.backup.rows:,} rows, {size(done.backup.bytes)})"
+    if done.rebuilt:
+        line += f"\n  its tables were not those of revision {done.before}, and are: {', '.join(done.rebuilt)}"
+    if done.fenced:
+        line += f"\n  fenced: runs of {', '.join(done.fenced)} that had not ended"
+    print_result(asdict(done), as_json, line)
+
+
+@app.command()
+def backup(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A file that is not there yet. [beside a SQLite catalog]")
+    ] = None,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Back the catalog up into one file, as it is at one moment; streams may run meanwhile.
+
+    The file is a catalog in SQLite, whatever database it was in: --catalog sqlite:///FILE reads from it.
+    """
+    from siltstone.catalog.backup import back_up
+
+    url, directory = _catalog(settings_of(warehouse, catalog))
+    with progress("backing the catalog up"):
+        done = back_up(url, file, directory)
+    line = f"{done.file}: {done.rows:,} rows, {size(done.bytes)}, catalog revision {done.revision}"
+    print_result(asdict(done), as_json, line)
+
+
+@app.command()
+def restore_catalog(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `siltstone backup` wrote.")],
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the catalog back from a backup, where there is none, into any kind of database.
+
+    A stream that ran after the backup is refused until `siltstone recover STREAM --accept-loss`.
+    """
+    from siltstone.catalog.backup import bring_back
+
+    settings = settings_of(warehouse, catalog)
+    url, _ = _catalog(settings)
+    with progress("bringing the catalog back"):
+        done = bring_back(file, url)
+    line = f"the catalog is back, of revision {done.revision}, with {done.rows:,} rows: a stream that ran since the "
+    line += "backup needs `siltstone recover STREAM --accept-loss` before it runs on"
+    print_result(asdict(done), as_json, line)
+
+
+def _catalog(settings: Settings) -> tuple[str, Path]:
+    """The catalog's URL, and the warehouse's directory on this machine."""
+    warehouse = Warehouse.at(settings.warehouse)
+    return settings.catalog or warehouse.catalog_url, warehouse.local.root

@@ -1,0 +1,59 @@
+"""siltstone upgrade, backup and restore-catalog, as people use them."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.tables import REVISION
+from tests.command_line import plain, siltstone
+from tests.older_catalogs import make_revision, make_shape
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def older_warehouse(root: Path) -> None:
+    with Place.writable(str(root)):
+        pass
+    for path in root.glob("catalog.db*"):
+        path.unlink()
+    make_shape(f"sqlite:///{root / 'catalog.db'}", "8595e15")
+
+
+def test_an_older_catalog_is_refused_by_each_command_and_upgraded_by_one(tmp_path: Path) -> None:
+    older_warehouse(tmp_path / "warehouse")
+    said = f"(catalog revision 0001, this one needs {REVISION}): stop what runs on it, then `siltstone upgrade`"
+    for command in ("checkpoints", "verify", "truncate", "sweep", "recover"):
+        siltstone(command, "flights").failed(2, "made by an older Siltstone", said)
+    upgraded, kept = plain(siltstone("upgrade"))
+    assert upgraded.startswith(f"the catalog is of revision {REVISION} now, was 0001; what it held is in ")
+    assert "its tables were not those of revision 0001" in kept
+    [backup] = (tmp_path / "warehouse").glob("catalog-*-r0001.backup")
+    assert str(backup) in upgraded and stat.S_IMODE(backup.stat().st_mode) == 0o600
+    assert plain(siltstone("upgrade")) == [f"the catalog is of revision {REVISION}: nothing to do"]
+    assert siltstone("upgrade", "--json").json == {
+        "before": REVISION,
+        "after": REVISION,
+        "rebuilt": [],
+        "fenced": [],
+        "backup": None,
+    }
+
+
+def test_an_upgrade_says_what_it_needs(tmp_path: Path) -> None:
+    siltstone("upgrade").failed(2, "no catalog at")
+    older_warehouse(tmp_path / "warehouse")
+    (tmp_path / "there").touch()
+    siltstone("upgrade", "--backup", "there").failed(2, "there is there already: name another file")
+    siltstone("upgrade", "--backup", "nosuch/file").failed(3, "cannot write nosuch/file", "No such file")
+    assert siltstone("upgrade", "--backup", "mine", "--json").json["backup"]["file"] == "mine"
+
+
+def test_an_empty_catalog_of_an_older_revision_is_not_changed_by_being_opened(tmp_path: Path) -> None:
+    (tmp_path / "warehouse").mkdir()
+    make_revision(f"sqlite:///{tmp_path}/warehouse/catalog.db", "0002")
+    siltstone("checkpoints", "flights").failed(2, "(catalog revision 0002, this one needs")
