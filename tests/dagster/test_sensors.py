@@ -26,6 +26,7 @@ from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.store.paths import CheckpointPath
 from tests.dagster_runs import plain
 from tests.fault.small_stream import SMALL, purchases
+from tests.older_catalogs import make_revision
 from tests.region_run import RegionSteps
 
 POLICY = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
@@ -139,13 +140,17 @@ def test_a_look_tells_of_some_and_the_next_goes_on(
 
 @pytest.mark.parametrize("name", ["new_checkpoints", "alerts"])
 def test_a_warehouse_or_catalog_that_is_away_is_a_reason_to_wait(
-    name: str, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    name: str, url: str, tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"notifier": LogNotifier()} if name == "alerts" else {}
     tick = look(name, instance, '{"seen": {"small": 2}}' if name == "new_checkpoints" else '["a"]', url, **more)
     assert f"no warehouse at {url}" in tick.skip_message
     assert tick.cursor in (None, '{"seen": {"small": 2}}', '["a"]'), "what was told stays told"
     Place.writable(url).__exit__(None, None, None)
+    make_revision(f"sqlite:///{tmp_path}/older.db", "0003")
+    monkeypatch.setenv("SILTSTONE_CATALOG", f"sqlite:///{tmp_path}/older.db")
+    tick = look(name, instance, None, url, **more)
+    assert "older Siltstone (catalog revision 0003" in tick.skip_message and "`siltstone upgrade`" in tick.skip_message
     monkeypatch.setenv("SILTSTONE_CATALOG", "postgresql://nobody:secret@127.0.0.1:1/nothing?connect_timeout=1")
     tick = look(name, instance, None, url, **more)
     assert "127.0.0.1" in tick.skip_message and "secret" not in tick.skip_message
