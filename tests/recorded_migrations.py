@@ -12,29 +12,25 @@ from sqlalchemy import Connection, event
 
 from siltstone.catalog import upgrade
 
-UPGRADE = "_upgrade"
-"""the step of `upgrade.migrate` that calls Alembic"""
 READS = ("SELECT", "PRAGMA")
 Statement = tuple[str, Any]
 
 _recorded: dict[tuple[str, str, str], list[Statement]] = {}
 """(dialect, revision, directory of migrations) -> what made the first catalog"""
-_alembic = getattr(upgrade, UPGRADE)
+_alembic = upgrade.run_migrations
 
 
 @contextmanager
 def recorded_migrations() -> Iterator[None]:
     """Replay migrations of databases without a catalog, once this process has seen one of that dialect."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upgrade, UPGRADE, _upgrade)
+        patch.setattr(upgrade, "run_migrations", _make)  # as `upgrade.create_tables` calls it, and nobody else
         yield
 
 
-def _upgrade(connection: Connection, found: str | None) -> None:
-    key = (connection.dialect.name, upgrade.REVISION, str(upgrade.MIGRATIONS))
-    if found is not None:
-        _alembic(connection, found)
-    elif key in _recorded:
+def _make(connection: Connection, to: str) -> None:
+    key = (connection.dialect.name, to, str(upgrade.MIGRATIONS))
+    if key in _recorded:
         for statement, parameters in _recorded[key]:
             connection.exec_driver_sql(statement, parameters)
     else:
@@ -46,7 +42,7 @@ def _upgrade(connection: Connection, found: str | None) -> None:
 
         event.listen(connection, "before_cursor_execute", record)
         try:
-            _alembic(connection, found)
+            _alembic(connection, to)
         finally:
             event.remove(connection, "before_cursor_execute", record)
         _recorded[key] = made

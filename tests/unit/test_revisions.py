@@ -14,6 +14,7 @@ LANDED = {
     "r0006_lease_process.py": "ea511cb9348fc944f5fbd969f5c9b5fce2a203b8d7ba930b025f484d0e39189e",
     "r0007_definitions.py": "2eb998165acbb4e8a82c8dd877485231e4e8bda64ce197831cfbf739b54a2b83",
     "r0008_outbox.py": "1aa0a56ec33180bb06a0dba773e49485c519ce8d2c646fb5ff53748c7f767cbf",
+    "r0009_checksums.py": "75f114a45fcd928def9b5cb0a6b6d31076bcd3ae4531530546e2489a4ae6bd2c",
 }
 
 

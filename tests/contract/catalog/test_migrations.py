@@ -96,9 +96,11 @@ def test_checksums_of_before_they_said_their_algorithm_are_kept_beside_longer_on
         values = {"checkpoint": 1, "epoch": 1, "kind": "base", "bytes": 5, "checksum": "ab" * 16}
         connection.execute(insert(t.object_), values | {"stream": "flights", "name": "flights/o"})
     engine.dispose()
+    upgrade_catalog(catalog_url, tmp_path, fence=True)
     with open_catalog(catalog_url) as catalog:
         assert catalog.checkpoint("flights", 1).manifest == commit_of(1).manifest
         assert [found.checksum for found in catalog.objects("flights")] == ["ab" * 16]
         manifest = StoredObject("flights/00000001/m", 7, checksum_of(b"a manifest"))
-        catalog.commit("flights", 1, replace(commit_of(2), manifest=manifest))
+        epoch = catalog.new_epoch("flights", "me")
+        catalog.commit("flights", epoch, replace(commit_of(2), manifest=manifest))
         assert catalog.checkpoint("flights", 2).manifest == manifest
