@@ -17,19 +17,19 @@ Statement = tuple[str, Any]
 
 _recorded: dict[tuple[str, str, str], list[Statement]] = {}
 """(dialect, revision, directory of migrations) -> what made the first catalog"""
-_alembic = upgrade.run_migrations
+_alembic = upgrade.make_tables
 
 
 @contextmanager
 def recorded_migrations() -> Iterator[None]:
     """Replay migrations of databases without a catalog, once this process has seen one of that dialect."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upgrade, "run_migrations", _make)  # as `upgrade.create_tables` calls it, and nobody else
+        patch.setattr(upgrade, "make_tables", _make_tables)
         yield
 
 
-def _make(connection: Connection, to: str) -> None:
-    key = (connection.dialect.name, to, str(upgrade.MIGRATIONS))
+def _make_tables(connection: Connection) -> None:
+    key = (connection.dialect.name, upgrade.REVISION, str(upgrade.MIGRATIONS))
     if key in _recorded:
         for statement, parameters in _recorded[key]:
             connection.exec_driver_sql(statement, parameters)
@@ -42,7 +42,7 @@ def _make(connection: Connection, to: str) -> None:
 
         event.listen(connection, "before_cursor_execute", record)
         try:
-            _alembic(connection, to)
+            _alembic(connection)
         finally:
             event.remove(connection, "before_cursor_execute", record)
         _recorded[key] = made

@@ -44,7 +44,12 @@ def create_tables(engine: Engine) -> None:
     with engine.execution_options(**{WRITE: True}).begin() as connection:
         lock_upgrades(connection)
         if not is_current(connection):
-            run_migrations(connection, REVISION)
+            make_tables(connection)
+
+
+def make_tables(connection: Connection) -> None:
+    """Make today's tables where there are none, in the connection's transaction."""
+    run_migrations(connection, REVISION)
 
 
 def is_current(connection: Connection) -> bool:
