@@ -107,13 +107,15 @@ class RangeChecksums:
 class StoredObject:
     """One object as the store wrote it: its name, size in bytes, and checksum (`store.checksums`).
 
-    `ranges` are there for what may be read in parts; they say nothing that tells one object from another.
+    `ranges` are there for what may be read in parts; they say nothing that tells one object from another. `digest` is
+    there for a checkpoint's manifest that the catalog names: the digest of the state that it has to state.
     """
 
     name: str
     bytes: int
     checksum: str
     ranges: RangeChecksums | None = field(default=None, compare=False)
+    digest: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def to_checkpoint(row: Row[Any]) -> CheckpointRecord:
     """A row of table checkpoint as a record."""
     values = dict(row._mapping)
     size, checksum = values.pop("manifest_bytes"), values.pop("manifest_checksum")
-    values["manifest"] = StoredObject(values["manifest"], size, checksum)
+    values["manifest"] = StoredObject(values["manifest"], size, checksum, digest=values["digest"])
     values["forms"] = {operator: Form(form) for operator, form in values["forms"].items()}
     return CheckpointRecord(**values)
 

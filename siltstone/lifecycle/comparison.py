@@ -21,6 +21,7 @@ from siltstone.state.hashing import xxhash64
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.paths import snapshot_of
+from siltstone.store.ranged import verified
 
 KEYS_NAMED = 5
 """how many differing keys a comparison names"""
@@ -114,7 +115,7 @@ def compare(store: Store, task: CompareTask) -> list[TableComparison]:
         live = [
             part
             for stored in task.snapshot.get(name, [])
-            for part in read_base(store.read(stored), table.schema, groups, name=stored.name)
+            for part in read_base(verified(store, stored), table.schema, groups, name=stored.name)
         ]
         found.append(_compared(operator, name, table, groups, live))
     for name, values in target.opaque.items():

@@ -18,7 +18,7 @@ from siltstone.catalog.manifest_decoding import decode_manifest
 from siltstone.catalog.repository import Catalog
 from siltstone.changelog.base import read_base
 from siltstone.changelog.opaque import decode_opaque
-from siltstone.errors import ProofFailed
+from siltstone.errors import CorruptObject, ProofFailed
 from siltstone.lifecycle.tables import changes_of, merged_tables, of_tables, wanted_block
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.policy.restore_plan import Read, RestoreUnit, plan_restore
@@ -29,6 +29,7 @@ from siltstone.state.protocol import apply_delta, set_state
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
+from siltstone.store.paths import CheckpointPath, materialization_of
 
 RESERVED_ROWS = 1 << 24
 """room is made for so many rows of a base before it is read; a table that gets more grows as they come"""
@@ -206,10 +207,34 @@ def read_manifest(store: Store, stored: StoredObject, stream: str | None = None)
         stream: whose it is: a fork begins with manifests that another stream wrote. None leaves the one that wrote it.
 
     Raises:
-        CorruptObject: it is missing, cut or altered, or of a later format.
+        CorruptObject: it is missing, cut or altered, or another's, or states another digest than the catalog's.
+        NewerFormat: a newer Siltstone wrote it.
     """
     manifest = decode_manifest(store.read(stored), stored.name)
+    _check_expected(manifest, stored)
     return manifest if stream is None else replace(manifest, stream=stream)
+
+
+def _check_expected(manifest: Manifest, stored: StoredObject) -> None:
+    """Compare what a manifest says of itself with its name and with the catalog.
+
+    Its checksum says the same already, unless that is one of version 0.1's, which can be forged.
+
+    Raises:
+        CorruptObject: they differ.
+    """
+    path, said = CheckpointPath.of(stored.name), (manifest.stream, manifest.epoch, manifest.checkpoint)
+    other = path is not None and (path.stream, path.epoch, path.checkpoint) != said
+    if other or (materialization_of(stored.name) or "") != manifest.materialization:
+        raise CorruptObject(
+            f"object {stored.name} was altered: it is the manifest of checkpoint {manifest.checkpoint} of "
+            f"{manifest.stream}, epoch {manifest.epoch}"
+        )
+    if stored.digest is not None and manifest.digest != stored.digest:
+        raise CorruptObject(
+            f"object {stored.name} was altered: it states digest {manifest.digest}, where the catalog has "
+            f"{stored.digest}"
+        )
 
 
 def read_manifests(store: Store, stored: Iterable[StoredObject], stream: str | None = None) -> dict[int, Manifest]:

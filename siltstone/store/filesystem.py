@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from siltstone.store.paths import TEMPORARY, below, check_object_name, check_pre
 _PIECE_BYTES = 256 << 10  # what was hashed is still in the processor's cache when it is written
 _ON_THEIR_WAY_BYTES = 8 << 20
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_DESCRIPTORS = Path("/dev/fd")  # where an open file can be mapped by its descriptor
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 _NOT_NEEDED = getattr(os, "POSIX_FADV_DONTNEED", 0)  # in the cache; not on every system
 _HINTS = {
     errno.ENOSPC: "free some space",
@@ -139,29 +140,47 @@ class FilesystemStore:
                 temporary.unlink()
 
     def read(self, stored: StoredObject) -> pa.Buffer:
-        """The whole object, memory-mapped; its size and checksum are verified before a byte is handed out."""
-        label, data = self._label(stored.name), self._mapped(stored.name)
-        if data.size != stored.bytes:
-            raise CorruptObject(f"{label} has {data.size} bytes instead of {stored.bytes}")
+        """The whole object; its size and checksum are verified before a byte is handed out."""
+        label = self._label(stored.name)
+        size, data = self._copied(stored.name, 0, stored.bytes)
+        if size != stored.bytes or data is None:
+            raise CorruptObject(f"{label} has {size} bytes instead of {stored.bytes}")
         verify(data, stored.checksum, label)
         return data
 
     def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
-        """Exactly `length` bytes at `offset`, memory-mapped and not verified."""
-        data = self._mapped(name)
-        if offset + length > data.size:
-            raise CorruptObject(f"{self._label(name)} has {data.size} bytes and should have {offset + length}")
-        return data.slice(offset, length)
+        """Exactly `length` bytes at `offset`, not verified."""
+        size, data = self._copied(name, offset, length)
+        if data is None:
+            raise CorruptObject(f"{self._label(name)} has {size} bytes and should have {offset + length}")
+        return data
 
-    def _mapped(self, name: str) -> pa.Buffer:
+    def _copied(self, name: str, offset: int, length: int) -> tuple[int, pa.Buffer | None]:
+        """The size of a file, and some of its bytes; None where it ends before them.
+
+        They are a copy: of a mapped file they could be altered once they were verified, and a file that is cut
+        meanwhile would end the process.
+        """
         label = self._label(check_object_name(name))
         try:
             path = self._path(name)
         except UsageError as error:
             raise CorruptObject(f"{label} is not there: {error}") from None
         try:
-            with _opened(path) as readable, pa.memory_map(readable, "r") as file:
-                return file.read_buffer()
+            with _opened(path) as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise CorruptObject(f"{label} is missing: what is there is no file")
+                if offset + length > found.st_size:
+                    return found.st_size, None
+                data, done = pa.allocate_buffer(length), file.seek(offset) - offset
+                view = memoryview(data).cast("B") if length else memoryview(b"")
+                while done < length:
+                    count = file.readinto(view[done:])
+                    if not count:
+                        return offset + done, None
+                    done += count
+                return found.st_size, data
         except OSError as error:
             with reaching(f"read {label}"):
                 if path.is_file():
@@ -293,17 +312,9 @@ class FilesystemStore:
             make_durable(directory)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[str]:
-    """A path by which the file at `path` can be opened, which is no symbolic link, even if it becomes one meanwhile."""
-    if not (_NO_LINK and _DESCRIPTORS.is_dir()):
-        yield str(path)
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _NO_LINK)
-    try:
-        yield f"{_DESCRIPTORS}/{descriptor}"
-    finally:
-        os.close(descriptor)
+def _opened(path: Path) -> FileIO:
+    """A file to read, which is no symbolic link, even if it becomes one meanwhile; a pipe is not waited for."""
+    return FileIO(path, opener=lambda name, flags: os.open(name, flags | _NO_LINK | _NO_WAIT))
 
 
 def make_durable(path: Path) -> None:

@@ -124,6 +124,18 @@ def with_ranges(store: Store, stored: StoredObject, fetched: Callable[[int], Non
     return replace(stored, ranges=hasher.checksums())
 
 
+def verified(store: Store, stored: StoredObject) -> pa.Buffer | pa.NativeFile:
+    """A whole object, verified: its bytes, or, of a large one, a file of which only what is read is in memory.
+
+    Raises:
+        CorruptObject: missing, cut or altered; names the object.
+        Unreachable: the store does not answer.
+    """
+    if stored.bytes <= MEASURED_BYTES:
+        return store.read(stored)
+    return pa.PythonFile(RangedFile(store, with_ranges(store, stored)), mode="r")
+
+
 def _is_usable(ranges: RangeChecksums, size: int) -> bool:
     """Is the algorithm known, and is there a checksum for every range of an object of `size` bytes?"""
     digest_bytes = range_digest_bytes(ranges.algorithm)
