@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
@@ -287,6 +287,21 @@ class Catalog(
             connection.execute(insert(t.snapshot), values | {"taken_at": self._time(connection)})
             kinds = [(ObjectKind.SNAPSHOT, stored) for stored in objects]
             rows.insert_objects(connection, stream, epoch, checkpoint, kinds)
+
+    def drop_snapshot(self, stream: str, epoch: int, checkpoint: int) -> None:
+        """Forget the full snapshot of a checkpoint, if there is one, guarded by the writer epoch.
+
+        Its objects belong to nothing from here on; sweeps delete them.
+
+        Raises:
+            Fenced
+        """
+        with self._writing(f"the snapshot of checkpoint {checkpoint} of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            s, o = t.snapshot.c, t.object_.c
+            connection.execute(delete(t.snapshot).where(s.stream == stream, s.checkpoint == checkpoint))
+            of_it = (o.stream == stream) & (o.checkpoint == checkpoint) & (o.kind == ObjectKind.SNAPSHOT)
+            connection.execute(delete(t.object_).where(of_it))
 
     def snapshots(self, stream: str) -> list[SnapshotRecord]:
         """All full snapshots, oldest checkpoint first."""

@@ -8,7 +8,8 @@
     4  if a materialized base is damaged, and what it was made of is there still: make it again, which gives nothing up
     5  give up what lies above the checkpoint that holds, in one transaction (`catalog.rewinding`); without any that
        holds, everything: the stream then begins from nothing, with its logged input
-    6  complete deletions that were under way, and sweep
+    6  drop full snapshots that are damaged: they compare with nothing any more, and no restore needs them
+    7  complete deletions that were under way, and sweep
 
 A catalog that was restored from a backup does not know what newer runs have written (`lifecycle.epochs`). It is
 refused, or, with the loss accepted, gone on from under an epoch above theirs; what it does not know of is given up.
@@ -36,7 +37,7 @@ from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.outbox import damaged_output
 from siltstone.lifecycle.proof import Map, prove_checkpoints
 from siltstone.lifecycle.sweep import SweepOptions, sweep
-from siltstone.lifecycle.verify import Failure
+from siltstone.lifecycle.verify import Failure, check_objects
 from siltstone.log import get_logger
 from siltstone.policy.rollback import explain_refusal
 from siltstone.store.paths import materialization_of
@@ -60,6 +61,7 @@ class Recovery:
         rebuilt: operators whose materialized base was damaged and was made again; in a dry run, those for which that
             would be tried first, and `given_up` is what would be given up if it did not help.
         fenced: whether the run at work, if there was one, was fenced: only where something was damaged.
+        snapshots: the checkpoints whose full snapshots were damaged and dropped; the checkpoints themselves stay.
         savepoints: names that went with their checkpoints.
         edits: the checkpoints among `given_up` that held an edit by hand, which no input brings back.
         refusal: of a dry run, why this is not done without `accept_loss`; None if it is.
@@ -74,6 +76,7 @@ class Recovery:
     failures: tuple[Failure, ...]
     rebuilt: tuple[str, ...]
     fenced: bool
+    snapshots: tuple[int, ...]
     savepoints: tuple[str, ...]
     edits: tuple[int, ...]
     refusal: str | None
@@ -89,6 +92,9 @@ class Recovery:
         if self.rebuilt:
             done += f", {'would try to rebuild' if self.dry_run else 'rebuilt'} the base of {', '.join(self.rebuilt)}"
         done += f"; {now} {f'with checkpoint {self.checkpoint}' if self.checkpoint else 'from nothing'}"
+        if self.snapshots:
+            of = ", ".join(map(str, self.snapshots))
+            done += f"; {'would drop' if self.dry_run else 'dropped'} the damaged snapshot of checkpoint {of}"
         if self.savepoints:
             done += f"; lost with them: savepoint {', '.join(self.savepoints)}"
         if self.edits:
@@ -155,6 +161,7 @@ def recover(
             epoch, choice, lost = _rewind(place, stream, run, tell, accept_loss)
         elif choice.checkpoint and not dry_run:
             _note_proof(catalog, stream, choice.checkpoint)
+        snapshots = _drop_snapshots(place, stream, choice.checkpoint, tell, dry_run=dry_run)
     swept = (0, 0) if dry_run else _clean(place, stream, epoch)
     return Recovery(
         stream=stream,
@@ -165,6 +172,7 @@ def recover(
         failures=choice.failures,
         rebuilt=choice.rebuilt,
         fenced=older or epoch is not None,
+        snapshots=snapshots,
         savepoints=lost.savepoints,
         edits=lost.edits,
         refusal=_refusal(choice, lost) if dry_run else None,
@@ -329,6 +337,31 @@ def _rebuild(
             except (StateError, UsageError):  # what it was made of is damaged too, or gone
                 continue
     return tuple(done)
+
+
+def _drop_snapshots(
+    place: Place, stream: str, checkpoint: int, tell: Callable[[str], None], *, dry_run: bool
+) -> tuple[int, ...]:
+    """Drop the damaged ones among the full snapshots of `checkpoint` and of all that the last proof of failed."""
+    catalog, epoch = place.catalog, place.catalog.stream(stream).epoch
+    suspects = {checkpoint} | {c.id for c in catalog.checkpoints(stream) if c.proven is False}
+    taken = [(o, [s.checkpoint]) for s in catalog.snapshots(stream) if s.checkpoint in suspects for o in s.objects]
+    for _ in range(2):  # a store may return wrong bytes once
+        failures = check_objects(place.warehouse.store, taken)
+        taken = [(o, of) for o, of in taken if o.name in {failure.object for failure in failures}]
+        if not taken:
+            return ()
+        place.confirm_store()
+    damaged = tuple(sorted({failure.checkpoint for failure in failures}))
+    for failure in failures:
+        tell(f"the snapshot of checkpoint {failure.checkpoint} is damaged: {failure.reason}")
+    if not dry_run:
+        try:
+            for each in damaged:
+                catalog.drop_snapshot(stream, epoch, each)
+        except Fenced:  # somebody runs the stream now: it stays until the next recovery
+            return ()
+    return damaged
 
 
 def _clean(place: Place, stream: str, epoch: int | None) -> tuple[int, int]:

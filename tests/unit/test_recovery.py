@@ -278,6 +278,32 @@ def test_deletions_under_way_are_completed_and_orphans_swept(place: Place) -> No
     assert [c.id for c in place.catalog.checkpoints(NAME, marked=True)] == [5, 6, 7, 8, 9]
 
 
+def test_a_damaged_snapshot_is_dropped_and_its_checkpoint_stays(place: Place) -> None:
+    store, catalog, before = place.warehouse.store, place.catalog, digests(place)
+    for checkpoint in (2, 5, 7, 9):
+        prefix = objects(place, checkpoint, ObjectKind.MANIFEST)[0].rpartition("/")[0]
+        taken = store.put(f"{prefix}/accounts.totals.00000.test.snapshot.parquet", b"a copy of the state")
+        catalog.add_snapshot(NAME, 2, checkpoint, [taken], 1)
+    names = {s.checkpoint: s.objects[0].name for s in catalog.snapshots(NAME)}
+    alter(place, names[5])
+    delete(place, names[9])
+    catalog.record_proof(NAME, 5, False, "its snapshot was altered")  # as verify does
+    catalog.record_proof(NAME, 7, False, "something else")
+    looked = recover(place, NAME, run=in_order, dry_run=True)
+    assert looked.snapshots == (5, 9) and "would drop the damaged snapshot of checkpoint 5, 9" in looked.summary
+    assert [s.checkpoint for s in catalog.snapshots(NAME)] == [2, 5, 7, 9]
+    done = recover(place, NAME, run=in_order)
+    assert (done.checkpoint, done.given_up, done.snapshots, done.fenced) == (9, (), (5, 9), False)
+    assert [s.checkpoint for s in catalog.snapshots(NAME)] == [2, 7] and digests(place) == before
+    sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
+    assert {name for name in store.list("") if name[0].endswith(".snapshot.parquet")} >= {
+        (names[2], 19),
+        (names[7], 19),
+    }
+    assert names[5] not in dict(store.list(""))
+    assert recover(place, NAME, run=in_order).snapshots == ()
+
+
 @pytest.mark.slow
 def test_what_was_given_up_is_left_for_people_and_swept_in_the_end(place: Place) -> None:
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pyspark.sql import SparkSession
@@ -72,7 +72,10 @@ def verify(
             start = time.perf_counter()
             proof = prove_checkpoints(place, stream, wanted, partial(spark_map, spark))
             taken = [(stored, [c]) for c, s in snapshots.items() if c in wanted for stored in s.objects]
-            failures = check_objects(store, taken)
+            failures = [
+                replace(f, reason=f"{f.reason}; this is of its snapshot only, which `siltstone recover {stream}` drops")
+                for f in check_objects(store, taken)
+            ]
             if deep:
                 failures += _deep(settings, spark, place, [s for c, s in snapshots.items() if c in wanted])
         first = {f.checkpoint: f for f in reversed(failures)} | proof.failures
