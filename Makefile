@@ -33,12 +33,12 @@ demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proo
 
 # Some workers with a Spark session each, for much is waiting; tests/conftest.py puts what takes long first.
 TEST = $(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
 
 test: $(READY)dev $(READY)gateway $(READY)classes ## every test, and a table of the slowest
 	@$(TEST)
 
-test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## the same with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere)
+test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## the same with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough)
 	@$(TEST) --hypothesis-profile thorough
 
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute

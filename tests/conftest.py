@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import jvm
-from tests.examples import register_profiles
+from tests.examples import is_thorough, register_profiles
 from tests.recorded_migrations import recorded_migrations
 
 if TYPE_CHECKING:
@@ -50,12 +50,16 @@ def _turn(item: pytest.Item) -> int:
     return next((turns[str(each)] for each in (path, *path.parents) if str(each) in turns), len(turns))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses a fixture that starts a server or a JVM; what takes long comes first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what uses a fixture that starts a server or a JVM; what takes long comes first, what is `thorough` only in
+    `make test-thorough`."""
     items.sort(key=_turn)
     for item in items:
         for name in SERVED.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(SERVED[name])
+    if not is_thorough() and (left_out := [item for item in items if item.get_closest_marker("thorough")]):
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def _is_whole_suite(config: pytest.Config) -> bool:

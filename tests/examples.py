@@ -24,7 +24,12 @@ def examples(count: int) -> int:
     return max(min(count, 5), count * settings.default.max_examples // FULL)
 
 
+def is_thorough() -> bool:
+    """Whether this is `make test-thorough`."""
+    return settings.default.max_examples >= FULL
+
+
 def stride() -> int:
     """Which cases to take of those that are gone through one by one: each, where the profile is `thorough`, else each
     fifth."""
-    return 1 if settings.default.max_examples >= FULL else 5
+    return 1 if is_thorough() else 5

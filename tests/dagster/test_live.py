@@ -15,6 +15,7 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
 from tests.dagster.live_stream import DAYS, LIVE, PARTITIONS
 from tests.dagster.page import HOST, Page, Run, served
+from tests.examples import is_thorough
 
 NAME = LIVE.name
 PLANTED = "pl4nted-in-the-page"
@@ -180,17 +181,18 @@ def test_a_run_whose_server_was_killed_too_fails_when_the_page_is_back(server: S
     assert len(records) == DAYS, "it went on behind both kills to the end of the input"
 
 
-def test_a_backfill_of_thirty_days_is_one_run_and_says_each_digest(page: Page, warehouse: Path) -> None:
-    backfill = page.backfill(f"{NAME}/restored_state", PARTITIONS)
-    assert page.backfilled(backfill) == {"status": "COMPLETED_SUCCESS", "numPartitions": DAYS}
+def test_a_backfill_of_days_is_one_run_and_says_each_digest(page: Page, warehouse: Path) -> None:
+    days = PARTITIONS if is_thorough() else PARTITIONS[:8]
+    backfill = page.backfill(f"{NAME}/restored_state", days)
+    assert page.backfilled(backfill) == {"status": "COMPLETED_SUCCESS", "numPartitions": len(days)}
     (run,) = page.runs({"dagster/backfill": backfill})
     events = materializations(page, run.id)[f"{NAME}/restored_state"]
     said = {event["partition"]: metadata(event) for event in events}
     with Place.existing(str(warehouse)) as place:
         digests = [record.digest for record in place.catalog.checkpoints(NAME)]
-    assert [said[day]["digest"] for day in PARTITIONS] == digests
-    assert all((Path(said[day]["path"]) / "_restored.json").is_file() for day in PARTITIONS)
-    assert {path.name for path in Path(said[PARTITIONS[0]]["path"]).parent.iterdir()} == set(PARTITIONS)
+    assert [said[day]["digest"] for day in days] == digests[: len(days)]
+    assert all((Path(said[day]["path"]) / "_restored.json").is_file() for day in days)
+    assert {path.name for path in Path(said[days[0]]["path"]).parent.iterdir()} == set(days)
 
 
 def test_one_broken_byte_fails_the_check_by_name_and_nothing_is_restored(page: Page, warehouse: Path) -> None:

@@ -24,6 +24,7 @@ from siltstone.lifecycle.verify import check_objects
 from siltstone.model import Handle, Kind
 from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.store.paths import snapshot_of
+from tests.examples import examples
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
@@ -141,7 +142,7 @@ def noticed(stored: Stored, record: ObjectRecord, checkpoint: int) -> None:
 def test_an_altered_byte_is_noticed(stored: Stored, kind: ObjectKind) -> None:
     chance = random.Random(f"altered {kind}")
     cases = positions(chance, stored.objects[kind])
-    for _ in range(POSITIONS):
+    for _ in range(examples(POSITIONS)):
         record, at = next(cases)
         checkpoint = chance.choice(stored.dependents(record, at, at + 1))
         mask = chance.choice([1, 0x80, 0xFF, chance.randrange(1, 256)])
@@ -191,7 +192,7 @@ def test_an_altered_or_cut_snapshot_is_noticed_and_no_restore_needs_it(stored: S
     tasks = {task.unit.unit.operator: task for task in compare_tasks(units, snapshot.objects)}
     assert all(table.same for task in tasks.values() for table in compare(store, task))
     cases = positions(chance, stored.objects[ObjectKind.SNAPSHOT])
-    for case in range(POSITIONS):
+    for case in range(examples(POSITIONS)):
         record, at = next(cases)
         change = flip(at, chance.randrange(1, 256)) if case % 10 else chance.choice([lambda _: None, lambda d: d[:-9]])
         with damaged(stored.path(record), change):

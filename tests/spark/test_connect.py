@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.dataset as ds
 import pyspark
 import pytest
 
 from tests.command_line import Ended, siltstone
+from tests.fault import series
 from tests.servers import free_port, wait_for_port
 
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -68,19 +70,38 @@ def command(project: Path, master: str) -> Command:
     return run
 
 
+def one_after_the_other(project: Path, master: str, *lines: str) -> list[dict[str, Any]]:
+    """What commands print that end well, in one process: each session of a server has workers of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", series.__name__, json.dumps([line.split() for line in lines])],
+        cwd=project,
+        env=os.environ | {"SILTSTONE_MASTER": master, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 def test_state_is_proven_restored_consolidated_and_rescaled(six: Path, server: str) -> None:
-    run = command(six, server)
     newest = siltstone("checkpoints", "little", "--json", cwd=six).json["checkpoints"][-1]
-    assert run("verify", "little", "--all", "--json").json["proven"] == [1, 2, 3, 4, 5, 6]
-    made = run("materialize", "little", "--json").json
+    verified, made, restored, rescaled, again = one_after_the_other(
+        six,
+        server,
+        "verify little --all --json",
+        "materialize little --json",
+        "restore little --to restored --json",
+        "rescale little --parallelism 3 --json",
+        "restore little --json",
+    )
+    assert verified["proven"] == [1, 2, 3, 4, 5, 6]
     assert made["checkpoint"] == 6 and made["rows"] > 0
-    restored = run("restore", "little", "--to", "restored", "--json").json
     assert (restored["proven"], restored["digest"]) == (True, newest["digest"])
     assert sum(ds.dataset(d).count_rows() for d in (six / "restored").rglob("*") if d.is_dir()) > 0
-    assert run("rescale", "little", "--parallelism", "3", "--json").code == 0
-    again = siltstone("verify", "little", "--all", "--json", cwd=six).json
-    assert again["failed"] == []
-    assert json.loads(run("restore", "little", "--json").out)["digest"] == newest["digest"]
+    assert rescaled["parallelism"] == 3
+    assert again["digest"] == newest["digest"]
+    assert siltstone("verify", "little", "--all", "--json", cwd=six).json["failed"] == []
 
 
 def test_a_run_needs_spark_in_its_own_process(six: Path) -> None:

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 STREAM = "lingering"
 RUN = (sys.executable, "-m", "siltstone.cli", "run", STREAM, "--json")
 FOLLOW = (*RUN, "--follow")
-SUBMIT = (str(Path(pyspark.__path__[0]) / "bin" / "spark-submit"), str(ROOT / "jobs" / "run_stream.py"), STREAM)
+SPARK_SUBMIT = (str(Path(pyspark.__path__[0]) / "bin" / "spark-submit"), "--master", "local[2]")
+SUBMIT = (*SPARK_SUBMIT, str(ROOT / "jobs" / "run_stream.py"), STREAM)
 OWN_QUERY = (sys.executable, "-c", "from tests.spark.test_stopping import own_query; own_query()")
 CONFIGURATION = 'streams = ["tests.spark.lingering_stream"]\nwarehouse = "w"\nparallelism = 2\nmaster = "local[2]"\n'
 
@@ -111,7 +112,7 @@ def check_stopped_behind_the_step(project: Path) -> None:
     assert 2 <= newest < BATCHES and (outcome, leases) == ("stopped", 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_a_run_of_what_is_available_says_that_it_was_stopped_before_its_end(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -142,7 +143,8 @@ def test_a_signal_to_every_process_at_once_leaves_the_jvm_and_its_workers_until_
     check_stopped_behind_the_step(tmp_path)
 
 
-def test_under_spark_submit_the_jvm_passes_the_signal_on(tmp_path: Path) -> None:
+def test_under_spark_submit_the_jvm_passes_the_signal_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SILTSTONE_MASTER", "local[nonsense]")  # spark-submit decides where Spark runs
     with in_its_second_step(tmp_path, SUBMIT) as process:
         assert "java" in command_of(process.pid)
         process.send_signal(signal.SIGTERM)
