@@ -24,6 +24,7 @@ from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, Val
 from siltstone.state.backend import SubtaskState
 from siltstone.state.hashing import xxhash64
 from siltstone.store.open import Warehouse
+from tests.examples import examples
 from tests.subtask import subtask
 
 GROUPS = 8
@@ -136,7 +137,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(75))
 @given(ROWS, st.integers(1, 5), st.integers(1, 9))
 def test_a_step_without_its_bad_rows_is_one_that_never_had_them(
     rows: list[dict[str, Any]], size: int, a_call: int
@@ -160,7 +161,7 @@ def test_a_step_without_its_bad_rows_is_one_that_never_had_them(
         assert clean[0] == digests and clean[1] == changed
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(75))
 @given(st.lists(st.tuples(st.none() | st.integers(0, 2), st.sampled_from([1, -1, MOST, -MOST])), max_size=10))
 def test_sums_that_overflow_leave_out_the_rows_of_their_key(pairs: list[tuple[int | None, int]]) -> None:
     operator = Aggregate("sums", {"k": pa.int64()}, [Sum("total", "n", pa.int64()), Count("count")])

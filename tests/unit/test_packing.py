@@ -37,6 +37,7 @@ def test_damage_is_an_error_of_ours(damage: bytes) -> None:
         unpack(damage)
 
 
+@pytest.mark.slow
 def test_a_megabyte_does_not_become_a_gigabyte() -> None:
     """Issue 11, item 3: text that unpacks to far more than it is stored in is refused before it takes memory."""
     packer = zlib.compressobj(9, zdict=_DICTIONARY)
@@ -51,6 +52,7 @@ def test_a_megabyte_does_not_become_a_gigabyte() -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_text_that_packs_too_well_is_still_read() -> None:
     text = "a" * (100 << 20)
     assert unpack(pack(text)) == text
