@@ -18,6 +18,7 @@ from sqlalchemy import CompoundSelect, Connection, Select, delete, func, insert,
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.leases import LeaseRecord, leases, remove_expired
+from siltstone.catalog.passes import Pass, note_pass
 from siltstone.catalog.rewinding import RewindingRecord, rewindings
 from siltstone.catalog.transactions import Transactions
 from siltstone.store.paths import stream_prefix
@@ -87,24 +88,33 @@ class Audit(Transactions):
             return _standing(connection, stream, names, self._time(connection))
 
     def record_orphans(
-        self, stream: str, who: str, names: Sequence[str], decide: Callable[[Standing], Sequence[Doomed]]
+        self,
+        stream: str,
+        who: str,
+        names: Sequence[str],
+        decide: Callable[[Standing], Sequence[Doomed]],
+        by: Pass | None = None,
     ) -> list[Doomed]:
         """Write down what is about to be deleted of objects that nothing refers to; only that may be deleted then.
 
         Args:
             names: those in question.
             decide: which of them, as things stand now: no commit and no lease comes between it and the record.
+            by: the pass that it is written down as a part of.
         """
         with self._writing(f"the deletion of orphans of stream {stream}") as connection:
             fencing.lock(connection, stream)
             now = self._time(connection)
             remove_expired(connection, stream, now)
             doomed = list(decide(_standing(connection, stream, names, now)))
-            _record(connection, stream, who, doomed, now)
+            _record(connection, stream, who, doomed, now, by)
             return doomed
 
-    def record_deletion(self, stream: str, epoch: int, who: str, doomed: Sequence[Doomed]) -> list[Doomed]:
-        """Write down what is about to be deleted of checkpoints marked as deleted, guarded by the writer epoch.
+    def record_deletion(
+        self, stream: str, epoch: int, who: str, doomed: Sequence[Doomed], by: Pass | None = None
+    ) -> list[Doomed]:
+        """Write down what is about to be deleted of checkpoints marked as deleted, guarded by the writer epoch; `by` is
+        the pass that it is a part of.
 
         Returns:
             Only that may be deleted then: what another stream refers to, such as a fork, is left out.
@@ -116,7 +126,7 @@ class Audit(Transactions):
             fencing.hold(connection, stream, epoch)
             spared = _shared(connection, stream, [each.name for each in doomed])
             doomed = [each for each in doomed if each.name not in spared]
-            _record(connection, stream, who, doomed, self._time(connection))
+            _record(connection, stream, who, doomed, self._time(connection), by)
             _forget_old(connection, stream, {each.reason for each in doomed})
             return doomed
 
@@ -185,9 +195,14 @@ def _referring(connection: Connection, streams: Select[tuple[str]], names: Itera
     return frozenset(str(row[0]) for part in rows.parts(names) for row in connection.execute(query(part)))
 
 
-def _record(connection: Connection, stream: str, who: str, doomed: Sequence[Doomed], now: datetime) -> None:
-    """A row each; what a deletion that did not end has written down already stays as it is. Old ones make room."""
+def _record(
+    connection: Connection, stream: str, who: str, doomed: Sequence[Doomed], now: datetime, by: Pass | None
+) -> None:
+    """A row each, and their sum in the row of the pass. What a deletion that did not end has written down already stays
+    as it is. Old ones make room."""
     d = t.deletion.c
+    if by is not None:
+        note_pass(connection, stream, by, now, objects=len(doomed), bytes=sum(each.bytes for each in doomed))
     connection.execute(delete(t.deletion).where(d.stream == stream, d.deleted_at < now - RECORDS_KEPT))
     for part in rows.parts(each.name for each in doomed):
         known = set(connection.scalars(select(d.name).where(d.stream == stream, d.name.in_(part))))

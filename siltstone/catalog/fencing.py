@@ -8,8 +8,12 @@ from datetime import datetime
 
 from sqlalchemy import Connection, case, delete, func, insert, select, update
 
+from siltstone.catalog.passes import RUNS, Pass, note_pass
 from siltstone.catalog.tables import checkpoint, run, stream
 from siltstone.errors import Fenced, UnknownStream
+from siltstone.log import get_logger
+
+_LOG = get_logger(__name__)
 
 RUNS_KEPT = 1000
 """how many runs of a stream are remembered, at least"""
@@ -66,7 +70,7 @@ def take_over(connection: Connection, name: str, who: str, now: datetime, above:
     newest = connection.scalar(select(func.max(checkpoint.c.id)).where(checkpoint.c.stream == name)) or 0
     values = {"stream": name, "epoch": epoch, "first_checkpoint": newest + 1, "who": who, "started_at": now}
     connection.execute(insert(run).values(values))
-    _forget_old(connection, name, epoch)
+    _forget_old(connection, name, epoch, who, now)
     return epoch
 
 
@@ -75,7 +79,7 @@ def superseded_by(epoch: int) -> str:
     return f"superseded by epoch {epoch}"
 
 
-def _forget_old(connection: Connection, name: str, newest: int) -> None:
+def _forget_old(connection: Connection, name: str, newest: int, who: str, now: datetime) -> None:
     """Forget runs before the newest `RUNS_KEPT`, whose epochs nothing can be written under any more.
 
     Those of which there is a checkpoint stay, and the one after each of these: it says which checkpoint such a run had
@@ -86,7 +90,10 @@ def _forget_old(connection: Connection, name: str, newest: int) -> None:
     completed = select(checkpoint.c.epoch).where(checkpoint.c.stream == name)
     old = (run.c.stream == name) & (run.c.epoch <= newest - RUNS_KEPT)
     needed = run.c.epoch.in_(completed) | (run.c.epoch - 1).in_(completed)
-    connection.execute(delete(run).where(old & ~needed))
+    forgotten = connection.execute(delete(run).where(old & ~needed)).rowcount
+    note_pass(connection, name, Pass.begin(RUNS, who), now, rows=forgotten)
+    if forgotten:
+        _LOG.info("records of old runs are forgotten", stream=name, epoch=newest, runs=forgotten)
 
 
 def end(connection: Connection, name: str, epoch: int | None, outcome: str, now: datetime) -> None:

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
+from siltstone.catalog.passes import Pass, note_pass
 from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step, StepRecord, as_utc
 from siltstone.catalog.source_entries import NO_ENTRIES, count_files, merge, without_files
 from siltstone.catalog.transactions import Transactions
@@ -82,13 +83,20 @@ class InputLog(Transactions):
             return oldest[-1].checkpoint if oldest and oldest[0].batch_id > 0 else 0
 
     def prune_input_log(
-        self, stream: str, epoch: int, *, keep: timedelta = timedelta(0), at_least: int = PRUNE_AT_LEAST
+        self,
+        stream: str,
+        epoch: int,
+        *,
+        keep: timedelta = timedelta(0),
+        at_least: int = PRUNE_AT_LEAST,
+        by: Pass | None = None,
     ) -> int:
         """Remove the steps that no checkpoint can be replayed with, in one transaction guarded by the writer epoch.
 
         Args:
             keep: steps that Spark planned no longer ago stay.
             at_least: remove nothing where it would be fewer steps.
+            by: the pass that it is written down as a part of.
 
         Returns:
             how many steps were removed.
@@ -116,6 +124,8 @@ class InputLog(Transactions):
             s = t.step.c
             gone = (s.stream == stream) & s.step.between(1, pruned[-1][0])
             connection.execute(delete(t.step).where(gone))
+            if by is not None:
+                note_pass(connection, stream, by, now, rows=len(pruned))
             return len(pruned)
 
 

@@ -32,6 +32,7 @@ from siltstone.catalog.input_log import InputLog
 from siltstone.catalog.leases import Leases
 from siltstone.catalog.materializations import Materializations, chain_materializations, followed
 from siltstone.catalog.outbox import Outbox, insert_outputs
+from siltstone.catalog.passes import Passes
 from siltstone.catalog.records import (
     CheckpointCommit,
     CheckpointRecord,
@@ -51,7 +52,18 @@ from siltstone.store.paths import check_object_name
 
 
 class Catalog(
-    Identities, Streams, Definitions, Retaining, Leases, Audit, Materializations, Forking, Rewindings, InputLog, Outbox
+    Identities,
+    Streams,
+    Definitions,
+    Retaining,
+    Leases,
+    Audit,
+    Passes,
+    Materializations,
+    Forking,
+    Rewindings,
+    InputLog,
+    Outbox,
 ):
     """What exists and who refers to it. Any method may raise Unreachable; UnknownStream if it takes one."""
 

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog.leases import leases
+from siltstone.catalog.passes import Pass, note_pass
 from siltstone.catalog.records import RetainedCheckpoint, SavepointRecord
 from siltstone.catalog.transactions import Transactions
 from siltstone.errors import UsageError
@@ -61,7 +62,7 @@ class Retaining(Transactions):
             return rows.retained(connection, stream)
 
     def mark_deleted(
-        self, stream: str, epoch: int, ids: Iterable[int], *, spare_leased: bool = False
+        self, stream: str, epoch: int, ids: Iterable[int], *, spare_leased: bool = False, by: Pass | None = None
     ) -> tuple[int, ...]:
         """Mark checkpoints as deleted, guarded by the writer epoch: from here on nobody sees them or their snapshots.
 
@@ -69,6 +70,7 @@ class Retaining(Transactions):
 
         Args:
             spare_leased: leave those alone that somebody has a lease on, and return them.
+            by: the pass that it is written down as a part of.
 
         Raises:
             UnknownCheckpoint: the stream never had one of that id; nothing is marked.
@@ -81,7 +83,10 @@ class Retaining(Transactions):
             fencing.hold(connection, stream, epoch)
             live = leases(connection, stream, self._time(connection)) if spare_leased else []
             spared = {id for id in ids if any(lease.covers(id) for lease in live)}
-            rows.mark_deleted(connection, stream, ids - spared, self._time(connection))
+            now = self._time(connection)
+            marked = rows.mark_deleted(connection, stream, ids - spared, now)
+            if by is not None:
+                note_pass(connection, stream, by, now, checkpoints=marked)
         return tuple(sorted(spared))
 
     def forget(self, stream: str, epoch: int, ids: Iterable[int], objects: Iterable[str]) -> None:

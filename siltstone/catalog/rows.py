@@ -294,8 +294,9 @@ def delete_savepoint(connection: Connection, stream: str, name: str) -> None:
         raise UsageError(f"no savepoint {name!r} of stream {stream}: it has {names or 'none'}")
 
 
-def mark_deleted(connection: Connection, stream: str, ids: Iterable[int], now: datetime) -> None:
+def mark_deleted(connection: Connection, stream: str, ids: Iterable[int], now: datetime) -> int:
     """Mark checkpoints that are not the newest, unknown or kept by a savepoint; what only they need is forgotten.
+    How many were not marked before.
 
     Raises:
         UnknownCheckpoint, UsageError: as `Catalog.mark_deleted`.
@@ -315,13 +316,15 @@ def mark_deleted(connection: Connection, stream: str, ids: Iterable[int], now: d
                 f"checkpoint {id} of stream {stream} is kept by its savepoint {pins[id]}: "
                 "delete others, or drop the savepoint first (siltstone savepoint --drop)"
             )
+    marked = 0
     for part in parts(ids):
         c, d, s, expired = t.checkpoint.c, t.dependency.c, t.snapshot.c, t.savepoint.c
         at = (c.stream == stream) & c.id.in_(part) & c.deleted_at.is_(None)
-        connection.execute(update(t.checkpoint).where(at).values(deleted_at=now))
+        marked += connection.execute(update(t.checkpoint).where(at).values(deleted_at=now)).rowcount
         connection.execute(delete(t.dependency).where(d.stream == stream, d.checkpoint.in_(part)))
         connection.execute(delete(t.snapshot).where(s.stream == stream, s.checkpoint.in_(part)))
         connection.execute(delete(t.savepoint).where(expired.stream == stream, expired.checkpoint.in_(part)))
+    return marked
 
 
 def forget(connection: Connection, stream: str, ids: Iterable[int], objects: Iterable[str]) -> None:

@@ -5,6 +5,7 @@
     stream 1--n run            one row for each writer epoch, of the newest 1000 and of those that checkpoints are of
            1--n lease          who reads, or writes what nothing refers to yet
            1--n deletion       what was deleted from the store, of checkpoints and of orphans
+           1--n deletion_pass  what each pass of a deletion took away, of the catalog too: counts and bytes
            1--n rewinding      which checkpoints were given up, since they cannot be restored any more
            1--n edit           what people changed in the state by hand
            1--n definition     what its checkpoints were made under, from which one on, and what was dropped with it
@@ -27,6 +28,7 @@ How large it gets, in bytes with all indexes (tests/contract/catalog/test_size.p
     250  a step of the input log, where one new file is what it read, about 60 more a further file; once it is pruned,
          60 a file, and nothing of other sources
     300  a deletion, for 90 days; of what deleted checkpoints wrote only the newest 100 000 in a stream
+    400  a pass of a deletion, for 90 days; only the newest 10 000 in a stream
 
 So ten checkpoints a second for an hour, of which the last thousand are kept, come to less than 35 MB: 1.5 of
 checkpoints, 9 of steps, 22 of deletions, and what further operators add; the next hour adds steps only as far as
@@ -65,7 +67,7 @@ from sqlalchemy import (
 from siltstone.catalog.packing import pack, unpack
 from siltstone.catalog.records import as_utc
 
-REVISION = "0009"
+REVISION = "0010"
 """the newest revision in `migrations/versions`"""
 CHECKSUM_CHARACTERS = 96
 """room for the text of a checksum (`store.checksums`)"""
@@ -311,6 +313,21 @@ deletion = Table(
     Column("who", Text, nullable=False),
     Column("deleted_at", UtcTime, nullable=False),
     Index("deletion_by_time", "stream", "deleted_at"),
+)
+
+deletion_pass = Table(
+    "deletion_pass",
+    METADATA,
+    Column("stream", ForeignKey("stream.name"), primary_key=True),
+    Column("id", String(32), primary_key=True),
+    Column("what", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("began_at", UtcTime, nullable=False),
+    Column("checkpoints", BigInteger, nullable=False),
+    Column("objects", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Index("deletion_pass_by_time", "stream", "began_at"),
 )
 
 materialization = Table(

@@ -19,14 +19,17 @@ from datetime import timedelta
 
 from siltstone.catalog.audit import Doomed
 from siltstone.catalog.leases import LeaseRecord
+from siltstone.catalog.passes import Pass
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind, ObjectRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.lifecycle.epochs import check_catalog
 from siltstone.lifecycle.lease import this_process
+from siltstone.log import get_logger
 from siltstone.policy.deletion import DeletionPlan, plan_deletion
 from siltstone.store.paths import is_opaque
 
+_LOG = get_logger(__name__)
 REASON = "of a deleted checkpoint"
 SUBSUMED = "of a checkpoint that retention does not keep"
 
@@ -91,17 +94,20 @@ def delete_checkpoints(
     epoch = catalog.stream(stream).epoch if epoch is None else epoch
     catalog.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
     check_catalog(place, stream)
-    spared = catalog.mark_deleted(stream, epoch, ids, spare_leased=spare_leased)
+    by = Pass.begin(reason, who or this_process())
+    spared = catalog.mark_deleted(stream, epoch, ids, spare_leased=spare_leased, by=by)
     plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream), limit, restores_from)
     doomed: list[Doomed] = []
     goes = plan.goes[:limit]
     if goes or objects:
         doomed = [Doomed(stored.name, stored.bytes, reason) for stored in objects]
-        doomed = catalog.record_deletion(stream, epoch, who or this_process(), doomed)
+        doomed = catalog.record_deletion(stream, epoch, by.who, doomed, by)
         place.warehouse.store.delete([each.name for each in doomed])
         catalog.forget(stream, epoch, goes, [stored.name for stored in objects])
     if input_log is not None:
-        catalog.prune_input_log(stream, epoch, keep=input_log)
+        pruned = catalog.prune_input_log(stream, epoch, keep=input_log, by=by)
+        if pruned:
+            _LOG.info("input log pruned", stream=stream, epoch=epoch, steps=pruned)
     leased = tuple(sorted({*plan.leased, *spared}))
     size_bytes, left = sum(each.bytes for each in doomed), len(plan.goes) - len(goes)
     return DeletionResult(goes, plan.waits, len(doomed), size_bytes, leased, left)

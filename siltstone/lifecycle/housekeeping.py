@@ -12,7 +12,7 @@ process. So the run says what its steps restore from, and that stays, whatever t
 import logging
 
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.retention import Truncation, truncate
+from siltstone.lifecycle.retention import Truncation, Waiting, truncate
 from siltstone.lifecycle.sweep import sweep_killed
 from siltstone.log import get_logger
 from siltstone.policy.retention import RetentionOptions, retention_in_force
@@ -38,6 +38,7 @@ class Housekeeper:
         self._look_from = 1
         """look once the run has completed so many checkpoints"""
         self._told = False
+        self._waiting: tuple[Waiting, ...] = ()
 
     def work(self, completed: int, restores_from: int | None = None, *, ended: bool = False) -> None:
         """Do what is to be done now.
@@ -72,8 +73,18 @@ class Housekeeper:
         )
         retained = len(done.kept) + len(done.waiting) + len(done.leased)
         self._look_from = completed if done.left else completed + max(1, retained // _PART)
-        if done.deleted:
+        if done.deleted or done.objects:
             self._tell(done, rules)
+        elif done.waiting and done.waiting != self._waiting:
+            # Nothing has gone yet; what is marked nobody sees any more.
+            _LOG.info(
+                "retention marked checkpoints as deleted",
+                stream=stream,
+                epoch=self._epoch,
+                rules=rules.described,
+                waiting=len(done.waiting),
+            )
+        self._waiting = done.waiting
 
     def _tell(self, done: Truncation, rules: RetentionOptions) -> None:
         """The first time where people see it; who runs a stream for weeks need not read it each time."""
@@ -88,8 +99,8 @@ class Housekeeper:
             epoch=self._epoch,
             rules=rules.described,
             checkpoints=len(done.deleted),
-            first=done.deleted[0],
-            last=done.deleted[-1],
+            first=min(done.deleted, default=None),
+            last=max(done.deleted, default=None),
             objects=done.objects,
             bytes=done.bytes,
             **more,

@@ -19,6 +19,7 @@ from datetime import datetime, timedelta
 from itertools import chain
 
 from siltstone.catalog.audit import Doomed, Standing
+from siltstone.catalog.passes import Pass
 from siltstone.catalog.place import Place
 from siltstone.errors import Unreachable
 from siltstone.lifecycle.epochs import check_catalog
@@ -37,6 +38,7 @@ from siltstone.store.base import Store, Unfinished
 from siltstone.store.paths import CheckpointPath, stream_prefix
 
 _LOG = get_logger(__name__)
+ORPHANS = "objects that nothing refers to"
 _BATCH = 500
 _NAMED = 5
 """how many names a result shows for each reason"""
@@ -131,6 +133,16 @@ def sweep_ended(place: Place, stream: str, epoch: int) -> None:
         path = CheckpointPath(stream, epoch, place.catalog.last_id(stream) + 1)
         work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), {Reason.ENDED})
         work.sweep_objects([path.prefix])
+        found = work.result(0.0)
+        if found.deleted:
+            _LOG.info(
+                "swept what the run left of a checkpoint that did not complete",
+                stream=stream,
+                epoch=epoch,
+                checkpoint=path.checkpoint,
+                objects=found.deleted,
+                bytes=found.bytes,
+            )
     except Unreachable as error:
         _LOG.warning("what the last checkpoint left is not swept", stream=stream, epoch=epoch, error=str(error))
 
@@ -166,6 +178,7 @@ class _Work:
         self._reasons, self._epoch = reasons, epoch
         self._catalog, self._store = place.catalog, place.warehouse.store
         self._stream, self._who, self._options = stream, who, options
+        self._by = Pass.begin(ORPHANS, who)
         self._left = options.limit
         self._found: dict[Reason, Finding] = {}
 
@@ -239,7 +252,7 @@ class _Work:
         if self._options.dry_run:
             decide(self._catalog.standing(self._stream, names))
         else:
-            doomed = self._catalog.record_orphans(self._stream, self._who, names, decide)
+            doomed = self._catalog.record_orphans(self._stream, self._who, names, decide, self._by)
             delete([each.name for each in doomed])
         for name, why in judged.items():
             if why is not None:

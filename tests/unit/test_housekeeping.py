@@ -140,6 +140,10 @@ def test_it_is_told_once_where_people_see_it_and_recorded(place: Place, caplog: 
     assert f"stream={NAME} " in told[0][1] and 'rules="keep_last 2" checkpoints=1 first=1 last=1 ' in told[0][1]
     assert f"siltstone retention {NAME}" in told[0][1]
     assert {d.reason for d in place.catalog.deletions(NAME)} == {SUBSUMED}
+    passes = place.catalog.deletion_passes(NAME)
+    assert [(p.what, p.checkpoints) for p in passes] == [(SUBSUMED, 1)] * 3, "a row for each time"
+    assert sum(p.objects for p in passes) == len(place.catalog.deletions(NAME)) and all(p.bytes for p in passes)
+    assert all(f" objects={p.objects} bytes={p.bytes}" in message for p, (_, message) in zip(passes, told, strict=True))
 
 
 def test_the_hour_long_first_deletion_is_done_in_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from siltstone.catalog.records import CheckpointCommit
 from siltstone.errors import UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.sweep import SweepOptions, SweepResult, sweep
+from siltstone.lifecycle.sweep import ORPHANS, SweepOptions, SweepResult, sweep
 from siltstone.model import Form, StoredObject
 from siltstone.policy.orphans import Reason
 from siltstone.store.filesystem import FilesystemStore
@@ -237,13 +237,19 @@ def test_nothing_under_a_lease_is_swept_until_it_ends(place: Place) -> None:
 # The end of a run
 
 
-def test_a_run_that_ends_clears_the_checkpoint_it_did_not_complete(place: Place) -> None:
+def test_a_run_that_ends_clears_the_checkpoint_it_did_not_complete(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
     run = write(place)
+    caplog.set_level("INFO")
     injected = inject(place)
     listed_only = injected.writing
     run.region.close("failed")
     assert {d.name for d in place.catalog.deletions(NAME)} == set(listed_only)
     assert {d.reason for d in place.catalog.deletions(NAME)} == {Reason.ENDED}
+    [swept] = place.catalog.deletion_passes(NAME)
+    assert (swept.what, swept.objects) == (ORPHANS, len(listed_only))
+    assert f"objects={swept.objects} bytes={swept.bytes}" in caplog.text, "people see it, too"
     check_whole(place, *injected.orphans, *injected.ahead, *injected.strange)
 
 

@@ -9,7 +9,9 @@ from sqlalchemy import Engine, create_engine, insert, make_url
 
 from siltstone.catalog import tables as t
 from siltstone.catalog import upgrade
+from siltstone.catalog.audit import Doomed
 from siltstone.catalog.open import open_catalog
+from siltstone.catalog.passes import Pass
 from siltstone.catalog.records import Step
 from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import UnknownStream
@@ -104,3 +106,19 @@ def test_checksums_of_before_they_said_their_algorithm_are_kept_beside_longer_on
         epoch = catalog.new_epoch("flights", "me")
         catalog.commit("flights", epoch, replace(commit_of(2), manifest=manifest))
         assert catalog.checkpoint("flights", 2).manifest == manifest
+
+
+def test_deletions_of_before_passes_were_recorded_stay_as_they_are(
+    catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = older_catalog(catalog_url, tmp_path, monkeypatch, "0001")
+    gone = {"stream": "flights", "name": "a", "bytes": 7, "reason": "old", "who": "host:1", "deleted_at": NOON}
+    with engine.begin() as connection:
+        connection.execute(insert(t.deletion), gone)
+    engine.dispose()
+    with open_catalog(catalog_url, now=lambda: NOON) as catalog:
+        assert catalog.deletion_passes("flights") == []
+        by = Pass.begin("a sweep", "host:2")
+        catalog.record_orphans("flights", "host:2", ["b"], lambda _: [Doomed("b", 5, "new")], by)
+        assert [(p.id, p.objects, p.bytes) for p in catalog.deletion_passes("flights")] == [(by.id, 1, 5)]
+        assert {d.name for d in catalog.deletions("flights")} == {"a", "b"}

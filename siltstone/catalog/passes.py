@@ -1,0 +1,88 @@
+"""The part of the catalog that says what each pass of a deletion took away, automatic ones too: one row per pass.
+
+Which objects it were stands beside it, a row each (`catalog.audit`). A pass may be written down in several
+transactions, each of which adds to its row what it decides to delete, before that happens.
+"""
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from siltstone.catalog import tables as t
+from siltstone.catalog.transactions import Transactions
+
+PASSES_KEPT = timedelta(days=90)
+PASSES_MAX = 10_000
+"""how many passes over a stream are remembered, at most"""
+RUNS = "records of old runs"
+INPUT_LOG = "steps of the input log that nothing can be replayed with"
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass: why it deletes, and who does it."""
+
+    id: str
+    what: str
+    who: str
+
+    @classmethod
+    def begin(cls, what: str, who: str) -> "Pass":
+        """A pass that has taken nothing away yet."""
+        return cls(uuid.uuid4().hex, what, who)
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """What one pass took away: `checkpoints` that it marked as deleted, `objects` of `bytes` together, and `rows` of
+    the catalog alone, such as steps of the input log. `began_at` is when it first did."""
+
+    stream: str
+    id: str
+    what: str
+    who: str
+    began_at: datetime
+    checkpoints: int
+    objects: int
+    bytes: int
+    rows: int
+
+
+class Passes(Transactions):
+    """Passes of deletions."""
+
+    def deletion_passes(self, stream: str, limit: int | None = None) -> list[PassRecord]:
+        """What passes took away, or the newest `limit` of them; oldest first."""
+        p = t.deletion_pass.c
+        newest = select(t.deletion_pass).where(p.stream == stream).order_by(p.began_at.desc(), p.id).limit(limit)
+        with self._reading() as connection:
+            return [PassRecord(**row) for row in connection.execute(newest).mappings()][::-1]
+
+
+def note_pass(
+    connection: Connection,
+    stream: str,
+    by: Pass,
+    now: datetime,
+    *,
+    checkpoints: int = 0,
+    objects: int = 0,
+    bytes: int = 0,
+    rows: int = 0,
+) -> None:
+    """Add to what a pass takes away, in the transaction that decides it; nothing is written for nothing."""
+    if not (checkpoints or objects or rows):
+        return
+    p, counts = t.deletion_pass.c, {"checkpoints": checkpoints, "objects": objects, "bytes": bytes, "rows": rows}
+    added = {name: p[name] + count for name, count in counts.items()}
+    mine = (p.stream == stream) & (p.id == by.id)
+    if connection.execute(update(t.deletion_pass).where(mine).values(added)).rowcount:
+        return
+    row = {"stream": stream, "id": by.id, "what": by.what, "who": by.who, "began_at": now}
+    connection.execute(insert(t.deletion_pass), row | counts)
+    by_time = select(p.began_at).where(p.stream == stream).order_by(p.began_at.desc())
+    oldest = connection.scalar(by_time.offset(PASSES_MAX - 1).limit(1))
+    kept_from = now - PASSES_KEPT if oldest is None else max(oldest, now - PASSES_KEPT)
+    connection.execute(delete(t.deletion_pass).where(p.stream == stream, p.began_at < kept_from))
