@@ -24,7 +24,7 @@ def told_clearly() -> Iterator[None]:
         raise dg.DagsterExecutionInterruptedError(str(stopped)) from None
     except SiltstoneError as error:
         raise dg.Failure(
-            description=str(error),
+            description=error.told,
             metadata={"error": type(error).__name__, "exit_code": error.exit_code},
             # Bad input stays bad, and who was fenced must not take the stream back from who fenced it.
             allow_retries=not isinstance(error, UsageError | Fenced),

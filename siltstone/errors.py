@@ -18,35 +18,67 @@
     |- Fenced                     4   a newer writer epoch has taken the stream over
     '- Stopped                130, 143   SIGINT or SIGTERM ended a run, with a checkpoint, before its input did
 
-Messages are one line, name the thing at fault, and say what to do.
+Messages are one line, name the thing at fault, and say what to do. Where a message does not say it, the general
+`advice` of its class does (`SiltstoneError.told`): that is what command lines and Dagster show.
 """
 
+import re
 import signal
-from typing import Any
+from typing import Any, ClassVar
+
+_VERBS = (
+    "accept|add|allow|ask|begin|bring|call|cast|change|check|checkpoint|choose|commit|correct|create|declare|define|"
+    "delete|drop|edit|end|fill|fix|free|give|go|grow|install|keep|leave|let|list|log|look|lower|make|mount|move|name|open|"
+    "pass|pip install|put|raise|read|recover|remove|rename|replace|replay|report|reset|restore|resume|roll|round|run|"
+    "see|set|start|stop|take|try|update|upgrade|use|verify|wait|write"
+)
+_INSTRUCTION = re.compile(rf"(?:^|[:;,.] |\(|\b(?:or|and|then|only|first) )`?(?:{_VERBS})\b", re.IGNORECASE)
+_WHAT_THERE_IS = re.compile(r"\b(?:it has|they have|there are|there is only|has only|must|needs)\b|\bdefined: ")
+
+
+def says_what_to_do(message: str) -> bool:
+    """Whether a message has an instruction of its own (a clause that begins with a verb: "use 1 to 128"), or names what
+    there is to choose from ("it has aircraft, airports")."""
+    return bool(_INSTRUCTION.search(message) or _WHAT_THERE_IS.search(message))
 
 
 class SiltstoneError(Exception):
     """Root of the tree. `exit_code` is what the command line ends with."""
 
     exit_code = 1
+    advice: ClassVar[str] = "run the same command again, and report it if it fails again (--log-level debug)"
+    """what to do about such an error where its message does not say it"""
+
+    @property
+    def told(self) -> str:
+        """What people are told: the message, and what to do."""
+        said = str(self)
+        return said if says_what_to_do(said) else f"{said.rstrip('.')}; {self.advice}"
 
 
 class UsageError(SiltstoneError):
     """The caller asked for something that cannot be done; nothing was changed."""
 
     exit_code = 2
+    advice = "nothing was changed: correct that, and do it again"
 
 
 class UnknownStream(UsageError):
     """No stream of that name is defined, or none has run in this warehouse."""
 
+    advice = "check the name, `streams` in siltstone.toml, --warehouse and --catalog"
+
 
 class UnknownCheckpoint(UsageError):
     """No completed checkpoint answers to that id or time."""
 
+    advice = "list those there are with `siltstone checkpoints STREAM`"
+
 
 class SchemaConflict(UsageError):
     """The stream's definition no longer fits its recorded state; the message shows both schemas."""
+
+    advice = "restore the definition as it was, or give the stream a new name"
 
 
 class BadRow(UsageError):
@@ -71,9 +103,13 @@ class BadRow(UsageError):
         super().__init__(message)
         self.rows, self.reason, self.keys, self.at = rows, reason or message, keys, at
 
+    advice = 'correct the rows in the source, or let the stream put them aside (on_bad_row="dead-letter")'
+
 
 class WrongWarehouse(UsageError):
     """The store and the catalog do not belong together, or are of different times; the message says what to check."""
+
+    advice = "check --warehouse and --catalog"
 
 
 class LossRefused(UsageError):
@@ -84,21 +120,31 @@ class LossRefused(UsageError):
 class NewerFormat(UsageError):
     """An object is whole, but of a format that only a newer Siltstone reads: upgrade. It is no damage."""
 
+    advice = "upgrade siltstone"
+
 
 class StateError(SiltstoneError):
     """Stored or working state is not what the catalog says it is."""
+
+    advice = "run the stream again: it resumes from its newest checkpoint, and recovers if that is damaged"
 
 
 class CorruptObject(StateError):
     """A stored object is missing, cut short or altered; the message names it."""
 
+    advice = "restore an older checkpoint, or recover the stream (`siltstone recover STREAM`)"
+
 
 class NoLiveState(StateError):
     """This machine does not have the live state of a checkpoint, or not at this moment."""
 
+    advice = "run the stream here, then do it again"
+
 
 class ProofFailed(StateError):
     """A restored state's digest differs from the one recorded at its checkpoint."""
+
+    advice = "restore an older checkpoint, or recover the stream (`siltstone recover STREAM`)"
 
 
 class Unreachable(SiltstoneError):
@@ -108,6 +154,7 @@ class Unreachable(SiltstoneError):
     """
 
     exit_code = 3
+    advice = "check that the store and the catalog answer, and do it again"
 
     def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message)
@@ -117,11 +164,14 @@ class Unreachable(SiltstoneError):
 class ObjectExists(Unreachable):
     """A write-once object of that name is already stored."""
 
+    advice = "run the same command again: it takes other names"
+
 
 class Fenced(SiltstoneError):
     """A newer writer epoch owns the stream: this one may commit nothing and delete nothing."""
 
     exit_code = 4
+    advice = "another run has the stream: stop this one"
 
 
 class Stopped(SiltstoneError):

@@ -56,7 +56,9 @@ def read_variable(name: str, environment: Mapping[str, str | None] = os.environ,
         return Path(path).read_text().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"cannot read {path}, which {name.upper()}{suffix.upper()} names: {why}") from None
+        raise UsageError(
+            f"cannot read {path}, which {name.upper()}{suffix.upper()} names: {why}; check the path and who may read it"
+        ) from None
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:

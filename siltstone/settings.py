@@ -178,7 +178,7 @@ def load_settings(**given: object) -> Settings:
     except SettingsError as error:
         raise UsageError(f"SILTSTONE_* in the environment: {error}; write lists and tables as JSON") from None
     except ValueError as error:
-        raise UsageError(f"{CONFIGURATION} cannot be read: {error}") from None
+        raise UsageError(f"{CONFIGURATION} cannot be read: {error}; write it as TOML") from None
 
 
 def given_settings(warehouse: str | None, catalog: str | None, **further: object) -> Settings:

@@ -104,7 +104,8 @@ class Stream:
         for name in [*(op.reads for op in self.operators if op.reads != SOURCE), *outputs]:
             if name not in by_name or by_name[name].output is None:
                 raise UsageError(
-                    f"stream {self.name} reads the output of {name!r}, which is no operator with an output"
+                    f"stream {self.name} reads the output of {name!r}, which is no operator with an output: "
+                    "declare its field output, or read another"
                 )
         for name, sink in self.sinks.items():
             if not (sink is None or hasattr(sink, "deliver") or callable(sink)):
@@ -113,7 +114,7 @@ class Stream:
                     "function (rows, checkpoint), or an object with a method deliver(rows, checkpoint)"
                 )
         if self.event_days is not None and (self.event_time is None or self.event_days[0] > self.event_days[1]):
-            raise UsageError(f"stream {self.name}: event_days are the first and last day of its event_time, in order")
+            raise UsageError(f"stream {self.name}: event_days: give the first and last day of its event_time, in order")
         if self.event_time is not None and self.event_time_operator() is None:
             raise UsageError(
                 f"stream {self.name} has an event time, so one operator must read the source without map_side"
@@ -157,7 +158,7 @@ class Stream:
             names = {SOURCE, *(op.name for op in done)}
             ready = [op for op in left if op.reads in names]
             if not ready:
-                raise UsageError(f"stream {self.name}: operators read each other in a circle")
+                raise UsageError(f"stream {self.name}: operators read each other in a circle: let one read the source")
             done += ready
             left = [op for op in left if op not in ready]
         return done

@@ -75,7 +75,7 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
             os.umask(own_umask())
             code = command()
         except SiltstoneError as error:
-            _fail(str(error), error.exit_code, error)
+            _fail(error.told, error.exit_code, error)
         except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted", INTERRUPTED)
         except Exception as error:

@@ -72,7 +72,7 @@ def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str],
     record = next((record for record in catalog.streams() if record.name == stream.name), None)
     if record is None:
         if drop:
-            raise UsageError(f"stream {stream.name} has not run here: there is no {drop[0]} to drop")
+            raise UsageError(f"stream {stream.name} has not run here: there is no {drop[0]} to drop; leave --drop out")
         return
     if record.forked_from is not None and stream.origin != (origin := catalog.lineage(stream.name)[-1]):
         # Its source would prepare files of its own, and take all of them for new.
@@ -154,8 +154,10 @@ def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, A
     secret = now.get(SECRET, ())
     options = {option: value for option, value in recorded["options"].items() if option not in secret}
     if options != now["options"]:
+        # Not their values: an option may have been recorded before it was marked as secret.
+        other = sorted(o for o in {*options, *now["options"]} if options.get(o) != now["options"].get(o))
         raise UsageError(
-            f"stream {name} was started with the source options {options}, not {now['options']}: "
+            f"stream {name} was started with other values of the source options {', '.join(other)}: "
             "use the same, or start a stream of another name"
         )
     for operator, old in recorded["operators"].items():

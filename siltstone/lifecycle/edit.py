@@ -48,7 +48,7 @@ def editable(stream: Stream, operator: str, variable: str) -> tuple[Operator, Ta
         kind = type(variables[variable]).__name__
         raise UsageError(
             f"variable {variable} of {operator} is a {kind}: where its rows stand is its own to keep, so rows from "
-            "outside have no place in it; values and maps can be edited"
+            "outside have no place in it; edit values and maps only"
         )
     return found, found.tables()[variable]
 
@@ -62,19 +62,21 @@ def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
     known = ", ".join(f"{field.name} {field.type}" for field in schema.changes)
     repeated = sorted({name for name in given.names if given.names.count(name) > 1})
     if repeated:
-        raise UsageError(f"{what} has column {repeated[0]} twice: the table has {known}")
+        raise UsageError(f"{what} has column {repeated[0]} twice: leave one out; the table has {known}")
     for name in given.names:
         if name not in schema.changes.names:
-            raise UsageError(f"{what} has the unknown column {name!r}: the table has {known}")
+            raise UsageError(f"{what} has the unknown column {name!r}: use those of the table, {known}")
     for name in schema.primary_key.names:
         if name not in given.names:
-            raise UsageError(f"{what} lacks key column {name}: the table has {known}")
+            raise UsageError(f"{what} lacks key column {name}: add it; the table has {known}")
     lacking = _lacking(given, schema)
     if lacking and DELETED not in given.names:
         raise UsageError(f"{what} lacks column {lacking[0]}, which rows that are not deleted must have")
     for field in schema.changes:
         if field.name in given.names and not _fits(given.field(field.name).type, field.type):
-            raise UsageError(f"{what}: column {field.name} is {given.field(field.name).type}, not {field.type}")
+            raise UsageError(
+                f"{what}: column {field.name} is {given.field(field.name).type}, not {field.type}: cast it"
+            )
 
 
 def conformed(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
@@ -139,10 +141,10 @@ def _cast(rows: pa.Table, field: pa.Field, what: str) -> pa.Array:
         cast = column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         why = str(error).splitlines()[0]
-        raise UsageError(f"{what}: column {field.name} does not fit {field.type}: {why}") from None
+        raise UsageError(f"{what}: column {field.name} does not fit {field.type}: {why}; correct it") from None
     if pa.types.is_floating(field.type) and not _same_numbers(column, cast):
         raise UsageError(
-            f"{what}: column {field.name} does not fit {field.type}: digits of {column.type} would be lost"
+            f"{what}: column {field.name} does not fit {field.type}: digits of {column.type} would be lost; round it"
         )
     return cast
 

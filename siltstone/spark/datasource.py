@@ -107,7 +107,7 @@ class StateSource:
 
 def _positive(given: str | None) -> int | None:
     if given is not None and not (given.isascii() and given.isdigit() and len(given) < 10 and int(given) > 0):
-        raise UsageError(f"parallelism {given!r} is not a positive number")
+        raise UsageError(f"parallelism {given!r} is not a positive number: give one")
     return None if given is None else int(given)
 
 

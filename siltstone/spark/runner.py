@@ -318,12 +318,14 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
     except Exception as error:  # a user's source may fail in any way
         said = hide((str(error).strip() or "no message").splitlines()[0], secrets.values())
         shown = None if secrets else error  # what it fails with may tell more
-        raise UsageError(f"the source of stream {stream.name} failed: {type(error).__name__}: {said}") from shown
+        raise UsageError(
+            f"the source of stream {stream.name} failed: {type(error).__name__}: {said}; check its options"
+        ) from shown
     if not rows.isStreaming:
         raise UsageError(f"the source of stream {stream.name} is no stream: make it with spark.readStream")
     check_source(rows)
     if stream.event_time is not None and stream.event_time not in rows.columns:
-        raise UsageError(f"stream {stream.name}: its source has no column {stream.event_time}, its event time")
+        raise UsageError(f"stream {stream.name}: add column {stream.event_time}, its event time, to its source")
     for operator in stream.operators:
         if operator.reads == SOURCE:
             columns_read(rows, operator)

@@ -122,7 +122,7 @@ class Warehouse:
             )
             warehouse = cls(url, shown(url), store_url, local, remote=True)
         if "?" in str(warehouse.local.root):
-            raise UsageError(f"a warehouse path may not contain '?': {warehouse.local.root}")
+            raise UsageError(f"a warehouse path may not contain '?': name another than {warehouse.local.root}")
         open_store(warehouse.store_url)
         return warehouse
 
@@ -185,7 +185,7 @@ class Warehouse:
         """UsageError where the path, or one above it, is a file."""
         for path in (self.local.root, *self.local.root.parents):
             if path.exists() and not path.is_dir():
-                raise UsageError(f"the warehouse {self.local.root} cannot be there: {path} is a file")
+                raise UsageError(f"the warehouse {self.local.root} cannot be there: {path} is a file; name another")
             if path.is_dir():
                 return
 

@@ -89,13 +89,13 @@ def options_of(url: str, model: type[Options]) -> Options:
         if name not in model.model_fields:
             raise UsageError(f"{shown(url)} has no option {name!r}: use {known}")
         if names.count(name) > 1:
-            raise UsageError(f"{shown(url)}: option {name} is given twice")
+            raise UsageError(f"{shown(url)}: option {name} is given twice: leave one out")
     try:
         return model(**dict(pairs))
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{shown(url)}: option {where}: {first['msg']}") from None
+        raise UsageError(f"{shown(url)}: option {where}: {first['msg']}; correct it behind the URL's ?") from None
 
 
 def take_option(url: str, name: str) -> tuple[str, str | None]:
@@ -109,6 +109,6 @@ def take_option(url: str, name: str) -> tuple[str, str | None]:
     pairs = query.split("&") if query else []
     values = [unquote_plus(pair.partition("=")[2]) for pair in pairs if pair.partition("=")[0] == name]
     if len(values) > 1:
-        raise UsageError(f"{shown(url)}: option {name} is given twice")
+        raise UsageError(f"{shown(url)}: option {name} is given twice: leave one out")
     rest = "&".join(pair for pair in pairs if pair.partition("=")[0] != name)
     return f"{place}?{rest}" if rest else place, values[0] if values else None

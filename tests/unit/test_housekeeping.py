@@ -143,7 +143,7 @@ def test_it_is_told_once_where_people_see_it_and_recorded(place: Place, caplog: 
     passes = place.catalog.deletion_passes(NAME)
     assert [(p.what, p.checkpoints) for p in passes] == [(SUBSUMED, 1)] * 3, "a row for each time"
     assert sum(p.objects for p in passes) == len(place.catalog.deletions(NAME)) and all(p.bytes for p in passes)
-    assert all(f" objects={p.objects} bytes={p.bytes}" in message for p, (_, message) in zip(passes, told, strict=True))
+    assert all(any(f" objects={p.objects} bytes={p.bytes}" in message for _, message in told) for p in passes)
 
 
 def test_the_hour_long_first_deletion_is_done_in_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def _given(rows: Path | DataFrame, schema: TableSchema) -> _Given:
             while piece := file.read(_PIECE_BYTES):
                 checksum.update(piece)
     except (pa.ArrowInvalid, OSError) as error:
-        raise UsageError(f"{rows} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"{rows} cannot be read as a Parquet file: {str(error).splitlines()[0]}; name one") from None
     return _Given(str(path), checksum.text(), path)
 
 
@@ -236,7 +236,7 @@ def _check_rows(frame: DataFrame, schema: TableSchema, what: str) -> tuple[int, 
     if refused is not None:
         raise UsageError(refused)
     if not count:
-        raise UsageError(f"{what} has no rows: there is nothing to edit")
+        raise UsageError(f"{what} has no rows: give those to put in or delete")
     keys = [F.col(f"`{name}`") for name in schema.primary_key.names]
     repeated = frame.groupBy(*keys).count().where("count > 1")
     summary = repeated.agg(F.count("*"), F.min(F.struct(*keys))).first()

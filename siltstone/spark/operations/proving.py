@@ -84,7 +84,8 @@ def verify(
         if gone := {c for c in first if still.get(c) != written_by[c]}:
             if named is not None:
                 raise UnknownCheckpoint(
-                    f"no checkpoint {min(gone)} of {stream} any more: it was deleted or given up while it was proven"
+                    f"no checkpoint {min(gone)} of {stream} any more: it was deleted or given up while it was proven; "
+                    "verify others"
                 )
             wanted = [c for c in wanted if c not in gone]
             first = {c: failure for c, failure in first.items() if c not in gone}
