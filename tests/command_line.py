@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +24,20 @@ class Ended:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The one line on standard output; nothing else may be anywhere."""
-        assert (self.code, self.err) == (0, ""), self
+        """The one line on standard output; nothing else may be anywhere, but for events that tell of no trouble."""
+        assert (self.code, self.without_events("info")) == (0, []), self
         [line] = self.out.splitlines()
         return json.loads(line)
+
+    def without_events(self, *levels: str) -> list[str]:
+        """The lines on standard error that are no events of these levels (`siltstone.log`)."""
+        event = re.compile(rf"[0-9-]{{10}}T[0-9:.]{{12}}Z (?:{'|'.join(levels)}) ")
+        return [line for line in self.err.splitlines() if not event.match(line)]
 
     def failed(self, code: int, *said: str) -> None:
         """One line on standard error that says all this, nothing on standard output."""
         assert (self.code, self.out) == (code, ""), self
-        [line] = self.err.splitlines()
+        [line] = self.without_events("info", "warning")
         assert line.startswith("siltstone: ") and len(line) > len("siltstone: ") + 10
         for words in said:
             assert words in line, line
