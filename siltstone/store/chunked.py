@@ -34,6 +34,8 @@ from siltstone.store.retry import RetryPolicy
 
 _FETCH_BYTES = 1 << 20  # what fits a cache is copied and hashed at once faster than more in one round trip
 _SEND_BYTES = 16 << 20
+_CLAIMED_BYTES = 64 << 20
+"""a value that claims to be larger gets more memory only as its chunks come"""
 _ONCE = RetryPolicy(kind="none")
 
 Data = bytes | bytearray | memoryview | pa.Buffer
@@ -290,16 +292,18 @@ def _gather(
     get: Get, key: bytes, header: Header, offset: int, length: int, label: str, found: Checksum | None = None
 ) -> pa.Buffer:
     """`length` bytes at `offset` of a chunked value, a few chunks at a time; they go into `found` as they come."""
-    data = pa.allocate_buffer(length)
+    data, done = pa.allocate_buffer(min(length, _CLAIMED_BYTES), resizable=True), 0
     if length == 0:
         return data
-    view, done = memoryview(data).cast("B"), 0
     first, last = offset // header.chunk_bytes, (offset + length - 1) // header.chunk_bytes
     step = max(1, _FETCH_BYTES // header.chunk_bytes)
     for start in range(first, last + 1, step):
         numbers = range(start, min(start + step, last + 1))
         for piece in _pieces(get, key, header, numbers, (offset, offset + length), label):
-            view[done : done + len(piece)] = piece
+            if done + len(piece) > data.size:
+                data.resize(min(length, max(2 * data.size, done + len(piece))))
+            with memoryview(data) as view:
+                view.cast("B")[done : done + len(piece)] = piece
             done += len(piece)
             if found is not None:
                 found.update(piece)

@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from rocksdict import Rdict
 
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageError
+from siltstone.model import StoredObject
+from siltstone.store.checksums import checksum_of
 from siltstone.store.chunked import ChunkedStore
 from siltstone.store.key_value import Header, chunk_key
 from siltstone.store.open import open_store
@@ -417,3 +420,22 @@ def test_a_write_waits_for_the_disk_where_the_server_can_say_so(synced: int) -> 
             assert caught.value.transient
         server.shutdown()
     assert seen[-2:] == [[b"HSETNX", b"siltstone:s/1", b"a", b"x"], [b"WAITAOF", b"1", b"0", b"8000"]]
+
+
+@pytest.mark.parametrize("kind", marked(["rocksdb", "redis"]))
+def test_memory_is_taken_for_chunks_that_come_not_for_those_that_a_header_claims(kind: str, tmp_path: Path) -> None:
+    """Issue 11, item 3: for 40 bytes that claimed a tebibyte, a tebibyte was allocated."""
+    pool = pa.default_memory_pool()
+    before = pool.max_memory() or 0
+    case = factories()[kind](tmp_path)
+    store = case.open()
+    store.put("a/b", b"x")
+    header = Header(1 << 31, 511, 1 << 31, bytes(8))
+    case.alter("a/b", header.encode())
+    for read in (
+        lambda: store.read(StoredObject("a/b", header.value_bytes, checksum_of(b""))),
+        lambda: store.read_range("a/b", 5, header.value_bytes - 5),
+    ):
+        with pytest.raises(CorruptObject, match=r"a/b .* is cut: its chunk 0 of 512 is missing"):
+            read()
+    assert (pool.max_memory() or 0) <= max(before, 256 << 20)

@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import xxhash
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.lifecycle.restore import read_manifest
 from siltstone.settings import Settings
 from siltstone.spark import operations
+from siltstone.store.checksums import checksum_of
 from siltstone.stream import find_stream
 from tests.command_line import plain, siltstone
 
@@ -131,7 +131,7 @@ def test_an_edit_is_a_new_proven_checkpoint(spark: SparkSession) -> None:
     assert totals() == {k: v for k, v in before.items() if k != 2} | {1: (7, 70), 50: (1, 5)}
     assert totals("2") == before and parallelism("counts") == 3
     shown = siltstone("show", "counts", "3", "--json").json
-    checksum = xxhash.xxh3_128_hexdigest(Path(path).read_bytes())
+    checksum = checksum_of(Path(path).read_bytes())
     assert shown["steps"] == [] and shown["edit"]["source_checksum"] == checksum
     listed = siltstone("checkpoints", "counts", "--json").json["checkpoints"]
     assert [c["edit"] for c in listed] == [None, None, shown["edit"]] and listed[-1]["proven"]
