@@ -17,6 +17,8 @@ from tests.fault import journaled_stream, series
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SILTSTONE_FAULT_RUN"
+DAEMONS = {"siltstone.spark.daemon", "pyspark.daemon"}
+"""modules that Python workers run as: of tasks, and of what Spark asks Python while it plans"""
 POLL_S = 0.01
 # A short life is all that these machines get, so they take little memory.
 SPARK = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
@@ -120,7 +122,7 @@ class Run:
 
     def workers(self) -> list[int]:
         """Spark's Python workers, and the daemon that they are forked from."""
-        return [pid for pid, command in self.processes().items() if "pyspark.daemon" in command]
+        return [pid for pid, command in self.processes().items() if DAEMONS & set(command)]
 
     def kill_all(self) -> None:
         """kill -9 of every process, until none is left."""
