@@ -57,9 +57,7 @@ class Housekeeper:
             found = sweep_killed(self._place, self._stream, self._epoch)
             self._swept = True
             if found.deleted:
-                _LOG.warning(
-                    "swept what killed runs left", stream=self._stream, objects=found.deleted, bytes=found.bytes
-                )
+                _LOG.info("swept what killed runs left", stream=self._stream, objects=found.deleted, bytes=found.bytes)
         if completed and (ended or completed >= self._look_from):
             self._apply_retention(completed, None if ended else restores_from)
 
