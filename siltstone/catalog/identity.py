@@ -41,14 +41,8 @@ def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> N
         NewerFormat: a newer Siltstone wrote it.
         Unreachable: the store or the catalog does not answer.
     """
-    refusal: WrongWarehouse | None = None
     for _ in range(_LOOKS):
-        found = _look(warehouse, catalog)
-        try:
-            action = decide(found)
-        except WrongWarehouse as error:
-            refusal = error
-            continue
+        found, action = _decide(warehouse, catalog)
         if action is Action.OPEN or (action is Action.CREATE and not create):
             return
         if action is Action.ADOPT:
@@ -57,7 +51,22 @@ def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> N
             catalog.settle_identity(str(found.stored))
         else:
             _write(warehouse.store, catalog, None)
-    raise refusal or Unreachable(f"other processes change the identity of the warehouse {warehouse.label}: try again")
+    raise Unreachable(f"other processes change the identity of the warehouse {warehouse.label}: try again")
+
+
+def inspect_identity(warehouse: Warehouse, catalog: Catalog) -> str | None:
+    """Make sure, as `check_identity` does, that a store and a catalog belong together, and change nothing.
+
+    Returns:
+        Their identity; None where they have none yet, and the next run gives them one.
+
+    Raises:
+        WrongWarehouse, CorruptObject, NewerFormat, Unreachable: as `check_identity`.
+    """
+    found, action = _decide(warehouse, catalog)
+    if action is Action.ADOPT:
+        _prove_newest(warehouse.store, catalog)
+    return found.recorded.identity
 
 
 def confirm_store(warehouse: Warehouse, catalog: Catalog) -> None:
@@ -100,6 +109,19 @@ def reidentify(warehouse: Warehouse, catalog: Catalog) -> Reidentified:
     if settled.identity is None or settled.next is not None:
         raise Unreachable("another process changes the identity of the warehouse: do it again")
     return Reidentified(settled.identity, recorded.identity)
+
+
+def _decide(warehouse: Warehouse, catalog: Catalog) -> tuple[Found, Action]:
+    """What is found and what to do about it; a refusal is given only after several looks."""
+    refusal: WrongWarehouse | None = None
+    for _ in range(_LOOKS):
+        found = _look(warehouse, catalog)
+        try:
+            return found, decide(found)
+        except WrongWarehouse as error:
+            refusal = error
+    assert refusal is not None, "there was a look"
+    raise refusal
 
 
 def _look(warehouse: Warehouse, catalog: Catalog) -> Found:

@@ -86,6 +86,11 @@ class Leases(Transactions):
             remove_expired(connection, stream, self._time(connection))
             return leases(connection, stream)
 
+    def recorded_leases(self, stream: str) -> list[LeaseRecord]:
+        """Every lease there is a row of, oldest first: expired ones, and those of dead processes, too."""
+        with self._reading() as connection:
+            return leases(connection, stream)
+
 
 def leases(connection: Connection, stream: str, now: datetime | None = None) -> list[LeaseRecord]:
     """The leases of a stream, oldest first; with `now`, only those that live."""

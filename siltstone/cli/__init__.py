@@ -6,11 +6,12 @@ results are tables and long work shows progress on a terminal and stays silent i
     application                        the app, errors and exit codes
     options, output                    what several commands take and print
     stream, state, lifecycle,
-    changing, recovery, catalog, tools the commands
+    changing, recovery, catalog,
+    doctor, tools                      the commands
 """
 
 # They add their commands, in this order.
-from siltstone.cli import stream, state, lifecycle, changing, recovery, catalog, tools  # noqa: F401, I001
+from siltstone.cli import stream, state, lifecycle, changing, recovery, catalog, doctor, tools  # noqa: F401, I001
 from siltstone.cli.application import main
 
 __all__ = ["main"]

@@ -1,0 +1,99 @@
+"""What `siltstone doctor` finds, and how its checks are made: each by itself, for a bounded time."""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from siltstone.errors import SiltstoneError, UnknownStream, Unreachable
+from siltstone.log import redact
+
+State = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found, of a stream or (None) of the warehouse.
+
+    `advice` is what to do; None where there is nothing to do, or `found`, the text of an error, says it.
+    """
+
+    check: str
+    state: State
+    found: str
+    advice: str | None = None
+    stream: str | None = None
+
+
+@dataclass
+class Examination:
+    """The findings so far.
+
+    A check that fails is a finding, and so is one that does not end within `limit_s` seconds. The store or catalog that
+    does not answer is asked nothing more, so that the whole takes a bounded time.
+    """
+
+    limit_s: float
+    findings: list[Finding] = field(default_factory=list)
+    _silent: set[str] = field(default_factory=set)
+
+    def make(
+        self,
+        check: str,
+        function: Callable[[], Sequence[Finding]],
+        *,
+        uses: Sequence[str] = (),
+        stream: str | None = None,
+    ) -> bool:
+        """Make a check; whether it ended without a problem.
+
+        Args:
+            uses: what is asked: `catalog`, `store`. If it ends without an answer, that counts as the first one's. A
+                check of one that has not answered before is left out.
+
+        Raises:
+            UnknownStream: there is no such stream.
+        """
+        if self._silent.intersection(uses):
+            return False
+        try:
+            found = self._bounded(check, function)
+        except UnknownStream:
+            raise
+        except SiltstoneError as error:
+            if isinstance(error, Unreachable) and error.transient:
+                self._silent.update(uses[:1])
+            found = [Finding(check, "problem", redact(str(error)), stream=stream)]
+        except Exception as error:  # the other checks are made all the same
+            first = (str(error).strip() or "no message").splitlines()[0]
+            found = [Finding(check, "problem", redact(f"{type(error).__name__}: {first}"), _REPORT, stream)]
+        if found is None:
+            self._silent.update(uses[:1])
+            what = " and ".join(f"the {name}" for name in uses) or "this machine"
+            advice = f"check its address, its network and its load: {what}"
+            found = [Finding(check, "problem", f"no answer within {self.limit_s:g} s", advice, stream)]
+        self.findings += found
+        return all(each.state != "problem" for each in found)
+
+    def _bounded(self, check: str, function: Callable[[], Sequence[Finding]]) -> Sequence[Finding] | None:
+        """What the check finds; None if it does not end in time. Its thread ends with the process then."""
+        answers: queue.SimpleQueue[Sequence[Finding] | BaseException] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put(function())
+            except BaseException as error:
+                answers.put(error)
+
+        threading.Thread(target=run, name=f"doctor-{check}", daemon=True).start()
+        try:
+            answer = answers.get(timeout=self.limit_s)
+        except queue.Empty:
+            return None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+_REPORT = "this is a fault of Siltstone, please report it"
