@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
-from rocksdict import AccessType, IngestExternalFileOptions, Rdict, SstFileWriter, WriteBatch
+from rocksdict import AccessType, IngestExternalFileOptions, SstFileWriter, WriteBatch
 
 from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.store.base import Unfinished
@@ -43,7 +43,7 @@ from siltstone.store.key_value import (
 )
 from siltstone.store.paths import TEMPORARY, below, check_object_name
 from siltstone.store.retry import Retrying, RetryPolicy
-from siltstone.store.rocksdb_database import DATABASE, Databases, database_options, reaching, synced
+from siltstone.store.rocksdb_database import DATABASE, Databases, database_options, open_database, reaching, synced
 from siltstone.store.url import options_of, shown, split
 
 _SIZE = b"\1"
@@ -197,13 +197,13 @@ class RocksDBKeyValue:
     def _delete(self, path: Path, keys: list[bytes]) -> bool:
         """Remove keys and their chunks from the database at `path`; True, and nothing done, if none other is there."""
         doomed = set(keys)
-        database: Any = Rdict(str(path), database_options(), access_type=AccessType.read_only(False))
+        database: Any = open_database(path, AccessType.read_only(False))
         try:
             if all(key.removeprefix(_SIZE) in doomed for key in database.keys(from_key=_SIZE)):
                 return True
         finally:
             database.close()
-        database = Rdict(str(path), database_options())
+        database = open_database(path)
         try:
             batch = WriteBatch(raw_mode=True)
             for key, value in zip(keys, database.get(keys), strict=True):

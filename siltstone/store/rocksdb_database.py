@@ -9,7 +9,7 @@ from typing import Any
 
 from rocksdict import AccessType, DBCompressionType, Options, Rdict, WriteOptions
 
-from siltstone.errors import CorruptObject, SiltstoneError, Unreachable
+from siltstone.errors import CorruptObject, SiltstoneError, Unreachable, UsageError
 from siltstone.store.filesystem import make_durable
 from siltstone.store.filesystem import reaching as reaching_files
 from siltstone.store.key_value import join_name
@@ -77,6 +77,33 @@ def synced() -> WriteOptions:
     return options
 
 
+def open_database(path: Path, access: AccessType | None = None) -> Any:
+    """The database at `path`, made where there is none, for the caller to close; `access` is to read and write if None.
+
+    Raises:
+        UsageError: something in it is neither a file nor a directory.
+    """
+    _check_files(path)
+    return Rdict(str(path), database_options(), access_type=access or AccessType.read_write())
+
+
+def _check_files(path: Path) -> None:
+    """Refuse links, pipes and devices in a database: RocksDB and rocksdict write through them, even to read only."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as found:
+        for each in found:
+            if not (each.is_file(follow_symlinks=False) or each.is_dir(follow_symlinks=False)):
+                raise UsageError(f"{each.path} is no file but a link, pipe or device: RocksDB makes none; remove it")
+
+
+@contextmanager
+def _altered(what: str) -> Iterator[None]:
+    """What is refused where files are read was put there by somebody: damage, from which recovery steps back."""
+    try:
+        yield
+    except UsageError as error:
+        raise CorruptObject(f"cannot {what}: its RocksDB was altered: {error}") from error
+
+
 class Databases:
     """One database an entry, in `<root>/<entry>/.db`; a lock on the entry's directory keeps its users apart.
 
@@ -106,14 +133,20 @@ class Databases:
 
     @contextmanager
     def reading(self, entry: str, key: bytes = b"") -> Iterator[Any]:
-        """An entry's database for reading, None where there is none; it is not written meanwhile."""
-        folder = self.folder(entry)
+        """An entry's database for reading, None where there is none; it is not written meanwhile.
+
+        Raises:
+            CorruptObject: `folder` refuses what is there, or RocksDB does.
+        """
+        with _altered(f"read {self.what(entry, key)}"):
+            folder = self.folder(entry)
         path = folder / DATABASE
         with reaching(f"read {self.what(entry, key)}"), self.locked(folder, fcntl.LOCK_SH) as there:
             if not there or not (path / "CURRENT").exists():  # to open one that is not there would make its directory
                 yield None
                 return
-            database = Rdict(str(path), database_options(), access_type=AccessType.read_only(False))
+            with _altered(f"read {self.what(entry, key)}"):
+                database = open_database(path, AccessType.read_only(False))
             try:
                 yield database
             finally:
@@ -131,7 +164,7 @@ class Databases:
                 with self.locked(folder, fcntl.LOCK_EX) as there:
                     if not there:
                         continue
-                    database = Rdict(str(folder / DATABASE), database_options())
+                    database = open_database(folder / DATABASE)
                     try:
                         yield database
                     finally:
