@@ -18,7 +18,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
@@ -40,10 +40,10 @@ from siltstone.store.key_value import (
     Get,
     Keys,
     Values,
-    chunk_stem,
     join_name,
     split_name,
 )
+from siltstone.store.paths import check_object_name
 from siltstone.store.redis_client import RedisOptions, Server, client, reaching, unreachable
 from siltstone.store.retry import Retrying
 from siltstone.store.url import options_of, shown
@@ -72,9 +72,17 @@ class _Script:
 
 
 _DROP = """
-local function drop(stem)
-  local i = 0
+local function drop(key, id)
+  local stem, i = '\\0' .. key .. '\\0' .. id, 0
   while redis.call('HDEL', KEYS[1], stem .. struct.pack('>I4', i)) == 1 do i = i + 1 end
+end
+"""
+_WRITE_ID = f"""
+local function write_id(key)
+  if redis.call('HSTRLEN', KEYS[1], key) ~= {HEADER_BYTES} then return nil end
+  local value = redis.call('HGET', KEYS[1], key)
+  if string.sub(value, 1, {len(MAGIC)}) ~= '{MAGIC.decode()}' then return nil end
+  return string.sub(value, {WRITE_ID_OFFSET + 1}, {WRITE_ID_OFFSET + WRITE_ID_BYTES})
 end
 """
 # KEYS: the entry, the writes at work.
@@ -99,20 +107,15 @@ _PART = _Script("""
 local value = redis.call('HGET', KEYS[1], ARGV[1])
 return value and {string.len(value), string.sub(value, ARGV[2] + 1, ARGV[3])}
 """)
-_DISCARD = _Script(f"""{_DROP}
-if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 then drop(ARGV[2]) end
+# A write whose id is in the header of its object was committed, whoever says that it is at work.
+_DISCARD = _Script(f"""{_DROP}{_WRITE_ID}
+if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 and write_id(ARGV[2]) ~= ARGV[3] then drop(ARGV[2], ARGV[3]) end
 """)
-_DELETE = _Script(f"""{_DROP}
+_DELETE = _Script(f"""{_DROP}{_WRITE_ID}
 for _, key in ipairs(ARGV) do
-  local id = nil
-  if redis.call('HSTRLEN', KEYS[1], key) == {HEADER_BYTES} then
-    local value = redis.call('HGET', KEYS[1], key)
-    if string.sub(value, 1, {len(MAGIC)}) == '{MAGIC.decode()}' then
-      id = string.sub(value, {WRITE_ID_OFFSET + 1}, {WRITE_ID_OFFSET + WRITE_ID_BYTES})
-    end
-  end
+  local id = write_id(key)
   redis.call('HDEL', KEYS[1], key)
-  if id then drop('\\0' .. key .. '\\0' .. id) end
+  if id then drop(key, id) end
 end
 """)
 
@@ -191,11 +194,11 @@ class RedisKeyValue:
                 self.run_script(_DELETE, entry, *keys[start : start + 1000])
 
     def unfinished(self) -> Iterable[Unfinished]:
-        """As `KeyValue.unfinished`; all names are known."""
+        """As `KeyValue.unfinished`; all names are known. What no writer here wrote is left alone."""
         with reaching("list unfinished writes", self.label):
             found: Any = self.client.hgetall(self._writing)
-        writes = [(token.decode(), *value.decode().split(" ", 1)) for token, value in found.items()]
-        return [Unfinished(token, name, datetime.fromisoformat(began)) for token, began, name in writes]
+        writes = [_unfinished(token, value) for token, value in found.items()]
+        return [write for write in writes if write is not None]
 
     def discard(self, unfinished: Unfinished) -> None:
         """As `KeyValue.discard`."""
@@ -203,8 +206,7 @@ class RedisKeyValue:
             raise UsageError(f"unfinished write {unfinished.token} is not of {self.label}: its name is not known")
         entry, key = split_name(unfinished.name)
         with reaching(f"discard a write of {unfinished.name}", self.label):
-            stem = chunk_stem(key, bytes.fromhex(unfinished.token))
-            self.run_script(_DISCARD, entry, unfinished.token, stem)
+            self.run_script(_DISCARD, entry, unfinished.token, key, bytes.fromhex(unfinished.token))
 
     def check(self, *, writable: bool) -> None:
         """The server answers; to be written it must be no replica, and keep what it is given.
@@ -305,6 +307,16 @@ class RedisKeyValue:
             return None
 
 
+def _unfinished(token: bytes, value: bytes) -> Unfinished | None:
+    """The write that a row of the writes at work tells of; None if it makes no sense."""
+    with suppress(ValueError, OverflowError, UsageError):  # a UnicodeDecodeError is a ValueError
+        text, _, name = value.decode().partition(" ")
+        write_id, began = bytes.fromhex(token.decode()), datetime.fromisoformat(text)
+        if len(write_id) == WRITE_ID_BYTES and write_id.hex().encode() == token and began.tzinfo is not None:
+            return Unfinished(write_id.hex(), check_object_name(name), began.astimezone(UTC))
+    return None
+
+
 class _Reading:
     """`Get` of one entry: an HMGET a call, or a script where only a part of a value is wanted."""
 
@@ -353,8 +365,8 @@ class _StagedInRedis:
     def discard(self) -> None:
         """As `Staged.discard`."""
         with reaching(self._what, self._driver.label):
-            stem = chunk_stem(self._key, bytes.fromhex(self._token))
-            self._driver.run_script(_DISCARD, self._entry, self._token, stem)
+            write_id = bytes.fromhex(self._token)
+            self._driver.run_script(_DISCARD, self._entry, self._token, self._key, write_id)
 
     def _discarded(self) -> Unreachable:
         return Unreachable(f"cannot {self._what}: its write in {self._driver.label} was discarded; start it again")
