@@ -10,7 +10,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -21,7 +21,7 @@ from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageErro
 from siltstone.model import StoredObject
 from siltstone.store.base import Unfinished
 from siltstone.store.checksums import DEFAULT, OPTION, Checksum, verify
-from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix
+from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix, opened_directories
 
 _PIECE_BYTES = 256 << 10  # what was hashed is still in the processor's cache when it is written
 _ON_THEIR_WAY_BYTES = 8 << 20
@@ -91,7 +91,8 @@ class FileWriter:
 class FilesystemStore:
     """A `Store` under the directory `root`, made at the first write. Safe for many threads and processes.
 
-    Below `root` no symbolic link is followed, or listed: it could lead anywhere (promise 8).
+    Below `root` no symbolic link is followed, or listed: it could lead anywhere (promise 8). What is written or deleted
+    is reached through open directories, so that none exchanged for a link meanwhile leads outside.
 
     Durable on return: the file and each directory on its way up to `root` are fsynced. A process killed while
     it writes leaves a file under `.tmp/` and nothing else.
@@ -120,24 +121,27 @@ class FilesystemStore:
         """Write a new object piece by piece; it appears whole when the block ends, or not at all."""
         label = self._label(name)
         with reaching(f"write {label}"):
-            target = self._path(name)
-            temporary = below(self.root, TEMPORARY, f"{os.getpid()}-{uuid.uuid4().hex}")
-            if target.exists():
+            if self._path(name).exists():
                 raise ObjectExists(f"{label} is already there: objects are written once")
-            self._make_directories(temporary.parent)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | _NO_LINK, 0o666)
-        try:
-            writer = FileWriter(descriptor, label, self.checksums)
-            yield writer
-            writer.closed = True
+            self._make_root()
+        with ExitStack() as held:
             with reaching(f"write {label}"):
-                os.fsync(descriptor)
-                self._link(temporary, target, label)
-            writer.stored = StoredObject(name, writer.bytes, writer.checksum.text())
-        finally:
-            os.close(descriptor)
-            with suppress(OSError):
-                temporary.unlink()
+                directory = held.enter_context(opened_directories(self.root, [TEMPORARY], make=True))[-1]
+                temporary = f"{os.getpid()}-{uuid.uuid4().hex}"
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | _NO_LINK
+                descriptor = os.open(temporary, flags, 0o666, dir_fd=directory)
+            try:
+                writer = FileWriter(descriptor, label, self.checksums)
+                yield writer
+                writer.closed = True
+                with reaching(f"write {label}"):
+                    os.fsync(descriptor)
+                    self._link(directory, temporary, name)
+                writer.stored = StoredObject(name, writer.bytes, writer.checksum.text())
+            finally:
+                os.close(descriptor)
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=directory)
 
     def read(self, stored: StoredObject) -> pa.Buffer:
         """The whole object; its size and checksum are verified before a byte is handed out."""
@@ -205,12 +209,17 @@ class FilesystemStore:
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, and directories left empty; a name that is not there is no error."""
         for name in names:
-            with reaching(f"delete {self._label(name)}"), suppress(FileNotFoundError):
-                target = self._path(name)
-                target.unlink()
-            with suppress(OSError):  # not empty, or already gone: then the rest of the way up stays too
-                for parent in target.relative_to(self.root).parents[:-1]:
-                    (self.root / parent).rmdir()
+            *parts, last = check_object_name(name).split("/")
+            with (
+                reaching(f"delete {self._label(name)}"),
+                suppress(FileNotFoundError),
+                opened_directories(self.root, parts) as directories,
+            ):
+                with suppress(FileNotFoundError):
+                    os.unlink(last, dir_fd=directories[-1])
+                with suppress(OSError):  # not empty, or already gone: then the rest of the way up stays too
+                    for part, above in zip(reversed(parts), directories[-2::-1], strict=True):
+                        os.rmdir(part, dir_fd=above)
 
     def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
         """The files under `.tmp/`; which objects they were to be is not known."""
@@ -229,8 +238,12 @@ class FilesystemStore:
         """Remove files under `.tmp/`; a writer that still has one cannot link it any more."""
         for write in unfinished:
             token = check_object_name(write.token)
-            with reaching(f"delete {TEMPORARY}/{token} in {self.url}"), suppress(FileNotFoundError):
-                (below(self.root, TEMPORARY) / token).unlink()
+            with (
+                reaching(f"delete {TEMPORARY}/{token} in {self.url}"),
+                suppress(FileNotFoundError),
+                opened_directories(self.root, [TEMPORARY]) as directories,
+            ):
+                os.unlink(token, dir_fd=directories[-1])
 
     def check(self, *, writable: bool) -> None:
         """The directory can be read, or written; one that is not there yet can be made by the first write."""
@@ -273,43 +286,31 @@ class FilesystemStore:
                 with suppress(FileNotFoundError):
                     yield name, entry.stat().st_size
 
-    def _link(self, temporary: Path, target: Path, label: str) -> None:
+    def _link(self, temporary: int, file: str, name: str) -> None:
+        """Give `file` of the directory `temporary` its object's name, and make the way there durable."""
+        *parts, last = name.split("/")
         while True:
             try:
-                self._make_directories(target.parent)
-                os.link(temporary, target)
-                break
+                with opened_directories(self.root, parts, make=True) as directories:
+                    os.link(file, last, src_dir_fd=temporary, dst_dir_fd=directories[-1], follow_symlinks=False)
+                    for directory in reversed(directories):  # another process may have made one and not synced it yet
+                        os.fsync(directory)
+                return
             except FileExistsError:
-                raise ObjectExists(f"{label} is already there: objects are written once") from None
+                raise ObjectExists(f"{self._label(name)} is already there: objects are written once") from None
             except FileNotFoundError:
-                if not temporary.exists():
-                    raise
+                os.stat(file, dir_fd=temporary, follow_symlinks=False)  # fails where a sweep has discarded it
                 # a delete removed the empty directory meanwhile: make it again
-        self._sync_chain(target.parent)
 
-    def _make_directories(self, directory: Path) -> None:
-        """Make `directory` and what is missing above it; what it made above `root` is fsynced at once."""
-        missing = []
+    def _make_root(self) -> None:
+        """Make `root` and what is missing above it, durable at once."""
+        missing, directory = [], self.root
         while not directory.is_dir():
             missing.append(directory)
             directory = directory.parent
         for path in reversed(missing):
-            try:
-                path.mkdir()
-            except FileExistsError:
-                # One look, since a delete may remove the directory between two.
-                with suppress(FileNotFoundError):
-                    if not stat.S_ISDIR(path.stat().st_mode):
-                        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
-            if path == self.root or path in self.root.parents:
-                make_durable(path.parent)
-
-    def _sync_chain(self, directory: Path) -> None:
-        """fsync `directory` up to `root`: another process may have made one and not synced it yet."""
-        make_durable(directory)
-        while directory != self.root:
-            directory = directory.parent
-            make_durable(directory)
+            path.mkdir(exist_ok=True)
+            make_durable(path.parent)
 
 
 def _opened(path: Path) -> FileIO:

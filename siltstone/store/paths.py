@@ -37,6 +37,8 @@ which refuses symbolic links, so none leads out of the warehouse (promise 8).
 import os
 import re
 import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -48,6 +50,7 @@ from siltstone.model import check_name
 TEMPORARY = ".tmp"
 IDENTITY = "_warehouse/identity"
 """the object that says which warehouse a store holds; no stream's name begins with an underscore"""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _EPOCHS = "_epochs"
 _FORK = "fork-"
 _SNAPSHOT = ".snapshot.parquet"
@@ -111,10 +114,53 @@ def below(root: Path, *parts: str) -> Path:
                 there = False
                 continue
             if linked:
-                raise UsageError(
-                    f"{path} is a symbolic link, and may lead out of {root}: replace it by what it points to"
-                )
+                raise _leads_away(path, root)
     return path
+
+
+def _leads_away(path: Path, root: Path) -> UsageError:
+    return UsageError(f"{path} is a symbolic link, and may lead out of {root}: replace it by what it points to")
+
+
+@contextmanager
+def opened_directories(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator[list[int]]:
+    """Descriptors of `root` and of each directory on the way down `parts`, which are plain names, for use as `dir_fd`.
+
+    Unlike a path, which is looked up anew at each use, they stay the same directories whatever is exchanged meanwhile.
+
+    Args:
+        make: whether what is missing below `root` is made.
+
+    Raises:
+        UsageError: a symbolic link is on the way.
+        OSError: a directory is missing or cannot be opened.
+    """
+    opened: list[int] = []
+    try:
+        opened.append(os.open(root, _DIRECTORY))
+        for depth, part in enumerate(parts):
+            try:
+                opened.append(_open_directory(part, opened[-1], make=make))
+            except OSError:
+                with suppress(FileNotFoundError):
+                    if stat.S_ISLNK(os.lstat(part, dir_fd=opened[-1]).st_mode):
+                        raise _leads_away(root.joinpath(*parts[: depth + 1]), root) from None
+                raise
+        yield opened
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def _open_directory(part: str, above: int, *, make: bool) -> int:
+    try:
+        return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with suppress(FileExistsError):
+        os.mkdir(part, dir_fd=above)
+    return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,39 @@ def test_a_link_in_the_place_of_a_directory_is_neither_listed_nor_written_nor_de
         assert other.read(stored).to_pybytes() == b"kept"
 
 
+def test_a_directory_exchanged_for_a_link_leads_no_write_outside(tmp_path: Path) -> None:
+    """While an object was written its directory was renamed and a link put there: the object appeared outside."""
+    store = FilesystemStore(tmp_path / "files")
+    store.put("s/1/other", b"x")
+    (tmp_path / "outside").mkdir()
+    with pytest.raises(UsageError, match="symbolic link"), store.create("s/1/a") as writer:
+        writer.write(b"payload")
+        (tmp_path / "files/s/1").rename(tmp_path / "files/s/moved")
+        (tmp_path / "files/s/1").symlink_to(tmp_path / "outside")
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert list((tmp_path / "files/.tmp").iterdir()) == []
+
+
+def test_a_directory_exchanged_for_a_link_leads_no_deletion_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link put there between the look at the path and the deletion: a file outside was deleted."""
+    store, outside = FilesystemStore(tmp_path / "files"), tmp_path / "outside"
+    store.put("s/1/a", b"x")
+    outside.mkdir()
+    (outside / "a").write_text("kept")
+    unlink = os.unlink
+
+    def exchange_first(path: str | Path, *, dir_fd: int | None = None) -> None:
+        (tmp_path / "files/s/1").rename(tmp_path / "files/s/moved")
+        (tmp_path / "files/s/1").symlink_to(outside)
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", exchange_first)
+    store.delete(["s/1/a"])
+    assert (outside / "a").read_text() == "kept"
+
+
 def test_an_object_that_is_a_link_is_corrupt_and_not_read(tmp_path: Path) -> None:
     store = FilesystemStore(tmp_path / "files")
     stored = store.put("s/1/a", b"secret")
