@@ -11,6 +11,8 @@ DEFAULT_MAX_PARALLELISM = 128
 MAX_MAX_PARALLELISM = 32768
 LATEST = "latest"
 """what the newest checkpoint of a stream is called"""
+MAX_EPOCH = 99_999_999
+"""the highest writer epoch: object names hold it in eight digits"""
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 

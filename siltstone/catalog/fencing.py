@@ -10,8 +10,9 @@ from sqlalchemy import Connection, case, delete, func, insert, select, update
 
 from siltstone.catalog.passes import RUNS, Pass, note_pass
 from siltstone.catalog.tables import checkpoint, run, stream
-from siltstone.errors import Fenced, UnknownStream
+from siltstone.errors import Fenced, UnknownStream, WrongWarehouse
 from siltstone.log import get_logger
+from siltstone.model import MAX_EPOCH
 
 _LOG = get_logger(__name__)
 
@@ -60,12 +61,18 @@ def take_over(connection: Connection, name: str, who: str, now: datetime, above:
 
     Raises:
         UnknownStream: there is no such stream.
+        WrongWarehouse: there is no higher epoch that an object's name could hold.
     """
     next_ = case((stream.c.epoch < above, above + 1), else_=stream.c.epoch + 1)
     raised = update(stream).where(stream.c.name == name).values(epoch=next_)
     epoch = connection.scalar(raised.returning(stream.c.epoch))
     if epoch is None:
         raise unknown(connection, name)
+    if epoch > MAX_EPOCH:
+        raise WrongWarehouse(
+            f"the writer epochs of stream {name} are used up, {MAX_EPOCH} is the highest: restore the catalog from a "
+            "backup of an earlier time, or run the stream under another name"
+        )
     end(connection, name, None, superseded_by(epoch), now)
     newest = connection.scalar(select(func.max(checkpoint.c.id)).where(checkpoint.c.stream == name)) or 0
     values = {"stream": name, "epoch": epoch, "first_checkpoint": newest + 1, "who": who, "started_at": now}

@@ -17,6 +17,7 @@ Of the marks of epochs only the highest matters. Each epoch deletes those that i
 wakes up late deletes only lower marks, too.
 """
 
+import re
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_mark, marked_fork, stream_prefix
 
 _LOG = get_logger(__name__)
+_EPOCH = re.compile(r"[0-9]{8}")
+_PLAUSIBLE = 1_000_000
+"""so many epochs or checkpoints the store may be ahead of a catalog that was restored from a backup"""
 
 
 def begin_epoch(place: Place, stream: str, who: str) -> int:
@@ -95,16 +99,25 @@ def go_on_from_backup(place: Place, stream: str, who: str, outcome: str) -> bool
 
     Returns:
         Whether the catalog was older; if not, nothing is changed.
+
+    Raises:
+        WrongWarehouse: an object's epoch or checkpoint is too far above the catalog's to be of a newer run; nothing was
+            changed.
     """
     store, catalog = place.warehouse.store, place.catalog
     marks = _marks(store, stream)
     forks = _unknown_forks(catalog, stream, marks)
     if not forks and not _is_older(place, stream, marks):
         return False
-    newest, stored = max([*marks.epochs, catalog.stream(stream).epoch]), 0
+    known, last = catalog.stream(stream).epoch, catalog.last_id(stream)
+    newest, stored = known, 0
+    for epoch in marks.epochs:
+        _refuse_implausible(place, epoch_mark(stream, epoch), epoch - known)
+        newest = max(newest, epoch)
     for name, _ in store.list(stream_prefix(stream)):
         path = CheckpointPath.of(name)
         if path is not None:
+            _refuse_implausible(place, name, max(path.epoch - known, path.checkpoint - last))
             newest, stored = max(newest, path.epoch), max(stored, path.checkpoint)
     epoch = catalog.skip_epochs(stream, who, above=newest, newest=stored)
     _mark(place, stream, epoch, who, marks.epochs)
@@ -141,11 +154,19 @@ def _marks(store: Store, stream: str) -> _Marks:
     names = [name for name, _ in store.list(prefix)]
     numbers = (name.removeprefix(prefix) for name in names)
     forks = (marked_fork(name) for name in names)
-    return _Marks([int(number) for number in numbers if number.isdecimal()], [fork for fork in forks if fork])
+    return _Marks([int(number) for number in numbers if _EPOCH.fullmatch(number)], [fork for fork in forks if fork])
 
 
 def _first(store: Store, prefix: str) -> str | None:
     return next((name for name, _ in store.list(prefix)), None)
+
+
+def _refuse_implausible(place: Place, name: str, ahead: int) -> None:
+    if ahead > _PLAUSIBLE:
+        raise WrongWarehouse(
+            f"object {name} in {place.warehouse.label} is {ahead:,} epochs or checkpoints ahead of the catalog "
+            f"{place.catalog.url}, so no run can have written it: look at it, delete it, and try again"
+        )
 
 
 def _unknown_forks(catalog: Catalog, stream: str, marks: _Marks) -> list[str]:

@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Self
 
 from siltstone.errors import UsageError
-from siltstone.model import check_name
+from siltstone.model import MAX_EPOCH, check_name
 
 TEMPORARY = ".tmp"
 IDENTITY = "_warehouse/identity"
@@ -69,7 +69,7 @@ _FILE = re.compile(
     r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?\.\d{5}\.[A-Za-z0-9_-]{1,64}\.output\.arrow"
 )
 _FORK_MARK = re.compile(rf"{_EPOCHS}/[a-z][a-z0-9_-]*/{_FORK}([a-z][a-z0-9_-]*)")
-_PLACE = re.compile(r"([a-z][a-z0-9_-]*)/(\d{8})/(\d{12})/[^/]+")
+_PLACE = re.compile(r"([a-z][a-z0-9_-]*)/([0-9]{8})/([0-9]{12})/[^/]+")
 
 
 def check_object_name(name: str) -> str:
@@ -78,9 +78,14 @@ def check_object_name(name: str) -> str:
     Raises:
         UsageError: it is not.
     """
-    if not name or len(name) > 1024 or not all(_PART.fullmatch(part) for part in name.split("/")):
+    if not is_object_name(name):
         raise UsageError(f"{name!r} is not an object name: use /-separated parts of letters, digits, '.', '_' and '-'")
     return name
+
+
+def is_object_name(name: str) -> bool:
+    """Is it a name that a store takes, as `check_object_name` says?"""
+    return 0 < len(name) <= 1024 and all(_PART.fullmatch(part) for part in name.split("/"))
 
 
 def check_prefix(prefix: str) -> str:
@@ -179,7 +184,7 @@ class CheckpointPath:
 
     def __post_init__(self) -> None:
         check_name("stream", self.stream)
-        if not (0 <= self.epoch < 10**8 and 0 <= self.checkpoint < 10**12):
+        if not (0 <= self.epoch <= MAX_EPOCH and 0 <= self.checkpoint < 10**12):
             raise UsageError(f"epoch {self.epoch} or checkpoint {self.checkpoint} is out of range")
 
     @property
