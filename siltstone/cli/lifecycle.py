@@ -22,7 +22,7 @@ from siltstone.cli.options import (
     existing,
     settings_of,
 )
-from siltstone.cli.output import out, print_result, progress, size
+from siltstone.cli.output import out, print_result, progress, shown, size
 from siltstone.errors import UsageError
 from siltstone.model import LATEST
 
@@ -239,7 +239,7 @@ def sweep(
         for f in done.reasons:
             fate = verb if f.deletes else "kept"
             more = f" and {f.objects - len(f.names)} more" if f.objects > len(f.names) else ""
-            table.add_row(fate, f.reason, f"{f.objects:,}", size(f.bytes), "\n".join(f.names) + more)
+            table.add_row(fate, f.reason, f"{f.objects:,}", size(f.bytes), "\n".join(map(shown, f.names)) + more)
         out.print(table)
     would = sum(f.objects for f in done.reasons if f.deletes)
     did = f"{would:,} would be deleted" if dry_run else f"{done.deleted:,} deleted"

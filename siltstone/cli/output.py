@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import filesize
 from rich.console import Console
+from rich.markup import escape
 
 from siltstone.log import configured
 
@@ -53,6 +54,11 @@ def health_line(health: Mapping[str, Any]) -> str:
         for operator, found in health.items()
     ]
     return "materialization: " + "; ".join(said)
+
+
+def shown(name: str) -> str:
+    """A name that whoever can write to the store may have chosen, for a table: no markup, no control characters."""
+    return escape("".join(character if character.isprintable() else "?" for character in name))
 
 
 def joined(values: dict[str, Any]) -> str:

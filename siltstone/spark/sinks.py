@@ -112,6 +112,11 @@ def _deliverer(
         except SiltstoneError:
             raise
         except Exception as error:  # a user's sink may fail in any way
+            from siltstone.lifecycle.outbox import check_output
+            from siltstone.store.open import open_store
+
+            # Spark wraps what its tasks found: rows that were altered after the commit are not the sink's fault.
+            check_output(open_store(store_url), output)
             said = (str(error).strip() or "no message").splitlines()[0]
             raise StateError(
                 f"stream {output.stream}: the sink of {output.name} failed at checkpoint {output.checkpoint}: "

@@ -21,13 +21,15 @@ from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageErro
 from siltstone.model import StoredObject
 from siltstone.store.base import Unfinished
 from siltstone.store.checksums import DEFAULT, OPTION, Checksum, verify
-from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix, opened_directories
+from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix, is_object_name, opened_directories
 
 _PIECE_BYTES = 256 << 10  # what was hashed is still in the processor's cache when it is written
 _ON_THEIR_WAY_BYTES = 8 << 20
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 _NOT_NEEDED = getattr(os, "POSIX_FADV_DONTNEED", 0)  # in the cache; not on every system
+_DEEPEST = 64
+"""so many directories below one another are listed; names that are built here have four at most"""
 _HINTS = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or raise the quota",
@@ -230,6 +232,8 @@ class FilesystemStore:
             except FileNotFoundError:
                 return
             for entry in found:
+                if entry.is_dir(follow_symlinks=False) or not is_object_name(entry.name):
+                    continue  # no writer made it
                 with suppress(FileNotFoundError):
                     began = entry.stat(follow_symlinks=False).st_mtime
                     yield Unfinished(entry.name, None, datetime.fromtimestamp(began, UTC))
@@ -280,7 +284,8 @@ class FilesystemStore:
         for part, entry in found:
             name = directory + part
             if name.endswith("/"):
-                if name.startswith(prefix) or prefix.startswith(name):
+                near = name.count("/") <= _DEEPEST
+                if near and (name.startswith(prefix) or prefix.startswith(name)):
                     yield from self._walk(name, prefix)
             elif name.startswith(prefix):
                 with suppress(FileNotFoundError):
@@ -309,7 +314,10 @@ class FilesystemStore:
             missing.append(directory)
             directory = directory.parent
         for path in reversed(missing):
-            path.mkdir(exist_ok=True)
+            try:
+                path.mkdir(exist_ok=True)
+            except FileExistsError:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
             make_durable(path.parent)
 
 
