@@ -14,6 +14,7 @@ its own outside the lock, and its database then takes in the file as it is (hard
 import fcntl
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -48,6 +49,7 @@ from siltstone.store.url import options_of, shown, split
 
 _SIZE = b"\1"
 _NAME = "name"
+_NAME_BYTES = 1024
 _CHUNKS, _HEAD = "chunks.sst", "head.sst"
 
 
@@ -111,7 +113,7 @@ class RocksDBKeyValue:
 
     def sizes(self, entry: str) -> Iterable[tuple[bytes, int]]:
         """As `KeyValue.sizes`, without reading a value."""
-        with self.databases.reading(entry) as database, reaching(f"list {self.databases.what(entry)}"):
+        with self.databases.reading(entry) as database, reaching(f"list {self.databases.what(entry)}", self.root):
             if database is None:
                 return
             for key, size in database.items(from_key=_SIZE):
@@ -127,7 +129,7 @@ class RocksDBKeyValue:
             if database is None and not self.root.is_dir():
                 raise Unreachable(f"cannot read {what}: its store is not there; mount or restore it")
 
-            yield _Reading(database, what)
+            yield _Reading(database, what, self.root)
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """As `KeyValue.add`: one synced batch."""
@@ -167,10 +169,7 @@ class RocksDBKeyValue:
             for found in sorted(os.scandir(below(self.root, TEMPORARY)), key=lambda each: each.name):
                 with suppress(FileNotFoundError):
                     began = datetime.fromtimestamp(found.stat(follow_symlinks=False).st_mtime, UTC)
-                    name = None
-                    with suppress(FileNotFoundError):
-                        name = below(Path(found.path), _NAME).read_text() or None
-                    yield Unfinished(found.name, name, began)
+                    yield Unfinished(found.name, _name_in(Path(found.path)), began)
 
     def discard(self, unfinished: Unfinished) -> None:
         """As `KeyValue.discard`: a writer whose files are gone cannot hand them over."""
@@ -223,16 +222,28 @@ class RocksDBKeyValue:
             database.close()
 
 
+def _name_in(folder: Path) -> str | None:
+    """The object that a write at work in `folder` is to be; None where it does not say so, or makes no sense.
+
+    A link there is not followed and a pipe is not waited for.
+    """
+    with suppress(OSError, ValueError, UsageError):  # a UnicodeDecodeError is a ValueError
+        descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            return check_object_name((file.read(_NAME_BYTES) or b"").decode())
+    return None
+
+
 class _Reading:
     """`Get` of an open database, None where there is none; RocksDB reads no part of a value."""
 
-    def __init__(self, database: Any, what: str) -> None:
-        self._database, self._what = database, what
+    def __init__(self, database: Any, what: str, root: Path) -> None:
+        self._database, self._what, self._root = database, what, root
 
     def __call__(self, keys: Keys) -> Values:
         if self._database is None:
             return [None] * len(keys)
-        with reaching(f"read {self._what}"):
+        with reaching(f"read {self._what}", self._root):
             return self._database.get(keys)
 
     def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
@@ -252,7 +263,8 @@ class _StagedInFiles:
         self._what = f"write {driver.databases.what(entry, key)}"
         with reaching(self._what):
             self._folder.mkdir(parents=True)
-            (self._folder / _NAME).write_text(self._name)
+            with open(self._folder / _NAME, "x") as file:  # "x" follows no link
+                file.write(self._name)
             self._chunks: SstFileWriter | None = self._table(_CHUNKS)
 
     def put(self, chunks: Chunks) -> None:
@@ -272,7 +284,10 @@ class _StagedInFiles:
                 head[_SIZE + self._key] = len(header).to_bytes(8, "big")
                 head[self._key] = header
                 head.finish()
-            done = self._driver.ingest(self._entry, self._key, [self._folder / _CHUNKS, self._folder / _HEAD])
+            files = [self._folder / _CHUNKS, self._folder / _HEAD]
+            if any(stat.S_ISLNK(path.lstat().st_mode) for path in files):  # RocksDB would take in the link itself
+                raise Unreachable(f"cannot {self._what}: its files were replaced by links: check who may write there")
+            done = self._driver.ingest(self._entry, self._key, files)
         self.discard()
         return done
 
@@ -282,8 +297,9 @@ class _StagedInFiles:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _table(self, file: str) -> SstFileWriter:
-        table = SstFileWriter(database_options())
-        table.open(str(self._folder / file))
+        table, path = SstFileWriter(database_options()), self._folder / file
+        path.open("xb").close()  # which follows no link, as RocksDB would: it then opens what is made here
+        table.open(str(path))
         return table
 
     @contextmanager

@@ -19,24 +19,31 @@ DATABASE = ".db"
 
 
 @contextmanager
-def reaching(what: str) -> Iterator[None]:
-    """Turn what RocksDB or the system says into this project's errors: `what` could not be done, and what to check."""
+def reaching(what: str, reads: Path | None = None) -> Iterator[None]:
+    """Turn what RocksDB or the system says into this project's errors: `what` could not be done, and what to check.
+
+    `reads` is the directory of a store of which a database is read: as long as it is there, what lacks in the database
+    was taken away.
+    """
     try:
         yield
     except OSError as error:
         if error.errno is None:  # of rocksdict, in words only
-            raise _named(str(error), what) from error
+            raise _named(str(error), what, reads) from error
         with reaching_files(what):
             raise
     except Exception as error:
         # rocksdict raises plain exceptions with RocksDB's own words; any other type is a mistake in here.
         if isinstance(error, SiltstoneError) or type(error) is not Exception:
             raise
-        raise _named(str(error).split("\n", 1)[0], what) from error
+        raise _named(str(error).split("\n", 1)[0], what, reads) from error
 
 
-def _named(said: str, what: str) -> SiltstoneError:
+def _named(said: str, what: str, reads: Path | None) -> SiltstoneError:
     lower = said.lower()
+    lacks = any(words in lower for words in ("no such file", "is a directory", "not a directory"))
+    if (lacks and reads is not None and reads.is_dir()) or "does not match existing comparator" in lower:
+        return CorruptObject(f"cannot {what}: its RocksDB was altered or cut: {said}")
     if "/lock:" in lower or "lock hold by" in lower:
         return Unreachable(f"cannot {what}: another process has the database open; wait for it", transient=True)
     if "corruption" in lower or "checksum mismatch" in lower:
@@ -141,7 +148,7 @@ class Databases:
         with _altered(f"read {self.what(entry, key)}"):
             folder = self.folder(entry)
         path = folder / DATABASE
-        with reaching(f"read {self.what(entry, key)}"), self.locked(folder, fcntl.LOCK_SH) as there:
+        with reaching(f"read {self.what(entry, key)}", self.root), self.locked(folder, fcntl.LOCK_SH) as there:
             if not there or not (path / "CURRENT").exists():  # to open one that is not there would make its directory
                 yield None
                 return

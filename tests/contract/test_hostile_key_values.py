@@ -1,12 +1,13 @@
 """Issue 11, item 3: what a writer of a key-value store's files or rows cannot bring its readers and sweeps to do."""
 
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from siltstone.errors import CorruptObject, UsageError
+from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.store.base import Unfinished
 from siltstone.store.key_value import Header
 from siltstone.store.open import open_store
@@ -87,3 +88,75 @@ def test_rows_of_writes_at_work_that_make_no_sense_end_no_sweep() -> None:
     client.hset("rows:.writing", id, f"{time} a/b")
     assert list(store.unfinished()) == [Unfinished(id, "a/b", datetime(2020, 1, 1, tzinfo=UTC))]
     client.delete("rows:.writing")
+
+
+@pytest.mark.parametrize("file", ["chunks.sst", "head.sst"])
+def test_a_link_among_a_write_s_table_files_leads_nowhere(root: Path, outside: Path, file: str) -> None:
+    store = open_store(f"rocksdb://{root}?chunk_bytes=1024")
+    with pytest.raises(Unreachable, match=f"write object {NAME}"), store.create(NAME) as writer:
+        writer.write(DATA)
+        [folder] = (root / ".tmp").iterdir()
+        (folder / file).unlink(missing_ok=True)
+        (folder / file).symlink_to(outside)
+    assert outside.read_text() == "precious"
+    assert list(store.list("")) == [] and list(store.unfinished()) == []
+
+
+def _comparator(database: Path) -> None:
+    (database / "rocksdict-config.json").write_text('{"raw_mode":false,"prefix_extractors":{}}')
+
+
+def _config(database: Path) -> None:
+    (database / "rocksdict-config.json").unlink()
+    (database / "rocksdict-config.json").mkdir()
+
+
+def _current(database: Path) -> None:
+    (database / "CURRENT").write_text("MANIFEST-000099\n")
+
+
+def _manifest(database: Path) -> None:
+    for path in database.glob("MANIFEST*"):
+        path.unlink()
+
+
+def _linked(database: Path) -> None:
+    database.rename(database.parents[4] / "moved")
+    database.symlink_to(database.parents[4] / "moved")
+
+
+@pytest.mark.parametrize("alter", [_comparator, _config, _current, _manifest, _linked])
+def test_an_altered_rocksdb_is_damage_and_no_outage(root: Path, alter: Callable[[Path], None]) -> None:
+    store = open_store(f"rocksdb://{root}?lock_wait_s=1")
+    stored = store.put(NAME, DATA)
+    alter((root / NAME).parent / ".db")
+    with pytest.raises(CorruptObject, match=NAME):
+        store.read(stored)
+
+
+def test_a_rocksdb_whose_root_is_away_is_an_outage_and_no_damage(root: Path) -> None:
+    store = open_store(f"rocksdb://{root}?lock_wait_s=1")
+    stored = store.put(NAME, DATA)
+    root.rename(root.with_name("away"))
+    with pytest.raises(Unreachable):
+        store.read(stored)
+
+
+def test_the_name_of_a_write_at_work_is_unknown_where_it_makes_no_sense(root: Path, outside: Path) -> None:
+    store = open_store(f"rocksdb://{root}")
+    name = root / ".tmp/0123456789abcdef/name"
+    name.parent.mkdir(parents=True)
+    outside.write_text("a/b")
+    makers: list[Callable[[], object]] = [
+        lambda: os.mkfifo(name),
+        lambda: name.symlink_to(outside),
+        lambda: name.write_bytes(b"\xff"),
+        lambda: name.write_text("../a"),
+        lambda: name.write_bytes(b"a" * (1 << 20)),
+    ]
+    for make in makers:
+        make()
+        assert [(write.token, write.name) for write in store.unfinished()] == [(name.parent.name, None)]
+        name.unlink()
+    name.write_text("a/b")
+    assert [write.name for write in store.unfinished("a/")] == ["a/b"]
