@@ -43,8 +43,8 @@ def read_batches(data: pa.Buffer | memoryview | bytes, schema: pa.Schema | None 
     room = room_for(memoryview(data).nbytes)
     messages = iter(pa.ipc.MessageReader.open_stream(pa.BufferReader(data)))
     first = next(messages, None)
-    if first is None:
-        raise ValueError("it is empty")
+    if first is None or first.type != "schema":  # Arrow takes any message for a schema, and dies of it
+        raise ValueError("it does not begin with a schema")
     stored = pa.ipc.read_schema(first)
     if schema is not None and not stored.equals(schema):
         raise ValueError(f"its columns are {stored.to_string(show_schema_metadata=False)[:120]!r}")
