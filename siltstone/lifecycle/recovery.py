@@ -29,7 +29,16 @@ from dataclasses import dataclass
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.rewinding import Rewound
-from siltstone.errors import Fenced, LossRefused, NewerFormat, StateError, UnknownCheckpoint, Unreachable, UsageError
+from siltstone.errors import (
+    CorruptObject,
+    Fenced,
+    LossRefused,
+    NewerFormat,
+    StateError,
+    UnknownCheckpoint,
+    Unreachable,
+    UsageError,
+)
 from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.epochs import begin_epoch, check_catalog, go_on_from_backup
 from siltstone.lifecycle.lease import reading, this_process
@@ -377,7 +386,7 @@ def _clean(place: Place, stream: str, epoch: int | None) -> tuple[int, int]:
                 objects, size_bytes = deleted.objects, deleted.bytes
         swept = sweep(place, stream, SweepOptions())
         return objects + swept.deleted, size_bytes + swept.bytes
-    except (Unreachable, UnknownCheckpoint) as error:
+    except (Unreachable, UnknownCheckpoint, CorruptObject) as error:
         _LOG.warning("stream is ready, but not all that is left over is swept", stream=stream, error=str(error))
         return 0, 0
 

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from siltstone.errors import CorruptObject, Unreachable, UsageError
+from siltstone.lifecycle.recovery import recover
 from siltstone.store.base import Unfinished
 from siltstone.store.key_value import Header
 from siltstone.store.open import open_store
+from tests import tiny_stream
+from tests.proofs import in_order
 from tests.redis_server import shared_server
 
 NAME = "s/00000001/000000000001/manifest.arrow"
@@ -160,3 +163,14 @@ def test_the_name_of_a_write_at_work_is_unknown_where_it_makes_no_sense(root: Pa
         name.unlink()
     name.write_text("a/b")
     assert [write.name for write in store.unfinished("a/")] == ["a/b"]
+
+
+def test_recovery_goes_back_behind_an_altered_rocksdb(tmp_path: Path) -> None:
+    """Though neither a deletion nor a sweep can list what is left in it."""
+    last, name = tiny_stream.LAST, tiny_stream.NAME
+    with tiny_stream.written(f"rocksdb://{tmp_path}/w?lock_wait_s=1") as stream:
+        place = stream.place
+        entry = place.catalog.checkpoint(name, last).manifest.name.rpartition("/")[0]
+        (tmp_path / "w" / "objects" / entry / ".db" / "CURRENT").write_text("MANIFEST-000099\n")
+        done = recover(place, name, run=in_order)
+        assert (done.given_up, done.checkpoint) == ((last,), last - 1)
