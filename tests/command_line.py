@@ -24,8 +24,8 @@ class Ended:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The one line on standard output; nothing else may be anywhere, but for events that tell of no trouble."""
-        assert (self.code, self.without_events("info")) == (0, []), self
+        """The one line on standard output; nothing else may be anywhere, but for events that are no errors."""
+        assert (self.code, self.without_events("info", "warning")) == (0, []), self
         [line] = self.out.splitlines()
         return json.loads(line)
 

@@ -9,6 +9,8 @@ from siltstone.errors import StateError
 from siltstone.model import Form
 from siltstone.policy.protocol import CheckpointCost, PolicyOptions, PolicyState, RestoreBound, RestoreCost
 
+_LEAST_POWER = 1e-12
+"""seconds squared: what took less than a microsecond teaches nothing about any factor"""
 _LEAST_FACTOR = 0.01
 _RESTORE_STEP = 0.5
 
@@ -98,7 +100,7 @@ def rebased(state: PolicyState, base: CheckpointCost, deltas: Sequence[Checkpoin
 def account_restore(state: PolicyState, cost: RestoreCost) -> PolicyState:
     """Learn both factors from one restore: a normalised least-mean-squares step towards what was measured."""
     power = cost.base_s**2 + cost.deltas_s**2
-    if power <= 0:
+    if power < _LEAST_POWER:
         return state
     error = cost.restore_s - state.base_factor * cost.base_s - state.delta_factor * cost.deltas_s
     step = _RESTORE_STEP * error / power

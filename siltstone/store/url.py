@@ -54,7 +54,7 @@ def shown(url: str) -> str:
 def has_password(url: str) -> bool:
     """Whether a URL, of a store or of a database, holds a password, or what looks like one."""
     try:
-        return HIDDEN in shown(url) or "pass" in split(url).query.lower()
+        return HIDDEN in shown(url) or "pass" in split(take_option(url, "password_variable")[0]).query.lower()
     except UsageError:
         return "@" in url
 

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -32,7 +33,7 @@ DIGEST = r"[0-9a-f]{32}"
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 COMMANDS = ["run", "checkpoints", "show", "report", "restore", "verify", "snapshot", "delete"]
 COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "sweep", "fork", "rescale", "edit"]
-COMMANDS += ["recover", "reidentify", "replay", "demo", "ui"]
+COMMANDS += ["recover", "reidentify", "replay", "upgrade", "backup", "restore-catalog", "doctor", "demo", "ui"]
 
 
 def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
@@ -247,7 +248,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("run little --checkpoint-s -1", ("checkpoint_s",)),
     ("run little --set file=6", ("no source option 'file'", "files")),
     ("run little --set files", ("--set files: write it as NAME=VALUE",)),
-    ("run little --set files=3", ("{'files': '6'}", "{'files': '3'}")),
+    ("run little --set files=3", ("started with other values of the source options files",)),
 ]
 
 
@@ -289,7 +290,7 @@ def test_an_operator_that_raises(new_project: Path) -> None:
     ended.failed(
         1, "stream breaking", "operator counts", "ZeroDivisionError: a value is negative", "spark_streams.py, line"
     )
-    line = int(ended.err.rpartition("line ")[2].rstrip(")\n"))
+    line = int(re.findall(r"line (\d+)\)", ended.err)[-1])
     text = (ROOT / "tests" / "spark_streams.py").read_text().splitlines()[line - 1]
     assert 'raise ZeroDivisionError("a value is negative")' in text
     assert len(siltstone("checkpoints", "breaking", "--json").json["checkpoints"]) == 1

@@ -536,7 +536,7 @@ def test_a_null_key_stops_the_stream_before_anything_of_its_batch_shows(tmp_path
     ("changed", "said"),
     [
         ({"options": {"file": "3"}}, r"stream little has no source option 'file' \(it has: files\)"),
-        ({"options": {"files": "3"}}, r"started with the source options .*'files': '6'.*, not .*'files': '3'"),
+        ({"options": {"files": "3"}}, "started with other values of the source options files"),
     ],
 )
 def test_source_options_are_checked_before_the_stream_is_taken_over(

@@ -360,7 +360,8 @@ def test_a_catalog_that_is_away_does_not_end_it(place: Place, clock: Clock, monk
     with monkeypatch.context() as patch:
         patch.setattr(type(place.catalog), "firsts", away)
         assert not worker.look()
-    assert 'not materialized for now stream=small error="cannot reach the catalog' in caplog.text
+    told = "\n".join(caplog.messages)
+    assert 'not materialized for now stream=small error="cannot reach the catalog' in told
     assert worker.look() and {f.deltas for f in chain_facts(place.catalog, NAME)} == {0}
 
 

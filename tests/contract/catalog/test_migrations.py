@@ -116,6 +116,7 @@ def test_deletions_of_before_passes_were_recorded_stay_as_they_are(
     with engine.begin() as connection:
         connection.execute(insert(t.deletion), gone)
     engine.dispose()
+    upgrade_catalog(catalog_url, tmp_path, fence=True)
     with open_catalog(catalog_url, now=lambda: NOON) as catalog:
         assert catalog.deletion_passes("flights") == []
         by = Pass.begin("a sweep", "host:2")
