@@ -131,7 +131,8 @@ class Sum(_OfColumn):
         sums, overflow = sum_by(columns[0], group, size)
         if self.on_overflow == "null":
             overflowed = np.zeros(size, np.bool_) if overflow is None else overflow
-            overflowed[group[fixed_values(columns[1]).astype(np.bool_)]] = True
+            flags = fixed_values(columns[1]).astype(np.bool_) & ~null_mask(columns[1])  # null for a key that is new
+            overflowed[group[flags]] = True
             return [take_or_null(sums, np.arange(size), overflowed), pa.array(overflowed)]
         if overflow is not None and self.on_overflow == "fail":
             raise Overflow(self, overflow)

@@ -136,6 +136,16 @@ def test_a_sum_of_integers_that_overflows_does_what_it_was_told(cut: Any, map_si
         assert found == {k: None if k in gone else n for k, n in sums.items()}
 
 
+def test_whatever_lies_under_a_null_flag_overflows_no_sum() -> None:
+    """A key that is new has no flag yet, and Arrow leaves the bits under a null as they are."""
+    flags = pa.Array.from_buffers(pa.bool_(), 2, [pa.py_buffer(b"\x01"), pa.py_buffer(b"\x03")])
+    assert flags.to_pylist() == [True, None]
+    sums, overflowed = Sum("f", of="v", type=pa.int64(), on_overflow="null").reduce(
+        [pa.array([None, 7], pa.int64()), flags], np.array([0, 1]), 2
+    )
+    assert (sums.to_pylist(), overflowed.to_pylist()) == ([None, 7], [True, False])
+
+
 cents = st.one_of(st.decimals(-(10**9), 10**9, places=2), st.sampled_from([Decimal(10**36 - 1), Decimal(1 - 10**36)]))
 
 

@@ -112,6 +112,7 @@ def closed_port() -> int:
         return bound.getsockname()[1]
 
 
+@pytest.mark.server
 def test_a_catalog_that_is_away(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"postgresql://me:hunter2@127.0.0.1:{closed_port()}/none"
     monkeypatch.setenv("SILTSTONE_CATALOG", url)
@@ -122,6 +123,7 @@ def test_a_catalog_that_is_away(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "hunter2" not in json.dumps(result)
 
 
+@pytest.mark.server
 def test_a_store_that_is_away(root: Path) -> None:
     url = f"redis://127.0.0.1:{closed_port()}/0?local={root}"
     result = doctor("--warehouse", url, "--catalog", f"sqlite:///{root}/catalog.db")
@@ -137,6 +139,7 @@ def silent() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
+@pytest.mark.server
 def test_a_catalog_that_never_answers_is_not_waited_for(root: Path, silent: int) -> None:
     settings = load_settings(warehouse=str(root), catalog=f"postgresql://me@127.0.0.1:{silent}/none")
     states = {each.check: each for each in examine(settings, limit_s=0.5)}
@@ -145,6 +148,7 @@ def test_a_catalog_that_never_answers_is_not_waited_for(root: Path, silent: int)
     assert {"store", "permissions", "versions"} < states.keys()
 
 
+@pytest.mark.server
 def test_a_store_that_never_answers_is_asked_once(root: Path, silent: int) -> None:
     url = f"redis://127.0.0.1:{silent}/0?local={root}"
     settings = load_settings(warehouse=url, catalog=f"sqlite:///{root}/catalog.db")
@@ -232,6 +236,7 @@ def test_the_lease_of_a_process_that_has_died(root: Path) -> None:
     assert leases["state"] == "ok" and leases["found"].startswith("one that lives, until ")
 
 
+@pytest.mark.server
 def test_runs_that_were_killed_or_hang(root: Path) -> None:
     with subprocess.Popen(["true"]) as gone:
         pass
