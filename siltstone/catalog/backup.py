@@ -24,6 +24,7 @@ from siltstone.catalog.shapes import copy_rows, differences, row_counts, tables_
 from siltstone.catalog.tables import REVISION_TABLE
 from siltstone.catalog.upgrade import check_not_newer, lock_upgrades, revision, run_migrations
 from siltstone.errors import Unreachable, UsageError
+from siltstone.store.filesystem import make_durable
 from siltstone.store.paths import catalog_backup
 from siltstone.store.private import make_private_directory, make_private_file
 
@@ -172,12 +173,12 @@ def _whole_file(path: Path) -> Iterator[Path]:
         make_private_file(draft)
         try:
             yield draft
-            _sync(draft)
+            make_durable(draft)
             os.link(draft, path)
         finally:
             for suffix in _SUFFIXES:
                 Path(str(draft) + suffix).unlink(missing_ok=True)
-        _sync(path.parent)
+        make_durable(path.parent)
     except FileExistsError as error:
         raise UsageError(f"{path} is there already: name another file") from error
     except (OSError, sqlite3.Error) as error:
@@ -254,11 +255,3 @@ def _described(file: Path) -> Backup:
         found = existing_revision(connection)
         counts = row_counts(connection, tables_found(connection, tables_made_by(found).tables))
     return Backup(str(file), found, sum(counts.values()) - counts[REVISION_TABLE], file.stat().st_size)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

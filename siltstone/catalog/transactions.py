@@ -17,6 +17,13 @@ from siltstone.catalog.records import as_utc
 from siltstone.errors import Unreachable
 
 
+def database_time(connection: Connection) -> datetime:
+    """The database's time: of this moment, not of the transaction's beginning. SQLite's host is this one."""
+    if connection.dialect.name == "sqlite":
+        return datetime.now(UTC)
+    return as_utc(connection.execute(select(func.clock_timestamp())).scalar_one())
+
+
 class Transactions:
     """An open database. Close it, or use it in a `with` block.
 
@@ -64,12 +71,10 @@ class Transactions:
         return self._outages.call(ask)
 
     def _time(self, connection: Connection) -> datetime:
-        """`now`, within a transaction: of this moment, not of its beginning. SQLite's host is this one."""
+        """`now`, within a transaction."""
         if self._now is not None:
             return as_utc(self._now())
-        if connection.dialect.name == "sqlite":
-            return datetime.now(UTC)
-        return as_utc(connection.execute(select(func.clock_timestamp())).scalar_one())
+        return database_time(connection)
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:

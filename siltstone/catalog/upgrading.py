@@ -8,10 +8,9 @@ ended are given epochs that end them: an older process that wakes up after all c
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-from sqlalchemy import Connection, MetaData, func, select, text
+from sqlalchemy import Connection, MetaData, select, text
 
 from siltstone.catalog import fencing
 from siltstone.catalog.backup import Backup, default_file, existing_revision, open_database, write_backup
@@ -20,6 +19,7 @@ from siltstone.catalog.processes import is_known_dead, is_known_gone
 from siltstone.catalog.records import as_utc
 from siltstone.catalog.shapes import check_carried, differences, rebuild, row_counts, tables_found, tables_made_by
 from siltstone.catalog.tables import REVISION
+from siltstone.catalog.transactions import database_time
 from siltstone.catalog.upgrade import is_current, lock_upgrades, run_migrations
 from siltstone.errors import Unreachable, UsageError
 
@@ -91,7 +91,7 @@ def _upgrade(connection: Connection, directory: Path, file: Path | None, fence: 
         rebuild(connection, before, found, made)
     run_migrations(connection, REVISION)
     _verify(connection, counts)
-    now = _time(connection)
+    now = database_time(connection)
     for stream in open_runs:
         epoch = fencing.take_over(connection, stream, who, now)
         fencing.end(connection, stream, epoch, "upgraded the catalog", now)
@@ -125,7 +125,7 @@ def _check_stopped(connection: Connection, found: MetaData, fence: bool) -> list
     Raises:
         UsageError: somebody may be at work, and is not to be fenced.
     """
-    url, now = shown(connection.engine.url), _time(connection)
+    url, now = shown(connection.engine.url), database_time(connection)
     runs = found.tables["run"].c
     open_ = connection.execute(select(runs.stream, runs.epoch, runs.who).where(runs.ended_at.is_(None))).all()
     alive = [f"a run of {stream} by {who}" for stream, _, who in open_ if not is_known_gone(who)]
@@ -160,9 +160,3 @@ def _verify(connection: Connection, before: dict[str, int]) -> None:
             f"the upgraded catalog would not be as it should ({'; '.join(wrong)}), so it was left as it was: tell the "
             "makers of Siltstone"
         )
-
-
-def _time(connection: Connection) -> datetime:
-    if connection.dialect.name == "sqlite":
-        return datetime.now(UTC)
-    return as_utc(connection.execute(select(func.clock_timestamp())).scalar_one())

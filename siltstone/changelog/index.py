@@ -110,8 +110,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
         CorruptObject: cut, altered, or no index; `name` says where it came from.
     """
     with decoding(name, "an index"):
-        bare = memoryview(data).cast("B")[: len(MAGIC)] == _MAGIC_BARE
-        read = Decoder(unseal(data, _MAGIC_BARE if bare else MAGIC, name), name)
+        read, bare = _unsealed(data, name)
         checkpoint, count = read.count(), read.count()
         if count * (_BARE_BYTES + _DIGEST_BYTES) > len(data):
             raise read.fail(f"it is too short for {count} entries")
@@ -157,10 +156,15 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
 def field_bytes(data: Bytes) -> dict[str, int]:
     """How many bytes of an encoded index each of the patent's four fields takes, all entries together."""
     with decoding("an index", "an index"):
-        bare = memoryview(data).cast("B")[: len(MAGIC)] == _MAGIC_BARE
-        read = Decoder(unseal(data, _MAGIC_BARE if bare else MAGIC, "an index"), "an index")
+        read, _ = _unsealed(data, "an index")
         read.count()
         return _read_fields(read, read.count())[1]
+
+
+def _unsealed(data: Bytes, name: str) -> tuple[Decoder, bool]:
+    """What is inside the seal, and whether its checksums are bare."""
+    bare = memoryview(data).cast("B")[: len(MAGIC)] == _MAGIC_BARE
+    return Decoder(unseal(data, _MAGIC_BARE if bare else MAGIC, name), name), bare
 
 
 def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
