@@ -217,7 +217,7 @@ def test_failures_are_counted_retried_ever_later_and_told_loudly(
         with caplog.at_level(logging.WARNING):
             caplog.clear()
             assert worker.look()
-            levels += [record.levelname for record in caplog.records if OPERATORS[0] in record.message]
+            levels += [record.levelname for record in caplog.records if OPERATORS[0] in record.getMessage()]
         failed.append(health(place)[OPERATORS[0]].facts.failures)
         clock.move(seconds=10)
     # The delays are 10, 20, 40, 80 seconds.

@@ -89,7 +89,7 @@ def test_a_commit_that_never_arrived_is_made_again(
         flights.commit("flights", 1, commit_of(1))
     assert proxy.met == 1
     assert_whole(flights, 1)
-    assert len([r for r in caplog.records if "trying again" in r.message and "up_to_s=60" in r.message]) == 1
+    assert len([r for r in caplog.records if "trying again" in r.getMessage() and "up_to_s=60" in r.getMessage()]) == 1
     assert "catalog answers again" in caplog.records[-1].message
 
 
@@ -319,7 +319,7 @@ def test_a_sqlite_catalog_that_somebody_holds_is_waited_for(tmp_path: Path, capl
             holder.execute("BEGIN IMMEDIATE")
 
             def let_go() -> None:
-                wait_until(lambda: any("trying again" in r.message for r in caplog.records))
+                wait_until(lambda: any("trying again" in r.getMessage() for r in caplog.records))
                 holder.execute("ROLLBACK")
 
             thread = threading.Thread(target=let_go)

@@ -29,7 +29,7 @@ def test_a_commit_under_a_clock_that_ran_ahead_carries_its_time_no_further(
     hourly(flights, clock, 4, ahead=2)
     times = [c.committed_at - NOON for c in flights.checkpoints("flights")]
     assert times == [timedelta(hours=h) for h in (0, 1 + 365 * 24, 2, 3)]
-    said = [record.message for record in caplog.records]
+    said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1 and "stream=flights checkpoint=3 committed_at=2013-07-04T14:00:00" in said[0]
 
 
