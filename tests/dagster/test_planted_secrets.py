@@ -129,7 +129,9 @@ def test_a_planted_secret_is_found_nowhere(
     assert Server.of(bare.store_url, RedisOptions()).password == secret("redis"), "tasks have it from where they run"
     pickled.append(cloudpickle.dumps(bare))
     told.append(refusal(bare.check_readable))
-    assert "the password in --catalog" in caplog.text and "the password in --warehouse" in caplog.text
+    assert "the password in --catalog" in "\n".join(caplog.messages) and "the password in --warehouse" in "\n".join(
+        caplog.messages
+    )
 
     # Other processes: what the list of processes shows of them.
     arguments: list[list[str]] = []
@@ -157,6 +159,13 @@ def test_a_planted_secret_is_found_nowhere(
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "secrets"]
     assert {"catalog.db", "manifest.arrow", "dagster.yaml", "console"} <= {path.name for path in written}
     assert any("the password in --catalog" in line for line in logged)
-    everything = [*told, *logged, caplog.text, str(arguments), *pickled, *(path.read_bytes() for path in written)]
+    everything = [
+        *told,
+        *logged,
+        "\n".join(caplog.messages),
+        str(arguments),
+        *pickled,
+        *(path.read_bytes() for path in written),
+    ]
     for found in everything:
         assert PLANTED not in (found if isinstance(found, str) else found.decode("latin-1")), found[:2000]

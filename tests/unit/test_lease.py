@@ -119,8 +119,8 @@ def test_who_may_only_read_the_catalog_reads_without_a_lease(place: Place, caplo
     with reading(place.catalog, NAME, [3]):
         manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, NAME, 3))
     assert len(manifests) == 3
-    assert "no lease: a deletion may take away what is read stream=sums" in caplog.text
-    assert "readonly" in caplog.text
+    assert "no lease: a deletion may take away what is read stream=sums" in "\n".join(caplog.messages)
+    assert "readonly" in "\n".join(caplog.messages)
 
 
 def test_a_lease_that_is_lost_or_not_renewed_is_told_of(
@@ -140,10 +140,10 @@ def test_a_lease_that_is_lost_or_not_renewed_is_told_of(
         assert leases(place) == []
         monkeypatch.setattr(Catalog, "renew_lease", renew)
         end = time.monotonic() + 10
-        while "expired" not in caplog.text and time.monotonic() < end:
+        while "expired" not in "\n".join(caplog.messages) and time.monotonic() < end:
             time.sleep(0.01)
     assert 'lease not renewed, trying again stream=sums error="the catalog is away"' in "\n".join(caplog.messages)
-    assert "lease expired: a deletion may take away what is read stream=sums" in caplog.text
+    assert "lease expired: a deletion may take away what is read stream=sums" in "\n".join(caplog.messages)
 
 
 def test_what_is_not_there_is_not_read(place: Place) -> None:

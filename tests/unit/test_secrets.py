@@ -84,9 +84,11 @@ def test_a_password_in_an_argument_is_warned_of(option: str, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         given_settings(**given | {option: "redis://user@host/0"})
         given_settings(**given | {option: "redis://user@host/0?password_variable=MINE"})
-        assert caplog.text == ""
+        assert "\n".join(caplog.messages) == ""
         given_settings(**given | {option: f"redis://user:{PLANTED}@host/0"})
-    assert f"SILTSTONE_{option.upper()}_FILE" in caplog.text and PLANTED not in caplog.text
+    assert f"SILTSTONE_{option.upper()}_FILE" in "\n".join(caplog.messages) and PLANTED not in "\n".join(
+        caplog.messages
+    )
 
 
 HOSTILE = [

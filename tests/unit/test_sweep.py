@@ -249,7 +249,7 @@ def test_a_run_that_ends_clears_the_checkpoint_it_did_not_complete(
     assert {d.reason for d in place.catalog.deletions(NAME)} == {Reason.ENDED}
     [swept] = place.catalog.deletion_passes(NAME)
     assert (swept.what, swept.objects) == (ORPHANS, len(listed_only))
-    assert f"objects={swept.objects} bytes={swept.bytes}" in caplog.text, "people see it, too"
+    assert f"objects={swept.objects} bytes={swept.bytes}" in "\n".join(caplog.messages), "people see it, too"
     check_whole(place, *injected.orphans, *injected.ahead, *injected.strange)
 
 
