@@ -165,7 +165,8 @@ def _refuse_implausible(place: Place, name: str, ahead: int) -> None:
     if ahead > _PLAUSIBLE:
         raise WrongWarehouse(
             f"object {name} in {place.warehouse.label} is {ahead:,} epochs or checkpoints ahead of the catalog "
-            f"{place.catalog.url}, so no run can have written it: look at it, delete it, and try again"
+            f"{place.catalog.url}, so no run can have written it: find out who did, delete it with the store's own "
+            "tools, and try again"
         )
 
 
@@ -221,19 +222,20 @@ def _is_older(place: Place, stream: str, marks: _Marks) -> bool:
 
 
 def _refuse_older(place: Place, stream: str, marks: _Marks) -> None:
-    forks = _unknown_forks(place.catalog, stream, marks)
+    catalog = place.catalog
+    forks = _unknown_forks(catalog, stream, marks)
+    if not forks and not _is_older(place, stream, marks):
+        return
+    known, newest = catalog.stream(stream).epoch, catalog.last_id(stream)
+    for epoch in marks.epochs:  # to accept the loss would be refused because of it
+        _refuse_implausible(place, epoch_mark(stream, epoch), epoch - known)
     if forks:
-        raise WrongWarehouse(
-            f"the catalog {place.catalog.url} is older than the store at {place.warehouse.label}: it does not know "
-            f"{', '.join(forks)}, made from stream {stream}, and might delete what it shares; was it restored from a "
-            "backup? Name the newer one with --catalog, or give up what it does not know of with `siltstone recover "
-            f"{stream} --accept-loss`"
-        )
-    if _is_older(place, stream, marks):
-        known, newest = place.catalog.stream(stream).epoch, place.catalog.last_id(stream)
-        raise WrongWarehouse(
-            f"the catalog {place.catalog.url} is older than the store at {place.warehouse.label}: of stream {stream} "
-            f"it knows writer epochs up to {known} and checkpoints up to {newest}, the store has newer ones; was it "
-            "restored from a backup? Name the newer one with --catalog, or give up what it does not know of with "
-            f"`siltstone recover {stream} --accept-loss`"
-        )
+        why = f"it does not know {', '.join(forks)}, made from stream {stream}, and might delete what it shares"
+    else:
+        why = f"of stream {stream} it knows writer epochs up to {known} and checkpoints up to {newest}, the store has "
+        why += "newer ones"
+    raise WrongWarehouse(
+        f"the catalog {catalog.url} is older than the store at {place.warehouse.label}: {why}; was it restored from a "
+        "backup? Name the newer one with --catalog, or give up what it does not know of with `siltstone recover "
+        f"{stream} --accept-loss`"
+    )

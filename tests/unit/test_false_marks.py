@@ -45,6 +45,26 @@ def test_an_epoch_far_above_the_catalog_s_is_refused_and_changes_nothing(place: 
     assert begin_epoch(place, NAME, "a test") == before[0].epoch + 1
 
 
+def test_of_a_mark_far_above_the_catalog_s_each_command_says_at_once_what_helps(place: Place) -> None:
+    """It was said to accept a loss, which was refused then."""
+    name = f"{epoch_marks(NAME)}99999999"
+    planted = [_plant(place, name), _plant(place, fork_mark(NAME, "x"))]
+    before = place.catalog.stream(NAME)
+    for command in (
+        lambda: begin_epoch(place, NAME, "a test"),  # a run
+        lambda: recover(place, NAME, run=in_order),
+        lambda: recover(place, NAME, run=in_order, dry_run=True),
+        lambda: check_catalog(place, NAME),  # a sweep, a deletion, a diagnosis
+    ):
+        with pytest.raises(WrongWarehouse, match=f"object {name} in .*: find out who did, delete it") as refused:
+            command()
+        assert "--accept-loss" not in str(refused.value)
+    assert place.catalog.stream(NAME) == before
+    for path in planted:
+        path.unlink()
+    check_catalog(place, NAME)
+
+
 @pytest.mark.parametrize("mark", ["9" * 19, "9" * 30, "\u0663" * 3, "\u0663" * 8, "9" * 9])
 def test_what_is_no_epoch_s_mark_is_not_taken_for_one(place: Place, mark: str) -> None:
     planted = _plant(place, f"{epoch_marks(NAME)}{mark}")
