@@ -4,7 +4,8 @@ A backup is a SQLite database that holds the tables of the catalog's revision an
 moment, while runs may go on. It is a catalog itself: `--catalog sqlite:///BACKUP` reads from it. Of a SQLite catalog it
 is SQLite's own online backup, page by page; of PostgreSQL it is read in one snapshot.
 
-It gets its name once it is whole, synced and checked. A process that is killed before leaves `NAME.part`.
+It gets its name once it is whole, synced and checked. A process that is killed before leaves `NAME.part`, which the
+next one to the same name removes (`drafts`); of a backup that was given no name, the next one in that directory.
 """
 
 import os
@@ -16,21 +17,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, Engine, delete
+from sqlalchemy import URL, Connection, Engine, MetaData, delete
 
+from siltstone.catalog.drafts import SQLITE_FILES, remove_leftovers, whole_file
 from siltstone.catalog.engine import WRITE, open_engine, parse_url, reaching, shown
 from siltstone.catalog.open import check_file, no_catalog
 from siltstone.catalog.shapes import copy_rows, differences, row_counts, tables_found, tables_made_by
 from siltstone.catalog.tables import REVISION_TABLE
 from siltstone.catalog.upgrade import check_not_newer, lock_upgrades, revision, run_migrations
 from siltstone.errors import Unreachable, UsageError
-from siltstone.store.filesystem import make_durable
-from siltstone.store.paths import catalog_backup
-from siltstone.store.private import make_private_directory, make_private_file
+from siltstone.store.paths import CATALOG_BACKUPS, catalog_backup
+from siltstone.store.private import make_private_directory
 
 _SQLITE = "sqlite:///"
-_SUFFIXES = ("", "-wal", "-shm", "-journal")
-"""of the files that are a SQLite database together"""
 _TIMEOUT_S = 10.0
 _LOCKED_S = 60.0
 """how long a SQLite database is waited for that another process has locked against readers"""
@@ -98,11 +97,12 @@ def back_up(url: str, file: Path | None, directory: Path) -> Backup:
 
 
 def default_file(url: URL, directory: Path, revision: str) -> Path:
-    """Where a backup of this moment goes that was given no name."""
+    """Where a backup of this moment goes that was given no name, once what killed ones left there is removed."""
     if url.drivername == "sqlite":
         directory = Path(str(url.database)).parent
     else:
         make_private_directory(directory)
+    remove_leftovers(directory, CATALOG_BACKUPS)
     return catalog_backup(directory, datetime.now(UTC), revision)
 
 
@@ -115,11 +115,13 @@ def write_backup(connection: Connection, found: str, file: Path) -> Backup:
     Raises:
         UsageError, Unreachable: as `back_up`.
     """
-    with _whole_file(file) as draft:
+    with whole_file(file) as draft:
         if connection.dialect.name == "sqlite":
             _copy_pages(connection.engine, draft)
         else:
-            _copy_tables(connection, found, draft)
+            url = f"{_SQLITE}{draft}"
+            with open_database(url) as engine, engine.execution_options(**{WRITE: True}).begin() as target:
+                _copy_tables(connection, target, found, tables_made_by(found))
         _settle(draft, "DELETE")
     return _described(file)
 
@@ -141,9 +143,8 @@ def bring_back(file: Path, url: str) -> Backup:
             raise UsageError(f"the backup {file} is damaged: take another one")
         if target.drivername == "sqlite":
             path = Path(str(target.database))
-            _check_absent(path)
             check_file(path, target, create=True)
-            with _whole_file(path) as draft:
+            with whole_file(path, _check_absent) as draft:
                 _copy_pages(engine, draft)
                 _settle(draft, "WAL")  # as every catalog that was made in its place
         else:
@@ -153,37 +154,12 @@ def bring_back(file: Path, url: str) -> Backup:
 
 def _check_absent(path: Path) -> None:
     """Nothing of another database may be there: SQLite would take its log for that of the one that is brought back."""
-    there = [str(path) + suffix for suffix in _SUFFIXES if os.path.lexists(str(path) + suffix)]
+    there = [str(path) + suffix for suffix in SQLITE_FILES if os.path.lexists(str(path) + suffix)]
     if there:
         raise UsageError(
             f"a catalog is there already, and is left as it is: move {' and '.join(there)} away first, once nothing "
             "runs on it"
         )
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[Path]:
-    """A draft that becomes `path`, synced, when the block ends well, and is gone when it does not."""
-    draft = path.with_name(f"{path.name}.part")
-    try:
-        if os.path.lexists(path):
-            raise UsageError(f"{path} is there already: name another file")
-        if os.path.lexists(draft):
-            raise UsageError(f"{draft} is there: another process writes it, or was killed as it did, then delete it")
-        make_private_file(draft)
-        try:
-            yield draft
-            make_durable(draft)
-            os.link(draft, path)
-        finally:
-            for suffix in _SUFFIXES:
-                Path(str(draft) + suffix).unlink(missing_ok=True)
-        make_durable(path.parent)
-    except FileExistsError as error:
-        raise UsageError(f"{path} is there already: name another file") from error
-    except (OSError, sqlite3.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise Unreachable(f"cannot write {path}: {reason}; check its directory and the space left there") from error
 
 
 def _copy_pages(engine: Engine, draft: Path) -> None:
@@ -203,27 +179,26 @@ def _copy_pages(engine: Engine, draft: Path) -> None:
         source.close()
 
 
-def _copy_tables(connection: Connection, found: str, draft: Path) -> None:
-    """Copy all rows of a database of another kind into a new SQLite database."""
-    made = tables_made_by(found)
-    there = tables_found(connection, made.tables)
-    with open_database(f"{_SQLITE}{draft}") as engine, engine.execution_options(**{WRITE: True}).begin() as target:
-        if differences(there, made):
-            there.create_all(target)  # of no revision: as they are
-        else:
-            run_migrations(target, found)
-            target.execute(delete(made.tables[REVISION_TABLE]))
-        copy_rows(connection, target, there, made)
+def _copy_tables(source: Connection, target: Connection, found: str, made: MetaData) -> None:
+    """Copy all rows of a catalog into a database of another kind that has none of its tables.
+
+    Tables that are not those of their revision are copied as they are: an upgrade repairs them, there as here.
+
+    Args:
+        found: the catalog's revision.
+        made: the tables that this revision makes.
+    """
+    there = tables_found(source, made.tables)
+    if differences(there, made):
+        there.create_all(target)
+    else:
+        run_migrations(target, found)
+        target.execute(delete(made.tables[REVISION_TABLE]))
+    copy_rows(source, target, there, made)
 
 
 def _bring_rows_back(source: Connection, found: str, url: URL) -> None:
     made = tables_made_by(found)
-    there = tables_found(source, made.tables)
-    if differences(there, made):
-        raise UsageError(
-            f"the tables of the backup are not those of its revision {found}: `siltstone upgrade --catalog "
-            f"{shown(source.engine.url)}` first"
-        )
     engine = open_engine(url, create=False, timeout_s=_TIMEOUT_S)
     try:
         with reaching(url), engine.begin() as target:
@@ -234,9 +209,7 @@ def _bring_rows_back(source: Connection, found: str, url: URL) -> None:
                     f"the database {shown(url)} has tables {', '.join(sorted(taken))} already, and is left as it is: "
                     "name an empty database or schema"
                 )
-            run_migrations(target, found)
-            target.execute(delete(made.tables[REVISION_TABLE]))
-            copy_rows(source, target, there, made)
+            _copy_tables(source, target, found, made)
     finally:
         engine.dispose()
 

@@ -48,6 +48,8 @@ from siltstone.errors import UsageError
 from siltstone.model import MAX_EPOCH, check_name
 
 TEMPORARY = ".tmp"
+CATALOG_BACKUPS = "catalog-*-r*.backup"
+"""matches what `catalog_backup` names"""
 IDENTITY = "_warehouse/identity"
 """the object that says which warehouse a store holds; no stream's name begins with an underscore"""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -15,6 +15,7 @@ from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.catalog.records import Step
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tables import REVISION
+from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Unreachable, UsageError
 from tests.catalog_cases import commit_of
 from tests.older_catalogs import engine_of, make_shape
@@ -147,8 +148,9 @@ def test_mistakes_end_in_one_line_and_change_nothing(catalog_url: str, tmp_path:
         back_up(catalog_url, tmp_path / "there", tmp_path)
     assert (tmp_path / "there").read_text() == "mine"
     (tmp_path / "b.part").touch()
-    with pytest.raises(UsageError, match=r"b\.part is there: another process writes it, or was killed"):
+    with pytest.raises(UsageError, match=r"b\.part is there, and no backup left it: move it away"):
         back_up(catalog_url, tmp_path / "b", tmp_path)
+    assert (tmp_path / "b.part").exists() and not (tmp_path / "b.part.lock").exists()
     with pytest.raises(Unreachable, match="file is not a database"):
         (tmp_path / "text").write_text("no database at all" * 500)
         bring_back(tmp_path / "text", f"sqlite:///{tmp_path}/new.db")
@@ -166,6 +168,20 @@ def test_what_an_older_database_left_is_not_taken_for_the_log_of_the_one_that_co
         bring_back(tmp_path / "b", url)
     (tmp_path / "catalog.db-wal").unlink()
     bring_back(tmp_path / "b", url)
+
+
+def test_a_catalog_whose_tables_are_of_no_revision_comes_back_as_it_is_and_is_upgraded_there(
+    catalog_url: str, tmp_path: Path
+) -> None:
+    """It was refused by any database but SQLite, while a backup of it was not."""
+    first = f"sqlite:///{tmp_path}/first.db"
+    make_shape(first, "3c5218b")
+    back_up(first, tmp_path / "b", tmp_path)
+    bring_back(tmp_path / "b", catalog_url)
+    assert upgrade_catalog(catalog_url, tmp_path).rebuilt
+    upgrade_catalog(first, tmp_path)
+    with open_catalog(first) as catalog, open_catalog(catalog_url) as again:
+        assert content(again) == content(catalog)
 
 
 def test_an_older_catalog_is_backed_up_and_brought_back_as_it_is(catalog_url: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Fenced, UsageError
 from siltstone.lifecycle.lease import this_process
 from tests.catalog_cases import NOON, commit_of
+from tests.killed_child import killed_at
 from tests.older_catalogs import FILES, OFFSETS, SHAPES, engine_of, make_revision, make_shape
 
 ADVICE = "stop what runs on it, then `siltstone upgrade`"
@@ -197,37 +198,10 @@ def test_two_processes_upgrade_once(catalog_url: str, tmp_path: Path, monkeypatc
 # Killed on the way
 
 
-def upgrade_in_a_child(catalog_url: str, directory: Path, die_at: int) -> int:
-    """Upgrade in a process of its own, which is killed before its statement of that number; -9, or how many it made."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        made = 0
-
-        def count(*_: object) -> None:
-            nonlocal made
-            made += 1
-            if made == die_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        event.listen(Engine, "before_cursor_execute", count)
-        event.listen(Engine, "commit", count)
-        try:
-            upgrade_catalog(catalog_url, directory)
-            os.write(write, str(made).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    _, status = os.waitpid(child, 0)
-    told = os.read(read, 100)
-    os.close(read)
-    return -signal.SIGKILL if os.WIFSIGNALED(status) else int(told)
-
-
 def test_killed_anywhere_it_is_the_old_catalog_or_the_new_one_and_goes_on(catalog_url: str, tmp_path: Path) -> None:
     make_shape(catalog_url, "3c5218b")
     kills, at, step = 0, 1, 149
-    while (ended := upgrade_in_a_child(catalog_url, tmp_path, at)) == -signal.SIGKILL:
+    while (ended := killed_at(lambda: upgrade_catalog(catalog_url, tmp_path), at)) == -signal.SIGKILL:
         kills += 1
         assert revision_of(catalog_url) == "0001"
         with pytest.raises(UsageError, match="older Siltstone"):
