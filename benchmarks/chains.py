@@ -40,7 +40,7 @@ from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.place import Place
 from siltstone.changelog.base import KEY_GROUP, ROW_GROUP_ROWS
 from siltstone.lifecycle.export import UnitTask, restore_unit, unit_tasks
-from siltstone.lifecycle.restore import chain_manifests, load_state, read_manifest, read_manifests
+from siltstone.lifecycle.restore import load_state, read_manifest, read_manifests
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.model import KeyGroupRange, StoredObject
 from siltstone.policy.adaptive import PolicyOptions
@@ -111,7 +111,7 @@ def rewrite(paths: tuple[Path, Path]) -> None:
 def manifests_of(place: Place) -> dict[int, Manifest]:
     """Those of the newest checkpoint's chain."""
     newest = place.catalog.latest(stream().name).id
-    return read_manifests(place.warehouse.store, chain_manifests(place.catalog, stream().name, newest))
+    return read_manifests(place.warehouse.store, place.catalog.chain_manifests(stream().name, newest))
 
 
 def bases(place: Place) -> list[Path]:
@@ -239,7 +239,7 @@ def _read_snapshot(state: SubtaskState, task: Load) -> None:
 def loads(place: Place, scratch: Path, parallelism: int) -> list[Load]:
     """A task a subtask, of the newest checkpoint."""
     newest = place.catalog.latest(stream().name)
-    stored = tuple(chain_manifests(place.catalog, stream().name, newest.id))
+    stored = tuple(place.catalog.chain_manifests(stream().name, newest.id))
     step = read_manifest(place.warehouse.store, newest.manifest).step
     ranges = KeyGroupRange(0, MAX_PARALLELISM).split(parallelism)
     return [

@@ -33,7 +33,7 @@ from siltstone.changelog.segment import Segment, SegmentBuilder
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Uploader
 from siltstone.lifecycle.export import restore_unit, unit_tasks
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.policy.adaptive import PolicyOptions, named
@@ -234,7 +234,7 @@ def restore_one(url: str, catalog: Path, keys: int, changed: int, deltas: int) -
             region.step(pa.table({"k": wanted} | {f"x{i}": values[i] for i in range(VARIABLES)}))
         newest = place.catalog.checkpoints(stream.name)[-1].id
         store = Counting(place.warehouse.store)
-        stored = chain_manifests(place.catalog, stream.name, newest)
+        stored = place.catalog.chain_manifests(stream.name, newest)
         manifests = read_manifests(store, stored)  # type: ignore[arg-type]
         of_manifests = store.bytes
         began = time.perf_counter()

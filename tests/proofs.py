@@ -8,7 +8,7 @@ from siltstone.catalog.place import Place
 from siltstone.errors import ProofFailed
 from siltstone.lifecycle.export import restore_unit, unit_tasks, whole_digest
 from siltstone.lifecycle.proof import prove_checkpoints
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.lifecycle.verify import Failure
 
 
@@ -38,7 +38,7 @@ def restored_digest(place: Place, stream: str, checkpoint: int, parallelism: int
         CorruptObject, ProofFailed: the chain is damaged.
     """
     catalog, store = place.catalog, place.warehouse.store
-    manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint), stream)
+    manifests = read_manifests(store, catalog.chain_manifests(stream, checkpoint), stream)
     digest = rebuilt_digest(place, manifests, checkpoint, parallelism)
     recorded = catalog.checkpoint(stream, checkpoint).digest
     if digest != recorded:

@@ -17,7 +17,7 @@ from siltstone.lifecycle.comparison import compare, compare_tasks
 from siltstone.lifecycle.export import rebuild, restore_unit, unit_tasks
 from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.proof import plan_checkpoints
-from siltstone.lifecycle.restore import chain_manifests, digests_of, read_manifest, read_manifests
+from siltstone.lifecycle.restore import digests_of, read_manifest, read_manifests
 from siltstone.lifecycle.scan import Selection, TableShape, plan_scan, scan
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.verify import check_indexes, prove
@@ -75,7 +75,7 @@ class Stored:
         return self.place.warehouse.local.objects / name
 
     def manifests(self, checkpoint: int) -> Mapping[int, Any]:
-        stored = chain_manifests(self.place.catalog, NAME, checkpoint)
+        stored = self.place.catalog.chain_manifests(NAME, checkpoint)
         return read_manifests(self.place.warehouse.store, stored, NAME)
 
 

@@ -25,7 +25,6 @@ from siltstone.errors import Unreachable
 from siltstone.lifecycle.export import plan_units
 from siltstone.lifecycle.lease import reading, this_process
 from siltstone.lifecycle.restore import (
-    chain_manifests,
     compare_digests,
     objects_of,
     read_manifest,
@@ -171,7 +170,7 @@ def materialize(
         catalog.begin_materialization(stream, operator, checkpoint, id=id, who=this_process())
         try:
             chain = _chain_before(place, stream, operator, checkpoint) if again else None
-            manifests = read_manifests(store, chain or chain_manifests(catalog, stream, checkpoint), stream)
+            manifests = read_manifests(store, chain or catalog.chain_manifests(stream, checkpoint), stream)
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
             parts = run(lambda task: materialize_unit(store, task), tasks)
             uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))

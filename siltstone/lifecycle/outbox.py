@@ -20,8 +20,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import Output
@@ -31,7 +29,6 @@ from siltstone.changelog.output import OutputWriter, read_output
 from siltstone.errors import CorruptObject, Fenced, Unreachable, UsageError
 from siltstone.lifecycle.dead_letters import LETTERS
 from siltstone.lifecycle.processing import output_schema
-from siltstone.lifecycle.task import StepTask
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath
@@ -191,22 +188,6 @@ class Outbox:
 
             of.objects += OutputWriter.of(self._store, named, of.inline).finish().objects
             of.inline = []
-
-
-def task_output(
-    task: StepTask, checkpoint: int, output: str, schema: pa.Schema, subtask: int, attempt: str
-) -> OutputWriter:
-    """Stages an output of one subtask in one step, with a checkpoint; `attempt` is unique to both in the writer epoch.
-
-    Args:
-        output: as `CheckpointPath.output` takes it.
-    """
-    path = CheckpointPath(task.stream, task.epoch, checkpoint)
-
-    def name(n: int) -> str:
-        return path.output(output, subtask, f"{attempt}-{task.step}-{n}")
-
-    return OutputWriter(task.warehouse.store, name, schema, task.upload.inline_bytes)
 
 
 def check_output(store: Store, output: Output) -> None:

@@ -20,7 +20,7 @@ from siltstone.catalog.records import CheckpointRecord, InputPosition, StepRecor
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError
 from siltstone.lifecycle.definition import check_definition, definition_of, recorded_options
-from siltstone.lifecycle.restore import chain_manifests, read_manifest
+from siltstone.lifecycle.restore import read_manifest
 from siltstone.lifecycle.task import RestorePoint
 from siltstone.state.digest import checkpoint_digest
 from siltstone.stream import Stream
@@ -191,7 +191,7 @@ def restore_points(place: Place, stream: Stream, checkpoint: int) -> dict[str, R
     """
     if not checkpoint:
         return {op.name: RestorePoint() for op in stream.operators}
-    stored = tuple(chain_manifests(place.catalog, stream.name, checkpoint))
+    stored = tuple(place.catalog.chain_manifests(stream.name, checkpoint))
     manifest = read_manifest(place.warehouse.store, place.catalog.checkpoint(stream.name, checkpoint).manifest)
     return {
         op.name: RestorePoint(checkpoint, manifest.step, stored if op.name in manifest.operators else ())

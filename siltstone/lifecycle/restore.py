@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.manifest_decoding import decode_manifest
-from siltstone.catalog.repository import Catalog
 from siltstone.changelog.base import read_base
 from siltstone.changelog.opaque import decode_opaque
 from siltstone.errors import CorruptObject, ProofFailed
@@ -193,11 +192,6 @@ def opaque_digests(values: Mapping[int, bytes], groups: KeyGroupRange) -> np.nda
     for group, value in values.items():
         digests[group - groups.start] = opaque_digest(value)
     return digests
-
-
-def chain_manifests(catalog: Catalog, stream: str, checkpoint: int) -> list[StoredObject]:
-    """What `read_manifests` is to read for a restore of a checkpoint; see `Catalog.chain_manifests`."""
-    return catalog.chain_manifests(stream, checkpoint)
 
 
 def read_manifest(store: Store, stored: StoredObject, stream: str | None = None) -> Manifest:

@@ -15,11 +15,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.output import Staged
+from siltstone.changelog.output import OutputWriter, Staged
 from siltstone.errors import SiltstoneError
 from siltstone.lifecycle.clock import Clock
 from siltstone.lifecycle.dead_letters import LETTERS, SortedOut
-from siltstone.lifecycle.outbox import task_output
 from siltstone.lifecycle.persist import Part, write_part
 from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, Taken, output_schema, process, step_schema
 from siltstone.lifecycle.restore import digests_of
@@ -27,6 +26,7 @@ from siltstone.lifecycle.task import DeadLetterOrder, StepTask
 from siltstone.lifecycle.working_state import working_copy, working_state
 from siltstone.log import get_logger
 from siltstone.state.backend import SubtaskState
+from siltstone.store.paths import CheckpointPath
 from siltstone.stream import DEAD_LETTERS
 
 _LOG = get_logger(__name__)
@@ -83,7 +83,7 @@ def _run(
             output, taken = sorted_out.run(state)
         staging = None
         if task.staged_with is not None:
-            staging = task_output(task, task.staged_with, operator.name, output_schema(operator), subtask, attempt)
+            staging = _output(task, task.staged_with, operator.name, output_schema(operator), subtask, attempt)
         for batch in output:
             if staging is not None:
                 with clock.phase("stage"):
@@ -139,10 +139,26 @@ def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: Sorte
     if order is None or order.checkpoint is None or not sorted_out.count:
         return Staged()
     own = f"{task.operator.name}.{DEAD_LETTERS}"
-    writer = task_output(task, order.checkpoint, own, LETTERS, subtask, attempt)
+    writer = _output(task, order.checkpoint, own, LETTERS, subtask, attempt)
     for letters in sorted_out.letters(order.checkpoint, order.offsets):
         writer.add(letters)
     return writer.finish()
+
+
+def _output(
+    task: StepTask, checkpoint: int, output: str, schema: pa.Schema, subtask: int, attempt: str
+) -> OutputWriter:
+    """Stages an output of one subtask in one step, with a checkpoint; `attempt` is unique to both in the writer epoch.
+
+    Args:
+        output: as `CheckpointPath.output` takes it.
+    """
+    path = CheckpointPath(task.stream, task.epoch, checkpoint)
+
+    def name(n: int) -> str:
+        return path.output(output, subtask, f"{attempt}-{task.step}-{n}")
+
+    return OutputWriter(task.warehouse.store, name, schema, task.upload.inline_bytes)
 
 
 def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.RecordBatch:

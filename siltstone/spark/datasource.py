@@ -31,7 +31,7 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.records import parse_time
 from siltstone.errors import UsageError
 from siltstone.lifecycle.keys import parse_key_groups, parse_keys
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.lifecycle.scan import ScanTask, Selection, TableShape, plan_scan, scan
 from siltstone.model import KeyGroupRange
 from siltstone.settings import load_settings
@@ -134,7 +134,7 @@ class StateReader(DataSourceReader):
         source = self._source
         selection = Selection(tuple(self._schema.names), source.key_groups, source.keys)
         with Place.existing(source.warehouse.url, source.catalog) as place:
-            stored = chain_manifests(place.catalog, source.stream, source.checkpoint)
+            stored = place.catalog.chain_manifests(source.stream, source.checkpoint)
             manifests = read_manifests(place.warehouse.store, stored, source.stream)
         return [StatePartition(task) for task in plan_scan(manifests, source.shape, selection, source.parallelism)]
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from siltstone.catalog.place import Place
 from siltstone.lifecycle.export import UnitTask, rebuild
-from siltstone.lifecycle.restore import MemoryState, chain_manifests, read_manifests
+from siltstone.lifecycle.restore import MemoryState, read_manifests
 from siltstone.model import KeyGroupRange
 from siltstone.policy.adaptive import DEFAULT_POLICY, named
 from siltstone.policy.restore_plan import plan_restore
@@ -111,7 +111,7 @@ def flights() -> Reference:
 def restored(place: Place, stream: Stream, checkpoint: int) -> dict[str, MemoryState]:
     """Operator -> its whole state at a checkpoint, rebuilt from the store alone."""
     store = place.warehouse.store
-    manifests = read_manifests(store, chain_manifests(place.catalog, stream.name, checkpoint))
+    manifests = read_manifests(store, place.catalog.chain_manifests(stream.name, checkpoint))
     states = {}
     for operator in stream.operators:
         handles = {c: [h for h in m.handles if h.operator == operator.name] for c, m in manifests.items()}

@@ -18,7 +18,7 @@ from siltstone.catalog.records import ObjectKind, ObjectRecord
 from siltstone.errors import CorruptObject
 from siltstone.lifecycle.comparison import compare, compare_tasks
 from siltstone.lifecycle.export import unit_tasks
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.verify import check_objects
 from siltstone.model import Handle, Kind
@@ -186,7 +186,7 @@ def test_an_altered_or_cut_snapshot_is_noticed_and_no_restore_needs_it(stored: S
     chance = random.Random("snapshot")
     store, name = stored.place.warehouse.store, SMALL.name
     newest = max(stored.manifests)
-    manifests = read_manifests(store, chain_manifests(stored.place.catalog, name, newest))
+    manifests = read_manifests(store, stored.place.catalog.chain_manifests(name, newest))
     [snapshot] = stored.place.catalog.snapshots(name)
     units, _ = unit_tasks(manifests, newest, 1, None)
     tasks = {task.unit.unit.operator: task for task in compare_tasks(units, snapshot.objects)}

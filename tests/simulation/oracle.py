@@ -8,7 +8,7 @@ from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.packing import unpack
 from siltstone.catalog.repository import Catalog
 from siltstone.lifecycle.export import unit_tasks
-from siltstone.lifecycle.restore import chain_manifests, read_manifest, with_materializations
+from siltstone.lifecycle.restore import read_manifest, with_materializations
 from tests.simulation.processes import MemoryStore, SimulatedStore
 from tests.simulation.writer import OPERATORS, TABLE, Contents, apply, digests_of, restored
 
@@ -160,7 +160,7 @@ class Oracle:
 
     def restore(self, stream: str, id: int) -> None:
         """A checkpoint is what it was when it was made."""
-        found = restored(self._store, chain_manifests(self._catalog, stream, id))
+        found = restored(self._store, self._catalog.chain_manifests(stream, id))
         assert found == self.contents(stream, id), f"checkpoint {id} of {stream} is not what it was"
 
     def _objects_of(self, stream: str, id: int) -> frozenset[str]:
@@ -171,8 +171,8 @@ class Oracle:
         based = tuple(m for m in sorted(self.rows(made, stream)) if (m[0], m[1]) in chain)
         key = (stream, id, self._streams[stream].checkpoints[id].epoch, chain, based)
         if key not in self._needed:
-            names = [stored.name for stored in chain_manifests(self._catalog, stream, id)]
-            for stored in chain_manifests(self._catalog, stream, id):
+            names = [stored.name for stored in self._catalog.chain_manifests(stream, id)]
+            for stored in self._catalog.chain_manifests(stream, id):
                 if stored.name not in self._manifests:
                     self._manifests[stored.name] = read_manifest(self._store, stored)
             manifests = with_materializations([self._manifests[name] for name in names])

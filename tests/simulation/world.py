@@ -24,7 +24,6 @@ from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.recovery import recover
 from siltstone.lifecycle.region import Region, RegionOptions
-from siltstone.lifecycle.restore import chain_manifests
 from siltstone.lifecycle.retention import truncate
 from siltstone.lifecycle.savepoint import drop_savepoint, set_savepoint
 from siltstone.lifecycle.sweep import SweepOptions, sweep
@@ -188,7 +187,7 @@ class World:
             visible = [c.id for c in place.catalog.checkpoints(stream)]
             checkpoint = visible[a % len(visible)] if visible else 1
             with reading(place.catalog, stream, [checkpoint] if a % 5 else None, id=lease):
-                manifests = chain_manifests(place.catalog, stream, checkpoint)
+                manifests = place.catalog.chain_manifests(stream, checkpoint)
                 expected = self.oracle.contents(stream, checkpoint)
                 try:
                     found = restored(place.warehouse.store, manifests)

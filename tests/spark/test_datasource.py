@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from siltstone.catalog.place import Place
 from siltstone.errors import ProofFailed, UsageError
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.lifecycle.scan import Selection, TableShape, plan_scan, scan
 from siltstone.model import Form, StoredObject
 from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, ValueState
@@ -217,7 +217,7 @@ class CountingStore:
 def test_a_task_reads_only_the_blocks_of_its_key_groups(ran: Ran) -> None:
     with Place.existing(ran.settings.warehouse) as place:
         store = place.warehouse.store
-        manifests = read_manifests(store, chain_manifests(place.catalog, "kinds", 3))
+        manifests = read_manifests(store, place.catalog.chain_manifests("kinds", 3))
     shape = TableShape.of(manifests[3], "kinds", "row")
     tasks = plan_scan(manifests, shape, Selection(tuple(shape.columns.names)), parallelism=4)
     every = sum(h.length for m in manifests.values() for h in m.handles if h.variable == "row")
@@ -233,7 +233,7 @@ def test_a_task_reads_only_the_blocks_of_its_key_groups(ran: Ran) -> None:
 def test_another_digest_than_the_recorded_one_fails_the_task(ran: Ran, at: int, variable: str) -> None:
     with Place.existing(ran.settings.warehouse) as place:
         store = place.warehouse.store
-        manifests = read_manifests(store, chain_manifests(place.catalog, "kinds", at))
+        manifests = read_manifests(store, place.catalog.chain_manifests("kinds", at))
     shape = TableShape.of(manifests[at], "kinds", variable)
     [task] = plan_scan(manifests, shape, Selection(tuple(shape.columns.names)), parallelism=1)
     assert sum(map(len, scan(store, task))) > 0
@@ -245,7 +245,7 @@ def test_another_digest_than_the_recorded_one_fails_the_task(ran: Ran, at: int, 
 
 def test_a_flipped_bit_of_the_footer_fails_a_query_of_some_columns(ran: Ran) -> None:
     with Place.existing(ran.settings.warehouse) as place:
-        manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, "kinds", 1))
+        manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("kinds", 1))
         objects = place.warehouse.local.objects
     bases = [h.object for h in manifests[1].handles if h.variable == "row"]
     whole = {name: (objects / name).read_bytes() for name in bases}

@@ -21,7 +21,7 @@ from siltstone.changelog.index import field_bytes
 from siltstone.changelog.segment import Segment
 from siltstone.errors import UsageError
 from siltstone.lifecycle.export import UnitTask, rebuild
-from siltstone.lifecycle.restore import MemoryState, chain_manifests, read_manifest, read_manifests
+from siltstone.lifecycle.restore import MemoryState, read_manifest, read_manifests
 from siltstone.model import Form, KeyGroupRange, Kind
 from siltstone.policy.restore_plan import plan_restore
 from siltstone.settings import Settings
@@ -59,7 +59,7 @@ def restored(settings: Settings) -> dict[str, MemoryState]:
         store, catalog = place.warehouse.store, place.catalog
         newest = catalog.last_id(FLIGHTS.name)
         # With what was materialized beside the run, which on a slow machine is some of it.
-        manifests = read_manifests(store, chain_manifests(catalog, FLIGHTS.name, newest))
+        manifests = read_manifests(store, catalog.chain_manifests(FLIGHTS.name, newest))
     states = {}
     for op in FLIGHTS.operators:
         handles = {id: [h for h in m.handles if h.operator == op.name] for id, m in manifests.items()}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from siltstone.errors import CorruptObject, ProofFailed
-from siltstone.lifecycle.restore import chain_manifests, read_manifest
+from siltstone.lifecycle.restore import read_manifest
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import is_base
 from tests.examples import stride
@@ -89,7 +89,7 @@ def test_every_bit_of_what_a_checkpoint_reads(stored: Stored, at: int, tmp_path:
 @pytest.mark.slow
 def test_every_bit_of_a_manifest(stored: Stored) -> None:
     place, store = stored.place, stored.place.warehouse.store
-    for nth, manifest in enumerate(chain_manifests(place.catalog, NAME, LAST)):
+    for nth, manifest in enumerate(place.catalog.chain_manifests(NAME, LAST)):
 
         def read(manifest: Any = manifest) -> object:
             read_manifest(store, manifest)

@@ -17,7 +17,7 @@ from siltstone.catalog.records import CheckpointCommit
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
 from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.model import Form
 from siltstone.operator import OpaqueState, Rows, State
@@ -148,7 +148,7 @@ def test_a_snapshot_goes_at_once_though_its_checkpoint_waits(place: Place) -> No
     completed = run.step(rows(13))
     assert completed
     store, catalog = place.warehouse.store, place.catalog
-    manifest = read_manifests(store, chain_manifests(catalog, NAME, 13))[13]
+    manifest = read_manifests(store, catalog.chain_manifests(NAME, 13))[13]
     parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, manifest, "heap", "a")]
     objects = [stored for part in parts for stored in part.objects]
     catalog.add_snapshot(NAME, run.region.epoch, 13, objects, sum(part.rows for part in parts))

@@ -211,9 +211,9 @@ def edit(place: Place, variable: str, changes: pa.Table, parallelism: int = 2) -
 def state_of(place: Place, checkpoint: int, variable: str) -> dict[tuple[Any, ...], Any]:
     """Primary key -> values, as a restore rebuilds them."""
     from siltstone.lifecycle.export import rebuild, unit_tasks
-    from siltstone.lifecycle.restore import chain_manifests, read_manifests
+    from siltstone.lifecycle.restore import read_manifests
 
-    manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, "plant", checkpoint), "plant")
+    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("plant", checkpoint), "plant")
     found = {}
     for task in unit_tasks(manifests, checkpoint, 3, None)[0]:
         if task.unit.operator == "meters":

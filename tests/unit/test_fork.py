@@ -16,7 +16,7 @@ from siltstone.lifecycle.definition import check_recorded
 from siltstone.lifecycle.deletion import delete_checkpoints, foresee
 from siltstone.lifecycle.fork import fork, stream_named
 from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.sweep import sweep
 from siltstone.settings import Settings
@@ -88,7 +88,7 @@ def test_a_fork_copies_no_object_and_restores_to_the_same(place: Place) -> None:
     record = place.catalog.stream(NEW)
     assert (record.epoch, record.definition, record.forked_from) == (parent.epoch, parent.definition, NAME)
     assert place.catalog.stream(NAME) == parent
-    manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, NEW, 3), NEW)
+    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(NEW, 3), NEW)
     assert {m.stream for m in manifests.values()} == {NEW}
     check_whole(place, NAME, NEW)
 
@@ -296,7 +296,7 @@ def test_stopped_anywhere_there_is_no_fork_at_all(place: Place, monkeypatch: pyt
 
 def test_what_a_fork_has_no_live_state_of_is_not_copied_from_the_parent(place: Place) -> None:
     fork(place, NAME, NEW)
-    manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, NEW, 5), NEW)
+    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(NEW, 5), NEW)
     task = snapshot_tasks(place.warehouse, manifests[5], "heap", "a")[0]
     with pytest.raises(StateError, match=rf"no live state of {NEW}/by_key"):
         take_snapshot(task)

@@ -14,7 +14,7 @@ from siltstone.lifecycle.comparison import compare, compare_tasks
 from siltstone.lifecycle.export import unit_tasks
 from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.merge import Changes
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.model import KeyGroupRange
 from siltstone.policy.adaptive import PolicyOptions, named
@@ -102,7 +102,7 @@ def test_a_chain_reads_the_same_however_few_bytes_go_together(tmp_path: Path, mo
             consolidate(place, operator.name)
         assert restored_digest(place, SMALL.name, 4) == before
         assert not failures(place, SMALL.name)
-        manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, SMALL.name, 4))
+        manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(SMALL.name, 4))
         tasks = snapshot_tasks(place.warehouse, manifests[4], "heap", "test")
         snapshot = [stored for task in tasks for stored in take_snapshot(task).objects]
         units, _ = unit_tasks(manifests, 4, 1, None)

@@ -16,7 +16,7 @@ from siltstone.errors import CorruptObject, UnknownCheckpoint, UnknownStream, Un
 from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints
 from siltstone.lifecycle.export import restore_unit, unit_tasks, whole_digest
 from siltstone.lifecycle.lease import LeaseOptions, reading
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from tests.clock import Clock
 from tests.orphans import check_whole, filesystem, write
 from tests.places import place_at
@@ -47,7 +47,7 @@ def test_a_restore_under_a_lease_ends_well_though_all_it_reads_is_deleted(place:
     recorded = catalog.checkpoint(NAME, 3).digest
     with reading(catalog, NAME, [3], what="restores"):
         assert leases(place)[0].endswith(" restores")
-        manifests = read_manifests(store, chain_manifests(catalog, NAME, 3))
+        manifests = read_manifests(store, catalog.chain_manifests(NAME, 3))
         done = delete_checkpoints(place, NAME, [1, 2, 3, 4], who="a test")
         assert (done.deleted, done.leased, done.marked) == ((4,), (1, 2, 3), ())
         tasks, _ = unit_tasks(manifests, 3, 1, None)
@@ -117,7 +117,7 @@ def test_who_may_only_read_the_catalog_reads_without_a_lease(place: Place, caplo
     place.catalog.close()
     event.listen(place.catalog.engine, "connect", read_only)
     with reading(place.catalog, NAME, [3]):
-        manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, NAME, 3))
+        manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(NAME, 3))
     assert len(manifests) == 3
     assert "no lease: a deletion may take away what is read stream=sums" in "\n".join(caplog.messages)
     assert "readonly" in "\n".join(caplog.messages)

@@ -19,7 +19,7 @@ from siltstone.errors import CorruptObject, Fenced, StateError, UnknownCheckpoin
 from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.lifecycle.retention import truncate
 from siltstone.lifecycle.sweep import SweepOptions, sweep
 from siltstone.model import StoredObject
@@ -48,7 +48,7 @@ def retire(place: Place) -> None:
 
 def manifests_of(place: Place, checkpoint: int) -> Mapping[int, Manifest]:
     """What a restore of the checkpoint begins with."""
-    return read_manifests(place.warehouse.store, chain_manifests(place.catalog, NAME, checkpoint), NAME)
+    return read_manifests(place.warehouse.store, place.catalog.chain_manifests(NAME, checkpoint), NAME)
 
 
 def consolidate(place: Place, checkpoint: int, id: str = "m1") -> None:

@@ -26,7 +26,7 @@ from siltstone.lifecycle.export import (
     unit_tasks,
     whole_digest,
 )
-from siltstone.lifecycle.restore import chain_manifests, read_manifest, read_manifests
+from siltstone.lifecycle.restore import read_manifest, read_manifests
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.verify import check_indexes, plan_proof
 from siltstone.lifecycle.working_state import locked
@@ -117,7 +117,7 @@ def test_a_snapshot_is_what_a_restore_rebuilds(place: Place) -> None:
         completed = run.step(rows(n))
         assert completed and restored_digest(place, "sums", completed.id, parallelism=3) == completed.digest
     store, catalog = place.warehouse.store, place.catalog
-    manifests = read_manifests(store, chain_manifests(catalog, "sums", 2))
+    manifests = read_manifests(store, catalog.chain_manifests("sums", 2))
     parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, manifests[2], "heap", "test")]
     assert sum(part.rows for part in parts) == 100
     tasks, _ = unit_tasks(manifests, 2, 3, None)
@@ -241,7 +241,7 @@ def test_many_changes_are_written_in_parts_of_some_key_groups_each(
     assert not failures(place, "sums")
     newest = place.catalog.latest("sums")
     assert {restored_digest(place, "sums", 4, parallelism) for parallelism in (1, 3, 8)} == {newest.digest}
-    read = read_manifests(place.warehouse.store, chain_manifests(place.catalog, "sums", 4))
+    read = read_manifests(place.warehouse.store, place.catalog.chain_manifests("sums", 4))
     parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, read[4], "heap", "test")]
     tasks = compare_tasks(unit_tasks(read, 4, 3, None)[0], [stored for part in parts for stored in part.objects])
     assert sum(part.rows for part in parts) == 100
@@ -259,7 +259,7 @@ def test_one_variable_is_restored_from_its_own_blocks(place: Place) -> None:
     for n in (1, 2, 3):
         completed = run.step(rows(n))
     assert completed is not None
-    manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, "sums", 3))
+    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("sums", 3))
     wanted = chosen(manifests[3], ["one.totals"])
     tasks, size = unit_tasks(manifests, 3, 2, None, wanted)
     results = [restore_unit(place.warehouse.store, task) for task in tasks]

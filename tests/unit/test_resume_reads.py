@@ -10,7 +10,7 @@ from siltstone.catalog.place import Place
 from siltstone.changelog import base
 from siltstone.lifecycle import persist
 from siltstone.lifecycle.export import restore_unit, unit_tasks
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.store import blocks, ranged
@@ -67,7 +67,7 @@ def test_a_subtask_whose_working_state_is_gone_reads_and_the_others_do_not(place
     shutil.rmtree(place.warehouse.local.state(SMALL.name, 1, "accounts", 1))
     with counted_reads() as reads:
         RegionRun(place, SMALL, LONG, parallelism=2).step(purchases()[3])
-    manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, SMALL.name, 3), SMALL.name)
+    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(SMALL.name, 3), SMALL.name)
     bases = [h.object for m in manifests.values() for h in m.handles if h.object.endswith("parquet")]
     read = {name for name in reads.names if name.endswith("parquet")}
     assert read == {name for name in bases if "/accounts." in name and ".00001." in name} != set()
@@ -89,7 +89,7 @@ def test_at_another_parallelism_each_task_reads_its_own_key_groups(
     first.step(pa.table({"k": np.arange(ROWS)}))
     first.step(pa.table({"k": np.arange(0, ROWS, 3)}))
     with counted_reads() as plain:
-        manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, "numbers", 2), "numbers")
+        manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("numbers", 2), "numbers")
         for task in unit_tasks(manifests, 2, before, None)[0]:
             restore_unit(place.warehouse.store, task)
     with counted_reads() as reads:

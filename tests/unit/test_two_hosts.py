@@ -17,7 +17,7 @@ from siltstone.errors import NoLiveState, StateError
 from siltstone.lifecycle.comparison import compare, compare_tasks
 from siltstone.lifecycle.export import unit_tasks
 from siltstone.lifecycle.region import Completed, Region, RegionOptions
-from siltstone.lifecycle.restore import chain_manifests, read_manifest, read_manifests
+from siltstone.lifecycle.restore import read_manifest, read_manifests
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
 from siltstone.lifecycle.task import StepTask
 from siltstone.store.open import Warehouse
@@ -139,7 +139,7 @@ def test_a_snapshot_is_of_the_attempt_that_was_accepted_and_of_no_other(place: P
     assert not any("snapshot" in name for name, _ in place.warehouse.store.list(""))
     parts = [take_snapshot(task) for task in snapshot_tasks(hosts.on("b"), manifest, "heap", "s1")]
     objects = [stored for part in parts for stored in part.objects]
-    manifests = read_manifests(place.warehouse.store, chain_manifests(place.catalog, NAME, 2))
+    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(NAME, 2))
     tasks, _ = unit_tasks(manifests, 2, 1, None)
     compared = [table for task in compare_tasks(tasks, objects) for table in compare(place.warehouse.store, task)]
     assert compared and all(table.same for table in compared)

@@ -15,7 +15,7 @@ from siltstone.lifecycle.comparison import TableComparison, compare, compare_tas
 from siltstone.lifecycle.export import unit_tasks
 from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.proof import prove_checkpoints
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.lifecycle.verify import Failure, check_objects
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
@@ -145,7 +145,7 @@ def _deep(settings: Settings, spark: SparkSession, place: Place, snapshots: list
 
 def _compared(settings: Settings, spark: SparkSession, place: Place, snapshot: SnapshotRecord) -> list[TableComparison]:
     store = place.warehouse.store
-    stored = chain_manifests(place.catalog, snapshot.stream, snapshot.checkpoint)
+    stored = place.catalog.chain_manifests(snapshot.stream, snapshot.checkpoint)
     manifests = read_manifests(store, stored, snapshot.stream)
     parallelism = settings.parallelism or cores(spark)
     tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)

@@ -20,7 +20,7 @@ from siltstone.lifecycle.export import (
     whole_digest,
 )
 from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.restore import chain_manifests, read_manifests
+from siltstone.lifecycle.restore import read_manifests
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import cores, needs_spark, spark_session
@@ -74,7 +74,7 @@ def restore(
             with reading(catalog, stream, [checkpoint], what="restores"):
                 spark = spark_session(settings.master, settings.spark)
                 start = time.perf_counter()
-                manifests = read_manifests(store, chain_manifests(catalog, stream, checkpoint), stream)
+                manifests = read_manifests(store, catalog.chain_manifests(stream, checkpoint), stream)
                 parallelism = settings.parallelism or cores(spark)
                 manifest = manifests[checkpoint]
                 wanted = chosen(manifest, only) if only else None
