@@ -30,6 +30,8 @@ from tests.proofs import failures
 
 CONTENDED = "locked|busy|holds it|another process"
 """what is said where a frozen process holds what others need"""
+GOES_ON_S = 30.0
+"""how long a process that holds what others need is let go on by small steps; a busy machine gives each little time"""
 DELIVERY = Within("lifecycle/outbox.py", "Outbox.deliver", 500)
 OLD_WORK, SINK = Within("spark/runner.py", "remove_old_work"), Within("spark/sinks.py", "ParquetSink.deliver")
 _TAKE_OVER = [
@@ -171,16 +173,21 @@ def _beside(rounds: Rounds, round: Round, kind: str, stream: str) -> bool:
 
 
 def _goes_on_until(victim: Victim, is_harmless: Callable[[], bool]) -> bool:
-    """Frozen amid a transaction it would keep everybody from the catalog or store: then it goes a little further."""
-    for _ in range(200):
-        if is_harmless():
-            return True
+    """Frozen amid a transaction it would keep everybody from the catalog or store: then it goes a little further.
+
+    Returns:
+        Whether it is frozen and harmless; else it runs on, or has ended.
+    """
+    deadline = time.monotonic() + GOES_ON_S
+    while not is_harmless():
         victim.signal(SIGCONT)
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.002)
         victim.signal(SIGSTOP)
         if not victim.until(lambda: victim.stopped):
             return False
-    return False
+    return True
 
 
 def fault(rounds: Rounds, round: Round, kind: str) -> None:
