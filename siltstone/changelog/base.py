@@ -23,6 +23,7 @@ from siltstone.state.columns import one_array, row_bytes, split_by_bytes
 from siltstone.state.ranks import is_integer_like, ranks
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import ObjectWriter
+from siltstone.store.parquet import UntrustedParquet, claim, padding
 
 KEY_GROUP = "__key_group"
 ROW_GROUP_ROWS = 1 << 17
@@ -34,12 +35,11 @@ SAMPLED_ROWS = 1 << 14
 """from so many first rows it is seen how the values of a column are stored best"""
 REPEATING = 1 / 16
 """distinct values a row at most, of a column that is stored by dictionary"""
-_FOOTER_MAX = 64 << 20
-"""bytes of a text, and elements of a list, in the footer of a base"""
 READ_ROWS = 1 << 16
 """rows a batch that `read_base` yields has at most"""
-READ_BYTES = 256 << 20
+READ_BYTES = 64 << 20
 """bytes of strings that it has at most, unless one row has more"""
+_PADDING_BYTES = 1 << 20
 
 
 def write_base(
@@ -62,11 +62,17 @@ def write_base(
     pieces = _pieces(shape, batches)
     first = next(pieces, shape.empty_table())
     written = shape if key_groups else schema.rows
-    with pq.ParquetWriter(writer, written, **_encodings(schema, first.slice(0, SAMPLED_ROWS))) as out:
+    sink, largest = pa.PythonFile(writer, mode="w"), 0
+    with pq.ParquetWriter(sink, written, **_encodings(schema, first.slice(0, SAMPLED_ROWS))) as out:
         for piece in chain([first], pieces) if len(first) else ():
             in_order = _in_order(piece, schema.primary_key).select(written.names)
             out.write_table(in_order, row_group_size=ROW_GROUP_ROWS)
             rows += len(piece)
+            groups = (in_order.slice(start, ROW_GROUP_ROWS) for start in range(0, len(piece), ROW_GROUP_ROWS))
+            largest = max(largest, *map(claim, groups))
+        # Between row groups and footer, where no reader looks.
+        for size in _parts(padding(largest, sink.tell())):
+            sink.write(b"\0" * size)
     return rows
 
 
@@ -97,26 +103,40 @@ def read_base(
         raise UsageError(f"there is no column {unknown[0]}: there are {', '.join(schema.rows.names)}")
     wanted = pa.schema([field for field in schema.rows if columns is None or field.name in columns])
     with decoding(f"object {name}", "Parquet (it was cut or altered)"):
-        source = data if isinstance(data, pa.NativeFile) else pa.BufferReader(data)
-        file = pq.ParquetFile(source, thrift_container_size_limit=_FOOTER_MAX, thrift_string_size_limit=_FOOTER_MAX)
-        stored = file.schema_arrow
+        file = UntrustedParquet(data)
+        stored = file.schema
         _check_shape(stored, schema, name)
         if rows is not None and file.metadata.num_rows != rows:
             raise CorruptObject(f"object {name} holds {file.metadata.num_rows} rows, where {rows} are recorded")
         present = [KEY_GROUP, *(field.name for field in wanted if field.name in stored.names)]
-        chosen = [i for i in range(file.num_row_groups) if groups is None or _overlaps(file, i, groups)]
+        row_groups = range(file.metadata.num_row_groups)
+        chosen = [i for i in row_groups if groups is None or _overlaps(file.metadata, i, groups)]
         last, needed = -1, {KEY_GROUP, *schema.primary_key.names}
         # A row group at a time: what is decoded together is then bounded in bytes too, as it was when it was written.
-        for batch in (batch for i in chosen for batch in file.iter_batches(READ_ROWS, [i], present)):
+        for batch, texts in (found for i in chosen for found in _batches(file, i, present)):
             last = _check_batch(batch, needed, last)
             owners = batch.column(0).to_numpy()
             bounds = [0, KEY_GROUPS_MAX] if groups is None else [groups.start, groups.end]
             start, end = np.searchsorted(owners, bounds).tolist()
-            if start < end:
-                table, owners = _shaped(batch.slice(start, end - start), wanted), owners[start:end]
-                small = table.nbytes <= READ_BYTES
-                for part in [slice(0, len(table))] if small else split_by_bytes(row_bytes(table), READ_BYTES):
-                    yield table.slice(part.start, part.stop - part.start), owners[part]
+            for part in split_by_bytes(texts[start:end], READ_BYTES):
+                rows_of = slice(start + part.start, start + part.stop)
+                yield _shaped(batch[rows_of], wanted), owners[rows_of]
+
+
+def _batches(file: UntrustedParquet, row_group: int, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+    """The rows of a row group, validated, and how many bytes of text and binary values each has.
+
+    Raises:
+        pa.ArrowInvalid, ValueError: it is no valid Arrow data, or becomes more than its length pays for.
+    """
+    became = 0
+    for batch in file.batches(row_group, READ_ROWS, columns):
+        batch.validate(full=True)
+        texts = row_bytes(batch)
+        became += int(texts.sum())
+        if became > file.room:
+            raise ValueError(f"the texts of a row group would become {became} bytes or more")
+        yield batch, texts
 
 
 def read_snapshot_values(data: Bytes, schema: pa.Schema, *, name: str) -> dict[int, bytes]:
@@ -126,35 +146,37 @@ def read_snapshot_values(data: Bytes, schema: pa.Schema, *, name: str) -> dict[i
         CorruptObject: no Parquet file, or another table.
     """
     with decoding(f"object {name}", "Parquet (it was cut or altered)"):
-        file = pq.ParquetFile(
-            pa.BufferReader(data), thrift_container_size_limit=_FOOTER_MAX, thrift_string_size_limit=_FOOTER_MAX
-        )
-        if not file.schema_arrow.equals(schema) or file.metadata.num_rows > KEY_GROUPS_MAX:
+        file = UntrustedParquet(data)
+        if not file.schema.equals(schema) or file.metadata.num_rows > KEY_GROUPS_MAX:
             raise ValueError("it is no table of opaque values")
         values: dict[int, bytes] = {}
-        for batch in file.iter_batches(READ_ROWS):
+        for batch in (b for i in range(file.metadata.num_row_groups) for b in file.batches(i, READ_ROWS, schema.names)):
+            batch.validate(full=True)
             _check_columns(batch, set(schema.names))  # in any order: state keeps opaque values as they came
-            values.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            values.update(zip(*map(_shared, batch.columns), strict=True))
         return values
 
 
-def _check_columns(batch: pa.RecordBatch, needed: Collection[str]) -> None:
-    """Validate a batch, in which the columns `needed` have no nulls.
+def _shared(column: pa.Array) -> list[Any]:
+    """The values of a column, one that repeats itself once in memory."""
+    if not pa.types.is_dictionary(column.type):
+        return column.to_pylist()
+    entries = column.dictionary.to_pylist()
+    return [entries[i] for i in column.indices.to_pylist()]
 
-    Raises:
-        pa.ArrowInvalid, ValueError: they have, or it is no valid Arrow data.
-    """
-    batch.validate(full=True)
+
+def _check_columns(batch: pa.RecordBatch, needed: Collection[str]) -> None:
+    """ValueError unless the columns `needed` of a valid batch have no nulls."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if field.name in needed and column.null_count:
             raise ValueError(f"column {field.name} has nulls")
 
 
 def _check_batch(batch: pa.RecordBatch, needed: Collection[str], last: int) -> int:
-    """Validate a batch, whose first column is key groups that go on from `last`; the last of them.
+    """The last of the key groups in the first column of a valid batch, which go on from `last`.
 
     Raises:
-        pa.ArrowInvalid, ValueError: it is not what a base holds.
+        ValueError: it is not what a base holds.
     """
     _check_columns(batch, needed)
     owners = batch.column(0).to_numpy()
@@ -212,6 +234,12 @@ def _pieces(shape: pa.Schema, batches: Iterable[tuple[pa.Table, np.ndarray]]) ->
         yield pa.concat_tables(waiting)
 
 
+def _parts(size: int) -> Iterator[int]:
+    """Sizes of about a mebibyte that add up to `size`."""
+    for start in range(0, size, _PADDING_BYTES):
+        yield min(_PADDING_BYTES, size - start)
+
+
 def _in_order(piece: pa.Table, keys: pa.Schema) -> pa.Table:
     """The rows by key group and then primary key."""
     rank = ranks(one_array(piece.column(0)).to_numpy(), piece.column(1)) if len(keys) == 1 else None
@@ -236,9 +264,9 @@ def _check_shape(stored: pa.Schema, schema: TableSchema, name: str) -> None:
             )
 
 
-def _overlaps(file: pq.ParquetFile, row_group: int, groups: KeyGroupRange) -> bool:
+def _overlaps(metadata: pq.FileMetaData, row_group: int, groups: KeyGroupRange) -> bool:
     """May a row group hold rows of `groups`? Yes where it has no statistics."""
-    statistics = file.metadata.row_group(row_group).column(0).statistics
+    statistics = metadata.row_group(row_group).column(0).statistics
     if statistics is None or not statistics.has_min_max:
         return True
     return statistics.min < groups.end and statistics.max >= groups.start
@@ -246,7 +274,7 @@ def _overlaps(file: pq.ParquetFile, row_group: int, groups: KeyGroupRange) -> bo
 
 def _shaped(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
     columns = [
-        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
+        one_array(batch.column(field.name)) if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
         for field in wanted
     ]
     return pa.table(columns, schema=wanted) if columns else pa.table({"": pa.nulls(len(batch))}).select([])

@@ -85,13 +85,16 @@ def spans(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return taken, edges[:-1] - base, edges[1:] - edges[:-1]
 
 
-def row_bytes(table: pa.Table) -> np.ndarray:
-    """int64[n]: how many bytes of strings and binary values each row has."""
-    sizes = np.zeros(len(table), np.int64)
-    for column in table.columns:
-        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            lengths = pc.fill_null(pc.binary_length(column), 0)  # pyright: ignore[reportAttributeAccessIssue]
-            sizes += lengths.to_numpy()
+def row_bytes(rows: pa.Table | pa.RecordBatch) -> np.ndarray:
+    """int64[n]: how many bytes of strings and binary values each row has, with dictionaries decoded."""
+    sizes = np.zeros(len(rows), np.int64)
+    for column in rows.columns:
+        indirect = pa.types.is_dictionary(column.type)
+        kind = column.type.value_type if indirect else column.type
+        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+            lengths = pc.binary_length(column.dictionary if indirect else column)  # pyright: ignore[reportAttributeAccessIssue]
+            lengths = lengths.take(column.indices) if indirect else lengths
+            sizes += pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
     return sizes
 
 

@@ -1,4 +1,5 @@
-"""Writes the valid encodings that the fuzzer begins with (`python -m tests.fuzz.seeds`); what it found lies beside."""
+"""Writes the valid encodings that the fuzzer begins with, and the crafted ones (`python -m tests.fuzz.seeds`); what it
+found lies beside."""
 
 import io
 import json
@@ -19,11 +20,12 @@ from siltstone.changelog.block import encode_block
 from siltstone.changelog.opaque import encode_opaque
 from siltstone.changelog.output import Staged
 from siltstone.changelog.segment import SegmentBuilder
-from siltstone.lifecycle.export import opaque_rows
+from siltstone.lifecycle.export import OPAQUE_SCHEMA, opaque_rows
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
 from siltstone.state.schema import DELETED
 from siltstone.store.identity import encode_identity
 from siltstone.store.key_value import Header
+from tests.fuzz.crafted import crafted
 from tests.fuzz.decoders import NAME, TOTALS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -155,3 +157,6 @@ if __name__ == "__main__":
             path = CORPUS / decoder / f"seed-{number}.bin"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(encoding)
+    for decoder, schema in {"base": TOTALS.rows, "snapshot": OPAQUE_SCHEMA}.items():
+        for what, encoding in crafted(schema).items():
+            (CORPUS / decoder / f"found-{what}.bin").write_bytes(encoding)

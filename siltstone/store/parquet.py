@@ -1,0 +1,216 @@
+"""Parquet files of a store, read without trust: Arrow takes the memory that a page claims before it looks at the page.
+
+The lengths that the pages of a row group claim are added up before Arrow is given any of them, and a text or binary
+column that has a dictionary stays one in memory, since a value of a megabyte may stand in each of a million rows. The
+header of a page is a Thrift structure of which pyarrow tells nothing, so it is read here (Parquet's `parquet.thrift`).
+"""
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from siltstone.decoding import FREE_BYTES, RATIO, room_for
+
+_ELEMENT_BYTES = 1024
+"""what Arrow takes, at most, for one element of a list in a footer; it does so before it reads the first"""
+_ENTRY_BYTES = 16
+"""what it takes for each entry of a dictionary"""
+_KIND, _BECOMES, _LENGTH, _DATA, _DICTIONARY = 1, 2, 3, 5, 7
+"""fields of a page's header"""
+_COUNT, _ENCODING = 1, 2
+"""fields of what the header says of a page of data, or of a dictionary"""
+_ENCODINGS = {_DATA: {0, 2, 3, 5, 8}, _DICTIONARY: {0, 2}}
+"""those of which a value takes no more than it is stored in: plain, by dictionary, runs, differences of integers; not
+the ones that let a text begin as the one before it"""
+_OTHER = -1
+"""stands for fields that nothing here looks at"""
+_VARINT_BYTES = 10
+_LEVELS = 3
+_WIDER_BYTES, _COLUMN_BYTES = 4, 4096
+"""by so much a value, and what comes with a column, may be larger in pages than in memory"""
+
+
+class UntrustedParquet:
+    """A Parquet file whose row groups are read one at a time, each once.
+
+    Args:
+        data: its bytes, or a file.
+
+    Raises:
+        pa.ArrowException, OSError: it is none. `decoding` turns that into our own.
+    """
+
+    def __init__(self, data: pa.Buffer | bytes | memoryview | pa.NativeFile) -> None:
+        source = data if isinstance(data, pa.NativeFile) else pa.BufferReader(data)
+        self._pages = _CountedPages(source)
+        self.room = self._pages.room
+        """how many bytes a row group may become"""
+        self._limits: dict[str, Any] = {
+            "thrift_container_size_limit": self.room // _ELEMENT_BYTES,
+            "thrift_string_size_limit": max(1, self._pages.size),
+        }
+        file = self._open()
+        self.metadata, self.schema = file.metadata, file.schema_arrow
+        dictionaries = {
+            column.path_in_schema
+            for i in range(file.num_row_groups)
+            for column in map(self.metadata.row_group(i).column, range(self.metadata.num_columns))
+            if column.has_dictionary_page and column.physical_type == "BYTE_ARRAY"
+        }
+        self._file = self._open(metadata=self.metadata, read_dictionary=sorted(dictionaries)) if dictionaries else file
+
+    def batches(self, row_group: int, rows: int, columns: list[str]) -> Any:
+        """The rows of a row group in batches of up to `rows`; texts and binary values by dictionary where they are
+        stored so. Nothing in them is validated.
+
+        Raises:
+            ValueError, pa.ArrowException, OSError: damaged, or more than its length pays for.
+        """
+        self._pages.begin(self.metadata.row_group(row_group))
+        return self._file.iter_batches(rows, [row_group], columns)
+
+    def _open(self, **options: Any) -> pq.ParquetFile:
+        return pq.ParquetFile(pa.PythonFile(self._pages, mode="r"), **options, **self._limits)
+
+
+def padding(largest: int, stored_bytes: int) -> int:
+    """How many bytes more a file of `stored_bytes` needs, so that a reader takes its largest row group."""
+    return max(0, -(-(largest - FREE_BYTES) // RATIO) - stored_bytes)
+
+
+def claim(rows: pa.Table) -> int:
+    """What the pages of a row group of plain columns claim to become, at most."""
+    return rows.nbytes + rows.num_columns * (_COLUMN_BYTES + len(rows) * (_WIDER_BYTES + _ENTRY_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Where the pages of one column of a row group lie."""
+
+    start: int
+    end: int
+    has_dictionary: bool
+
+    @classmethod
+    def of(cls, column: Any) -> "_Chunk":
+        start = column.data_page_offset
+        if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
+            start = column.dictionary_page_offset
+        return cls(start, start + column.total_compressed_size, column.has_dictionary_page)
+
+
+class _CountedPages(io.RawIOBase):
+    """A file for Arrow: once a row group has begun, of what is read each page that it holds is counted first."""
+
+    def __init__(self, source: pa.NativeFile) -> None:
+        self.size = source.size()
+        self._source = source
+        self.room = room_for(self.size)
+        self._chunks: list[_Chunk] = []
+        self._claimed = 0
+
+    def begin(self, row_group: Any) -> None:
+        """From now on the pages of `row_group` are read."""
+        self._chunks = [_Chunk.of(row_group.column(i)) for i in range(row_group.num_columns)]
+        self._claimed = 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """The read offset."""
+        return self._source.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the read offset."""
+        return self._source.seek(offset, whence)
+
+    def read_buffer(self, size: int) -> pa.Buffer:
+        """Up to `size` bytes; fewer only at the end.
+
+        Raises:
+            ValueError: a page of them claims more than the file pays for, or is none.
+        """
+        start = self._source.tell()
+        data = self._source.read_buffer(size)
+        end = start + data.size
+        for chunk in self._chunks:
+            if start < chunk.end and chunk.start < end:
+                if not start <= chunk.start < chunk.end <= end:
+                    raise ValueError("its columns do not lie one after the other")
+                self._count(memoryview(data).cast("B")[chunk.start - start : chunk.end - start], chunk.has_dictionary)
+        return data
+
+    def _count(self, pages: memoryview, has_dictionary: bool) -> None:
+        at = 0
+        while at < len(pages):
+            header, begin = _struct(pages, at, _LEVELS)
+            kind = {0: _DATA, 2: _DICTIONARY}.get(header.get(_KIND, -1), 0)
+            becomes, length = header.get(_BECOMES, -1), header.get(_LENGTH, -1)
+            what = header.get(kind)
+            if not isinstance(what, dict) or what.get(_ENCODING) not in _ENCODINGS[kind]:
+                raise ValueError("it has a page of a kind that no base has")
+            if min(becomes, length, what.get(_COUNT, -1)) < 0 or begin + length > len(pages):
+                raise ValueError("a page has a length that cannot be")
+            self._claimed += becomes
+            if kind == _DICTIONARY:
+                if at or not has_dictionary or what[_COUNT] > becomes:
+                    raise ValueError("it has a dictionary that it should not have")
+                self._claimed += what[_COUNT] * _ENTRY_BYTES
+            if self._claimed > self.room:
+                raise ValueError(f"a row group of a file of {self.size} bytes would become {self._claimed} or more")
+            at = begin + length
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    number = 0
+    for i in range(_VARINT_BYTES):
+        octet = data[at + i]
+        number |= (octet & 0x7F) << (7 * i)
+        if octet < 0x80:
+            return number, at + i + 1
+    raise ValueError("a number in the header of a page has no end")
+
+
+def _struct(data: memoryview, at: int, levels: int) -> tuple[dict[int, Any], int]:
+    """The fields of a structure in Thrift's compact protocol, and where it ends; no lists, which no page's header has.
+
+    Raises:
+        ValueError, IndexError: it is none, or one of which two readers could think differently.
+    """
+    if not levels:
+        raise ValueError("the header of a page is nested too deeply")
+    fields: dict[int, Any] = {}
+    last = 0
+    while octet := data[at]:
+        kind, step = octet & 0x0F, octet >> 4
+        at += 1
+        last += step
+        if not step or last in fields:
+            raise ValueError("the header of a page has fields in no order")
+        if kind in (1, 2):  # true, false
+            fields[last] = kind == 1
+        elif kind in (5, 6):  # integers of 32 and 64 bits
+            number, at = _varint(data, at)
+            if number >> (32 if kind == 5 else 64):
+                raise ValueError("a number in the header of a page is too large")
+            fields[last] = (number >> 1) ^ -(number & 1) if kind == 5 else _OTHER
+        elif kind == 8:  # bytes
+            size, at = _varint(data, at)
+            if at + size > len(data):
+                raise ValueError("the header of a page is cut")
+            fields[last], at = _OTHER, at + size
+        elif kind == 12:
+            fields[last], at = _struct(data, at, levels - 1)
+        else:
+            raise ValueError(f"the header of a page has a field of type {kind}")
+    return fields, at + 1
