@@ -37,11 +37,15 @@ class Memory:
     births: dict[str, Birth] = field(default_factory=dict)
 
 
-def birth_of(stream: StreamRecord, held: Mapping[int, Sequence[int]], memory: Memory) -> Birth | None:
+def birth_of(place: Place, stream: StreamRecord, held: Mapping[int, Sequence[int]], memory: Memory) -> Birth | None:
     """With what a stream began; None for a fork that was met too late to tell, since its log was pruned."""
     if stream.forked_at is None:
         return Birth(0, 0)
     if stream.name not in memory.births:
+        if stream.sink_offset and any(not given_up.checkpoint for given_up in place.catalog.rewindings(stream.name)):
+            # It began anew before it was met: its checkpoints are not those that it was forked with.
+            memory.births[stream.name] = Birth(0, stream.sink_offset - 1)
+            return memory.births[stream.name]
         before = [max(batches) for checkpoint, batches in held.items() if checkpoint <= stream.forked_at]
         if before:
             memory.births[stream.name] = Birth(max(before), stream.sink_offset)

@@ -65,7 +65,7 @@ def _broken(
     of, to_come = _held(steps), _held(logged)
     found = [*_histories(reference, place, stream, [*steps, *logged], of), *_input(place, name, newest)]
     found += [*_references(place, name), *_orphans(place, name)]
-    birth = birth_of(stream, of, memory)
+    birth = birth_of(place, stream, of, memory)
     found += Sinks(reference, place, stream, birth, of, to_come, published).broken(sink)
     if proven and newest:
         new = {id: key for id, key in _chains(place, name).items() if key not in memory.proven}
