@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough test-fast lint bench bench-policy fault fuzz licenses release ui screenshots clean
+.PHONY: help demo test test-system test-thorough test-fast lint bench bench-policy fault fuzz licenses release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -35,10 +35,13 @@ demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proo
 TEST = $(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
 
-test: $(READY)dev $(READY)gateway $(READY)classes ## every test, and a table of the slowest
-	@$(TEST)
+test: $(READY)dev $(READY)gateway $(READY)classes ## the tests, and a table of the slowest
+	@$(TEST) --ignore tests/system
 
-test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## the same with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough)
+test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as users run them: the page, the README's example, runs under Spark that are stopped, killed and frozen
+	@$(TEST) tests/system
+
+test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## both with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough)
 	@$(TEST) --hypothesis-profile thorough
 
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute

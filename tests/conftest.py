@@ -21,18 +21,19 @@ os.environ.update(jvm.environment() | os.environ)
 register_profiles()
 
 
+SYSTEM = "tests/system"
+"""whole systems, each of some processes that are started, killed and started again: `make test-system`"""
 SERVED = {"spark": "jvm", "postgres": "server", "guarded": "server"}
 """fixtures that start a server or a JVM -> the mark of tests that use them, which `make test-fast` leaves out"""
 
 
 LONGEST_FIRST = (
-    "dagster/test_live.py",
+    "system/test_dagster_live.py",
+    "system",
     "spark/test_flights_end_to_end.py",
     "fault/test_kills.py",
-    "user",
     "fault/test_corruption.py",
     "fault",
-    "spark/test_stopping.py",
     "spark/test_background_spark.py",
     "spark",
     "dagster",
@@ -63,12 +64,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_whole_suite(config: pytest.Config) -> bool:
-    """Whether this run was asked for everything: no path inside tests/, no filter."""
+    """Whether this run was asked for everything but perhaps whole systems: no path inside tests/, no filter."""
     options = config.option
     filtered = any(
-        getattr(options, name, None)
-        for name in ("keyword", "markexpr", "lf", "deselect", "ignore", "ignore_glob", "collectonly")
-    )
+        getattr(options, name, None) for name in ("keyword", "markexpr", "lf", "deselect", "ignore_glob", "collectonly")
+    ) or {*(options.ignore or ())} - {SYSTEM}
     roots = {Path(os.path.abspath(config.invocation_params.dir / arg)) for arg in config.args}
     return not filtered and bool(roots & {TESTS, TESTS.parent})
 

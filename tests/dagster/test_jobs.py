@@ -108,7 +108,7 @@ def test_bad_usage_ends_with_2_and_makes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.thorough  # in tests/spark/test_stopping.py it decides, too
+@pytest.mark.thorough  # in tests/system/test_stopping.py it decides, too
 def test_spark_submit_decides_where_spark_runs(tmp_path: Path) -> None:
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     warehouse = tmp_path / "warehouse"

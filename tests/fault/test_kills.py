@@ -1,6 +1,7 @@
 """A few of the fault campaign's rounds and kills (`make fault` does many): see `campaign`.
 
-What needs but one kind of store happens on a file system; all shapes on all of them are for `make fault`.
+What needs but one kind of store happens on a file system; all shapes on all of them are for `make fault`, and processes
+of Spark for tests/system/test_killed_runs.py.
 """
 
 from contextlib import closing
@@ -10,7 +11,6 @@ from random import Random
 import pytest
 
 from tests.fault.disk import small_disk
-from tests.fault.life import Life
 from tests.fault.reference import small
 from tests.fault.rounds import Round, Rounds
 from tests.fault.shapes import play
@@ -52,32 +52,3 @@ def test_processes_of_every_kind_are_hurt_and_every_promise_holds(store: str, tm
             hurt(rounds, shape, kind)
         rounds.settle(begun)
         assert not begun.violations
-
-
-def freeze_until_fenced(tmp_path: Path, *store: str, kill_first: bool = False) -> None:
-    """Freeze a run under Spark amid its work, and let another take over; one that is through before is begun anew."""
-    outcome = ""
-    for seed in range(5, 9):
-        directory = tmp_path / str(seed)
-        directory.mkdir()
-        life = Life(small(), directory, Random(seed), *store)
-        if kill_first:
-            while (killed := life.kill("driver")) is None:
-                continue  # it was through before the kill came
-            assert not killed.violations, killed
-        fenced = life.zombie(stopped=True)
-        assert not fenced.violations, fenced
-        if (outcome := fenced.outcome) == "fenced":  # or it was through before it was frozen
-            assert not life.look(ended=True, proven=True)
-            break
-    assert outcome == "fenced"
-
-
-def test_a_run_under_spark_is_frozen_and_fenced(tmp_path: Path) -> None:
-    """A killed one goes on in tests/spark/test_background_spark.py."""
-    freeze_until_fenced(tmp_path)
-
-
-@pytest.mark.thorough
-def test_a_driver_under_spark_is_killed_and_another_frozen_and_fenced(tmp_path: Path) -> None:
-    freeze_until_fenced(tmp_path, "s3", kill_first=True)

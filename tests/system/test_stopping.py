@@ -14,7 +14,7 @@ import pyspark
 import pytest
 
 from siltstone.catalog.place import Place
-from tests.spark.lingering_stream import BATCHES, LINGER
+from tests.system.lingering_stream import BATCHES, LINGER
 
 ROOT = Path(__file__).parents[2]
 STREAM = "lingering"
@@ -22,8 +22,8 @@ RUN = (sys.executable, "-m", "siltstone.cli", "run", STREAM, "--json")
 FOLLOW = (*RUN, "--follow")
 SPARK_SUBMIT = (str(Path(pyspark.__path__[0]) / "bin" / "spark-submit"), "--master", "local[2]")
 SUBMIT = (*SPARK_SUBMIT, str(ROOT / "jobs" / "run_stream.py"), STREAM)
-OWN_QUERY = (sys.executable, "-c", "from tests.spark.test_stopping import own_query; own_query()")
-CONFIGURATION = 'streams = ["tests.spark.lingering_stream"]\nwarehouse = "w"\nparallelism = 2\nmaster = "local[2]"\n'
+OWN_QUERY = (sys.executable, "-c", "from tests.system.test_stopping import own_query; own_query()")
+CONFIGURATION = 'streams = ["tests.system.lingering_stream"]\nwarehouse = "w"\nparallelism = 2\nmaster = "local[2]"\n'
 
 
 def own_query() -> None:
@@ -32,7 +32,7 @@ def own_query() -> None:
     from siltstone.spark.operations import stop_on_signals, stream_runner
     from siltstone.spark.runner import open_source
     from siltstone.spark.session import spark_session
-    from tests.spark.lingering_stream import LINGERING
+    from tests.system.lingering_stream import LINGERING
 
     settings = load_settings()
     spark = spark_session(settings.master, steps=True)

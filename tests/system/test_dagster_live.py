@@ -13,14 +13,14 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
-from tests.dagster.live_stream import DAYS, LIVE, PARTITIONS
 from tests.dagster.page import HOST, Page, Run, served
 from tests.examples import is_thorough
+from tests.system.live_stream import DAYS, LIVE, PARTITIONS
 
 NAME = LIVE.name
 PLANTED = "pl4nted-in-the-page"
 ENVIRONMENT = {
-    "SILTSTONE_STREAMS": '["tests.dagster.live_stream"]',
+    "SILTSTONE_STREAMS": '["tests.system.live_stream"]',
     "SILTSTONE_MASTER": "local[2]",
     "SILTSTONE_SPARK": json.dumps(
         {

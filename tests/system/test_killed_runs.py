@@ -1,0 +1,91 @@
+"""Runs under Spark that are killed or frozen amid their work, with whatever they do beside it, and the runs that go on
+where they ended; `make fault` does many."""
+
+import json
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from siltstone.catalog.place import Place
+from siltstone.errors import UsageError
+from tests.fault.life import Life
+from tests.fault.processes import Run
+from tests.fault.reference import small
+from tests.proofs import failures
+
+MORE = 3
+
+
+def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SILTSTONE_MATERIALIZATION__INTERVAL_S", "0.05")
+    monkeypatch.setenv("SILTSTONE_POLICY", "adjust-d")
+    unbound = {"d0": 50, "size_ratio_max": 1000, "space_amplification_max": 1000}
+    monkeypatch.setenv("SILTSTONE_POLICY_OPTIONS", json.dumps(unbound))
+    warehouse = tmp_path / "w"
+    digests = small().digests
+    command = ["run", "small", "--warehouse", str(warehouse), "--json"]
+    run = Run([command], tmp_path, "local[2]")
+
+    def at_work() -> bool:
+        try:
+            with Place.existing(str(warehouse)) as place:
+                found = place.catalog.materializations("small")
+        except UsageError:  # the run has not come so far
+            return False
+        # One has been completed before, so that a chain begins with it, and one is under way.
+        return any(m.manifest for m in found) and any(m.ended_at is None for m in found)
+
+    try:
+        assert run.until(at_work), run.wait(10).said
+        time.sleep(0.1)
+    finally:
+        run.kill_all()
+    with Place.existing(str(warehouse)) as place:
+        done = place.catalog.last_id("small")
+        assert done + MORE <= len(digests), "it was killed in the middle"
+        assert not failures(place, "small")
+        # The lease of the one that was killed would hold the next one up for its time-out.
+        for lease in place.catalog.live_leases("small"):
+            place.catalog.release_lease(lease.id)
+    again = Run([[*command, "--batches", str(MORE)]], tmp_path, "local[2]")
+    try:
+        end = again.wait(240)
+    finally:
+        again.kill_all()
+    assert end.code == 0 and end.result is not None, end.said
+    assert end.result["digest"] == digests[done + MORE - 1]
+    with Place.existing(str(warehouse)) as place:
+        assert not failures(place, "small")
+        ended = place.catalog.materializations("small")
+        assert any(m.manifest for m in ended if m.checkpoint > done)
+        assert all(m.ended_at is not None for m in ended)
+
+
+def freeze_until_fenced(tmp_path: Path, *store: str, kill_first: bool = False) -> None:
+    """Freeze a run amid its work, and let another take over; one that is through before is begun anew."""
+    outcome = ""
+    for seed in range(5, 9):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        life = Life(small(), directory, Random(seed), *store)
+        if kill_first:
+            while (killed := life.kill("driver")) is None:
+                continue  # it was through before the kill came
+            assert not killed.violations, killed
+        fenced = life.zombie(stopped=True)
+        assert not fenced.violations, fenced
+        if (outcome := fenced.outcome) == "fenced":  # or it was through before it was frozen
+            assert not life.look(ended=True, proven=True)
+            break
+    assert outcome == "fenced"
+
+
+def test_a_run_is_frozen_and_fenced(tmp_path: Path) -> None:
+    freeze_until_fenced(tmp_path)
+
+
+@pytest.mark.thorough
+def test_a_driver_is_killed_and_another_frozen_and_fenced(tmp_path: Path) -> None:
+    freeze_until_fenced(tmp_path, "s3", kill_first=True)
