@@ -10,6 +10,7 @@ import pytest
 from tests import jvm
 from tests.examples import is_thorough, register_profiles
 from tests.recorded_migrations import recorded_migrations
+from tests.shared_statements import shared_statements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,6 +79,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     found = any(item.path.is_relative_to(TESTS / "spark") for item in session.items)
     if not found and _is_whole_suite(session.config):
         raise pytest.UsageError("the whole suite was asked for, but no test of tests/spark was collected")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def statements() -> Iterator[None]:
+    """What is compiled once for all catalogs."""
+    with shared_statements():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,6 +7,7 @@ revision makes them, and the rows carried over; what cannot be carried without l
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -64,8 +65,9 @@ _COMPUTED: Mapping[tuple[str, str], str] = {
 """columns that can be told from others where they are missing"""
 
 
+@cache  # an upgrade asks for each several times, and Alembic makes them all
 def tables_made_by(revision: str) -> MetaData:
-    """The tables that a revision makes, as a database says them, that of revisions included."""
+    """The tables that a revision makes, as a database says them, that of revisions included. Not to be changed."""
     engine = create_engine("sqlite://")
     made = MetaData()
     try:

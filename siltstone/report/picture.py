@@ -8,12 +8,13 @@ import os
 import uuid
 from io import BytesIO
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from siltstone.errors import UsageError
 from siltstone.report.data import ReportData
-from siltstone.report.panels import Page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
 _DPI = 150
@@ -45,6 +46,9 @@ def draw_report(data: ReportData, path: Path) -> Path:
     """
     format = check_picture_path(path)
     drawn = BytesIO()
+    # Imported here: matplotlib takes long, and only a picture needs it.
+    from siltstone.report.panels import Page
+
     figure: Figure = Page(data).figure()
     figure.savefig(drawn, format=format, dpi=_DPI, metadata={"Title": f"Chain of stream {data.stream}"})
     _replace(path, drawn.getbuffer())
