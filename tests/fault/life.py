@@ -216,9 +216,11 @@ class Life:
         except TimeoutError as error:
             return "hangs", [str(error)]
         if end.code == 0:
-            # A worker is replaced; without the JVM only what needs none gets through.
-            lasts = target == "worker" or run.begun[-1] == "truncate"
-            return "survived", [] if lasts else [f"{run.begun[-1]} ended well without its JVM"]
+            # A worker is replaced; the JVM was needed no more, so that what is said is done.
+            named = [id for id in ((end.result or {}).get(name) for name in ("checkpoint", "checkpoints")) if id]
+            newest = max((max(id) if isinstance(id, list) else id for id in named), default=0)
+            is_done = target == "worker" or (end.result is not None and newest <= self.completed)
+            return "survived", [] if is_done else [f"{run.begun[-1]} ended well without its JVM: {end.result}"]
         says = "Spark" if target == "jvm" else "Python worker died"
         clear = end.code == (3 if target == "jvm" else 1) and says in end.error
         # One that was killed before holds its lease until that expires.
