@@ -141,7 +141,7 @@ class ChunkWriter:
 
     def _is(self, value: bytes | bytearray) -> bool:
         with self._driver.reading(self._entry, self._key) as get:
-            return get([self._key])[0] == value
+            return get([self._key], len(value))[0] == value
 
     def _taken(self) -> ObjectExists:
         return ObjectExists(f"{self._label} is already there: objects are written once")
@@ -188,9 +188,9 @@ class ChunkedStore:
         label = self._label(stored.name)
         found = recorded(stored.checksum, label)
         with self.driver.reading(entry, key) as get:
-            value, header = self._head(get, key, label)
-            size = len(value) if header is None else header.value_bytes
-            if size != stored.bytes:
+            value, header = self._head(get, key, label, max(stored.bytes, HEADER_BYTES))
+            size = header.value_bytes if header else value if isinstance(value, int) else len(value)
+            if size != stored.bytes or isinstance(value, int):
                 raise CorruptObject(f"{label} has {size} bytes instead of {stored.bytes}")
             if header is None:
                 data = pa.py_buffer(value)
@@ -210,7 +210,7 @@ class ChunkedStore:
                 raise CorruptObject(f"{label} is missing")
             size, part = found
             if size == HEADER_BYTES:
-                header = self._head(get, key, label)[1]
+                header = self._head(get, key, label, HEADER_BYTES)[1]
                 size = size if header is None else header.value_bytes
             if offset + length > size:
                 raise CorruptObject(f"{label} has {size} bytes and should have {offset + length}")
@@ -263,12 +263,12 @@ class ChunkedStore:
     def _label(self, name: str) -> str:
         return f"object {name} in {self.label}"
 
-    def _head(self, get: Get, key: bytes, label: str) -> tuple[bytes, Header | None]:
-        """The value under the key itself, and the header that it is."""
-        [value] = get([key])
+    def _head(self, get: Get, key: bytes, label: str, most: int) -> tuple[bytes | int, Header | None]:
+        """The value under the key itself, or how long it is if that is more than `most`; and the header that it is."""
+        [value] = get([key], most)
         if value is None:
             raise CorruptObject(f"{label} is missing")
-        return value, Header.decode(value, label)
+        return value, None if isinstance(value, int) else Header.decode(value, label)
 
     def _sizes(self, folder: str) -> Listing:
         """(name, bytes) of all objects of one entry."""
@@ -279,13 +279,13 @@ class ChunkedStore:
             values = self.policy.call(lambda: self._values(entry, headed))
             for key, value in zip(headed, values, strict=True):
                 name = folder + key.decode()
-                header = Header.decode(value, self._label(name)) if value is not None else None
+                header = Header.decode(value, self._label(name)) if isinstance(value, bytes) else None
                 sizes[key] = header.value_bytes if header else HEADER_BYTES
         return [(folder + key.decode(), size) for key, size in sizes.items()]
 
     def _values(self, entry: str, keys: Keys) -> Values:
         with self.driver.reading(entry) as get:
-            return get(keys)
+            return get(keys, HEADER_BYTES)
 
 
 def _gather(
@@ -337,9 +337,10 @@ def _pieces(
     if numbers[0] in ends:
         yield part(numbers[0], ends[numbers[0]])
     if whole:
-        values = get([chunk_key(key, header.write_id, number) for number in whole])
+        values = get([chunk_key(key, header.write_id, number) for number in whole], header.chunk_bytes)
         for number, value in zip(whole, values, strict=True):
-            checked(number, None if value is None else len(value))
-        yield b"".join(value for value in values if value is not None) if len(values) > 1 else values[0] or b""
+            checked(number, len(value) if isinstance(value, bytes) else value)
+        chunks = [value for value in values if isinstance(value, bytes)]
+        yield b"".join(chunks) if len(chunks) > 1 else chunks[0]
     if len(numbers) > 1 and numbers[-1] in ends:
         yield part(numbers[-1], ends[numbers[-1]])

@@ -35,15 +35,15 @@ CHUNK = b"\0"
 """what the key of a chunk begins with, and no other"""
 
 Keys = list[bytes]
-Values = list[bytes | None]
+Values = list[bytes | int | None]
 Chunks = list[tuple[bytes, memoryview]]
 
 
 class Get(Protocol):
     """Reads values of one entry."""
 
-    def __call__(self, keys: Keys) -> Values:
-        """The values of keys, None where there is none."""
+    def __call__(self, keys: Keys, most: int) -> Values:
+        """The values of keys, None where there is none; of one longer than `most` bytes only how long it is."""
         ...
 
     def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
@@ -148,8 +148,11 @@ class Header:
         if not like_header(value):
             return None
         _, chunk, last, last_bytes, write_id = _FIELDS.unpack_from(value)
-        if xxhash.xxh3_64_digest(value[: _FIELDS.size]) != value[_FIELDS.size :] or not 0 < last_bytes <= chunk:
-            raise CorruptObject(f"{label} was altered: the header of its chunks does not fit its checksum")
+        fits = chunk >= SMALLEST_LIMIT_BYTES and 0 < last_bytes <= chunk
+        if xxhash.xxh3_64_digest(value[: _FIELDS.size]) != value[_FIELDS.size :] or not fits:
+            raise CorruptObject(
+                f"{label} was altered: the header of its chunks does not fit its checksum, or its limits"
+            )
         return cls(chunk, last, last_bytes, write_id)
 
 

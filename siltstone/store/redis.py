@@ -14,7 +14,6 @@ How durable a write is on return is the server's setting (`appendfsync`), but fo
 append-only file on: there it is waited for until the file is on disk (WAITAOF).
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -32,10 +31,7 @@ from siltstone.store.base import Unfinished
 from siltstone.store.chunked import ChunkedStore
 from siltstone.store.key_value import (
     CHUNK,
-    HEADER_BYTES,
-    MAGIC,
     WRITE_ID_BYTES,
-    WRITE_ID_OFFSET,
     Chunks,
     Get,
     Keys,
@@ -44,13 +40,16 @@ from siltstone.store.key_value import (
     split_name,
 )
 from siltstone.store.paths import check_object_name
-from siltstone.store.redis_client import RedisOptions, Server, client, reaching, unreachable
+from siltstone.store.redis_client import LARGEST_VALUE_BYTES, RedisOptions, Server, client, reaching, unreachable
+from siltstone.store.redis_scripts import BEGIN, COMMIT, DELETE, DISCARD, PART, TAKE_BACK, VALUES, Script
 from siltstone.store.retry import Retrying
 from siltstone.store.url import options_of, shown
 
 _LOG = get_logger(__name__)
 _TRANSACTION_BYTES = 1 << 20
-_TRANSACTION_CHUNKS = 1000  # a script takes some thousand arguments
+_TRANSACTION_CHUNKS = _SCRIPT_KEYS = 1000  # a script takes some thousand arguments
+_WRITING_BYTES = 4096
+"""what a row of the writes at work has at most: a time and a name"""
 
 
 def open_redis(url: str) -> Retrying:
@@ -63,62 +62,8 @@ def open_redis(url: str) -> Retrying:
     return Retrying(ChunkedStore(RedisKeyValue(url, options), options.policy, options.checksums), options.policy)
 
 
-class _Script:
-    """A Lua script: by its hash where the server knows it, else in full."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-_DROP = """
-local function drop(key, id)
-  local stem, i = '\\0' .. key .. '\\0' .. id, 0
-  while redis.call('HDEL', KEYS[1], stem .. struct.pack('>I4', i)) == 1 do i = i + 1 end
-end
-"""
-_WRITE_ID = f"""
-local function write_id(key)
-  if redis.call('HSTRLEN', KEYS[1], key) ~= {HEADER_BYTES} then return nil end
-  local value = redis.call('HGET', KEYS[1], key)
-  if string.sub(value, 1, {len(MAGIC)}) ~= '{MAGIC.decode()}' then return nil end
-  return string.sub(value, {WRITE_ID_OFFSET + 1}, {WRITE_ID_OFFSET + WRITE_ID_BYTES})
-end
-"""
-# KEYS: the entry, the writes at work.
-_BEGIN = _Script("""
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
-return 1
-""")
-# After an HSET of chunks, in one transaction with it.
-_TAKE_BACK = _Script("""
-if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 1 end
-redis.call('HDEL', KEYS[1], unpack(ARGV, 2))
-return 0
-""")
-_COMMIT = _Script("""
-if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then return -1 end
-if redis.call('HSETNX', KEYS[1], ARGV[2], ARGV[3]) == 0 then return 0 end
-redis.call('HDEL', KEYS[2], ARGV[1])
-return 1
-""")
-_PART = _Script("""
-local value = redis.call('HGET', KEYS[1], ARGV[1])
-return value and {string.len(value), string.sub(value, ARGV[2] + 1, ARGV[3])}
-""")
-# A write whose id is in the header of its object was committed, whoever says that it is at work.
-_DISCARD = _Script(f"""{_DROP}{_WRITE_ID}
-if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 and write_id(ARGV[2]) ~= ARGV[3] then drop(ARGV[2], ARGV[3]) end
-""")
-_DELETE = _Script(f"""{_DROP}{_WRITE_ID}
-for _, key in ipairs(ARGV) do
-  local id = write_id(key)
-  redis.call('HDEL', KEYS[1], key)
-  if id then drop(key, id) end
-end
-""")
-
+WRITING = ".writing"
+"""the entry of the writes at work, which no object lies in"""
 _waits: dict[tuple[int, str], bool] = {}
 _warned: set[tuple[int, str]] = set()
 
@@ -132,7 +77,7 @@ class RedisKeyValue:
         self.value_limit_bytes = options.chunk_bytes
         self._options = options
         self._prefix = options.prefix
-        self._writing = f"{options.prefix}:.writing"
+        self._writing = self.key_of(WRITING)
 
     @property
     def client(self) -> redis.Redis:
@@ -183,7 +128,7 @@ class RedisKeyValue:
         token = write_id.hex()
         began = f"{datetime.now(UTC).isoformat()} {name}"
         with reaching(f"write object {name}", self.label):
-            if not self.run_script(_BEGIN, entry, key, token, began):
+            if not self.run_script(BEGIN, entry, key, token, began):
                 return None
         return _StagedInRedis(self, entry, key, token)
 
@@ -191,13 +136,14 @@ class RedisKeyValue:
         """As `KeyValue.delete`: one script, so nobody sees a header without its chunks."""
         with reaching(f"delete from entry {entry}", self.label):
             for start in range(0, len(keys), 1000):
-                self.run_script(_DELETE, entry, *keys[start : start + 1000])
+                self.run_script(DELETE, entry, *keys[start : start + 1000])
 
     def unfinished(self) -> Iterable[Unfinished]:
         """As `KeyValue.unfinished`; all names are known. What no writer here wrote is left alone."""
         with reaching("list unfinished writes", self.label):
-            found: Any = self.client.hgetall(self._writing)
-        writes = [_unfinished(token, value) for token, value in found.items()]
+            tokens: Any = self.client.hkeys(self._writing)
+        values = _Reading(self, WRITING, "list unfinished writes")(tokens, _WRITING_BYTES)
+        writes = [_unfinished(token, value) for token, value in zip(tokens, values, strict=True)]
         return [write for write in writes if write is not None]
 
     def discard(self, unfinished: Unfinished) -> None:
@@ -206,7 +152,7 @@ class RedisKeyValue:
             raise UsageError(f"unfinished write {unfinished.token} is not of {self.label}: its name is not known")
         entry, key = split_name(unfinished.name)
         with reaching(f"discard a write of {unfinished.name}", self.label):
-            self.run_script(_DISCARD, entry, unfinished.token, key, bytes.fromhex(unfinished.token))
+            self.run_script(DISCARD, entry, unfinished.token, key, bytes.fromhex(unfinished.token))
 
     def check(self, *, writable: bool) -> None:
         """The server answers; to be written it must be no replica, and keep what it is given.
@@ -221,7 +167,7 @@ class RedisKeyValue:
             with reaching("check the settings", self.label):
                 self._check_settings()
 
-    def run_script(self, script: _Script, entry: str, *arguments: Any, durably: bool = False) -> Any:
+    def run_script(self, script: Script, entry: str, *arguments: Any, durably: bool = False) -> Any:
         """Run a script on an entry and the writes at work; its answer."""
         rest = (2, self.key_of(entry), self._writing, *arguments)
         try:
@@ -241,7 +187,7 @@ class RedisKeyValue:
             some = chunks[start : start + step]
             pipe.execute_command("MULTI")
             pipe.execute_command("HSET", self.key_of(entry), *chain.from_iterable(some))
-            pipe.execute_command("EVAL", _TAKE_BACK.text, *place, token, *(key for key, _ in some))
+            pipe.execute_command("EVAL", TAKE_BACK.text, *place, token, *(key for key, _ in some))
             pipe.execute_command("EXEC")
         answers = pipe.execute(raise_on_error=False)  # whose messages would hold the command
         ends = answers[3::4]
@@ -307,8 +253,10 @@ class RedisKeyValue:
             return None
 
 
-def _unfinished(token: bytes, value: bytes) -> Unfinished | None:
-    """The write that a row of the writes at work tells of; None if it makes no sense."""
+def _unfinished(token: bytes, value: bytes | int | None) -> Unfinished | None:
+    """The write that a row of the writes at work tells of; None if it makes no sense, or is too long to."""
+    if not isinstance(value, bytes):
+        return None
     with suppress(ValueError, OverflowError, UsageError):  # a UnicodeDecodeError is a ValueError
         text, _, name = value.decode().partition(" ")
         write_id, began = bytes.fromhex(token.decode()), datetime.fromisoformat(text)
@@ -318,26 +266,47 @@ def _unfinished(token: bytes, value: bytes) -> Unfinished | None:
 
 
 class _Reading:
-    """`Get` of one entry: an HMGET a call, or a script where only a part of a value is wanted."""
+    """`Get` of one entry: a script a call, so that what is too long, or not wanted, is not sent."""
 
     def __init__(self, driver: RedisKeyValue, entry: str, what: str) -> None:
         self._driver, self._entry, self._what = driver, entry, what
 
-    def __call__(self, keys: Keys) -> Values:
-        with reaching(self._what, self._driver.label):
-            values: Any = self._driver.client.hmget(self._driver.key_of(self._entry), keys)
+    def __call__(self, keys: Keys, most: int) -> Values:
+        """As `Get.__call__`."""
+        values: Values = []
+        for start in range(0, len(keys), _SCRIPT_KEYS):
+            some = keys[start : start + _SCRIPT_KEYS]
+            try:
+                with reaching(self._what, self._driver.label):
+                    values += self._driver.run_script(VALUES, self._entry, most, *some)
+            except Unreachable as error:
+                if not isinstance(error.__cause__, refusals.NoPermissionError):
+                    raise
+                values += self._without_script(some, most)
         return values
+
+    def _without_script(self, keys: Keys, most: int) -> Values:
+        """For who may only read, and run no script: in two steps, between which a value may be exchanged."""
+        place, client = self._driver.key_of(self._entry), self._driver.client
+        with reaching(self._what, self._driver.label):
+            pipe = client.pipeline(transaction=False)
+            for key in keys:
+                pipe.hstrlen(place, key)
+            sizes = dict(zip(keys, pipe.execute(), strict=True))
+            short = [key for key in keys if sizes[key] <= most]
+            found: Any = client.hmget(place, short) if short else []
+        return [*map((sizes | dict(zip(short, found, strict=True))).get, keys)]
 
     def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
         """As `Get.part`."""
         try:
             with reaching(self._what, self._driver.label):
-                found = self._driver.run_script(_PART, self._entry, key, start, stop)
+                found = self._driver.run_script(PART, self._entry, key, start, stop)
         except Unreachable as error:
             if not isinstance(error.__cause__, refusals.NoPermissionError):
                 raise
-            [value] = self([key])  # who may only read may run no script
-            return None if value is None else (len(value), value[start:stop])
+            [value] = self._without_script([key], LARGEST_VALUE_BYTES)
+            return (len(value), value[start:stop]) if isinstance(value, bytes) else None
         return tuple(found) if found else None
 
 
@@ -357,7 +326,7 @@ class _StagedInRedis:
     def commit(self, header: bytes) -> bool:
         """As `Staged.commit`."""
         with reaching(self._what, self._driver.label):
-            done = self._driver.run_script(_COMMIT, self._entry, self._token, self._key, header, durably=True)
+            done = self._driver.run_script(COMMIT, self._entry, self._token, self._key, header, durably=True)
         if done < 0:
             raise self._discarded()
         return bool(done)
@@ -366,7 +335,7 @@ class _StagedInRedis:
         """As `Staged.discard`."""
         with reaching(self._what, self._driver.label):
             write_id = bytes.fromhex(self._token)
-            self._driver.run_script(_DISCARD, self._entry, self._token, self._key, write_id)
+            self._driver.run_script(DISCARD, self._entry, self._token, self._key, write_id)
 
     def _discarded(self) -> Unreachable:
         return Unreachable(f"cannot {self._what}: its write in {self._driver.label} was discarded; start it again")

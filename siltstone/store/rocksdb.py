@@ -33,6 +33,7 @@ from siltstone.store.chunked import ChunkedStore
 from siltstone.store.filesystem import FilesystemStore, make_durable
 from siltstone.store.key_value import (
     CHUNK,
+    HEADER_BYTES,
     SMALLEST_LIMIT_BYTES,
     Chunks,
     Get,
@@ -50,6 +51,8 @@ from siltstone.store.url import options_of, shown, split
 _SIZE = b"\1"
 _NAME = "name"
 _NAME_BYTES = 1024
+_READ_BYTES = 16 << 10
+"""so much, or one value, is read at once"""
 _CHUNKS, _HEAD = "chunks.sst", "head.sst"
 
 
@@ -205,11 +208,11 @@ class RocksDBKeyValue:
         database = open_database(path)
         try:
             batch = WriteBatch(raw_mode=True)
-            for key, value in zip(keys, database.get(keys), strict=True):
+            for key, value in zip(keys, _values(database, keys, HEADER_BYTES), strict=True):
                 if value is None:
                     continue
                 with suppress(CorruptObject):  # chunks of a header that cannot be read go with the database
-                    header = Header.decode(value, "")
+                    header = Header.decode(value, "") if isinstance(value, bytes) else None
                     if header is not None:
                         first = chunk_key(key, header.write_id, 0)
                         batch.delete_range(first, chunk_key(key, header.write_id, header.last_chunk) + CHUNK)
@@ -220,6 +223,15 @@ class RocksDBKeyValue:
             return False
         finally:
             database.close()
+
+
+def _values(database: Any, keys: Keys, most: int) -> Values:
+    """As `Get.__call__`, of an open database."""
+    step, values = max(1, _READ_BYTES // most), Values()
+    for start in range(0, len(keys), step):
+        found = database.get(keys[start : start + step])
+        values += [value if value is None or len(value) <= most else len(value) for value in found]
+    return values
 
 
 def _name_in(folder: Path) -> str | None:
@@ -235,20 +247,28 @@ def _name_in(folder: Path) -> str | None:
 
 
 class _Reading:
-    """`Get` of an open database, None where there is none; RocksDB reads no part of a value."""
+    """`Get` of an open database, None where there is none.
+
+    RocksDB tells no length without reading, and reads no part of a value: what is too long is in memory until it is
+    seen, so few values are read at once.
+    """
 
     def __init__(self, database: Any, what: str, root: Path) -> None:
         self._database, self._what, self._root = database, what, root
 
-    def __call__(self, keys: Keys) -> Values:
+    def __call__(self, keys: Keys, most: int) -> Values:
+        """As `Get.__call__`."""
         if self._database is None:
             return [None] * len(keys)
         with reaching(f"read {self._what}", self._root):
-            return self._database.get(keys)
+            return _values(self._database, keys, most)
 
     def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
         """As `Get.part`."""
-        [value] = self([key])
+        if self._database is None:
+            return None
+        with reaching(f"read {self._what}", self._root):
+            value = self._database.get(key)
         return None if value is None else (len(value), value[start:stop])
 
 

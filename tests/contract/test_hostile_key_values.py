@@ -1,17 +1,21 @@
 """Issue 11, item 3: what a writer of a key-value store's files or rows cannot bring its readers and sweeps to do."""
 
 import os
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from rocksdict import Rdict
 
 from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.lifecycle.recovery import recover
 from siltstone.store.base import Unfinished
-from siltstone.store.key_value import Header
+from siltstone.store.key_value import MAGIC, Header, chunk_key
 from siltstone.store.open import open_store
+from siltstone.store.rocksdb_database import database_options
 from tests import tiny_stream
 from tests.proofs import in_order
 from tests.redis_server import shared_server
@@ -174,3 +178,80 @@ def test_recovery_goes_back_behind_an_altered_rocksdb(tmp_path: Path) -> None:
         (tmp_path / "w" / "objects" / entry / ".db" / "CURRENT").write_text("MANIFEST-000099\n")
         done = recover(place, name, run=in_order)
         assert (done.given_up, done.checkpoint) == ((last,), last - 1)
+
+
+@contextmanager
+def _at_most(size: int) -> Iterator[None]:
+    """What the block takes by Python, of which a client's answers are made, stays below `size` bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
+
+
+def _header_of(value: object) -> Header:
+    assert isinstance(value, bytes)
+    header = Header.decode(value, NAME)
+    assert header is not None
+    return header
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("user", ["", "reader"])
+def test_a_value_in_redis_that_is_too_long_is_not_fetched(user: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value of 250 MiB planted for an object of 2,000 bytes took 600 MiB; also who may run no script is spared it."""
+    client, query = shared_server().client(), f"prefix=long{user}&chunk_bytes=1024"
+    entry, _, key = NAME.rpartition("/")
+    place, long = f"long{user}:{entry}", bytes(64 << 20)
+    writer = open_store(shared_server().url(query))
+    plain, chunked = writer.put(NAME + "1", DATA[:500]), writer.put(NAME + "2", DATA)
+    if user:
+        client.execute_command("ACL", "SETUSER", user, "on", ">word", "~long*", "+@read", "+@connection", "-@scripting")
+        monkeypatch.setenv("SILTSTONE_REDIS_PASSWORD", "word")
+    store = open_store(shared_server().url(query, f"{user}@" if user else ""))
+    assert store.read(plain).to_pybytes() == DATA[:500] and store.read(chunked).to_pybytes() == DATA
+    header = _header_of(client.hget(place, key + "2"))
+    client.hset(place, key + "1", long)  # type: ignore[arg-type]
+    client.hset(place, chunk_key(key.encode() + b"2", header.write_id, 1), long)  # type: ignore[arg-type]
+    with _at_most(4 << 20):
+        with pytest.raises(CorruptObject, match=f"has {len(long)} bytes instead of 500"):
+            store.read(plain)
+        with pytest.raises(CorruptObject, match=f"its chunk 1 has {len(long)} bytes, not 1024"):
+            store.read(chunked)
+        with pytest.raises(CorruptObject, match=f"its chunk 1 has {len(long)} bytes"):
+            store.read_range(chunked.name, 0, 4000)
+        assert dict(store.list(entry)) == {plain.name: len(long), chunked.name: chunked.bytes}
+    client.delete(place)
+
+
+@pytest.mark.server
+def test_a_row_of_a_write_at_work_that_is_too_long_is_not_fetched() -> None:
+    client, store = shared_server().client(), open_store(shared_server().url("prefix=rows2"))
+    client.hset("rows2:.writing", "0123456789abcdef", bytes(64 << 20))  # type: ignore[arg-type]
+    with _at_most(4 << 20):
+        assert list(store.unfinished()) == []
+    client.delete("rows2:.writing")
+
+
+def test_values_in_rocksdb_that_are_too_long_are_not_in_memory_together(root: Path) -> None:
+    """RocksDB reads a value whole; how many at once is ours to say."""
+    store = open_store(f"rocksdb://{root}?chunk_bytes=1024")
+    stored = store.put(NAME, os.urandom(100_000))
+    database = Rdict(str((root / NAME).parent / ".db"), database_options())
+    key = NAME.rpartition("/")[2].encode()
+    header = _header_of(database.get(key))
+    for number in range(90):
+        database.put(chunk_key(key, header.write_id, number), bytes(1 << 20))
+    database.close()
+    with _at_most(40 << 20), pytest.raises(CorruptObject, match="its chunk 0 has 1048576 bytes, not 1024"):
+        store.read(stored)
+
+
+def test_a_header_of_chunks_smaller_than_any_store_makes_is_refused() -> None:
+    """Chunks of a byte would take a row, and a key of some dozen bytes, each."""
+    assert _header_of(Header(1024, 3, 5, bytes(8)).encode()).value_bytes == 3077
+    with pytest.raises(CorruptObject, match="the header of its chunks"):
+        Header.decode(Header(1023, 3, 5, bytes(8)).encode(), NAME)
+    assert Header.decode(MAGIC, NAME) is None

@@ -22,7 +22,7 @@ from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageErro
 from siltstone.model import StoredObject
 from siltstone.store.checksums import checksum_of
 from siltstone.store.chunked import ChunkedStore
-from siltstone.store.key_value import Header, chunk_key
+from siltstone.store.key_value import HEADER_BYTES, Header, chunk_key
 from siltstone.store.open import open_store
 from siltstone.store.retry import Retrying
 from siltstone.store.rocksdb_database import database_options
@@ -126,7 +126,7 @@ def test_a_damaged_chunk_is_noticed(url: str, tmp_path: Path) -> None:
     store = _open(url)
     stored = store.put("s/1/a", DATA)
     with _driver(store).reading("s/1") as get:
-        [head] = get([b"a"])
+        [head] = get([b"a"], HEADER_BYTES)
     header = Header.decode(head, "a")
     assert header is not None and (header.chunk_bytes, header.last_chunk, header.last_chunk_bytes) == (1024, 9, 784)
     key = chunk_key(b"a", header.write_id, 3)

@@ -42,8 +42,9 @@ class MemoryGet:
     def __init__(self, data: dict[bytes, bytes]) -> None:
         self.data = data
 
-    def __call__(self, keys: list[bytes]) -> list[bytes | None]:
-        return [self.data.get(key) for key in keys]
+    def __call__(self, keys: list[bytes], most: int) -> list[bytes | int | None]:
+        values = [self.data.get(key) for key in keys]
+        return [value if value is None or len(value) <= most else len(value) for value in values]
 
     def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
         value = self.data.get(key)
