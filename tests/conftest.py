@@ -1,5 +1,6 @@
 """What every test may use: one Spark session a run, and a guard against a suite that lost its Spark tests."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,7 @@ def _is_whole_suite(config: pytest.Config) -> bool:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fail a run of the whole suite in which tests/spark has no test: it proves nothing about streams."""
+    gc.freeze()  # what was imported stays: no collection of garbage need go through it
     found = any(item.path.is_relative_to(TESTS / "spark") for item in session.items)
     if not found and _is_whole_suite(session.config):
         raise pytest.UsageError("the whole suite was asked for, but no test of tests/spark was collected")

@@ -1,16 +1,18 @@
 """What every store promises (promise 6): written once, whole or absent, verified at each read."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -323,7 +325,21 @@ BUSY_WRITER = """
 """
 
 
-@pytest.mark.parametrize("after_s", [0.005, 0.02, 0.05])
+MOMENTS = (0.005, 0.02, 0.05)
+"""how long a writer is at work, in seconds"""
+
+
+def kills() -> Iterator[Any]:
+    """Every store at every moment; but for a filesystem, `make test` kills on each store at one of them."""
+    for kind, only in zip(FACTORIES, itertools.cycle(MOMENTS)):
+        for after_s in MOMENTS:
+            [param] = marked([kind], after_s)
+            often = kind == "filesystem" or after_s == only
+            marks = [*param.marks, *([] if often else [pytest.mark.thorough])]
+            yield pytest.param(*param.values, marks=marks, id=f"{kind}-{after_s}")
+
+
+@pytest.mark.parametrize(("case", "after_s"), list(kills()), indirect=["case"])
 def test_what_a_killed_writer_had_put_is_there_and_all_else_is_whole(case: Case, store: Store, after_s: float) -> None:
     writer = _spawn(BUSY_WRITER, case.url)
     assert writer.stdout is not None and writer.stdout.readline() == "0\n"

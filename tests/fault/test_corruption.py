@@ -29,7 +29,7 @@ from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
 
-POSITIONS = 200
+POSITIONS = 100
 FOOTER_BYTES = 24
 """at the end of an object: the seal of a manifest, the footer of a segment or of a Parquet file"""
 CHAIN = [ObjectKind.MANIFEST, ObjectKind.SEGMENT, ObjectKind.BASE]
@@ -121,9 +121,11 @@ def flip(position: int, mask: int) -> Callable[[bytes], bytes]:
 
 
 def positions(chance: random.Random, objects: list[ObjectRecord]) -> Iterator[tuple[ObjectRecord, int]]:
-    """First byte, last byte and footer of some objects, then any byte of any of them."""
+    """First byte, last byte and footer of some objects, and with each a byte of any of them; then any byte of any."""
     for record in chance.sample(objects, min(20, len(objects))):
         yield from ((record, at) for at in (0, record.bytes - 1, record.bytes - chance.randint(2, FOOTER_BYTES)))
+        other = chance.choice(objects)
+        yield other, chance.randrange(other.bytes)
     while True:
         record = chance.choice(objects)
         yield record, chance.randrange(record.bytes)

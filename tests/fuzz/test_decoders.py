@@ -77,10 +77,16 @@ def corpus(name: str) -> list[bytes]:
     return [path.read_bytes() for path in sorted((CORPUS / name).iterdir(), key=lambda p: (p.name[0] == "f", p.name))]
 
 
-@pytest.fixture
-def child(request: pytest.FixtureRequest) -> Iterator[Child]:
-    """A process with the decoder that a test is about."""
-    child = Child(request.node.callspec.params["name"])
+@pytest.fixture(scope="module", params=DECODERS)
+def name(request: pytest.FixtureRequest) -> str:
+    """A decoder; all tests of one come before those of the next."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def child(name: str) -> Iterator[Child]:
+    """A process with that decoder, one for all of its tests: to start it takes longer than to try most of them."""
+    child = Child(name)
     yield child
     child.close()
 
@@ -108,7 +114,6 @@ def fuzz(child: Child, name: str, count: int) -> None:
         raise
 
 
-@pytest.mark.parametrize("name", DECODERS)
 def test_what_was_found_once_stays_mended(child: Child, name: str) -> None:
     for data in corpus(name):
         assert not child.ask(data)
@@ -116,13 +121,12 @@ def test_what_was_found_once_stays_mended(child: Child, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DECODERS)
 def test_no_bytes_end_hang_or_bloat_a_decoder_or_leave_it_by_another_error(child: Child, name: str) -> None:
     fuzz(child, name, examples(600))
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("trap", "said"),
     [
         ("dies", "ended: SIGSEGV"),
         ("hangs", "s of the processor"),
@@ -130,8 +134,8 @@ def test_no_bytes_end_hang_or_bloat_a_decoder_or_leave_it_by_another_error(child
         ("raises", "UnicodeDecodeError"),
     ],
 )
-def test_the_fuzzer_notices_a_death_a_hang_memory_and_another_error(name: str, said: str) -> None:
-    child = Child(name, cpu_s=3)
+def test_the_fuzzer_notices_a_death_a_hang_memory_and_another_error(trap: str, said: str) -> None:
+    child = Child(trap, cpu_s=1 if trap == "hangs" else 3)
     assert said in child.ask(b"\xff")
     child.close()
 
