@@ -109,8 +109,8 @@ def read_base(
         if rows is not None and file.metadata.num_rows != rows:
             raise CorruptObject(f"object {name} holds {file.metadata.num_rows} rows, where {rows} are recorded")
         present = [KEY_GROUP, *(field.name for field in wanted if field.name in stored.names)]
-        row_groups = range(file.metadata.num_row_groups)
-        chosen = [i for i in row_groups if groups is None or _overlaps(file.metadata, i, groups)]
+        file.select(present)
+        chosen = [i for i in range(file.metadata.num_row_groups) if groups is None or _overlaps(file, i, groups)]
         last, needed = -1, {KEY_GROUP, *schema.primary_key.names}
         # A row group at a time: what is decoded together is then bounded in bytes too, as it was when it was written.
         for batch, texts in (found for i in chosen for found in _batches(file, i, present)):
@@ -129,13 +129,14 @@ def _batches(file: UntrustedParquet, row_group: int, columns: list[str]) -> Iter
     Raises:
         pa.ArrowInvalid, ValueError: it is no valid Arrow data, or becomes more than its length pays for.
     """
-    became = 0
-    for batch in file.batches(row_group, READ_ROWS, columns):
+    became, kinds = 0, [file.schema.field(name).type for name in columns]
+    width = sum(kind.bit_width for kind in kinds if not (pa.types.is_string(kind) or pa.types.is_binary(kind))) // 8
+    for batch in file.batches(row_group, READ_ROWS):
         batch.validate(full=True)
         texts = row_bytes(batch)
-        became += int(texts.sum())
+        became += int(texts.sum()) + len(batch) * width
         if became > file.room:
-            raise ValueError(f"the texts of a row group would become {became} bytes or more")
+            raise ValueError(f"the rows of a row group would become {became} bytes or more")
         yield batch, texts
 
 
@@ -150,7 +151,8 @@ def read_snapshot_values(data: Bytes, schema: pa.Schema, *, name: str) -> dict[i
         if not file.schema.equals(schema) or file.metadata.num_rows > KEY_GROUPS_MAX:
             raise ValueError("it is no table of opaque values")
         values: dict[int, bytes] = {}
-        for batch in (b for i in range(file.metadata.num_row_groups) for b in file.batches(i, READ_ROWS, schema.names)):
+        file.select(schema.names)
+        for batch in (b for i in range(file.metadata.num_row_groups) for b in file.batches(i, READ_ROWS)):
             batch.validate(full=True)
             _check_columns(batch, set(schema.names))  # in any order: state keeps opaque values as they came
             values.update(zip(*map(_shared, batch.columns), strict=True))
@@ -264,9 +266,9 @@ def _check_shape(stored: pa.Schema, schema: TableSchema, name: str) -> None:
             )
 
 
-def _overlaps(metadata: pq.FileMetaData, row_group: int, groups: KeyGroupRange) -> bool:
+def _overlaps(file: UntrustedParquet, row_group: int, groups: KeyGroupRange) -> bool:
     """May a row group hold rows of `groups`? Yes where it has no statistics."""
-    statistics = metadata.row_group(row_group).column(0).statistics
+    statistics = file.column(row_group, KEY_GROUP).statistics
     if statistics is None or not statistics.has_min_max:
         return True
     return statistics.min < groups.end and statistics.max >= groups.start

@@ -52,25 +52,52 @@ class UntrustedParquet:
             "thrift_container_size_limit": self.room // _ELEMENT_BYTES,
             "thrift_string_size_limit": max(1, self._pages.size),
         }
-        file = self._open()
-        self.metadata, self.schema = file.metadata, file.schema_arrow
+        self._file = self._open()
+        self.metadata, self.schema = self._file.metadata, self._file.schema_arrow
+        self._columns: dict[str, int] = {}
+
+    def select(self, columns: list[str]) -> None:
+        """Choose the columns that are read, each of which the schema has, and no other.
+
+        Raises:
+            ValueError, pa.ArrowException, OSError: what the footer says of them is damaged.
+        """
+        places = {self.metadata.schema.column(i).path: i for i in range(self.metadata.num_columns)}
+        self._columns = {name: places[name] for name in columns}
+        row_groups = range(self.metadata.num_row_groups)
+        self._check_footer(list(row_groups))
         dictionaries = {
-            column.path_in_schema
-            for i in range(file.num_row_groups)
-            for column in map(self.metadata.row_group(i).column, range(self.metadata.num_columns))
+            name
+            for name, column in ((name, self.column(i, name)) for i in row_groups for name in columns)
             if column.has_dictionary_page and column.physical_type == "BYTE_ARRAY"
         }
-        self._file = self._open(metadata=self.metadata, read_dictionary=sorted(dictionaries)) if dictionaries else file
+        if dictionaries:
+            self._file = self._open(metadata=self.metadata, read_dictionary=sorted(dictionaries))
 
-    def batches(self, row_group: int, rows: int, columns: list[str]) -> Any:
+    def column(self, row_group: int, name: str) -> Any:
+        """What the footer says of one of the columns that were chosen."""
+        return self.metadata.row_group(row_group).column(self._columns[name])
+
+    def batches(self, row_group: int, rows: int) -> Any:
         """The rows of a row group in batches of up to `rows`; texts and binary values by dictionary where they are
         stored so. Nothing in them is validated.
 
         Raises:
             ValueError, pa.ArrowException, OSError: damaged, or more than its length pays for.
         """
-        self._pages.begin(self.metadata.row_group(row_group))
-        return self._file.iter_batches(rows, [row_group], columns)
+        self._pages.begin([_Chunk.of(self.column(row_group, name)) for name in self._columns])
+        return self._file.iter_batches(rows, [row_group], list(self._columns))
+
+    def _check_footer(self, row_groups: list[int]) -> None:
+        """Let Arrow look at what the footer says of the columns, where an error is one: it ends the process where
+        pyarrow asks for it. It looks at all before it reads any of them."""
+        self._pages.closed_to_reads = True
+        try:
+            next(self._file.iter_batches(1, row_groups, list(self._columns)), None)
+        except _NotYet:
+            pass
+        finally:
+            self._pages.closed_to_reads = False
 
     def _open(self, **options: Any) -> pq.ParquetFile:
         return pq.ParquetFile(pa.PythonFile(self._pages, mode="r"), **options, **self._limits)
@@ -84,6 +111,10 @@ def padding(largest: int, stored_bytes: int) -> int:
 def claim(rows: pa.Table) -> int:
     """What the pages of a row group of plain columns claim to become, at most."""
     return rows.nbytes + rows.num_columns * (_COLUMN_BYTES + len(rows) * (_WIDER_BYTES + _ENTRY_BYTES))
+
+
+class _NotYet(Exception):
+    """Arrow was to look at the footer only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +142,11 @@ class _CountedPages(io.RawIOBase):
         self.room = room_for(self.size)
         self._chunks: list[_Chunk] = []
         self._claimed = 0
+        self.closed_to_reads = False
 
-    def begin(self, row_group: Any) -> None:
-        """From now on the pages of `row_group` are read."""
-        self._chunks = [_Chunk.of(row_group.column(i)) for i in range(row_group.num_columns)]
+    def begin(self, chunks: list[_Chunk]) -> None:
+        """From now on the pages of `chunks`, of one row group, are read."""
+        self._chunks = chunks
         self._claimed = 0
 
     def readable(self) -> bool:
@@ -139,6 +171,8 @@ class _CountedPages(io.RawIOBase):
         Raises:
             ValueError: a page of them claims more than the file pays for, or is none.
         """
+        if self.closed_to_reads:
+            raise _NotYet
         start = self._source.tell()
         data = self._source.read_buffer(size)
         end = start + data.size

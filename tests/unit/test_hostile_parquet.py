@@ -23,7 +23,7 @@ NAME = "s/00000001/000000000001/crafted.parquet"
 SAYS = {
     "page-of-2-gib": "would become 2147483",
     "dictionary-of-2-31-entries": "a dictionary that it should not have",
-    "one-text-in-each-row": "the texts of a row group would become",
+    "one-text-in-each-row": "the rows of a row group would become",
     "pages-of-equal-texts": "would become",
     "list-of-60-million": "[Ee]xceeded size limit",
 }
@@ -112,6 +112,20 @@ def test_a_base_that_compresses_well_pays_for_what_it_becomes(texts: Callable[[]
     assert size - FREE_BYTES <= RATIO * len(data) < size
     assert _base(data).column("s").to_pylist() == written
     assert pq.read_table(pa.BufferReader(data)).num_rows == len(written)
+
+
+def test_equal_rows_beyond_what_a_file_pays_for_are_refused() -> None:
+    """Equal rows take hardly a bit in a page each: a file of 80 KB holds eight million."""
+    rows, out = 8_000_000, io.BytesIO()
+    texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int8)), ["a"])
+    table = pa.table({KEY_GROUP: pa.array(np.zeros(rows), pa.uint16()), "k": np.zeros(rows, np.int64), "s": texts})
+    pq.write_table(table, out, row_group_size=rows, compression="zstd", store_schema=False)
+    batches = read_base(out.getvalue(), TEXTS, name=NAME)
+    seen = 0
+    with pytest.raises(CorruptObject, match="the rows of a row group would become"):
+        for each, _ in batches:
+            seen += len(each)
+    assert seen * 11 <= FREE_BYTES + RATIO * len(out.getvalue())
 
 
 def test_a_claim_in_a_page_is_counted_over_all_columns_of_a_row_group() -> None:
