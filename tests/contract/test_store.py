@@ -293,6 +293,7 @@ SLOW_WRITER = """
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_no_object(case: Case, store: Store) -> None:
     writer = _spawn(SLOW_WRITER, case.url)
     assert writer.stdout is not None and writer.stdout.readline() == "wrote\n"
@@ -339,6 +340,7 @@ def kills() -> Iterator[Any]:
             yield pytest.param(*param.values, marks=marks, id=f"{kind}-{after_s}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "after_s"), list(kills()), indirect=["case"])
 def test_what_a_killed_writer_had_put_is_there_and_all_else_is_whole(case: Case, store: Store, after_s: float) -> None:
     writer = _spawn(BUSY_WRITER, case.url)

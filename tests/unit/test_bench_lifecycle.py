@@ -12,8 +12,9 @@ from benchmarks.states import SUBTASKS, Balances, always_deltas, written
 from siltstone.catalog.place import Place
 from siltstone.policy.adaptive import PolicyOptions
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_the_worst_chain_is_as_long_as_the_bounds_allow(tmp_path: Path) -> None:
     bounds = PolicyOptions(d0=5, d_max=5)
     with written(str(tmp_path / "w"), 20_000, bounds) as chain:
@@ -51,7 +52,6 @@ def test_metadata_is_counted_with_what_truncation_leaves(tmp_path: Path, monkeyp
     assert numbers["left"] == 40  # one chain
 
 
-@pytest.mark.slow
 def test_each_way_comes_back_with_every_key(tmp_path: Path) -> None:
     sizes = approaches.Sizes(500, 50, (2,), 1)
     with Place.writable(str(tmp_path / "w")) as place:
@@ -69,7 +69,6 @@ def test_each_way_comes_back_with_every_key(tmp_path: Path) -> None:
     assert [goal.kept for goal in reached] == [True, True, True]
 
 
-@pytest.mark.slow
 def test_space_is_counted_for_one_operator(tmp_path: Path) -> None:
     with Place.writable(str(tmp_path / "w")) as place:
         found = space.amplification(place, Balances(), space.update_heavy(2_000), 3)

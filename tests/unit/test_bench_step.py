@@ -47,6 +47,7 @@ def run_of(system: str, workload: Workload, step_ms: float, size: int, driver: i
     return Run(system, workload, steps, {}, {"driver": driver}, 5, 1.0)
 
 
+@pytest.mark.slow
 def test_only_measured_delta_steps_count(tmp_path):
     small, large = Workload(1000, 10, 2, 4), Workload(30000, 10, 2, 4)
     runs = [

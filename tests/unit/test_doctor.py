@@ -223,6 +223,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.slow
 def test_the_lease_of_a_process_that_has_died(root: Path) -> None:
     url = f"sqlite:///{root}/catalog.db"
     ended = subprocess.run([sys.executable, "-c", _READER, url, NAME], check=False, capture_output=True, text=True)

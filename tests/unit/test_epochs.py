@@ -123,6 +123,7 @@ def test_the_loss_is_accepted_and_the_stream_goes_on_above_the_stores_epoch(rest
     assert not failures(restored, NAME)
 
 
+@pytest.mark.slow
 def test_a_backup_that_was_taken_while_the_newest_run_was_at_work(root: Path) -> None:
     """Its newest writer epoch is that of the store."""
     with Place.writable(str(root)) as place:

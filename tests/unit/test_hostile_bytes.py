@@ -244,6 +244,7 @@ def test_a_block_that_takes_all_the_memory_it_may_takes_less_than_256_mb() -> No
         decode_block(_constant_block((64 << 20) // 24))
 
 
+@pytest.mark.slow
 def test_a_block_that_compresses_too_well_is_read_all_the_same() -> None:
     rows = 6_000_000
     changes = pa.table({"k": np.arange(rows), "n": np.zeros(rows, np.int64)})

@@ -52,6 +52,7 @@ def test_what_is_no_module_is_told(here: Path, name: str) -> None:
         load_module(name)
 
 
+@pytest.mark.slow
 def test_a_command_runs_no_file_of_the_directory_it_is_started_in(here: Path) -> None:
     for name in ("json", "typer", "sqlalchemy", "pyarrow", "streams"):
         (here / f"{name}.py").write_text(f"open({name!r} + '.ran', 'w')\n")

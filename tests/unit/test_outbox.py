@@ -261,6 +261,7 @@ def test_what_is_outstanding_of_a_stream_that_begins_anew_holds_nothing_up(place
     assert heard.ids == [6] and outstanding(place) == []
 
 
+@pytest.mark.slow
 def test_sinks_know_new_rows_by_new_ids_where_the_catalog_is_from_a_backup(tmp_path: Path, heard: Heard) -> None:
     with Place.writable(str(tmp_path / "w")) as place:
         write(place, heard, 2).region.close("done")

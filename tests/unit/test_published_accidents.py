@@ -68,7 +68,14 @@ def before(patch: pytest.MonkeyPatch, kind: type, method: str, happens: Callable
 
 
 @pytest.mark.parametrize(
-    "spelling", ["{w}/", "{w}/.", "{w}/../w", "file://{w}", "{link}"], ids=["slash", "dot", "dots", "scheme", "link"]
+    "spelling",
+    [
+        pytest.param("{w}/", id="slash", marks=pytest.mark.slow),
+        pytest.param("{w}/.", id="dot", marks=pytest.mark.slow),
+        pytest.param("{w}/../w", id="dots", marks=pytest.mark.slow),
+        pytest.param("file://{w}", id="scheme"),
+        pytest.param("{link}", id="link"),
+    ],
 )
 def test_iceberg_4346_a_location_spelled_otherwise_makes_no_orphans(tmp_path: Path, spelling: str) -> None:
     """There: metadata named files by one scheme and authority and the listing by another, so that a removal of orphans

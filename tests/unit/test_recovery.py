@@ -176,6 +176,7 @@ def test_a_stream_that_is_well_is_left_as_it_is(place: Place) -> None:
     assert digests(place) == before and place.catalog.rewindings(NAME) == []
 
 
+@pytest.mark.slow
 def test_the_run_at_work_is_fenced_where_something_is_damaged(place: Place) -> None:
     run = new_run(place)
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])

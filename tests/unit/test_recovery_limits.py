@@ -89,6 +89,7 @@ def test_three_checkpoints_are_given_up_without_being_asked_four_are_not(place: 
     assert recover(place, NAME, run=in_order).given_up == (4, 5, 6)
 
 
+@pytest.mark.slow
 def test_a_savepoint_is_not_given_up_without_being_asked(place: Place) -> None:
     place.catalog.add_savepoint(NAME, 1, "precious", CHECKPOINTS)
     manifest(place, CHECKPOINTS).unlink()

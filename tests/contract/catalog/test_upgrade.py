@@ -55,7 +55,9 @@ def test_every_revision_makes_the_same_tables_in_every_database(catalog_url: str
     engine.dispose()
 
 
-@pytest.mark.parametrize("commit", SHAPES)
+@pytest.mark.parametrize(
+    "commit", [c if c in ("b6c1e66", "8595e15") else pytest.param(c, marks=pytest.mark.slow) for c in SHAPES]
+)
 def test_each_content_that_revision_0001_had_is_upgraded_without_loss(
     catalog_url: str, commit: str, tmp_path: Path
 ) -> None:
@@ -198,6 +200,7 @@ def test_two_processes_upgrade_once(catalog_url: str, tmp_path: Path, monkeypatc
 # Killed on the way
 
 
+@pytest.mark.slow
 def test_killed_anywhere_it_is_the_old_catalog_or_the_new_one_and_goes_on(catalog_url: str, tmp_path: Path) -> None:
     make_shape(catalog_url, "3c5218b")
     for known in ("0001", REVISION):
@@ -215,6 +218,7 @@ def test_killed_anywhere_it_is_the_old_catalog_or_the_new_one_and_goes_on(catalo
         assert [s.sources for s in catalog.steps("flights", 2)] == ["{}", FILES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["commit", "checkin"])
 def test_killed_right_before_and_right_after_its_commit(catalog_url: str, tmp_path: Path, moment: str) -> None:
     make_shape(catalog_url, "8595e15")
