@@ -192,12 +192,12 @@ def recover(
 
 
 def check_recoverable(catalog: Catalog, stream: str) -> None:
-    """A stream that has completed something, even if all of it was given up and is to come again.
+    """A stream that has completed something, even if all of it was given up, to come again or for good.
 
     Raises:
         UnknownStream, UnknownCheckpoint: as `recover`.
     """
-    if not catalog.logged_steps(stream):
+    if not catalog.logged_steps(stream) and not catalog.rewindings(stream):
         catalog.latest(stream)
 
 

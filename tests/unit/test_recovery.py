@@ -11,6 +11,7 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
 from siltstone.errors import CorruptObject, Fenced, LossRefused, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.lifecycle import recovery
+from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.materialize import materialize
 from siltstone.lifecycle.recovery import Recovery, recover
 from siltstone.lifecycle.sweep import SweepOptions, sweep
@@ -156,6 +157,18 @@ def test_everything(place: Place) -> None:
     assert (again.checkpoint, again.given_up) == (0, ()) and "gave nothing up" in again.summary
     check_goes_on(place, done, before)
     assert not failures(place, NAME)
+
+
+def test_everything_for_good_and_once_more_as_after_a_kill(place: Place) -> None:
+    """Of a stream whose oldest input is not logged any more nothing is left, and that is no mistake of who asks."""
+    delete_checkpoints(place, NAME, range(1, CHECKPOINTS - 1))
+    place.catalog.prune_input_log(NAME, 2, at_least=1)
+    shutil.rmtree(place.warehouse.local.objects / NAME)
+    done = recover(place, NAME, run=in_order, accept_loss=True)
+    assert done.checkpoint == 0 and place.catalog.logged_steps(NAME) == []
+    again = recover(place, NAME, run=in_order)
+    assert (again.checkpoint, again.proven, again.given_up) == (0, None, ())
+    assert "gave nothing up; the next run begins from nothing" in again.summary
 
 
 @pytest.mark.slow
