@@ -100,7 +100,8 @@ class UntrustedParquet:
             self._pages.closed_to_reads = False
 
     def _open(self, **options: Any) -> pq.ParquetFile:
-        return pq.ParquetFile(pa.PythonFile(self._pages, mode="r"), **options, **self._limits)
+        # `_check_footer` relies on `pre_buffer`: with it Arrow asks where all columns lie before it reads the first.
+        return pq.ParquetFile(pa.PythonFile(self._pages, mode="r"), pre_buffer=True, **options, **self._limits)
 
 
 def padding(largest: int, stored_bytes: int) -> int:
