@@ -60,9 +60,9 @@ def frozen_at(work: Callable[[], object], name: str) -> Iterator[None]:
             work()
         finally:
             os._exit(0)
+    _, status = os.waitpid(child, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), "it ended before that"
     try:
-        _, status = os.waitpid(child, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
         yield
     finally:
         os.kill(child, signal.SIGKILL)

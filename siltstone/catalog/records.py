@@ -255,13 +255,18 @@ class CheckpointRecord:
 class RetainedCheckpoint:
     """A checkpoint the catalog still has. Restoring it reads from checkpoint `first` on.
 
-    One marked as `deleted` is never restored: its `first` is itself.
+    One marked as deleted is never restored: its `first` is itself.
     """
 
     id: int
     first: int
-    deleted: bool
+    deleted_at: datetime | None
     committed_at: datetime
+
+    @property
+    def deleted(self) -> bool:
+        """Whether it is marked as deleted, and only its rows and objects are left."""
+        return self.deleted_at is not None
 
 
 @dataclass(frozen=True, slots=True)

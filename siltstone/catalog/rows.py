@@ -255,7 +255,7 @@ def retained(connection: Connection, stream: str) -> list[RetainedCheckpoint]:
     joined = t.checkpoint.outerjoin(t.dependency, (d.stream == c.stream) & (d.checkpoint == c.id))
     query = select(c.id, first, c.deleted_at, c.committed_at).select_from(joined).where(c.stream == stream)
     found = connection.execute(query.group_by(c.id, c.deleted_at, c.committed_at).order_by(c.id))
-    return [RetainedCheckpoint(id, first, deleted is not None, committed) for id, first, deleted, committed in found]
+    return [RetainedCheckpoint(*row) for row in found]
 
 
 def savepoints(connection: Connection, stream: str) -> list[SavepointRecord]:

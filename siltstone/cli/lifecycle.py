@@ -210,6 +210,33 @@ def savepoints(
 
 
 @app.command()
+def deletions(
+    stream: StreamName,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the newest N.")] = None,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what was deleted from a stream in the last 90 days, by hand or automatically, and by whom.
+
+    Each line is one pass: of retention, a deletion, a sweep, or the pruning of the input log or of run records. Rows
+    are those of the catalog alone. siltstone doctor tells of a deletion that has not ended.
+    """
+    from siltstone.lifecycle.inspect import list_deletions
+
+    with existing(settings_of(warehouse, catalog)) as place:
+        found = list_deletions(place.catalog, stream, limit)
+    if as_json:
+        print_result({"stream": stream, "deletions": found}, True, "")
+        return
+    table = Table("began", "what was deleted", "checkpoints", "objects", "bytes", "rows", "by", box=None)
+    for each in found:
+        counts = (f"{each['checkpoints']:,}", f"{each['objects']:,}", size(each["bytes"]), f"{each['rows']:,}")
+        table.add_row(each["began_at"], shown(each["what"]), *counts, shown(each["who"]))
+    out.print(table)
+
+
+@app.command()
 def sweep(
     stream: StreamName,
     dry_run: Annotated[

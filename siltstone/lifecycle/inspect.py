@@ -1,6 +1,7 @@
 """What a person asks of recorded checkpoints: the list, and one of them in full. Plain JSON values."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from siltstone.catalog.records import CheckpointRecord, EditRecord
@@ -20,6 +21,17 @@ def list_checkpoints(catalog: Catalog, stream: str, limit: int | None = None) ->
     """
     edits, dropped = _edits(catalog, stream), _dropped(catalog, stream)
     return [_summary(record, edits, dropped) for record in catalog.checkpoints(stream, limit)]
+
+
+def list_deletions(catalog: Catalog, stream: str, limit: int | None = None) -> list[dict[str, Any]]:
+    """What each pass of deletions over a stream took away, oldest first; with `limit`, only the newest so many.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    catalog.stream(stream)
+    passes = catalog.deletion_passes(stream, limit)
+    return [asdict(each) | {"began_at": each.began_at.isoformat()} for each in passes]
 
 
 def describe_origin(catalog: Catalog, stream: str) -> dict[str, Any]:

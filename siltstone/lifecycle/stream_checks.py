@@ -8,9 +8,12 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.processes import is_known_dead, is_known_gone
 from siltstone.errors import CorruptObject
 from siltstone.lifecycle.compaction import materialization_health
+from siltstone.lifecycle.deletion import foresee
 from siltstone.lifecycle.epochs import check_catalog
 from siltstone.lifecycle.findings import Finding, State
+from siltstone.lifecycle.recovery import span
 from siltstone.lifecycle.restore import read_manifest
+from siltstone.policy.retention import retention_in_force
 from siltstone.settings import Settings
 
 
@@ -103,10 +106,29 @@ def check_outputs(subject: StreamSubject) -> list[Finding]:
     if not waiting:
         return [subject.finding("outputs", "ok", "all are delivered")]
     said = f"{len(waiting)} not delivered yet, the oldest of checkpoint {waiting[0].checkpoint} to {waiting[0].name}"
-    runs = catalog.runs(name)
-    if runs and runs[-1].ended_at is None and not is_known_gone(runs[-1].who):
+    if _is_running(subject):
         return [subject.finding("outputs", "ok", f"{said}: the run at work delivers them")]
     return [subject.finding("outputs", "warning", said, f"`siltstone run {name}` delivers them first of all")]
+
+
+def check_deletions(subject: StreamSubject) -> list[Finding]:
+    """No deletion has stopped on the way. What waits for checkpoints that build on it, or for readers, has not."""
+    catalog, name = subject.place.catalog, subject.name
+    marked = {each.id: each.deleted_at for each in catalog.retained(name) if each.deleted_at is not None}
+    plan, objects = foresee(catalog, name)
+    going = [id for id in plan.goes or (plan.waits if objects else ()) if id in marked]
+    if not going:
+        waiting = [f"{len(plan.waits)} marked checkpoints wait for newer ones that build on them"] if plan.waits else []
+        waiting += [f"{len(plan.leased)} marked checkpoints are being read"] if plan.leased else []
+        return [subject.finding("deletions", "ok", "; ".join(waiting) or "none under way")]
+    since = _iso(min(marked[id] for id in going))
+    said = f"unfinished: {len(going)} checkpoints ({span(going)}), marked since {since}, with {len(objects):,} objects "
+    said += f"of {sum(each.bytes for each in objects) / 1e6:,.1f} MB"
+    rules = retention_in_force(catalog.stream(name).retention, subject.settings.retention)
+    if rules.rules and _is_running(subject):
+        return [subject.finding("deletions", "ok", f"{said}: the run at work completes it")]
+    advice = f"unless a deletion is at work right now: `siltstone delete {name} {going[0]}` completes it, as any later "
+    return [subject.finding("deletions", "warning", said, f"{advice}deletion does")]
 
 
 def check_manifest(subject: StreamSubject) -> list[Finding]:
@@ -139,10 +161,17 @@ CATALOG_CHECKS: Mapping[str, Check] = {
     "proofs": check_proofs,
     "materialization": check_materialization,
     "outputs": check_outputs,
+    "deletions": check_deletions,
 }
 """what the catalog alone says"""
 STORE_CHECKS: Mapping[str, Check] = {"manifest": check_manifest, "epochs": check_epochs}
 """what it takes the store for, too"""
+
+
+def _is_running(subject: StreamSubject) -> bool:
+    """Whether a run is at work, as far as one can see."""
+    runs = subject.place.catalog.runs(subject.name)
+    return bool(runs) and runs[-1].ended_at is None and not is_known_gone(runs[-1].who)
 
 
 def _iso(time: datetime) -> str:

@@ -55,7 +55,7 @@ def check_clock(catalog: Catalog) -> list[Finding]:
 
 
 def check_store(warehouse: Warehouse) -> list[Finding]:
-    """The store answers and can be written, as runs make sure of before they begin.
+    """The store answers and can be written, as runs make sure of before they begin, and what it says of itself.
 
     Raises:
         UsageError, Unreachable: as `Store.check`.
@@ -66,7 +66,10 @@ def check_store(warehouse: Warehouse) -> list[Finding]:
     next(iter(store.list(IDENTITY)), None)
     answered = _milliseconds(began)
     store.check(writable=True)
-    return [Finding("store", "ok", f"{store.label}, can be written, answers in {answered}")]
+    found = [Finding("store", "ok", f"{store.label}, can be written, answers in {answered}")]
+    for remark in store.remarks():
+        found.append(Finding("store", "warning" if remark.advice else "ok", remark.found, remark.advice))
+    return found
 
 
 def check_identity(warehouse: Warehouse, catalog: Catalog) -> list[Finding]:

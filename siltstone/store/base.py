@@ -5,7 +5,7 @@ all but the last part, is a checkpoint's. An entry is a directory of a file syst
 a RocksDB database; it comes to be with its first key and is gone with its last.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -44,6 +44,15 @@ class Unfinished:
     name: str | None
     began_at: datetime
     """in UTC"""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What people should know about a store that can be used. `advice` is what to do before it loses or refuses state;
+    None where there is nothing to do."""
+
+    found: str
+    advice: str | None = None
 
 
 @runtime_checkable
@@ -126,6 +135,14 @@ class Store(Protocol):
 
         Raises:
             UsageError: it is not there: a missing bucket or directory; says what to check.
+            Unreachable: it does not answer, or refuses the credentials.
+        """
+        ...
+
+    def remarks(self) -> Sequence[Remark]:
+        """Report how the store is set up and how full it is, as far as it says so itself.
+
+        Raises:
             Unreachable: it does not answer, or refuses the credentials.
         """
         ...

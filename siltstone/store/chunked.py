@@ -4,7 +4,7 @@ The name of an object is `<entry>/<key>`, split at its last slash; a name withou
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable
 from siltstone.model import StoredObject
-from siltstone.store.base import Unfinished
+from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, Checksum, compare, recorded
 from siltstone.store.key_value import (
     HEADER_BYTES,
@@ -259,6 +259,10 @@ class ChunkedStore:
     def check(self, *, writable: bool) -> None:
         """As `Store.check`."""
         self.driver.check(writable=writable)
+
+    def remarks(self) -> Sequence[Remark]:
+        """As `Store.remarks`."""
+        return self.driver.remarks()
 
     def _label(self, name: str) -> str:
         return f"object {name} in {self.label}"

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from io import FileIO
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageError
 from siltstone.model import StoredObject
-from siltstone.store.base import Unfinished
+from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, OPTION, Checksum, verify
 from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix, is_object_name, opened_directories
 
@@ -260,6 +260,10 @@ class FilesystemStore:
         if not os.access(self.root, wanted):
             what = "written" if writable else "read"
             raise Unreachable(f"{self.url} cannot be {what}: check its owner, permissions and mount")
+
+    def remarks(self) -> Sequence[Remark]:
+        """Nothing: a file system is set up and filled by others, too."""
+        return ()
 
     def _label(self, name: str) -> str:
         return f"object {name} in {self.url}"

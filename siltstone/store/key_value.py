@@ -14,7 +14,7 @@ header is stored with one. Readers go by the header: values written with other l
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -22,7 +22,7 @@ from typing import Protocol, Self
 import xxhash
 
 from siltstone.errors import CorruptObject
-from siltstone.store.base import Unfinished
+from siltstone.store.base import Remark, Unfinished
 from siltstone.store.paths import check_object_name
 
 MAGIC = b"SILTCHK1"
@@ -112,6 +112,10 @@ class KeyValue(Protocol):
 
     def check(self, *, writable: bool) -> None:
         """As `Store.check`."""
+        ...
+
+    def remarks(self) -> Sequence[Remark]:
+        """As `Store.remarks`."""
         ...
 
 

@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 import xxhash
 
 from siltstone.errors import Unreachable, UsageError
+from siltstone.log import get_logger
 from siltstone.store.base import Store
 from siltstone.store.checksums import DEFAULT, OPTION, check_algorithm
 from siltstone.store.filesystem import FilesystemStore, reaching
@@ -17,6 +18,7 @@ from siltstone.store.paths import LocalLayout
 from siltstone.store.private import make_private_directory
 from siltstone.store.url import shown, split, take_option
 
+_LOG = get_logger(__name__)
 ROCKSDB = "rocksdb"
 REMOTE = ("s3", "redis", "rediss")
 """schemes of stores that are elsewhere"""
@@ -168,6 +170,9 @@ class Warehouse:
         root = self.local.root
         if self.remote:
             self.store.check(writable=True)  # first: what cannot be used needs no directory here
+            for remark in self.store.remarks():
+                if remark.advice is not None:
+                    _LOG.warning("store needs attention", store=self.label, found=remark.found, advice=remark.advice)
         with reaching(f"write the warehouse {root}"):
             self._check_no_file()
             if not (self.remote or root.parent.is_dir()):

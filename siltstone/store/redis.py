@@ -16,7 +16,7 @@ append-only file on: there it is waited for until the file is on disk (WAITAOF).
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import chain
@@ -26,8 +26,7 @@ import redis
 from redis import exceptions as refusals
 
 from siltstone.errors import Unreachable, UsageError
-from siltstone.log import get_logger
-from siltstone.store.base import Unfinished
+from siltstone.store.base import Remark, Unfinished
 from siltstone.store.chunked import ChunkedStore
 from siltstone.store.key_value import (
     CHUNK,
@@ -40,12 +39,19 @@ from siltstone.store.key_value import (
     split_name,
 )
 from siltstone.store.paths import check_object_name
-from siltstone.store.redis_client import LARGEST_VALUE_BYTES, RedisOptions, Server, client, reaching, unreachable
+from siltstone.store.redis_client import (
+    LARGEST_VALUE_BYTES,
+    RedisOptions,
+    Server,
+    client,
+    memory_remark,
+    reaching,
+    unreachable,
+)
 from siltstone.store.redis_scripts import BEGIN, COMMIT, DELETE, DISCARD, PART, TAKE_BACK, VALUES, Script
 from siltstone.store.retry import Retrying
 from siltstone.store.url import options_of, shown
 
-_LOG = get_logger(__name__)
 _TRANSACTION_BYTES = 1 << 20
 _TRANSACTION_CHUNKS = _SCRIPT_KEYS = 1000  # a script takes some thousand arguments
 _WRITING_BYTES = 4096
@@ -65,7 +71,6 @@ def open_redis(url: str) -> Retrying:
 WRITING = ".writing"
 """the entry of the writes at work, which no object lies in"""
 _waits: dict[tuple[int, str], bool] = {}
-_warned: set[tuple[int, str]] = set()
 
 
 class RedisKeyValue:
@@ -167,6 +172,16 @@ class RedisKeyValue:
             with reaching("check the settings", self.label):
                 self._check_settings()
 
+    def remarks(self) -> Sequence[Remark]:
+        """As `Store.remarks`: whether it keeps anything on disk, and its memory. A server may not say it."""
+        with reaching("ask for the settings", self.label):
+            about: Any = self._asked(self.client.info) or {}
+            saves: Any = self._asked(lambda: self.client.config_get("save"))
+        found = [] if (memory := memory_remark(about)) is None else [memory]
+        if saves == {"save": ""} and not about.get("aof_enabled", 1):
+            found.append(Remark("it keeps nothing on disk: a restart loses all state", "set its appendonly to yes"))
+        return found
+
     def run_script(self, script: Script, entry: str, *arguments: Any, durably: bool = False) -> Any:
         """Run a script on an entry and the writes at work; its answer."""
         rest = (2, self.key_of(entry), self._writing, *arguments)
@@ -231,15 +246,6 @@ class RedisKeyValue:
         longest: Any = (self._asked(lambda: self.client.config_get("proto-max-bulk-len")) or {}).values()
         if any(self.value_limit_bytes > int(size) for size in longest):
             raise UsageError(f"{self.label} takes no value of chunk_bytes: set it to {min(map(int, longest))} or less")
-        saves: Any = self._asked(lambda: self.client.config_get("save"))
-        if saves == {"save": ""} and not about.get("aof_enabled", 1):
-            self._warn("store keeps nothing on disk: a restart loses all state; set appendonly yes")
-
-    def _warn(self, text: str) -> None:
-        """Log a warning, once a process."""
-        if (place := (os.getpid(), self.url)) not in _warned:
-            _warned.add(place)
-            _LOG.warning(text, store=self.label)
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         """The answer; None where a managed server does not allow to ask."""

@@ -1,9 +1,10 @@
 """Clients of Redis: URLs and their options, one connection pool a process, and what errors mean."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote
 
 import redis
@@ -14,6 +15,7 @@ from redis.retry import Retry
 
 from siltstone.errors import Unreachable, UsageError
 from siltstone.secret import FILE, read_variable
+from siltstone.store.base import Remark
 from siltstone.store.key_value import SMALLEST_LIMIT_BYTES
 from siltstone.store.url import StoreOptions, shown, split
 
@@ -21,6 +23,7 @@ PASSWORD = "SILTSTONE_REDIS_PASSWORD"
 """the variable that holds the password, if the URL names no other: URLs travel to tasks and into lists of processes"""
 LARGEST_VALUE_BYTES = 512 << 20
 """of Redis itself"""
+_NEARLY_FULL = 0.9
 _pools: dict[tuple[int, str, "Server"], redis.ConnectionPool] = {}
 
 
@@ -86,6 +89,26 @@ def _pool(server: Server, options: RedisOptions) -> redis.ConnectionPool:
         protocol=2,
         retry=Retry(NoBackoff(), 0),  # `store.retry` alone tries again
     )
+
+
+def memory_remark(about: Mapping[str, Any]) -> Remark | None:
+    """What a server's INFO says of its memory; None if it says nothing.
+
+    What it keeps for replicas and its append-only file does not count against its limit. A policy that may evict state
+    is refused before (`RedisKeyValue.check`); those that evict only keys that expire evict none of it.
+    """
+    if "used_memory" not in about:
+        return None
+    used = int(about["used_memory"]) - int(about.get("mem_not_counted_for_evict", 0))
+    limit, policy = int(about.get("maxmemory", 0)), about.get("maxmemory_policy", "not known")
+    said = f"uses {used / 1e6:,.1f} MB of memory"
+    if not limit:
+        return Remark(f"{said}, which maxmemory does not limit; policy {policy}")
+    said += f", {used / limit:.0%} of maxmemory, {limit / 1e6:,.1f} MB; policy {policy}"
+    if used < _NEARLY_FULL * limit:
+        return Remark(said)
+    advice = "raise its maxmemory, or keep less: `siltstone truncate STREAM` deletes old checkpoints, `siltstone sweep "
+    return Remark(f"{said}: once it is full, runs fail", f"{advice}STREAM` orphans")
 
 
 @contextmanager

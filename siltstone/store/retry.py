@@ -7,7 +7,7 @@ A write that failed may have been carried out all the same, its answer lost. The
 there: if it is what was to be written, it was ours and the write has succeeded.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +18,7 @@ import tenacity
 
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
-from siltstone.store.base import ObjectWriter, Store, Unfinished
+from siltstone.store.base import ObjectWriter, Remark, Store, Unfinished
 from siltstone.store.checksums import checksum_of
 
 Answer = TypeVar("Answer")
@@ -160,3 +160,7 @@ class Retrying:
     def check(self, *, writable: bool) -> None:
         """As `Store.check`."""
         self.policy.call(lambda: self.once.check(writable=writable))
+
+    def remarks(self) -> Sequence[Remark]:
+        """As `Store.remarks`."""
+        return self.policy.call(self.once.remarks)

@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rocksdict import AccessType, IngestExternalFileOptions, SstFileWriter, WriteBatch
 
 from siltstone.errors import CorruptObject, Unreachable, UsageError
-from siltstone.store.base import Unfinished
+from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, Algorithm
 from siltstone.store.chunked import ChunkedStore
 from siltstone.store.filesystem import FilesystemStore, make_durable
@@ -185,6 +185,10 @@ class RocksDBKeyValue:
         To read it must be writable too: rocksdict leaves a note in a database's directory each time it opens one.
         """
         FilesystemStore(self.root).check(writable=True)
+
+    def remarks(self) -> Sequence[Remark]:
+        """Nothing: a database is only files."""
+        return ()
 
     def ingest(self, entry: str, key: bytes, files: list[Path]) -> bool:
         """Take finished table files into an entry's database, durable on return; False if `key` is taken."""

@@ -10,7 +10,7 @@ The URL's query is `S3Options`; credentials come from boto3's own chain and are 
 import re
 import zlib
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.model import StoredObject
-from siltstone.store.base import Store, Unfinished
+from siltstone.store.base import Remark, Store, Unfinished
 from siltstone.store.checksums import Checksum, checksum_of, compare, recorded
 from siltstone.store.paths import check_object_name, check_prefix
 from siltstone.store.retry import Retrying
@@ -262,6 +262,10 @@ class S3Store:
                 "write", self.label, "create_multipart_upload", **place, **self.options.stored_with
             )
             self._link().ask("write", self.label, "abort_multipart_upload", **place, UploadId=begun["UploadId"])
+
+    def remarks(self) -> Sequence[Remark]:
+        """Nothing: S3 says nothing of its room."""
+        return ()
 
     def _page(self, operation: str, prefix: str, **at: Any) -> dict[str, Any]:
         """One page of a listing, tried again by itself."""

@@ -23,7 +23,7 @@ from siltstone.model import StoredObject
 from siltstone.store.checksums import checksum_of
 from siltstone.store.chunked import ChunkedStore
 from siltstone.store.key_value import HEADER_BYTES, Header, chunk_key
-from siltstone.store.open import open_store
+from siltstone.store.open import Warehouse, open_store
 from siltstone.store.retry import Retrying
 from siltstone.store.rocksdb_database import database_options
 from tests.redis_server import RedisServer, shared_server
@@ -312,7 +312,7 @@ def test_a_server_that_stops_and_comes_back(guarded: RedisServer, monkeypatch: p
 
 
 @pytest.mark.server
-def test_settings_that_lose_state_are_refused_or_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_lose_state_are_refused_or_warned_of(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     server = RedisServer()
     client, store = server.client(), open_store(server.url("chunk_bytes=2000000"))
     try:
@@ -328,12 +328,19 @@ def test_settings_that_lose_state_are_refused_or_warned_of(caplog: pytest.LogCap
             open_store(server.url("chunk_bytes=2000000&retry=none")).put("a", bytes(1_500_000))
         client.config_set("proto-max-bulk-len", 512 << 20)
         with caplog.at_level(logging.WARNING):
-            store.check(writable=True)
+            Warehouse.at(server.url(f"local={tmp_path}")).prepare()
             assert caplog.messages == []
+            client.config_set("maxmemory", 50 << 30)
+            assert [remark.advice for remark in store.remarks()] == [None]
+            client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.05))
+            [full] = store.remarks()
+            Warehouse.at(server.url(f"local={tmp_path}")).prepare()
+            client.config_set("maxmemory", 0)
             client.config_set("appendonly", "no")
-            store.check(writable=True)
-            store.check(writable=True)
-        assert len(caplog.messages) == 1 and "keeps nothing on disk" in caplog.messages[0]
+            Warehouse.at(server.url(f"local={tmp_path}")).prepare()
+        assert full.advice is not None and "raise its maxmemory" in full.advice
+        first, second = caplog.messages
+        assert "once it is full, runs fail" in first and "keeps nothing on disk" in second
         client.config_set("maxmemory", 1)
         with pytest.raises(Unreachable, match="is full"):
             store.put("a", b"x")

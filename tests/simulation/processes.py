@@ -8,7 +8,7 @@ after it did what it was asked to.
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.upgrade import create_tables
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
-from siltstone.store.base import Unfinished
+from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, checksum_of
 
 NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
@@ -274,6 +274,9 @@ class SimulatedStore:
 
     def check(self, *, writable: bool) -> None:
         pass
+
+    def remarks(self) -> Sequence[Remark]:
+        return ()
 
 
 @contextmanager

@@ -32,7 +32,8 @@ CHECKPOINTS = 4
 DIGEST = r"[0-9a-f]{32}"
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 COMMANDS = ["run", "checkpoints", "show", "report", "restore", "verify", "snapshot", "delete"]
-COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "sweep", "fork", "rescale", "edit"]
+COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "deletions"]
+COMMANDS += ["sweep", "fork", "rescale", "edit"]
 COMMANDS += ["recover", "reidentify", "replay", "upgrade", "backup", "restore-catalog", "doctor", "demo", "ui"]
 
 

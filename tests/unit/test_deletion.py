@@ -19,9 +19,11 @@ from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachab
 from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints
 from siltstone.lifecycle.restore import read_manifests
 from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
+from siltstone.lifecycle.stream_checks import StreamSubject, check_deletions
 from siltstone.model import Form
 from siltstone.operator import OpaqueState, Rows, State
 from siltstone.report.data import report_data
+from siltstone.settings import load_settings
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from siltstone.stream import Stream
@@ -174,8 +176,16 @@ def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(
             epoch,
             CheckpointCommit(id, manifest, "", 0, 0, {"old": Form.DELTA}, segments=segments, first=first),
         )
+    subject = StreamSubject(place, load_settings(), "apart")
+    catalog.end_epoch("apart", epoch, "done")
+    catalog.mark_deleted("apart", epoch, [1, 2])  # as by a deletion that is killed right after
+    [finding] = check_deletions(subject)
+    assert finding.state == "warning" and "unfinished: 2 checkpoints (checkpoints 1 to 2)" in finding.found
+    assert "with 2 objects of" in finding.found
     result = delete_checkpoints(place, "apart", [1, 2])
     assert result == DeletionResult(deleted=(), marked=(1, 2), objects=2, bytes=3)
+    [finding] = check_deletions(subject)
+    assert finding.found == "2 marked checkpoints wait for newer ones that build on them"
     left = {name.rpartition(".")[2] for name, _ in store.list(f"apart/{epoch:08d}/{1:012d}/")}
     assert left == {"INCR", "INDEX", "arrow"}
     assert sorted(store.list("apart/")) == sorted((o.name, o.bytes) for o in catalog.objects("apart"))

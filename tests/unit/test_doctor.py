@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -17,18 +18,23 @@ import pytest
 
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
+from siltstone.lifecycle.deletion import delete_checkpoints
 from siltstone.lifecycle.doctor import examine
+from siltstone.lifecycle.lease import reading
 from siltstone.lifecycle.warehouse_checks import check_clock
 from siltstone.settings import load_settings
 from tests import outbox_run, tiny_stream
 from tests.command_line import plain, siltstone
+from tests.killed_child import frozen_at
 from tests.older_catalogs import make_shape
+from tests.redis_server import RedisServer
 from tests.region_run import RegionRun
 
 NAME = tiny_stream.NAME
 Usage = namedtuple("Usage", "total used free")
 OF_WAREHOUSE = ["catalog", "clock", "store", "identity", "permissions", "space", "versions", "java"]
-OF_STREAM = ["run", "leases", "proofs", "materialization", "outputs", "manifest", "epochs"]
+OF_CATALOG = ["run", "leases", "proofs", "materialization", "outputs", "deletions"]
+OF_STREAM = [*OF_CATALOG, "manifest", "epochs"]
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +86,10 @@ def test_a_sound_warehouse_is_all_ok_and_not_changed(root: Path) -> None:
     before = files(root)
     result = doctor("--warehouse", root)
     assert checks(result) == OF_WAREHOUSE + OF_STREAM == checks(result, "ok")
-    assert (result["ok"], result["warning"], result["problem"], result["stream"]) == (15, 0, 0, None)
+    assert (result["ok"], result["warning"], result["problem"], result["stream"]) == (16, 0, 0, None)
     assert checks(doctor(NAME, "--warehouse", root)) == checks(result)
     lines = plain(siltstone("doctor", "--warehouse", root))
-    assert len(lines) == 1 + 15 and {line.split()[0] for line in lines[1:]} == {"ok"}
+    assert len(lines) == 1 + 16 and {line.split()[0] for line in lines[1:]} == {"ok"}
     assert files(root) == before
 
 
@@ -97,7 +103,7 @@ def test_the_store_of_another_warehouse(root: Path, tmp_path: Path) -> None:
     result = doctor("--warehouse", tmp_path / "other", "--catalog", f"sqlite:///{root}/catalog.db")
     state, said = found(result, "identity")
     assert state == "problem" and "does not hold this catalog's warehouse" in said and "check --warehouse" in said
-    assert checks(result, "ok") == [each for each in OF_WAREHOUSE + OF_STREAM[:5] if each != "identity"]
+    assert checks(result, "ok") == [each for each in OF_WAREHOUSE + OF_CATALOG if each != "identity"]
 
 
 def test_no_warehouse_at_all(root: Path) -> None:
@@ -129,7 +135,7 @@ def test_a_store_that_is_away(root: Path) -> None:
     result = doctor("--warehouse", url, "--catalog", f"sqlite:///{root}/catalog.db")
     state, said = found(result, "store")
     assert state == "problem" and "redis://127.0.0.1" in said
-    assert checks(result, "ok") == [c for c in OF_WAREHOUSE + OF_STREAM[:5] if c not in ("store", "identity")]
+    assert checks(result, "ok") == [c for c in OF_WAREHOUSE + OF_CATALOG if c not in ("store", "identity")]
 
 
 @pytest.fixture
@@ -205,6 +211,38 @@ def test_too_little_room(root: Path, monkeypatch: pytest.MonkeyPatch, free: floa
     assert space["state"] == state and (state == "ok") == (space["advice"] is None)
 
 
+def of_store(url: str) -> list[tuple[str, str, str]]:
+    result = json.loads(siltstone("doctor", "--warehouse", url, "--json").out)
+    found = [each for each in result["findings"] if each["check"] == "store"]
+    return [(each["state"], each["found"], each["advice"] or "") for each in found]
+
+
+@pytest.mark.server
+def test_a_redis_that_may_lose_or_refuse_state(root: Path, tmp_path: Path) -> None:
+    server = RedisServer()
+    client, url = server.client(), server.url(f"local={tmp_path}/local")
+    with Place.writable(url):
+        pass
+    [_, (state, said, _)] = of_store(url)
+    assert state == "ok" and "which maxmemory does not limit; policy noeviction" in said
+    used = client.info("memory")["used_memory"]
+    client.config_set("maxmemory", used * 4)
+    [_, (state, said, _)] = of_store(url)
+    assert state == "ok" and f"of maxmemory, {used * 4 / 1e6:,.1f} MB; policy noeviction" in said
+    client.config_set("maxmemory", int(used * 1.05))
+    [(first, *_), (state, said, advice)] = of_store(url)
+    assert (first, state) == ("ok", "warning") and "once it is full, runs fail" in said
+    assert "raise its maxmemory" in advice and "`siltstone truncate STREAM`" in advice
+    client.config_set("maxmemory", 0)
+    client.config_set("appendonly", "no")
+    [_, _, (state, said, advice)] = of_store(url)
+    assert (state, advice) == ("warning", "set its appendonly to yes") and "keeps nothing on disk" in said
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    [(state, said, _)] = of_store(url)
+    assert state == "problem" and "may evict keys" in said and "set it to noeviction" in said
+    server.remove()
+
+
 def test_no_java(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     state, said = found(doctor("--warehouse", root), "java")
@@ -255,6 +293,50 @@ def test_runs_that_were_killed_or_hang(root: Path) -> None:
         catalog.new_epoch("still", f"{socket.gethostname()}:{os.getpid()}")
     state, said = found(doctor("--warehouse", root), "run")
     assert state == "problem" and "has made no checkpoint for 7" in said
+
+
+def delete(root: Path, *ids: int) -> None:
+    with Place.existing(str(root)) as place:
+        delete_checkpoints(place, NAME, ids)
+
+
+def of_deletions(root: Path) -> str:
+    [finding] = [each for each in doctor("--warehouse", root)["findings"] if each["check"] == "deletions"]
+    assert finding["state"] == "ok" and finding["advice"] is None
+    return finding["found"]
+
+
+def test_a_deletion_that_was_killed(root: Path) -> None:
+    """With all rows written and the first of its objects about to go."""
+    assert of_deletions(root) == "none under way"
+    with frozen_at(lambda: delete(root, 1, 2), "os.remove"):
+        pass
+    state, said = found(doctor("--warehouse", root), "deletions")
+    assert state == "warning" and f"`siltstone delete {NAME} 1` completes it" in said
+    told = re.match(
+        r"unfinished: 2 checkpoints \(checkpoints 1 to 2\), marked since (\S+), with (\d+) objects of ", said
+    )
+    with Place.existing(str(root)) as place:
+        assert told and int(told[2]) == len(place.catalog.deletions(NAME)) > 0
+        assert {c.deleted_at.isoformat(timespec="seconds") for c in place.catalog.retained(NAME) if c.deleted_at} == {
+            told[1]
+        }
+        place.catalog.set_retention(NAME, {"keep_last": 2})
+        epoch = place.catalog.new_epoch(NAME, f"{socket.gethostname()}:{os.getpid()}")
+        assert "unfinished: 2 checkpoints" in of_deletions(root) and "the run at work completes it" in of_deletions(
+            root
+        )
+        place.catalog.end_epoch(NAME, epoch, "done")
+    assert siltstone("delete", NAME, 1, "--warehouse", root).code == 0
+    assert of_deletions(root) == "none under way"
+
+
+def test_what_waits_for_others_is_no_deletion_that_stopped(root: Path) -> None:
+    delete(root, 3)
+    assert of_deletions(root) == "1 marked checkpoints wait for newer ones that build on them"
+    with Place.existing(str(root)) as place, reading(place.catalog, NAME, [2], what="reads"):
+        place.catalog.mark_deleted(NAME, place.catalog.stream(NAME).epoch, [2])
+        assert of_deletions(root).endswith("; 1 marked checkpoints are being read")
 
 
 def test_a_manifest_that_is_missing_or_altered(root: Path) -> None:

@@ -110,6 +110,27 @@ def test_truncate() -> None:
     assert (again["kept"], again["deleted"], again["objects"]) == (done["kept"], [], 0)
 
 
+def test_deletions_lists_what_each_pass_took_away() -> None:
+    assert siltstone("deletions", NAME, "--json").json == {"stream": NAME, "deletions": []}
+    truncated = siltstone("truncate", NAME, "--keep-last", 3, "--json").json
+    deleted = siltstone("delete", NAME, 4, "--json").json
+    assert truncated["deleted"] == [] and deleted["deleted"] == [1, 2, 3, 4]
+    first, second = siltstone("deletions", NAME, "--json").json["deletions"]
+    assert (first["what"], second["what"]) == (
+        "of a checkpoint that retention does not keep",
+        "of a deleted checkpoint",
+    )
+    assert (first["checkpoints"], second["checkpoints"]) == (3, 1), "as they were marked"
+    assert (first["objects"], first["bytes"]) == (truncated["objects"], truncated["bytes"])
+    assert (second["objects"], second["bytes"]) == (deleted["objects"], deleted["bytes"]) and deleted["objects"]
+    assert list(second) == ["stream", "id", "what", "who", "began_at", "checkpoints", "objects", "bytes", "rows"]
+    assert siltstone("deletions", NAME, "--limit", 1, "--json").json["deletions"] == [second]
+    head, _, line = plain(siltstone("deletions", NAME))
+    assert head.split()[0] == "began" and line.split()[0] == second["began_at"]
+    assert "of a deleted checkpoint" in line and second["who"] in line
+    siltstone("deletions", "nosuch").failed(2, "no stream 'nosuch'")
+
+
 def test_truncate_for_people() -> None:
     siltstone("savepoint", NAME, "stable", "--at", 3)
     before = contents()
