@@ -49,7 +49,7 @@ def read_batches(data: pa.Buffer | memoryview | bytes, schema: pa.Schema | None 
     if schema is not None and not stored.equals(schema):
         raise ValueError(f"its columns are {stored.to_string(show_schema_metadata=False)[:120]!r}")
     for field in stored:
-        _refuse_indirect(field.type)
+        _check_field(field)
     for message in messages:
         if message.type != "record batch":
             raise ValueError(f"it holds a {message.type}")
@@ -59,12 +59,14 @@ def read_batches(data: pa.Buffer | memoryview | bytes, schema: pa.Schema | None 
         yield batch
 
 
-def _refuse_indirect(kind: pa.DataType) -> None:
-    """ValueError for a type whose values lie in a message of their own, or that somebody else's code reads."""
+def _check_field(field: pa.Field) -> None:
+    """ValueError for a name that is no text, which Arrow leaves to whoever reads it, and for a type whose values lie in
+    a message of their own, or that somebody else's code reads."""
+    kind, _ = field.type, field.name
     if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         raise ValueError(f"it has a column of type {kind}")
     for i in range(kind.num_fields):
-        _refuse_indirect(kind.field(i).type)
+        _check_field(kind.field(i))
 
 
 def _check_claims(message: pa.Message, room: int) -> None:
