@@ -66,11 +66,9 @@ class UntrustedParquet:
         self._columns = {name: places[name] for name in columns}
         row_groups = range(self.metadata.num_row_groups)
         self._check_footer(list(row_groups))
-        dictionaries = {
-            name
-            for name, column in ((name, self.column(i, name)) for i in row_groups for name in columns)
-            if column.has_dictionary_page and column.physical_type == "BYTE_ARRAY"
-        }
+        # Of a column's type Arrow believes the schema, whatever a row group says of it.
+        texts = [name for name in columns if self.metadata.schema.column(places[name]).physical_type == "BYTE_ARRAY"]
+        dictionaries = {name for name in texts for i in row_groups if self.column(i, name).has_dictionary_page}
         if dictionaries:
             self._file = self._open(metadata=self.metadata, read_dictionary=sorted(dictionaries))
 
