@@ -144,7 +144,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
                 digest=digests[i],
                 source="" if delta else next(objects),
                 first_key_group=firsts[i],
-                key_group_offsets=np.concatenate(([0], np.cumsum(counts[i]))).astype(np.uint32),
+                key_group_offsets=np.cumsum(np.append(np.uint64(0), counts[i]), dtype=np.uint64).astype(np.uint32),
                 sqn=sqns[i],
             )
             _check_decoded(entry, checkpoint, counts[i])
