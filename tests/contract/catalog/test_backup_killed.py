@@ -15,7 +15,7 @@ from tests.catalog_cases import commit_of
 from tests.killed_child import frozen_at, killed_at
 from tests.older_catalogs import engine_of
 
-FIRST, STEP = 22, 61
+FIRST, STEP = 22, 31
 """each of the first moments, when files are made and named, and then one of so many, are killed at"""
 
 
@@ -82,7 +82,7 @@ def test_a_restore_killed_anywhere_has_restored_nothing_or_everything(catalog_ur
             nothing += 1
         assert file.read_bytes() == data
         moment = after(moment)
-    assert nothing > 5 and everything > 1 and ended < moment
+    assert nothing > 5 and everything and ended < moment
     assert content(catalog_url) == before and file.read_bytes() == data
     assert not list(tmp_path.glob("*.part*"))
     lose(catalog_url)
@@ -103,7 +103,7 @@ def test_a_backup_killed_anywhere_is_taken_again_under_its_name(catalog_url: str
             assert not list(tmp_path.glob("*.part*"))
             file.unlink()
         moment = after(moment)
-    assert left > 3 and whole > 1
+    assert left > 3 and whole
     assert content(f"sqlite:///{file}") == before
     assert not list(tmp_path.glob("*.part*"))
 
