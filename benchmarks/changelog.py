@@ -210,9 +210,9 @@ class _CountingGet:
     def __init__(self, get: Get, counting: Counting) -> None:
         self._get, self._counting = get, counting
 
-    def __call__(self, keys: Keys) -> Values:
-        values = self._get(keys)
-        self._counting.bytes += sum(len(value) for value in values if value is not None)
+    def __call__(self, keys: Keys, most: int) -> Values:
+        values = self._get(keys, most)
+        self._counting.bytes += sum(len(value) for value in values if isinstance(value, bytes))
         return values
 
     def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:

@@ -179,7 +179,7 @@ def test_a_process_of_its_own_until_interrupted(new_project: Path) -> None:
     A mistake costs no JVM.
     """
     command = [sys.executable, "-m", "siltstone.cli", "run", "counts", "--follow", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SILTSTONE_LOG_LEVEL": "info"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
