@@ -88,7 +88,7 @@ def merge(sources: Iterable[str]) -> str:
         if is_file_log(numbered[newest]):
             ordered = [numbered[number] for number in sorted(numbered)]
             lines = [line for entry in ordered for line in entry.splitlines()[1:]]
-            merged[source] = {str(newest): "\n".join([ordered[0].splitlines()[0], *lines])}
+            merged[source] = {str(newest): "\n".join([numbered[newest].splitlines()[0], *lines])}
         else:
             merged[source] = {str(number): numbered[number] for number in sorted(numbered)}
     return json.dumps(merged)
@@ -102,10 +102,10 @@ def split(numbered: dict[int, str]) -> dict[int, str]:
     """
     found: dict[int, list[str]] = {}
     for number in sorted(numbered):
-        header, *lines = numbered[number].splitlines()
         if not is_file_log(numbered[number]):
             found[number] = numbered[number].splitlines()
             continue
+        header, *lines = numbered[number].splitlines()
         for line in lines:
             with decoding(_WHERE, _WHAT, StateError):
                 own = check_integer(_parse_line(line)["batchId"], 0, _NUMBER_MAX, "batchId")
