@@ -61,7 +61,7 @@ def take_over(connection: Connection, name: str, who: str, now: datetime, above:
 
     Raises:
         UnknownStream: there is no such stream.
-        WrongWarehouse: there is no higher epoch that an object's name could hold.
+        WrongWarehouse: the store already has the highest writer epoch there can be.
     """
     next_ = case((stream.c.epoch < above, above + 1), else_=stream.c.epoch + 1)
     raised = update(stream).where(stream.c.name == name).values(epoch=next_)

@@ -127,7 +127,7 @@ def _batches(file: UntrustedParquet, row_group: int, columns: list[str]) -> Iter
     """The rows of a row group, validated, and how many bytes of text and binary values each has.
 
     Raises:
-        pa.ArrowInvalid, ValueError: it is no valid Arrow data, or becomes more than its length pays for.
+        pa.ArrowInvalid, ValueError: it is not valid Arrow data, or takes more memory than a file of this length may.
     """
     became, kinds = 0, [file.schema.field(name).type for name in columns]
     width = sum(kind.bit_width for kind in kinds if not (pa.types.is_string(kind) or pa.types.is_binary(kind))) // 8

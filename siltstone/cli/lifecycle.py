@@ -219,8 +219,8 @@ def deletions(
 ) -> None:
     """List what was deleted from a stream in the last 90 days, by hand or automatically, and by whom.
 
-    Each line is one pass: of retention, a deletion, a sweep, or the pruning of the input log or of run records. Rows
-    are those of the catalog alone. siltstone doctor tells of a deletion that has not ended.
+    Each line is one pass: of retention, a deletion, a sweep, or the pruning of the input log or of run records. "rows"
+    counts rows of the catalog. Use siltstone doctor to see a deletion that is unfinished.
     """
     from siltstone.lifecycle.inspect import list_deletions
 

@@ -57,7 +57,8 @@ def health_line(health: Mapping[str, Any]) -> str:
 
 
 def shown(name: str) -> str:
-    """A name that whoever can write to the store may have chosen, for a table: no markup, no control characters."""
+    """Escape a name for a table. Anyone who can write to the store may have chosen it, so markup is not interpreted and
+    control characters become question marks."""
     return escape("".join(character if character.isprintable() else "?" for character in name))
 
 

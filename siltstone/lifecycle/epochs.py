@@ -32,7 +32,7 @@ from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_
 _LOG = get_logger(__name__)
 _EPOCH = re.compile(r"[0-9]{8}")
 _PLAUSIBLE = 1_000_000
-"""so many epochs or checkpoints the store may be ahead of a catalog that was restored from a backup"""
+"""how many epochs or checkpoints the store may be ahead of a catalog that was restored from a backup"""
 
 
 def begin_epoch(place: Place, stream: str, who: str) -> int:

@@ -24,7 +24,7 @@ def list_checkpoints(catalog: Catalog, stream: str, limit: int | None = None) ->
 
 
 def list_deletions(catalog: Catalog, stream: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """What each pass of deletions over a stream took away, oldest first; with `limit`, only the newest so many.
+    """The deletion passes over a stream, oldest first: what each deleted, when and by whom. `limit` keeps the newest.
 
     Raises:
         UnknownStream: no such stream has run here.

@@ -60,9 +60,14 @@ def read_batches(data: pa.Buffer | memoryview | bytes, schema: pa.Schema | None 
 
 
 def _check_field(field: pa.Field) -> None:
-    """ValueError for a name that is no text, which Arrow leaves to whoever reads it, and for a type whose values lie in
-    a message of their own, or that somebody else's code reads."""
-    kind, _ = field.type, field.name
+    """Refuse a column that cannot be read safely, its nested columns included.
+
+    Raises:
+        ValueError: the values of its type lie in a message of their own, or are read by an extension's code; or its
+            name is not UTF-8, which Arrow checks only when the name is asked for.
+    """
+    _ = field.name  # a UnicodeDecodeError is a ValueError
+    kind = field.type
     if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         raise ValueError(f"it has a column of type {kind}")
     for i in range(kind.num_fields):

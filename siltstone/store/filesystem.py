@@ -29,7 +29,7 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 _NOT_NEEDED = getattr(os, "POSIX_FADV_DONTNEED", 0)  # in the cache; not on every system
 _DEEPEST = 64
-"""so many directories below one another are listed; names that are built here have four at most"""
+"""how many levels of directories a listing goes down; Siltstone itself makes four at most"""
 _HINTS = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or raise the quota",

@@ -213,8 +213,8 @@ def test_a_value_in_redis_that_is_too_long_is_not_fetched(user: str, monkeypatch
     store = open_store(shared_server().url(query, f"{user}@" if user else ""))
     assert store.read(plain).to_pybytes() == DATA[:500] and store.read(chunked).to_pybytes() == DATA
     header = _header_of(client.hget(place, key + "2"))
-    client.hset(place, key + "1", long)  # type: ignore[arg-type]
-    client.hset(place, chunk_key(key.encode() + b"2", header.write_id, 1), long)  # type: ignore[arg-type]
+    client.hset(place, key + "1", long)
+    client.hset(place, chunk_key(key.encode() + b"2", header.write_id, 1), long)
     with _at_most(4 << 20):
         with pytest.raises(CorruptObject, match=f"has {len(long)} bytes instead of 500"):
             store.read(plain)
@@ -229,7 +229,7 @@ def test_a_value_in_redis_that_is_too_long_is_not_fetched(user: str, monkeypatch
 @pytest.mark.server
 def test_a_row_of_a_write_at_work_that_is_too_long_is_not_fetched() -> None:
     client, store = shared_server().client(), open_store(shared_server().url("prefix=rows2"))
-    client.hset("rows2:.writing", "0123456789abcdef", bytes(64 << 20))  # type: ignore[arg-type]
+    client.hset("rows2:.writing", "0123456789abcdef", bytes(64 << 20))
     with _at_most(4 << 20):
         assert list(store.unfinished()) == []
     client.delete("rows2:.writing")

@@ -217,8 +217,8 @@ class Life:
             return "hangs", [str(error)]
         if end.code == 0:
             # A worker is replaced; the JVM was needed no more, so that what is said is done.
-            named = [id for id in ((end.result or {}).get(name) for name in ("checkpoint", "checkpoints")) if id]
-            newest = max((max(id) if isinstance(id, list) else id for id in named), default=0)
+            result = end.result or {}
+            newest = max([result.get("checkpoint") or 0, *result.get("checkpoints", ())])
             is_done = target == "worker" or (end.result is not None and newest <= self.completed)
             return "survived", [] if is_done else [f"{run.begun[-1]} ended well without its JVM: {end.result}"]
         says = "Spark" if target == "jvm" else "Python worker died"

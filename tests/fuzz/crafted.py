@@ -25,7 +25,7 @@ def _varint(number: int, width: int = 0) -> bytes:
 
 def _file(table: pa.Table, **options: object) -> bytes:
     file = io.BytesIO()
-    pq.write_table(table, file, compression="zstd", write_page_checksum=True, store_schema=False, **options)  # type: ignore[arg-type]
+    pq.write_table(table, file, compression="zstd", write_page_checksum=True, store_schema=False, **options)
     return file.getvalue()
 
 

@@ -171,8 +171,9 @@ class Oracle:
         based = tuple(m for m in sorted(self.rows(made, stream)) if (m[0], m[1]) in chain)
         key = (stream, id, self._streams[stream].checkpoints[id].epoch, chain, based)
         if key not in self._needed:
-            names = [stored.name for stored in self._catalog.chain_manifests(stream, id)]
-            for stored in self._catalog.chain_manifests(stream, id):
+            chained = self._catalog.chain_manifests(stream, id)
+            names = [stored.name for stored in chained]
+            for stored in chained:
                 if stored.name not in self._manifests:
                     self._manifests[stored.name] = read_manifest(self._store, stored)
             manifests = with_materializations([self._manifests[name] for name in names])

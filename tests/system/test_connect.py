@@ -15,7 +15,6 @@ import pytest
 from tests.command_line import Ended, siltstone
 from tests.fault import series
 from tests.servers import free_port, wait_for_port
-from tests.spark.conftest import six  # noqa: F401 (a fixture)
 
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 START_S, STOP_S = 300, 20
@@ -85,7 +84,7 @@ def one_after_the_other(project: Path, master: str, *lines: str) -> list[dict[st
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_state_is_proven_restored_consolidated_and_rescaled(six: Path, server: str) -> None:  # noqa: F811
+def test_state_is_proven_restored_consolidated_and_rescaled(six: Path, server: str) -> None:
     newest = siltstone("checkpoints", "little", "--json", cwd=six).json["checkpoints"][-1]
     verified, made, restored, rescaled, again = one_after_the_other(
         six,
@@ -105,11 +104,11 @@ def test_state_is_proven_restored_consolidated_and_rescaled(six: Path, server: s
     assert siltstone("verify", "little", "--all", "--json", cwd=six).json["failed"] == []
 
 
-def test_a_run_needs_spark_in_its_own_process(six: Path) -> None:  # noqa: F811
+def test_a_run_needs_spark_in_its_own_process(six: Path) -> None:
     ended = command(six, f"sc://127.0.0.1:{free_port()}")("run", "little")  # it does not even look for a server
     ended.failed(2, "Spark Connect", "local[*]")
 
 
-def test_no_server_is_one_clear_error(six: Path) -> None:  # noqa: F811
+def test_no_server_is_one_clear_error(six: Path) -> None:
     ended = command(six, f"sc://127.0.0.1:{free_port()}")("restore", "little")
     ended.failed(3, "no Spark Connect server answers", "start-connect-server.sh")
