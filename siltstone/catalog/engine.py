@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +24,8 @@ from siltstone.store.url import shown as shown_url
 WRITE = "siltstone_write"
 """execution option of a connection whose transactions write"""
 _SQLITE = "sqlite:///"
+_LOGGED = "PRAGMA journal_mode = WAL"
+"""kept in the file from then on"""
 _PASSING_CLASSES = ("08",)
 """SQLSTATE classes: connection exceptions"""
 _PASSING_CODES = frozenset(
@@ -198,7 +200,7 @@ def _sqlite(path: Path, create: bool, timeout_s: float) -> Callable[[], sqlite3.
     def connect() -> sqlite3.Connection:
         mode = "rw"
         if create:
-            make_private_file(path)  # SQLite gives the files beside it the same permissions
+            make_private_file(path, _keep_log)  # SQLite gives the files beside it the same permissions
         if not os.access(path.parent, os.W_OK):
             # Without a log beside it the file is whole; with one, its readers share it.
             mode = "ro" if Path(f"{path}-wal").exists() else "ro&immutable=1"
@@ -211,7 +213,7 @@ def _sqlite(path: Path, create: bool, timeout_s: float) -> Callable[[], sqlite3.
         )
         try:
             if create:
-                connection.execute("PRAGMA journal_mode = WAL")  # kept in the file from then on
+                connection.execute(_LOGGED)
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
         except sqlite3.Error:
@@ -220,6 +222,12 @@ def _sqlite(path: Path, create: bool, timeout_s: float) -> Callable[[], sqlite3.
         return connection
 
     return connect
+
+
+def _keep_log(file: Path) -> None:
+    # Before others see the file: the change needs it for itself, and does not wait where it has not got that.
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(_LOGGED)
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -7,6 +7,7 @@ lies below a private directory is private whatever its own permissions are. What
 import os
 import re
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,8 +34,8 @@ def make_private_directory(path: Path) -> None:
     path.mkdir(mode=0o777 & ~own_umask(), parents=True, exist_ok=True)
 
 
-def make_private_file(path: Path) -> None:
-    """Make an empty file where it is missing.
+def make_private_file(path: Path, fill: Callable[[Path], None] | None = None) -> None:
+    """Make a file where it is missing: empty, or as `fill` leaves it, which gets the path of an empty draft.
 
     What is there is not opened, and what is made has been closed before it has the name: when a process closes a file,
     all its locks on that file go, those of a catalog that is open in SQLite too, and then it is soon malformed.
@@ -44,6 +45,8 @@ def make_private_file(path: Path) -> None:
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 & ~own_umask()))
     try:
+        if fill is not None:
+            fill(draft)
         with suppress(FileExistsError):
             os.link(draft, path)
     finally:

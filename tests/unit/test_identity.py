@@ -1,5 +1,6 @@
 """A store and a catalog that do not belong together are told apart before anything is read, written or deleted."""
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from threading import Barrier
 
 import pytest
 
+from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.errors import CorruptObject, Unreachable, WrongWarehouse
 from siltstone.lifecycle.fork import fork
@@ -134,6 +136,25 @@ def test_many_processes_make_one_warehouse(tmp_path: Path) -> None:
         found = set(pool.map(make, range(4)))
     with Place.existing(str(tmp_path / "w")) as place:
         assert found == {identity_of(place)}
+
+
+def test_a_catalog_is_opened_while_another_process_reads_it_for_the_first_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: one of four processes found the database locked, which it was only just making."""
+    readers: list[sqlite3.Connection] = []
+
+    def appear(draft: Path, path: Path) -> None:
+        link(draft, path)
+        readers.append(sqlite3.connect(path, isolation_level=None))
+        readers[0].execute("BEGIN")
+        readers[0].execute("SELECT count(*) FROM sqlite_master").fetchall()
+
+    link = os.link
+    monkeypatch.setattr(os, "link", appear)
+    with open_catalog(f"sqlite:///{tmp_path}/catalog.db", timeout_s=0.2) as catalog:
+        assert catalog.streams() == []
+    readers[0].close()
 
 
 def test_two_catalogs_make_a_warehouse_in_one_store(tmp_path: Path) -> None:
