@@ -11,13 +11,13 @@ import dagster as dg
 import pyarrow.parquet as pq
 
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.costs import recorded_chain
-from siltstone.lifecycle.export import recorded_digest
-from siltstone.lifecycle.inspect import list_checkpoints
-from siltstone.lifecycle.restore import read_manifest
+from siltstone.chains.chain_rules import amplification
+from siltstone.chains.costs import recorded_chain
+from siltstone.chains.inspect import list_checkpoints
 from siltstone.model import Handle
-from siltstone.policy.chain import amplification
-from siltstone.spark.sinks import ParquetSink
+from siltstone.restore.export import recorded_digest
+from siltstone.restore.restore import read_manifest
+from siltstone.sinks.parquet import ParquetSink
 
 NEWEST = 10
 """rows of the table of checkpoints"""

@@ -13,7 +13,7 @@ from assets.stream_run import OWNERS
 from jobs.restore_series import restore_series
 from resources import SparkResource, WarehouseResource
 from siltstone.catalog.repository import Catalog
-from siltstone.lifecycle.series import RestoredLabel
+from siltstone.restore.series import RestoredLabel
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
 

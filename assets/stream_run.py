@@ -11,10 +11,10 @@ from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, EVENTS, SINK
 from jobs.run_stream import run_stream
 from resources import SparkResource, WarehouseResource
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.region import Completed
 from siltstone.model import Form
 from siltstone.operator import SOURCE
-from siltstone.spark.sinks import parquet_sinks
+from siltstone.run.region import Completed
+from siltstone.sinks.parquet import parquet_sinks
 from siltstone.stream import DEAD_LETTERS, Stream
 
 OWNERS = ["team:siltstone"]

@@ -30,11 +30,11 @@ from benchmarks.memory import watched
 from benchmarks.states import MAX_PARALLELISM, OPERATOR, SUBTASKS, TABLE, rows_for, stream
 from benchmarks.summary import MB
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.retention import truncate
+from siltstone.chains.policies import DEFAULT_POLICY, named
 from siltstone.model import KeyGroupRange
-from siltstone.policy.adaptive import DEFAULT_POLICY, named
-from siltstone.policy.retention import RetentionOptions
-from siltstone.state.backends import backend
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.truncate import truncate
+from siltstone.state.backends.named import backend
 from siltstone.store.paths import is_base
 from tests.region_run import RegionRun
 

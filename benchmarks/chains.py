@@ -36,17 +36,17 @@ from benchmarks.memory import watched
 from benchmarks.states import MAX_PARALLELISM, OPERATOR, SUBTASKS, TABLE, Chain, always_deltas, stream, written
 from benchmarks.summary import MB
 from benchmarks.workload import short
-from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.place import Place
-from siltstone.changelog.base import KEY_GROUP, ROW_GROUP_ROWS
-from siltstone.lifecycle.export import UnitTask, restore_unit, unit_tasks
-from siltstone.lifecycle.restore import load_state, read_manifest, read_manifests
-from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
+from siltstone.chains.policies import PolicyOptions
+from siltstone.format.base import KEY_GROUP, ROW_GROUP_ROWS
+from siltstone.format.manifest import Manifest
 from siltstone.model import KeyGroupRange, StoredObject
-from siltstone.policy.adaptive import PolicyOptions
+from siltstone.restore.export import UnitTask, restore_unit, unit_tasks
+from siltstone.restore.restore import load_state, read_manifest, read_manifests
+from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.spark.session import spark_session
 from siltstone.state.backend import SubtaskState
-from siltstone.state.backends import backend
+from siltstone.state.backends.named import backend
 from siltstone.state.protocol import set_state
 from siltstone.store.open import Warehouse
 

@@ -27,19 +27,19 @@ from benchmarks.goals import Goal, Report, table_of
 from benchmarks.stores import fresh_bucket
 from benchmarks.summary import MB
 from siltstone.catalog.place import Place
-from siltstone.changelog.block import encode_block
-from siltstone.changelog.index import IndexEntry, encode_index, field_bytes
-from siltstone.changelog.segment import Segment, SegmentBuilder
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Uploader
-from siltstone.lifecycle.export import restore_unit, unit_tasks
-from siltstone.lifecycle.restore import read_manifests
+from siltstone.format.block import encode_block
+from siltstone.format.index import IndexEntry, encode_index, field_bytes
+from siltstone.format.segment import Segment, SegmentBuilder
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.restore.export import restore_unit, unit_tasks
+from siltstone.restore.restore import read_manifests
 from siltstone.store.base import Store
-from siltstone.store.chunked import ChunkedStore
-from siltstone.store.key_value import Get, Keys, Values
+from siltstone.store.keyvalue.chunked import ChunkedStore
+from siltstone.store.keyvalue.protocol import Get, Keys, Values
 from siltstone.store.open import open_store
 from siltstone.store.paths import CheckpointPath
 from siltstone.store.retry import Retrying

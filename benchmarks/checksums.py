@@ -25,7 +25,7 @@ from benchmarks.goals import Goal, Report, table_of
 from benchmarks.outputs import Steps
 from benchmarks.workload import short
 from siltstone.catalog.place import Place
-from siltstone.policy.adaptive import PolicyOptions
+from siltstone.chains.policies import PolicyOptions
 from siltstone.store.checksums import BARE, DEFAULT, OPTION, Algorithm
 
 DELTAS = PolicyOptions(d_max=1000, size_ratio_max=None, space_amplification_max=None, restore_weight=0.0)

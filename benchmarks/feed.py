@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from siltstone.aggregate import Aggregate, Count, Max, Min, Sum
+from siltstone.aggregates.operator import Aggregate, Count, Max, Min, Sum
 from siltstone.stream import Stream
 
 if TYPE_CHECKING:

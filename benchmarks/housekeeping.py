@@ -17,16 +17,16 @@ from typing import Any, cast
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.states import OPERATOR, always_deltas, stream, written
 from benchmarks.summary import MB
-from siltstone.catalog.manifest import Manifest, encode_manifest
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit, Step
-from siltstone.lifecycle.region import commit_of
-from siltstone.lifecycle.restore import read_manifest
-from siltstone.lifecycle.retention import truncate
-from siltstone.lifecycle.sweep import sweep
+from siltstone.chains.policies import PolicyOptions
+from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.model import Form, StoredObject
-from siltstone.policy.adaptive import PolicyOptions
-from siltstone.policy.retention import RetentionOptions
+from siltstone.restore.restore import read_manifest
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.sweep import sweep
+from siltstone.retention.truncate import truncate
+from siltstone.run.region import commit_of
 from siltstone.store.base import Store
 from siltstone.store.checksums import checksum_of
 from siltstone.store.paths import CheckpointPath, stream_prefix

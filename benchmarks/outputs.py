@@ -20,14 +20,14 @@ import pyarrow as pa
 
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.workload import short
-from siltstone.aggregate import Aggregate, Count, Max, Min, Sum
+from siltstone.aggregates.operator import Aggregate, Count, Max, Min, Sum
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
-from siltstone.changelog.output import read_output
-from siltstone.lifecycle.region import Region, RegionOptions
-from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions, named
-from siltstone.spark.sinks import ParquetSink
+from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions, named
+from siltstone.format.output import read_output
+from siltstone.run.region import Region, RegionOptions
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
 from tests.region_run import run_tasks, shuffled
 

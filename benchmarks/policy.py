@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from siltstone.model import Form
-from siltstone.policy.adaptive import (
+from siltstone.chains.policies import (
     AdjustD,
     CheckpointCost,
     Decision,
@@ -33,6 +32,7 @@ from siltstone.policy.adaptive import (
     PolicyOptions,
     PolicyState,
 )
+from siltstone.model import Form
 
 LAMBDAS = (0.0, 0.01, 0.05, 0.2)
 _BASE = 100_000_000.0

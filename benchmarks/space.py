@@ -22,13 +22,13 @@ from benchmarks.goals import Goal, Report, table_of
 from benchmarks.states import MAX_PARALLELISM, SUBTASKS, Balances, rows_for
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
-from siltstone.changelog.base import write_base
-from siltstone.lifecycle.retention import truncate
+from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions, named
+from siltstone.format.base import write_base
 from siltstone.model import KeyGroupRange
 from siltstone.operator import Operator, Rows, State, WindowState
-from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions, named
-from siltstone.policy.retention import RetentionOptions
-from siltstone.state.backends import backend
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.truncate import truncate
+from siltstone.state.backends.named import backend
 from siltstone.stream import Stream
 from tests.region_run import RegionRun
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from sqlalchemy import create_engine, insert, update
 
 from benchmarks.goals import Goal, Report, table_of
-from siltstone.aggregate import Aggregate, Count
+from siltstone.aggregates.operator import Aggregate, Count
 from siltstone.catalog import tables as t
 from siltstone.catalog.place import Place
 from siltstone.settings import Settings

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.region import Completed
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.model import Form
 from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.run.region import Completed
 from siltstone.stream import Stream
 from tests.region_run import RegionRun
 

@@ -22,10 +22,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.workload import FILES_A_STEP, KEY, VALUE
-from siltstone.aggregate import Aggregate, Count, Max, Min, Sum
+from siltstone.aggregates.operator import Aggregate, Count, Max, Min, Sum
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.region import Completed
 from siltstone.model import Form
+from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.operations import open_region
 from siltstone.spark.runner import StreamRunner

@@ -10,8 +10,8 @@ from checks.data_docs import build_data_docs
 from checks.facts import Subject
 from checks.suites import RESTORE_EQUALS_SNAPSHOT, SUITES
 from checks.validation import check
+from siltstone.change.fork import stream_named
 from siltstone.cli import main
-from siltstone.lifecycle.fork import stream_named
 from siltstone.settings import load_settings
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import pandas as pd
 
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.compaction import materialization_health
-from siltstone.lifecycle.costs import recorded_chain
-from siltstone.lifecycle.restore import read_manifest
-from siltstone.lifecycle.sweep import SweepOptions, sweep
+from siltstone.chains.chain_rules import amplification
+from siltstone.chains.chain_rules import restore_s as predicted_restore_s
+from siltstone.chains.costs import recorded_chain
+from siltstone.chains.due import materialization_health
 from siltstone.model import Form, Kind
-from siltstone.policy.chain import amplification
-from siltstone.policy.chain import restore_s as predicted_restore_s
+from siltstone.restore.restore import read_manifest
+from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.settings import Settings
-from siltstone.spark.sinks import parquet_sinks
+from siltstone.sinks.parquet import parquet_sinks
 from siltstone.store.paths import stream_prefix
 from siltstone.stream import DEAD_LETTERS, Stream
 

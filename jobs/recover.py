@@ -7,7 +7,7 @@ from jobs.command import job_parser, run_job
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:
-    from siltstone.lifecycle.recovery import Recovery
+    from siltstone.change.recover import Recovery
 
 
 def recover(

@@ -8,7 +8,7 @@ from jobs.command import job_parser, run_job
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import ProofFailed, UsageError
-from siltstone.lifecycle.series import RestoredLabel
+from siltstone.restore.series import RestoredLabel
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jobs.command import job_parser, run_job
+from siltstone.change.fork import stream_named
 from siltstone.errors import UsageError
-from siltstone.lifecycle.fork import stream_named
-from siltstone.lifecycle.region import Completed
+from siltstone.run.region import Completed
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:

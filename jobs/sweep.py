@@ -7,7 +7,7 @@ from siltstone.catalog.place import Place
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:
-    from siltstone.lifecycle.sweep import SweepResult
+    from siltstone.retention.sweep import SweepResult
 
 
 def sweep(
@@ -16,9 +16,9 @@ def sweep(
     """Sweep a stream's orphans.
 
     Raises:
-        SiltstoneError: see `siltstone.lifecycle.sweep.sweep`.
+        SiltstoneError: see `siltstone.retention.sweep.sweep`.
     """
-    from siltstone.lifecycle import sweep as sweeping
+    from siltstone.retention import sweep as sweeping
 
     with Place.existing(settings.warehouse, settings.catalog) as place:
         return sweeping.sweep(place, stream, sweeping.SweepOptions(limit, dry_run, incomplete))

@@ -7,16 +7,16 @@ from siltstone.catalog.place import Place
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:
-    from siltstone.lifecycle.retention import Truncation
+    from siltstone.retention.truncate import Truncation
 
 
 def truncate(settings: Settings, stream: str, *, dry_run: bool = False) -> "Truncation":
     """Truncate a stream by the rules of [retention] in the settings, or else by those recorded with it.
 
     Raises:
-        SiltstoneError: see `siltstone.lifecycle.retention.truncate`.
+        SiltstoneError: see `siltstone.retention.truncate.truncate`.
     """
-    from siltstone.lifecycle import retention
+    from siltstone.retention import truncate as retention
 
     with Place.existing(settings.warehouse, settings.catalog) as place:
         return retention.truncate(place, stream, settings.retention, dry_run=dry_run)

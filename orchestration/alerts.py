@@ -9,8 +9,8 @@ import dagster as dg
 from resources import SparkResource, WarehouseResource
 from resources.notifier import Alert, Notifier
 from siltstone.catalog.place import Place
+from siltstone.chains.due import materialization_health
 from siltstone.errors import SiltstoneError
-from siltstone.lifecycle.compaction import materialization_health
 from siltstone.settings import Settings
 from siltstone.stream import Stream
 

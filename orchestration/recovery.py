@@ -1,7 +1,7 @@
 """What follows a failed run: the recovery of its stream, a few times, each later than the one before; then a sweep.
 
 Who writes now is looked up in the catalog: a run that was started elsewhere after the failed one, and goes on or is
-done, needs no recovery. No recovery from here accepts a loss (`policy.rollback`): that is for people.
+done, needs no recovery. No recovery from here accepts a loss (`change.rollback_rules`): that is for people.
 """
 
 import time

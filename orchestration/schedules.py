@@ -17,9 +17,9 @@ from orchestration.operations import MATERIALIZE, SNAPSHOT, SWEEP, TRUNCATE, VER
 from resources import SparkResource, WarehouseResource
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.due import materialization_health
 from siltstone.errors import SiltstoneError, UsageError
-from siltstone.lifecycle.compaction import materialization_health
-from siltstone.lifecycle.snapshot import find_obstacle
+from siltstone.run.snapshot import find_obstacle
 from siltstone.settings import CONFIGURATION, Settings
 from siltstone.stream import Stream
 

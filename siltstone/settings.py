@@ -36,12 +36,12 @@ from pydantic_settings import (
 )
 
 from siltstone.catalog.open import OUTAGE_S
+from siltstone.chains.materialization_rules import MaterializationOptions
+from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import UsageError
 from siltstone.log import DEFAULT_LEVEL, Format, Level, get_logger
-from siltstone.policy.adaptive import DEFAULT_POLICY, PolicyOptions
-from siltstone.policy.compaction import MaterializationOptions
-from siltstone.policy.retention import RetentionOptions
+from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.secret import FILE, read_variable
 from siltstone.store.url import has_password
 

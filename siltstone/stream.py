@@ -62,7 +62,7 @@ class Stream:
         on_bad_row: what a row does that an operator cannot take (`BadRow`: a null key, a sum that overflows, what
             `process` refuses): "fail" stops the stream, before anything of its checkpoint shows; with "dead-letter" the
             step goes on without the row, which goes to the sink of dead letters, exactly once, with its reason, its
-            checkpoint and the source's offsets (`siltstone.lifecycle.dead_letters`).
+            checkpoint and the source's offsets (`siltstone.run.dead_letters`).
         max_parallelism: how many key groups there are; fixed for the stream's life.
         origin: of a fork, the first stream it goes back to, in whose `directory` its source goes on reading.
 

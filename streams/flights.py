@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from siltstone.aggregate import Aggregate, Average, Count, First, Last, Max, Min, Sum
+from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
 from siltstone.operator import (
     ListState,
     MapState,
@@ -28,7 +28,7 @@ from siltstone.operator import (
     ValueState,
     WindowState,
 )
-from siltstone.spark.sinks import ParquetSink
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
 from streams.flights_data import SCHEMA, check_period, prepare
 from streams.grouped import Grouped

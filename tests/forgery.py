@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.catalog.manifest import Manifest, encode_manifest
-from siltstone.changelog.base import read_base, write_base
-from siltstone.changelog.block import decode_block, encode_block
-from siltstone.changelog.index import encode_index
-from siltstone.changelog.opaque import decode_opaque, encode_opaque
-from siltstone.changelog.segment import Segment
+from siltstone.format.base import read_base, write_base
+from siltstone.format.block import decode_block, encode_block
+from siltstone.format.index import encode_index
+from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.format.opaque import decode_opaque, encode_opaque
+from siltstone.format.segment import Segment
 from siltstone.model import Form
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.catalog.place import Place
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.state.heap.layout import Layout
+from siltstone.state.backends.heap.layout import Layout
 from siltstone.stream import Stream
 from tests.region_run import RegionRun
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.place import Place
-from siltstone.changelog.output import read_output
-from siltstone.lifecycle.region import Completed
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.format.output import read_output
 from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.spark.sinks import ParquetSink
+from siltstone.run.region import Completed
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import DEAD_LETTERS, Stream
 from tests.region_run import RegionRun
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.place import Place
 from siltstone.errors import ProofFailed
-from siltstone.lifecycle.export import restore_unit, unit_tasks, whole_digest
-from siltstone.lifecycle.proof import prove_checkpoints
-from siltstone.lifecycle.restore import read_manifests
-from siltstone.lifecycle.verify import Failure
+from siltstone.format.manifest import Manifest
+from siltstone.restore.export import restore_unit, unit_tasks, whole_digest
+from siltstone.restore.proof import prove_checkpoints
+from siltstone.restore.restore import read_manifests
+from siltstone.restore.verify import Failure
 
 
 def in_order(function: Callable[[Any], Any], pieces: Iterable[Any]) -> list[Any]:

@@ -8,14 +8,14 @@ import pyarrow as pa
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
+from siltstone.chains.policy_rules import Policy
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, HASH
-from siltstone.lifecycle.region import Completed, Region, RegionOptions
-from siltstone.lifecycle.subtask import run_subtask
-from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE
-from siltstone.policy.protocol import Policy
+from siltstone.run.processing import ACKNOWLEDGEMENT, HASH
+from siltstone.run.region import Completed, Region, RegionOptions
+from siltstone.run.subtask import run_subtask
+from siltstone.run.task import StepTask
 from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
 from siltstone.stream import Stream
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rocksdict import Rdict
 
-from siltstone.store.rocksdb_database import database_options
+from siltstone.store.keyvalue.rocksdb_database import database_options
 from tests.redis_server import shared_server
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from siltstone.model import KeyGroupRange
 from siltstone.operator import Operator, Rows, State
 from siltstone.state.backend import SubtaskState
-from siltstone.state.heap import HeapBackend
+from siltstone.state.backends.heap import HeapBackend
 
 
 class Subtask:

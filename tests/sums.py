@@ -3,8 +3,8 @@
 import numpy as np
 import pyarrow as pa
 
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.stream import Stream
 
 NAME = "sums"

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone.catalog.place import Place
+from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.errors import CorruptObject
-from siltstone.lifecycle.comparison import compare, compare_tasks
-from siltstone.lifecycle.export import rebuild, restore_unit, unit_tasks
-from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.proof import plan_checkpoints
-from siltstone.lifecycle.restore import digests_of, read_manifest, read_manifests
-from siltstone.lifecycle.scan import Selection, TableShape, plan_scan, scan
-from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
-from siltstone.lifecycle.verify import check_indexes, prove
 from siltstone.model import KeyGroupRange
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.restore.compare import compare, compare_tasks
+from siltstone.restore.export import rebuild, restore_unit, unit_tasks
+from siltstone.restore.proof import plan_checkpoints
+from siltstone.restore.restore import digests_of, read_manifest, read_manifests
+from siltstone.restore.scan import Selection, TableShape, plan_scan, scan
+from siltstone.restore.verify import check_indexes, prove
+from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.spark.datasource import StateReader, StateSource
 from siltstone.stream import Stream
 from tests.proofs import in_order

@@ -1,1 +1,1 @@
-"""What exists and who refers to it: manifests, catalog tables, the repository, fencing."""
+"""What exists and who refers to it: catalog tables, the repository, fencing."""

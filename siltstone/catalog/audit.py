@@ -17,9 +17,10 @@ from sqlalchemy import CompoundSelect, Connection, Select, delete, func, insert,
 
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
-from siltstone.catalog.leases import LeaseRecord, leases, remove_expired
+from siltstone.catalog.leases import leases, remove_expired
 from siltstone.catalog.passes import Pass, note_pass
-from siltstone.catalog.rewinding import RewindingRecord, rewindings
+from siltstone.catalog.records import Standing
+from siltstone.catalog.rewinding import rewindings
 from siltstone.catalog.transactions import Transactions
 from siltstone.store.paths import stream_prefix
 
@@ -52,31 +53,6 @@ class DeletionRecord:
     reason: str
     who: str
     deleted_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What the catalog says at one moment about a stream's objects.
-
-    Attributes:
-        epoch: the newest writer epoch; `ended` if its run has ended.
-        newest: the newest completed checkpoint, 0 before the first.
-        epochs: those of which there is a checkpoint, deleted ones that wait among them.
-        leases: those that live.
-        referenced: names that a checkpoint, a snapshot or an output of any stream refers to, among those asked for.
-        at: this moment, UTC.
-        rewindings: all there were, oldest first.
-    """
-
-    stream: str
-    epoch: int
-    ended: bool
-    newest: int
-    epochs: frozenset[int]
-    leases: tuple[LeaseRecord, ...]
-    referenced: frozenset[str]
-    at: datetime
-    rewindings: tuple[RewindingRecord, ...] = ()
 
 
 class Audit(Transactions):

@@ -90,7 +90,7 @@ def _forget_old(connection: Connection, name: str, newest: int, who: str, now: d
     """Forget runs before the newest `RUNS_KEPT`, whose epochs nothing can be written under any more.
 
     Those of which there is a checkpoint stay, and the one after each of these: it says which checkpoint such a run had
-    begun and not completed, whose objects a sweep looks for (`policy.orphans`).
+    begun and not completed, whose objects a sweep looks for (`retention.orphan_rules`).
     """
     if newest <= RUNS_KEPT:
         return

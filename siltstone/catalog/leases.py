@@ -8,7 +8,7 @@ are gone as soon as somebody looks.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, delete, func, insert, select, update
@@ -16,30 +16,10 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.processes import is_known_dead, this_process_identity
+from siltstone.catalog.records import LeaseRecord
 from siltstone.catalog.transactions import Transactions
 
 _ALL = (0, 2**63 - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRecord:
-    """One lease on checkpoints `first` to `last` of a stream; `id` is its own, `who` tells people whose.
-
-    `process` tells whether its holder lives (`processes`), None where that cannot be told.
-    """
-
-    id: str
-    stream: str
-    first: int
-    last: int
-    who: str
-    taken_at: datetime
-    expires_at: datetime
-    process: str | None = None
-
-    def covers(self, checkpoint: int) -> bool:
-        """Whether the checkpoint is among its own."""
-        return self.first <= checkpoint <= self.last
 
 
 class Leases(Transactions):

@@ -27,8 +27,8 @@ class StreamRecord:
     """A stream the catalog knows. `epoch` is its newest writer epoch, 0 before the first run.
 
     `parallelism` is that of runs that name none, where it was set. A fork began as a copy of checkpoint `forked_at` of
-    the stream `forked_from`. `retention` is what it keeps (`policy.retention`): None, everything. Sinks know a new
-    checkpoint by its id plus `sink_offset` (`catalog.outbox`).
+    the stream `forked_from`. `retention` is what it keeps (`retention.retention_rules`): None, everything. Sinks know a
+    new checkpoint by its id plus `sink_offset` (`catalog.outbox`).
     """
 
     name: str
@@ -321,6 +321,69 @@ class MaterializationRecord:
     def outcome(self) -> str:
         """`running`, `done` or `failed`."""
         return "running" if self.ended_at is None else "done" if self.manifest else "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """One lease on checkpoints `first` to `last` of a stream; `id` is its own, `who` tells people whose.
+
+    `process` tells whether its holder lives (`processes`), None where that cannot be told.
+    """
+
+    id: str
+    stream: str
+    first: int
+    last: int
+    who: str
+    taken_at: datetime
+    expires_at: datetime
+    process: str | None = None
+
+    def covers(self, checkpoint: int) -> bool:
+        """Whether the checkpoint is among its own."""
+        return self.first <= checkpoint <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class RewindingRecord:
+    """One rewinding, by the writer epoch `epoch`: from checkpoint `newest` to `checkpoint`; 0 is before the first."""
+
+    stream: str
+    epoch: int
+    checkpoint: int
+    newest: int
+    reason: str
+    who: str
+    rewound_at: datetime
+
+    def gave_up(self, epoch: int, checkpoint: int) -> bool:
+        """Whether what that epoch wrote for that checkpoint was given up by this one."""
+        return epoch < self.epoch and self.checkpoint < checkpoint <= self.newest
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the catalog says at one moment about a stream's objects.
+
+    Attributes:
+        epoch: the newest writer epoch; `ended` if its run has ended.
+        newest: the newest completed checkpoint, 0 before the first.
+        epochs: those of which there is a checkpoint, deleted ones that wait among them.
+        leases: those that live.
+        referenced: names that a checkpoint, a snapshot or an output of any stream refers to, among those asked for.
+        at: this moment, UTC.
+        rewindings: all there were, oldest first.
+    """
+
+    stream: str
+    epoch: int
+    ended: bool
+    newest: int
+    epochs: frozenset[int]
+    leases: tuple[LeaseRecord, ...]
+    referenced: frozenset[str]
+    at: datetime
+    rewindings: tuple[RewindingRecord, ...] = ()
 
 
 def as_utc(time: datetime) -> datetime:

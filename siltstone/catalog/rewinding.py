@@ -20,7 +20,6 @@ one epoch, a checkpoint is committed once for good, and no name of an object com
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select
 
@@ -29,26 +28,9 @@ from siltstone.catalog import tables as t
 from siltstone.catalog.definitions import forget_definitions
 from siltstone.catalog.input_log import forget_input
 from siltstone.catalog.outbox import forget_outputs, skip_sink_ids
-from siltstone.catalog.records import CheckpointCommit, Step, StepRecord
+from siltstone.catalog.records import CheckpointCommit, RewindingRecord, Step, StepRecord
 from siltstone.catalog.transactions import Transactions
 from siltstone.errors import StateError, UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class RewindingRecord:
-    """One rewinding, by the writer epoch `epoch`: from checkpoint `newest` to `checkpoint`; 0 is before the first."""
-
-    stream: str
-    epoch: int
-    checkpoint: int
-    newest: int
-    reason: str
-    who: str
-    rewound_at: datetime
-
-    def gave_up(self, epoch: int, checkpoint: int) -> bool:
-        """Whether what that epoch wrote for that checkpoint was given up by this one."""
-        return epoch < self.epoch and self.checkpoint < checkpoint <= self.newest
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class Streams(Transactions):
     def new_epoch(self, stream: str, who: str) -> int:
         """Take the stream over: begin its next writer epoch, which fences older ones.
 
-        For runs and recoveries, `lifecycle.epochs.begin_epoch` does this, and marks it in the store.
+        For runs and recoveries, `catalog.epochs.begin_epoch` does this, and marks it in the store.
         """
         with self._writing(f"a run of stream {stream}") as connection:
             return fencing.take_over(connection, stream, who, self._time(connection))

@@ -1,1 +1,1 @@
-"""How changes become durable: blocks, the index, segments and their packing."""
+"""How changes become durable: the writer of the log, batched and hedged uploads, acknowledgements."""

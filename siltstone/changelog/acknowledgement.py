@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from siltstone.changelog.output import Staged
 from siltstone.decoding import decoding, parse_json
 from siltstone.errors import SiltstoneError, StateError
+from siltstone.format.output import Staged
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
 from siltstone.state.digest import checkpoint_digest
 

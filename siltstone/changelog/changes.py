@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from siltstone.changelog.block import Block, decode_block
-from siltstone.changelog.opaque import decode_opaque
+from siltstone.format.block import Block, decode_block
+from siltstone.format.opaque import decode_opaque
 from siltstone.model import Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.store.base import Store
 from siltstone.store.checksums import verify

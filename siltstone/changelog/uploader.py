@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
-from siltstone.changelog.coding import Bytes
 from siltstone.changelog.hedging import Hedger
-from siltstone.changelog.segment import Places, Section, Segment
 from siltstone.changelog.upload_metrics import UploadMetrics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import ObjectExists, SiltstoneError, UsageError
+from siltstone.format.coding import Bytes
+from siltstone.format.segment import Places, Section, Segment
 from siltstone.model import Handle, StoredObject
 from siltstone.store.base import Store
 from siltstone.store.open import open_store

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 from siltstone.changelog.changes import Change, ChangelogHandle, OpaqueChange, WholeTable
-from siltstone.changelog.segment import Segment, SegmentBuilder
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Placed
 from siltstone.errors import UsageError
+from siltstone.format.segment import Segment, SegmentBuilder
 from siltstone.model import Handle, KeyGroupRange, Kind
 from siltstone.store.paths import CheckpointPath
 

@@ -22,7 +22,7 @@ def fork(
     as_json: AsJson = False,
 ) -> None:
     """Begin a new stream at a checkpoint of another, without copying any object. `siltstone run NEW` goes on there."""
-    from siltstone.lifecycle import fork as forking
+    from siltstone.change import fork as forking
 
     with existing(settings_of(warehouse, catalog)) as place:
         done = forking.fork(place, stream, new, at)

@@ -11,7 +11,7 @@ from rich.text import Text
 from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, settings_of
 from siltstone.cli.output import out, print_result, progress
-from siltstone.lifecycle.findings import Finding
+from siltstone.doctor.findings import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -27,7 +27,7 @@ def doctor(
 
     Nothing is changed. What does not answer is waited for 15 seconds, and the rest is looked at all the same.
     """
-    from siltstone.lifecycle.doctor import examine
+    from siltstone.doctor.examine import examine
 
     with progress("looking at everything"):
         found = examine(settings_of(warehouse, catalog), stream)

@@ -82,8 +82,8 @@ def truncate(
     under [retention] in siltstone.toml; rules from either stand in for those recorded with the stream (siltstone
     retention). Without any, nothing is deleted.
     """
-    from siltstone.lifecycle import retention
-    from siltstone.policy.retention import RetentionOptions
+    from siltstone.retention import truncate as retention
+    from siltstone.retention.retention_rules import RetentionOptions
 
     rules = {
         "keep_last": keep_last,
@@ -132,8 +132,8 @@ def retention(
 
     Runs of the stream and truncate go by it, unless [retention] in siltstone.toml has rules.
     """
-    from siltstone.lifecycle.retention import describe_retention
-    from siltstone.policy.retention import RetentionOptions
+    from siltstone.retention.retention_rules import RetentionOptions
+    from siltstone.retention.truncate import describe_retention
 
     rules = {
         "keep_last": keep_last,
@@ -168,8 +168,8 @@ def savepoint(
     as_json: AsJson = False,
 ) -> None:
     """Give a checkpoint a name, which keeps it from deletion."""
-    from siltstone.lifecycle import savepoint as savepoints
-    from siltstone.policy.retention import parse_duration
+    from siltstone.retention import savepoints
+    from siltstone.retention.retention_rules import parse_duration
 
     if drop and (at != LATEST or expires):
         raise UsageError("--drop takes the name alone: leave --at and --expires out")
@@ -195,7 +195,7 @@ def savepoints(
     stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
 ) -> None:
     """List the savepoints of a stream, expired ones too."""
-    from siltstone.lifecycle.savepoint import list_savepoints
+    from siltstone.retention.savepoints import list_savepoints
 
     with existing(settings_of(warehouse, catalog)) as place:
         found = list_savepoints(place.catalog, stream)
@@ -222,7 +222,7 @@ def deletions(
     Each line is one pass: of retention, a deletion, a sweep, or the pruning of the input log or of run records. "rows"
     counts rows of the catalog. Use siltstone doctor to see a deletion that is unfinished.
     """
-    from siltstone.lifecycle.inspect import list_deletions
+    from siltstone.chains.inspect import list_deletions
 
     with existing(settings_of(warehouse, catalog)) as place:
         found = list_deletions(place.catalog, stream, limit)
@@ -254,8 +254,8 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Delete stored objects that nothing refers to: of runs that were killed, and of attempts that lost."""
-    from siltstone.lifecycle import sweep as sweeping
-    from siltstone.policy.retention import parse_duration
+    from siltstone.retention import sweep as sweeping
+    from siltstone.retention.retention_rules import parse_duration
 
     options = sweeping.SweepOptions(limit, dry_run, incomplete, parse_duration(age_guard))
     with existing(settings_of(warehouse, catalog)) as place, progress(f"sweeping {stream}"):

@@ -49,7 +49,7 @@ def existing(settings: Settings) -> Place:
 
 def stream_of(settings: Settings, name: str) -> Any:
     """The definition of the stream of that name, which may be a fork."""
-    from siltstone.lifecycle.fork import stream_named
+    from siltstone.change.fork import stream_named
 
     return stream_named(settings, name)
 

@@ -95,8 +95,8 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete checkpoints. One that others build on is only marked, and goes with the last of them."""
-    from siltstone.lifecycle.deletion import delete_checkpoints
-    from siltstone.policy.retention import retention_in_force
+    from siltstone.retention.deletion import delete_checkpoints
+    from siltstone.retention.retention_rules import retention_in_force
 
     settings = settings_of(warehouse, catalog)
     with existing(settings) as place:

@@ -12,7 +12,7 @@ from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, existing, pairs, settings_of, stream_of
 from siltstone.cli.output import checkpoint_line, dead_letters, health_line, joined, out, print_result, progress, size
 from siltstone.model import check_name
-from siltstone.policy.retention import parse_duration
+from siltstone.retention.retention_rules import parse_duration
 
 
 @app.command()
@@ -93,8 +93,8 @@ def checkpoints(
     as_json: AsJson = False,
 ) -> None:
     """List the completed checkpoints of a stream, and say whether materialization keeps up with it."""
-    from siltstone.lifecycle import inspect
-    from siltstone.lifecycle.compaction import materialization_health
+    from siltstone.chains import inspect
+    from siltstone.chains.due import materialization_health
 
     settings = settings_of(warehouse, catalog)
     with existing(settings) as place:
@@ -138,7 +138,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print one checkpoint's manifest: handles, objects, digests, chain."""
-    from siltstone.lifecycle import inspect
+    from siltstone.chains import inspect
 
     with existing(settings_of(warehouse, catalog)) as place:
         found = inspect.show_checkpoint(place.catalog, place.warehouse.store, stream, checkpoint)

@@ -7,13 +7,13 @@ from typing import Any
 
 from siltstone.catalog.records import CheckpointRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.chain_rules import amplification
+from siltstone.chains.costs import recorded_chain
+from siltstone.chains.due import OperatorHealth, materialization_health
+from siltstone.chains.materialization_rules import MaterializationOptions
+from siltstone.chains.policy_rules import PolicyOptions
 from siltstone.errors import UnknownCheckpoint
-from siltstone.lifecycle.compaction import OperatorHealth, materialization_health
-from siltstone.lifecycle.costs import recorded_chain
 from siltstone.model import Form
-from siltstone.policy.chain import amplification
-from siltstone.policy.compaction import MaterializationOptions
-from siltstone.policy.protocol import PolicyOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from siltstone.lifecycle.materialize import MaterializedPart, MaterializeTask
+from siltstone.chains.materialize import MaterializedPart, MaterializeTask
 from siltstone.spark.executor import spark_map
 
 

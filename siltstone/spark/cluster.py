@@ -5,7 +5,7 @@ from typing import Any
 
 from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
-from siltstone.spark.sinks import ParquetSink
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
 
 _LOCAL = re.compile(r"local(\[.*\])?")

@@ -30,10 +30,10 @@ from pyspark.sql.types import StructField, StructType
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import parse_time
 from siltstone.errors import UsageError
-from siltstone.lifecycle.keys import parse_key_groups, parse_keys
-from siltstone.lifecycle.restore import read_manifests
-from siltstone.lifecycle.scan import ScanTask, Selection, TableShape, plan_scan, scan
 from siltstone.model import KeyGroupRange
+from siltstone.restore.keys import parse_key_groups, parse_keys
+from siltstone.restore.restore import read_manifests
+from siltstone.restore.scan import ScanTask, Selection, TableShape, plan_scan, scan
 from siltstone.settings import load_settings
 from siltstone.spark.types import spark_type
 from siltstone.store.open import Warehouse

@@ -1,6 +1,6 @@
 """What failed inside Spark, in one line for people."""
 
-from siltstone.lifecycle.processing import OperatorFailed
+from siltstone.run.processing import OperatorFailed
 
 WORKER_DIED = ("Python worker exited unexpectedly", "java.net.SocketException", "java.io.EOFException")
 """what Spark says when the process that ran a task is gone"""

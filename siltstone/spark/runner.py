@@ -26,17 +26,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.catalog.records import Step
+from siltstone.change.replay import follow
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
-from siltstone.lifecycle.region import Completed, Region
-from siltstone.lifecycle.replay import follow
-from siltstone.lifecycle.task import StepTask
 from siltstone.log import bound, get_logger
 from siltstone.operator import SOURCE
+from siltstone.run.region import Completed, Region
+from siltstone.run.task import StepTask
 from siltstone.secret import Secret, hide
+from siltstone.spark.delivery import deliverers
 from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, start_offsets
-from siltstone.spark.sinks import deliverers
 from siltstone.spark.source_log import SourceLog, span
 from siltstone.spark.step import StepRun, columns_read, run_empty, run_operators
 from siltstone.spark.stopping import StopRequest

@@ -249,7 +249,7 @@ class SourceLog:
 
 
 def span(before: Step | None, step: Step) -> str:
-    """What the sources gave to a step, as dead letters say it (`lifecycle.dead_letters`): from the end of the step
+    """What the sources gave to a step, as dead letters say it (`run.dead_letters`): from the end of the step
     before, or from where the sources begin."""
     told = {"batch": step.batch_id, "from": _offsets(before) if before else None, "to": _offsets(step)}
     return json.dumps(told)

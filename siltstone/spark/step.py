@@ -9,13 +9,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from siltstone.aggregate import Aggregate
+from siltstone.aggregates.operator import Aggregate
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
-from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, HASH, internal_names, original, step_schema
-from siltstone.lifecycle.subtask import run_subtask, run_subtask_again
-from siltstone.lifecycle.task import StepTask
 from siltstone.operator import SOURCE, Operator
+from siltstone.run.processing import ACKNOWLEDGEMENT, HASH, internal_names, original, step_schema
+from siltstone.run.subtask import run_subtask, run_subtask_again
+from siltstone.run.task import StepTask
 from siltstone.spark.executor import freeze_imports
 from siltstone.spark.types import spark_type
 from siltstone.stream import Stream

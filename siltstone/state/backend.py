@@ -173,7 +173,7 @@ class SubtaskState(KeyedState, Protocol):
 
 
 class Backend(Protocol):
-    """Opens working state. One implementation a storage technique; chosen by name in `siltstone.state.backends`."""
+    """Opens working state. One implementation per technique; chosen by name in `backends.named`."""
 
     def open(
         self,

@@ -41,15 +41,15 @@ def open_store(url: str) -> Store:
         place, checksums = take_option(url, OPTION)
         return FilesystemStore(local_path(place), DEFAULT if checksums is None else check_algorithm(checksums))
     if scheme == "s3":
-        from siltstone.store.s3 import open_s3
+        from siltstone.store.s3.store import open_s3
 
         return open_s3(url)
     if scheme in ("redis", "rediss"):
-        from siltstone.store.redis import open_redis
+        from siltstone.store.keyvalue.redis import open_redis
 
         return open_redis(url)
     if scheme == ROCKSDB:
-        from siltstone.store.rocksdb import open_rocksdb
+        from siltstone.store.keyvalue.rocksdb import open_rocksdb
 
         return open_rocksdb(url)
     raise UsageError(f"the URL scheme {scheme!r} is unknown: use {SCHEMES}")

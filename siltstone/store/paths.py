@@ -3,7 +3,7 @@
     <warehouse>/
     |- objects/                                 root of the filesystem store; below it, object names:
     |  |- .tmp/                                     objects still being written; never listed, never read
-    |  |- _epochs/<stream>/<epoch:08d>              that a writer epoch was begun (`lifecycle.epochs`)
+    |  |- _epochs/<stream>/<epoch:08d>              that a writer epoch was begun (`catalog.epochs`)
     |  |- _epochs/<stream>/fork-<fork>              that there is a fork, which shares objects
     |  |- _warehouse/identity                       which warehouse this is; the catalog has the same (`store.identity`)
     |  '- <stream>/

@@ -13,19 +13,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.manifest_decoding import decode_manifest
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.place import Place
-from siltstone.changelog.output import read_output
-from siltstone.changelog.segment import Section, Segment
+from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.change.recover import recover
+from siltstone.change.replay import restore_points
 from siltstone.errors import CorruptObject
-from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.outbox import check_output
-from siltstone.lifecycle.recovery import recover
-from siltstone.lifecycle.replay import restore_points
-from siltstone.lifecycle.restore import read_manifest, schemas_of
+from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.format.output import read_output
+from siltstone.format.segment import Section, Segment
 from siltstone.model import Form, Kind, StoredObject
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.restore.restore import read_manifest, schemas_of
+from siltstone.run.outbox import check_output
 from siltstone.store import ranged
 from siltstone.store.base import Store
 from siltstone.store.checksums import checksum_of

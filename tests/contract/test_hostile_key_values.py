@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rocksdict import Rdict
 
+from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, Unreachable, UsageError
-from siltstone.lifecycle.recovery import recover
 from siltstone.store.base import Unfinished
-from siltstone.store.key_value import MAGIC, Header, chunk_key
+from siltstone.store.keyvalue.protocol import MAGIC, Header, chunk_key
+from siltstone.store.keyvalue.rocksdb_database import database_options
 from siltstone.store.open import open_store
-from siltstone.store.rocksdb_database import database_options
 from tests import tiny_stream
 from tests.proofs import in_order
 from tests.redis_server import shared_server

@@ -21,11 +21,11 @@ from rocksdict import Rdict
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageError
 from siltstone.model import StoredObject
 from siltstone.store.checksums import checksum_of
-from siltstone.store.chunked import ChunkedStore
-from siltstone.store.key_value import HEADER_BYTES, Header, chunk_key
+from siltstone.store.keyvalue.chunked import ChunkedStore
+from siltstone.store.keyvalue.protocol import HEADER_BYTES, Header, chunk_key
+from siltstone.store.keyvalue.rocksdb_database import database_options
 from siltstone.store.open import Warehouse, open_store
 from siltstone.store.retry import Retrying
-from siltstone.store.rocksdb_database import database_options
 from tests.redis_server import RedisServer, shared_server
 from tests.servers import REDIS_PASSWORD, marked
 from tests.store_cases_kv import factories

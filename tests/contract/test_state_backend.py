@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from siltstone.errors import BadRow, StateError, UsageError
-from siltstone.lifecycle.restore import digests_of
-from siltstone.lifecycle.task import identity
 from siltstone.model import KeyGroupRange
+from siltstone.restore.restore import digests_of
+from siltstone.run.task import identity
 from siltstone.state.backend import Backend, KeyBatch, StateTable, SubtaskState
-from siltstone.state.backends import BACKENDS, backend
+from siltstone.state.backends.named import BACKENDS, backend
 from siltstone.state.schema import TableSchema
 from tests.arrow_strategies import TYPES, random_array
 from tests.state_model import ALL, MAX_PARALLELISM, batch_of, changed, contents, rows_of

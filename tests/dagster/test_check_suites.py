@@ -20,14 +20,14 @@ from checks.facts import Subject
 from checks.validation import Outcome, check, validate
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
+from siltstone.chains.due import materialization_health
+from siltstone.chains.materialization_rules import MaterializationOptions
+from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.cli import main
 from siltstone.errors import Unreachable
-from siltstone.lifecycle.compaction import materialization_health
-from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.restore import read_manifest
-from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
-from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.policy.compaction import MaterializationOptions
+from siltstone.restore.restore import read_manifest
+from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import Settings
 from siltstone.store.paths import CheckpointPath
 from tests.fault.small_stream import SMALL, purchases
@@ -242,7 +242,7 @@ def test_a_chain_beyond_its_bounds_is_told(checked: Checked) -> None:
 def test_a_snapshot_that_differs_is_told_by_key_group_column_and_key(
     checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from siltstone.lifecycle import comparison
+    from siltstone.restore import compare as comparison
 
     real = comparison.read_base
 

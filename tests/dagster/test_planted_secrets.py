@@ -21,14 +21,14 @@ from resources import WebhookNotifier
 from resources.notifier import Alert
 from siltstone import demo, log, ui
 from siltstone.catalog.place import Place
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.errors import SiltstoneError
-from siltstone.lifecycle.region import Region, RegionOptions
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.run.region import Region, RegionOptions
 from siltstone.secret import Secret
 from siltstone.settings import Settings, given_settings, load_settings
 from siltstone.spark.runner import open_source
+from siltstone.store.keyvalue.redis_client import RedisOptions, Server
 from siltstone.store.open import Warehouse, open_store
-from siltstone.store.redis_client import RedisOptions, Server
 from tests.dagster.page import HOST, REPOSITORY
 from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionSteps

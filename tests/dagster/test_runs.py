@@ -18,7 +18,7 @@ from assets.names import asset_of
 from assets.partitions import hours_of
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointRecord, ObjectKind
-from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.retention.deletion import delete_checkpoints
 from tests.dagster_runs import Wing, checked, failure, made
 from tests.fault.small_stream import SMALL
 

@@ -19,10 +19,10 @@ from resources import SparkResource, WarehouseResource, WebhookNotifier
 from resources.notifier import Alert, LogNotifier, Notifier
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.lifecycle.region import Region, RegionOptions
 from siltstone.model import StoredObject
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.run.region import Region, RegionOptions
 from siltstone.store.paths import CheckpointPath
 from tests.dagster_runs import plain
 from tests.fault.small_stream import SMALL, purchases

@@ -12,7 +12,7 @@ from random import Random
 import pyarrow as pa
 
 from siltstone.errors import StateError
-from siltstone.lifecycle.task import StepTask
+from siltstone.run.task import StepTask
 from siltstone.store.open import Warehouse
 from tests.region_run import run_tasks
 

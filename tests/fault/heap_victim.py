@@ -2,7 +2,7 @@
 
 heap_victim.py lines DIRECTORY    for each line of standard input `COPY AT`: fork a child that runs steps on
                                   the state in COPY and kills itself (-9) at the AT-th line of
-                                  siltstone.state.heap
+                                  siltstone.state.backends.heap
 heap_victim.py loop DIRECTORY     step after step, printing each version committed, until killed
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.state.backend import SubtaskState
-from siltstone.state.heap import HeapBackend, table
+from siltstone.state.backends.heap import HeapBackend, table
 from siltstone.state.schema import TableSchema
 from tests.state_model import ALL, MAX_PARALLELISM, batch_of
 

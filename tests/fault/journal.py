@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.spark.sinks import ParquetSink
+from siltstone.sinks.parquet import ParquetSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

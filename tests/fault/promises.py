@@ -13,7 +13,7 @@ from pathlib import Path
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import InputPosition, RetainedCheckpoint, StepRecord, StreamRecord
-from siltstone.policy.orphans import AGE_GUARD, DELETES, judge
+from siltstone.retention.orphan_rules import AGE_GUARD, DELETES, judge
 from siltstone.store.paths import stream_prefix
 from tests.fault.deliveries import Memory, Sinks, birth_of
 from tests.fault.reference import Reference

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.export import UnitTask, rebuild
-from siltstone.lifecycle.restore import MemoryState, read_manifests
+from siltstone.chains.policies import DEFAULT_POLICY, named
 from siltstone.model import KeyGroupRange
-from siltstone.policy.adaptive import DEFAULT_POLICY, named
-from siltstone.policy.restore_plan import plan_restore
+from siltstone.restore.export import UnitTask, rebuild
+from siltstone.restore.plan_rules import plan_restore
+from siltstone.restore.restore import MemoryState, read_manifests
 from siltstone.stream import Stream
 from streams import FLIGHTS
 from streams.flights import UNKNOWN

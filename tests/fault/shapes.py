@@ -32,13 +32,13 @@ CONTENDED = "locked|busy|holds it|another process"
 """what is said where a frozen process holds what others need"""
 GOES_ON_S = 30.0
 """how long a process that holds what others need is let go on by small steps; a busy machine gives each little time"""
-DELIVERY = Within("lifecycle/outbox.py", "Outbox.deliver", 500)
-OLD_WORK, SINK = Within("spark/runner.py", "remove_old_work"), Within("spark/sinks.py", "ParquetSink.deliver")
+DELIVERY = Within("run/outbox.py", "Outbox.deliver", 500)
+OLD_WORK, SINK = Within("spark/runner.py", "remove_old_work"), Within("sinks/parquet.py", "ParquetSink.deliver")
 _TAKE_OVER = [
-    Within("lifecycle/epochs.py", "begin_epoch"),
-    Within("lifecycle/epochs.py", "_mark"),
-    Within("lifecycle/region.py", "Region.open"),
-    Within("lifecycle/working_state.py", "_take_over"),
+    Within("catalog/epochs.py", "begin_epoch"),
+    Within("catalog/epochs.py", "_mark"),
+    Within("run/region.py", "Region.open"),
+    Within("run/working_state.py", "_take_over"),
 ]
 TAKE_OVER = {
     "rescale": _TAKE_OVER,
@@ -46,7 +46,7 @@ TAKE_OVER = {
         *_TAKE_OVER,
         Within("spark/runner.py", "remove_old_work"),
         DELIVERY,
-        Within("spark/sinks.py", "ParquetSink.deliver"),
+        Within("sinks/parquet.py", "ParquetSink.deliver"),
     ],
 }
 """kind -> the functions that take a stream over"""

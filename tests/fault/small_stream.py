@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.aggregate import Aggregate, Count, Last, Max, Sum
+from siltstone.aggregates.operator import Aggregate, Count, Last, Max, Sum
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
-from siltstone.spark.sinks import ParquetSink
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
 from streams.grouped import Grouped
 

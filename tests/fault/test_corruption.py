@@ -12,17 +12,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone import cli
-from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind, ObjectRecord
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.errors import CorruptObject
-from siltstone.lifecycle.comparison import compare, compare_tasks
-from siltstone.lifecycle.export import unit_tasks
-from siltstone.lifecycle.restore import read_manifests
-from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
-from siltstone.lifecycle.verify import check_objects
+from siltstone.format.manifest import Manifest
 from siltstone.model import Handle, Kind
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.restore.compare import compare, compare_tasks
+from siltstone.restore.export import unit_tasks
+from siltstone.restore.restore import read_manifests
+from siltstone.restore.verify import check_objects
+from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.store.paths import snapshot_of
 from tests.examples import examples
 from tests.fault.small_stream import SMALL, purchases

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.place import Place
+from siltstone.chains.policies import DEFAULT_POLICY, named
 from siltstone.errors import Unreachable
-from siltstone.lifecycle.region import Region, RegionOptions
-from siltstone.policy.adaptive import DEFAULT_POLICY, named
+from siltstone.run.region import Region, RegionOptions
 from siltstone.store.paths import LocalLayout
 from tests.fault import promises
 from tests.fault.attempts import LostAttempts

@@ -12,8 +12,8 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
-from siltstone.lifecycle.series import RestoredLabel, lying
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.restore.series import RestoredLabel, lying
 from siltstone.settings import Settings
 from siltstone.spark.operations import series
 from tests.fault.small_stream import SMALL, purchases

@@ -19,12 +19,12 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.place import Place
+from siltstone.chains.policies import DEFAULT_POLICY, named
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
-from siltstone.policy.adaptive import DEFAULT_POLICY, named
 from siltstone.store.base import Store
 from siltstone.store.checksums import checksum_of
-from siltstone.store.key_value import MAGIC
+from siltstone.store.keyvalue.protocol import MAGIC
 from siltstone.store.open import open_store
 from siltstone.store.retry import Retrying
 from tests import servers, store_cases_s3

@@ -28,13 +28,13 @@ import pyarrow.parquet as pq
 from siltstone import cli
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.place import Place
+from siltstone.change.fork import stream_named
+from siltstone.change.replay import follow
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.output import read_output
 from siltstone.errors import Fenced, Unreachable
-from siltstone.lifecycle.fork import stream_named
-from siltstone.lifecycle.region import Completed, Region
-from siltstone.lifecycle.replay import follow
-from siltstone.lifecycle.task import StepTask
+from siltstone.format.output import read_output
+from siltstone.run.region import Completed, Region
+from siltstone.run.task import StepTask
 from siltstone.settings import load_settings
 from siltstone.spark import operations, step
 from siltstone.spark.runner import remove_old_work

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.changelog.base import KEY_GROUP
+from siltstone.format.base import KEY_GROUP
 
 _MEGABYTE = 1 << 20
 _LARGEST = (1 << 31) - 1

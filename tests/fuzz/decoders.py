@@ -10,25 +10,25 @@ from typing import Any, cast
 import pyarrow as pa
 import xxhash
 
-from siltstone.catalog.manifest_decoding import decode_manifest
 from siltstone.catalog.packing import unpack
 from siltstone.catalog.source_entries import count_files, decode_sources, merge, split, without_files
+from siltstone.chains.policy_rules import PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.base import read_base, read_snapshot_values
-from siltstone.changelog.block import decode_block
-from siltstone.changelog.index import decode_index, field_bytes
-from siltstone.changelog.opaque import decode_opaque
-from siltstone.changelog.output import read_output
-from siltstone.changelog.segment import Section, Segment
 from siltstone.errors import CorruptObject, NewerFormat, SiltstoneError, StateError
-from siltstone.lifecycle.export import OPAQUE_SCHEMA
+from siltstone.format.base import read_base, read_snapshot_values
+from siltstone.format.block import decode_block
+from siltstone.format.index import decode_index, field_bytes
+from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.format.opaque import decode_opaque
+from siltstone.format.output import read_output
+from siltstone.format.segment import Section, Segment
 from siltstone.model import KeyGroupRange, StoredObject
-from siltstone.policy.protocol import PolicyState
+from siltstone.restore.export import OPAQUE_SCHEMA
 from siltstone.state.digest import row_digests
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.identity import encode_identity, read_identity
-from siltstone.store.key_value import Header
+from siltstone.store.keyvalue.protocol import Header
 from siltstone.store.paths import IDENTITY
 
 NAME = "s/00000001/000000000001/fuzzed"

@@ -12,19 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from siltstone.catalog.manifest import SCHEMA, Manifest, encode_manifest
 from siltstone.catalog.packing import pack
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.base import write_base
-from siltstone.changelog.block import encode_block
-from siltstone.changelog.opaque import encode_opaque
-from siltstone.changelog.output import Staged
-from siltstone.changelog.segment import SegmentBuilder
-from siltstone.lifecycle.export import OPAQUE_SCHEMA, opaque_rows
+from siltstone.format.base import write_base
+from siltstone.format.block import encode_block
+from siltstone.format.manifest import SCHEMA, Manifest, encode_manifest
+from siltstone.format.opaque import encode_opaque
+from siltstone.format.output import Staged
+from siltstone.format.segment import SegmentBuilder
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
+from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
 from siltstone.state.schema import DELETED
 from siltstone.store.identity import encode_identity
-from siltstone.store.key_value import Header
+from siltstone.store.keyvalue.protocol import Header
 from tests.fuzz.crafted import crafted
 from tests.fuzz.decoders import NAME, TOTALS
 

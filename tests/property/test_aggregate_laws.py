@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.aggregate import Aggregate, Average, Count, First, Last, Max, Min, Sum
+from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
 from tests.examples import examples
 from tests.subtask import subtask
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.changelog.block import Block, decode_block, encode_block
 from siltstone.errors import CorruptObject, UsageError
+from siltstone.format.block import Block, decode_block, encode_block
 from tests.examples import examples
 
 VALUES = {

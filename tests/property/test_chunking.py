@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from siltstone.errors import CorruptObject
-from siltstone.store.chunked import ChunkedStore
-from siltstone.store.key_value import HEADER_BYTES, Header, chunk_key
+from siltstone.store.keyvalue.chunked import ChunkedStore
+from siltstone.store.keyvalue.protocol import HEADER_BYTES, Header, chunk_key
 from siltstone.store.retry import RetryPolicy
 
 limits = st.integers(1024, 5000)

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.changelog.coding import Decoder, Encoder, seal, unseal, unzigzag, zigzag
 from siltstone.errors import CorruptObject
+from siltstone.format.coding import Decoder, Encoder, seal, unseal, unzigzag, zigzag
 
 numbers = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=300)
 repetitive = st.lists(st.integers(0, 2**63 - 1) | st.integers(0, 2), max_size=60)

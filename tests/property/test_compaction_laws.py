@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.policy.compaction import (
+from siltstone.chains.materialization_rules import (
     ChainFacts,
     Health,
     MaterializationOptions,
@@ -14,7 +14,7 @@ from siltstone.policy.compaction import (
     health,
     retry_delay,
 )
-from siltstone.policy.protocol import PolicyOptions
+from siltstone.chains.policy_rules import PolicyOptions
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 seconds = st.floats(0, 1e6).map(lambda s: timedelta(seconds=s))

@@ -12,15 +12,15 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.aggregate import Aggregate, Count, Sum
+from siltstone.aggregates.operator import Aggregate, Count, Sum
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import BadRow
-from siltstone.lifecycle import dead_letters, processing
-from siltstone.lifecycle.clock import Clock
-from siltstone.lifecycle.dead_letters import SortedOut
-from siltstone.lifecycle.restore import digests_of
-from siltstone.lifecycle.task import DeadLetterOrder, RestorePoint, StepTask
 from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
+from siltstone.restore.restore import digests_of
+from siltstone.run import dead_letters, processing
+from siltstone.run.clock import Clock
+from siltstone.run.dead_letters import SortedOut
+from siltstone.run.task import DeadLetterOrder, RestorePoint, StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.hashing import xxhash64
 from siltstone.store.open import Warehouse

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.policy.deletion import plan_deletion
+from siltstone.retention.deletion_rules import plan_deletion
 
 
 @st.composite

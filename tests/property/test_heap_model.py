@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from siltstone.errors import StateError
+from siltstone.state.backends.heap import HeapBackend, HeapTable, records, table
 from siltstone.state.hashing import normalise_keys
-from siltstone.state.heap import HeapBackend, HeapTable, records, table
 from siltstone.state.schema import TableSchema
 from tests.arrow_strategies import TYPES, random_array
 from tests.examples import examples

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.changelog.coding import seal
-from siltstone.changelog.index import FIELDS, MAGIC, IndexEntry, decode_index, encode_index, field_bytes
 from siltstone.errors import CorruptObject, UsageError
+from siltstone.format.coding import seal
+from siltstone.format.index import FIELDS, MAGIC, IndexEntry, decode_index, encode_index, field_bytes
 from siltstone.model import Form
 
 checksums = st.binary(min_size=16, max_size=16).map(bytes.hex)

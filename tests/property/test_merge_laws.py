@@ -9,9 +9,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.lifecycle import merge
-from siltstone.lifecycle.merge import Changes
 from siltstone.model import KeyGroupRange
+from siltstone.restore import merge
+from siltstone.restore.merge import Changes
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.schema import TableSchema
 from tests.examples import examples

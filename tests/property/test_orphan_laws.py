@@ -7,12 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.catalog.audit import Standing
-from siltstone.catalog.leases import LeaseRecord
-from siltstone.catalog.records import RunRecord
-from siltstone.catalog.rewinding import RewindingRecord
-from siltstone.changelog.segment import Section
-from siltstone.policy.orphans import Reason, incomplete_prefixes, judge, judge_unfinished
+from siltstone.catalog.records import LeaseRecord, RewindingRecord, RunRecord, Standing
+from siltstone.format.segment import Section
+from siltstone.retention.orphan_rules import Reason, incomplete_prefixes, judge, judge_unfinished
 from siltstone.store.base import Unfinished
 from siltstone.store.paths import CheckpointPath
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from siltstone.chains import chain_rules as chain
+from siltstone.chains.policies import POLICIES, CheckpointCost, PolicyOptions, PolicyState, RestoreCost, named
 from siltstone.model import Form
-from siltstone.policy import chain
-from siltstone.policy.adaptive import POLICIES, CheckpointCost, PolicyOptions, PolicyState, RestoreCost, named
 
 MB = 1_000_000
 INDEX = 10_000

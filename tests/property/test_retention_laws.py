@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from siltstone.catalog.records import SavepointRecord
 from siltstone.errors import UsageError
-from siltstone.policy.retention import RetentionOptions, RetentionPlan, plan_retention
+from siltstone.retention.retention_rules import RetentionOptions, RetentionPlan, plan_retention
 
 START = datetime(2013, 12, 27, tzinfo=UTC)
 """so that weeks, months and years end within a history"""

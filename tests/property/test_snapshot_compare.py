@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.lifecycle.comparison import differences
+from siltstone.restore.compare import differences
 from siltstone.state.schema import TableSchema
 
 SCHEMA = TableSchema(

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.packing import unpack
 from siltstone.catalog.repository import Catalog
-from siltstone.lifecycle.export import unit_tasks
-from siltstone.lifecycle.restore import read_manifest, with_materializations
+from siltstone.format.manifest import Manifest
+from siltstone.restore.export import unit_tasks
+from siltstone.restore.restore import read_manifest, with_materializations
 from tests.simulation.processes import MemoryStore, SimulatedStore
 from tests.simulation.writer import OPERATORS, TABLE, Contents, apply, digests_of, restored
 

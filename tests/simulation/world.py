@@ -16,21 +16,21 @@ from typing import Any, cast
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.adjust_d_rules import AdjustD
+from siltstone.chains.materialize import materialize
+from siltstone.chains.policy_rules import PolicyOptions
+from siltstone.change.fork import fork
+from siltstone.change.recover import recover
+from siltstone.change.rollback_rules import AUTOMATIC_CHECKPOINTS
 from siltstone.errors import Fenced, StateError, Unreachable, UsageError
-from siltstone.lifecycle.definition import definition_of
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.fork import fork
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.recovery import recover
-from siltstone.lifecycle.region import Region, RegionOptions
-from siltstone.lifecycle.retention import truncate
-from siltstone.lifecycle.savepoint import drop_savepoint, set_savepoint
-from siltstone.lifecycle.sweep import SweepOptions, sweep
-from siltstone.policy.adjust_d import AdjustD
-from siltstone.policy.protocol import PolicyOptions
-from siltstone.policy.retention import RetentionOptions
-from siltstone.policy.rollback import AUTOMATIC_CHECKPOINTS
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.leases import reading
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.savepoints import drop_savepoint, set_savepoint
+from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.retention.truncate import truncate
+from siltstone.run.definition import definition_of
+from siltstone.run.region import Region, RegionOptions
 from siltstone.store.identity import write_identity
 from siltstone.store.paths import CheckpointPath
 from tests.simulation.oracle import Oracle

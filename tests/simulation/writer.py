@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from siltstone.catalog.records import Step
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.base import write_base
-from siltstone.changelog.block import encode_block
-from siltstone.lifecycle.export import rebuild, unit_tasks
-from siltstone.lifecycle.region import Region
-from siltstone.lifecycle.restore import read_manifests
-from siltstone.lifecycle.task import CheckpointOrder, StepTask
+from siltstone.format.base import write_base
+from siltstone.format.block import encode_block
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.restore.export import rebuild, unit_tasks
+from siltstone.restore.restore import read_manifests
+from siltstone.run.region import Region
+from siltstone.run.task import CheckpointOrder, StepTask
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.schema import DELETED

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from siltstone.aggregate import Aggregate, Count, Sum
+from siltstone.aggregates.operator import Aggregate, Count, Sum
 from siltstone.stream import DIRECTORY, Stream
 
 HEAD, CALLS, GROWS = "head", "calls", "grows"

@@ -10,7 +10,7 @@ from pyspark.errors import ArithmeticException, NumberFormatException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from siltstone.aggregate import Aggregate, Average, Count, First, Last, Max, Min, Sum
+from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
 from siltstone.errors import BadRow
 from tests.arrow_strategies import random_array
 from tests.subtask import subtask

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.errors import Fenced, StateError
-from siltstone.lifecycle.region import Region
+from siltstone.run.region import Region
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, open_region, replay, restore, run, stream_runner
 from siltstone.spark.runner import StreamRunner, open_source, run_stream

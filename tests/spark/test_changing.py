@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.restore import read_manifest
+from siltstone.restore.restore import read_manifest
 from siltstone.settings import Settings
 from siltstone.spark import operations
 from siltstone.store.checksums import checksum_of

@@ -19,10 +19,10 @@ from pyspark.sql import types as T
 
 from siltstone.catalog.place import Place
 from siltstone.errors import ProofFailed, UsageError
-from siltstone.lifecycle.restore import read_manifests
-from siltstone.lifecycle.scan import Selection, TableShape, plan_scan, scan
 from siltstone.model import Form, StoredObject
 from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, ValueState
+from siltstone.restore.restore import read_manifests
+from siltstone.restore.scan import Selection, TableShape, plan_scan, scan
 from siltstone.settings import Settings
 from siltstone.spark.datasource import StateSource
 from siltstone.spark.operations import RunRequest, run

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone.errors import BadRow, UsageError
-from siltstone.lifecycle.region import Completed
+from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run, verify
 from siltstone.spark.step import columns_read, keyed_rows

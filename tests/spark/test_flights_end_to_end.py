@@ -17,13 +17,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from siltstone.catalog.place import Place
-from siltstone.changelog.index import field_bytes
-from siltstone.changelog.segment import Segment
 from siltstone.errors import UsageError
-from siltstone.lifecycle.export import UnitTask, rebuild
-from siltstone.lifecycle.restore import MemoryState, read_manifest, read_manifests
+from siltstone.format.index import field_bytes
+from siltstone.format.segment import Segment
 from siltstone.model import Form, KeyGroupRange, Kind
-from siltstone.policy.restore_plan import plan_restore
+from siltstone.restore.export import UnitTask, rebuild
+from siltstone.restore.plan_rules import plan_restore
+from siltstone.restore.restore import MemoryState, read_manifest, read_manifests
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, run
 from streams import FLIGHTS

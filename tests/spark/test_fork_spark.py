@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.sweep import sweep
+from siltstone.retention.sweep import sweep
 from tests.command_line import siltstone
 from tests.spark_streams import FILES
 

@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.aggregate import Aggregate, Count, Sum
+from siltstone.aggregates.operator import Aggregate, Count, Sum
 from siltstone.catalog.place import Place
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.settings import Settings
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark import step as step_module
 from siltstone.spark.operations import RunRequest, run
-from siltstone.spark.sinks import ParquetSink
 from siltstone.stream import Stream
 from tests.spark_streams import keyed, source_of
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.errors import SiltstoneError
-from siltstone.lifecycle.region import Completed
+from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, run
 from tests.command_line import plain, siltstone

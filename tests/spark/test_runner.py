@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.aggregate import Aggregate, Average, Count, First, Last, Max, Min, Sum
+from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import StreamRecord
+from siltstone.chains.inspect import show_checkpoint
+from siltstone.chains.policies import PolicyOptions
 from siltstone.errors import BadRow, Fenced, SchemaConflict, StateError, UsageError
-from siltstone.lifecycle.inspect import show_checkpoint
 from siltstone.model import Form
 from siltstone.operator import ValueState
-from siltstone.policy.adaptive import PolicyOptions
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, open_region, restore, run, stream_runner, verify
 from siltstone.spark.runner import StreamRunner, open_source, run_stream
@@ -102,7 +102,7 @@ def undisturbed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
 def test_spark_makes_no_difference(undisturbed: Undisturbed, tmp_path: Path) -> None:
     """Three operators, two of them chained: the same checkpoints as in one process without Spark."""
     with Place.writable(str(tmp_path / "w")) as place:
-        from siltstone.policy.adaptive import named
+        from siltstone.chains.policies import named
 
         alone = RegionRun(place, replace(LITTLE, source=None), named("marginal-cost"), parallelism=3)
         found = {step: alone.step(rows).digest for step, rows in enumerate(purchases()[:FILES], 1)}

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
-from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.retention.deletion import delete_checkpoints
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, replay, run, stream_runner
 from siltstone.stream import DIRECTORY

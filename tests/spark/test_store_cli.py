@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
+from siltstone.chains.policies import DEFAULT_POLICY, named
 from siltstone.errors import SiltstoneError
-from siltstone.lifecycle.region import Region, RegionOptions
-from siltstone.policy.adaptive import DEFAULT_POLICY, named
+from siltstone.run.region import Region, RegionOptions
 from siltstone.settings import load_settings
 from siltstone.store.open import Warehouse, open_store
 from tests import servers, store_cases_s3

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from siltstone.catalog.place import Place
+from siltstone.chains import inspect
+from siltstone.chains.background import Background, BackgroundOptions
+from siltstone.chains.due import OperatorHealth, chain_facts, materialization_health
+from siltstone.chains.materialization_rules import Health, MaterializationOptions
+from siltstone.chains.materialize import materialize
+from siltstone.chains.metrics import health_metrics
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
 from siltstone.errors import UnknownStream, Unreachable
-from siltstone.lifecycle import inspect
-from siltstone.lifecycle.background import Background, BackgroundOptions
-from siltstone.lifecycle.compaction import OperatorHealth, chain_facts, materialization_health
-from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.metrics import health_metrics
 from siltstone.model import StoredObject
-from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.policy.compaction import Health, MaterializationOptions
-from siltstone.policy.retention import RetentionOptions
 from siltstone.report import report_data, summary_table
+from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.settings import Settings
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.store.filesystem import FilesystemStore

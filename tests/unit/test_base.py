@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from siltstone.changelog.base import KEY_GROUP, READ_ROWS, ROW_GROUP_ROWS, read_base, write_base
 from siltstone.errors import CorruptObject, Unreachable, UsageError
+from siltstone.format.base import KEY_GROUP, READ_ROWS, ROW_GROUP_ROWS, read_base, write_base
 from siltstone.model import KeyGroupRange
 from siltstone.state.schema import TableSchema
 from siltstone.store.filesystem import FilesystemStore
@@ -214,7 +214,7 @@ STREAMED = """
     import resource, sys
     import numpy as np, pyarrow as pa
     from pathlib import Path
-    from siltstone.changelog.base import read_base, write_base
+    from siltstone.format.base import read_base, write_base
     from siltstone.state.schema import TableSchema
     from siltstone.store.filesystem import FilesystemStore
     from siltstone.store.ranged import verified

@@ -10,7 +10,7 @@ from benchmarks.approaches import Resumed
 from benchmarks.chains import Load, load, loads, rewrite
 from benchmarks.states import SUBTASKS, Balances, always_deltas, written
 from siltstone.catalog.place import Place
-from siltstone.policy.adaptive import PolicyOptions
+from siltstone.chains.policies import PolicyOptions
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from siltstone.errors import CorruptObject, ProofFailed
-from siltstone.lifecycle.restore import read_manifest
+from siltstone.restore.restore import read_manifest
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import is_base
 from tests.examples import stride

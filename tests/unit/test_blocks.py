@@ -16,8 +16,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.changelog.base import read_base, write_base
 from siltstone.errors import CorruptObject
+from siltstone.format.base import read_base, write_base
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.state.schema import TableSchema
 from siltstone.store import blocks, ranged
@@ -148,7 +148,7 @@ def _base(store: FilesystemStore, rows: int, *, ranges: bool = True) -> tuple[St
 def test_of_a_base_only_the_wanted_key_groups_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranged, "CHUNK_BYTES", 16 << 10)
     monkeypatch.setattr(ranged, "RANGE_BYTES", 16 << 10)
-    monkeypatch.setattr("siltstone.changelog.base.ROW_GROUP_ROWS", 10_000)
+    monkeypatch.setattr("siltstone.format.base.ROW_GROUP_ROWS", 10_000)
     store = CountingStore(tmp_path)
     stored, handle = _base(store, 300_000)
     [file] = BlockReader(store, [stored]).blocks([Wanted(handle, in_parts=True)])

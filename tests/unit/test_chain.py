@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.changelog.chain import follow
-from siltstone.changelog.index import IndexEntry, decode_index, encode_index
 from siltstone.errors import CorruptObject
+from siltstone.format.index import IndexEntry, decode_index, encode_index
 from siltstone.model import Form
+from siltstone.restore.index_chain import follow
 
 
 def _index(bases: set[str], variables: list[str], checkpoint: int, before: list[IndexEntry]) -> list[IndexEntry]:

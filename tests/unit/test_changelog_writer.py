@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.changelog.block import encode_block
 from siltstone.changelog.changes import Change, ChangelogHandle, OpaqueChange, read_changes
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Uploader
 from siltstone.changelog.writer import ChangelogWriter
 from siltstone.errors import CorruptObject, Unreachable, UsageError
+from siltstone.format.block import encode_block
 from siltstone.model import KeyGroupRange, Kind
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath

@@ -10,8 +10,8 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark.cluster import check_cluster, is_local
-from siltstone.spark.sinks import ParquetSink
 from tests.outbox_run import SINK, STREAM
 
 FUNCTION = replace(STREAM, sinks={SINK: lambda rows, checkpoint: None})

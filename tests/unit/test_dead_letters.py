@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.aggregate import Aggregate, Sum
+from siltstone.aggregates.operator import Aggregate, Sum
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
+from siltstone.change.replay import follow
 from siltstone.errors import BadRow, StateError, UsageError
-from siltstone.lifecycle.replay import follow
-from siltstone.lifecycle.row_json import json_rows
-from siltstone.lifecycle.subtask import run_subtask_again
 from siltstone.operator import Operator, Rows, State, WindowState
-from siltstone.spark.sinks import ParquetSink, parquet_sinks
+from siltstone.run.row_json import json_rows
+from siltstone.run.subtask import run_subtask_again
+from siltstone.sinks.parquet import ParquetSink, parquet_sinks
 from siltstone.spark.source_log import span
 from siltstone.stream import DEAD_LETTERS
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, Tallies, batch, damage, inputs, outstanding, staged

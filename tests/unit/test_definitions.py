@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.place import Place
+from siltstone.chains.inspect import list_checkpoints
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.errors import SchemaConflict, UsageError
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.inspect import list_checkpoints
-from siltstone.lifecycle.region import Region, RegionOptions
 from siltstone.model import Form
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.run.region import Region, RegionOptions
 from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionSteps

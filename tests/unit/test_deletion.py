@@ -15,14 +15,14 @@ import pytest
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit
 from siltstone.catalog.repository import Catalog
+from siltstone.doctor.stream_checks import StreamSubject, check_deletions
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
-from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints
-from siltstone.lifecycle.restore import read_manifests
-from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
-from siltstone.lifecycle.stream_checks import StreamSubject, check_deletions
 from siltstone.model import Form
 from siltstone.operator import OpaqueState, Rows, State
 from siltstone.report.data import report_data
+from siltstone.restore.restore import read_manifests
+from siltstone.retention.deletion import DeletionResult, delete_checkpoints
+from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import load_settings
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
@@ -352,7 +352,7 @@ def test_a_store_that_fails_leaves_it_to_the_next(place: Place, monkeypatch: pyt
 KILLED = """
 import os, signal, sys
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.deletion import delete_checkpoints
+from siltstone.retention.deletion import delete_checkpoints
 from siltstone.store.filesystem import FilesystemStore
 
 root, deletes, stream, *ids = sys.argv[1:]

@@ -18,10 +18,10 @@ import pytest
 
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.doctor import examine
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.warehouse_checks import check_clock
+from siltstone.doctor.examine import examine
+from siltstone.doctor.warehouse_checks import check_clock
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.leases import reading
 from siltstone.settings import load_settings
 from tests import outbox_run, tiny_stream
 from tests.command_line import plain, siltstone

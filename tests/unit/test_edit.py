@@ -11,15 +11,15 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import Edit
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.change.edit import COUNTS, Editing, check_columns, conformed, editable
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import UsageError
-from siltstone.lifecycle.edit import COUNTS, Editing, check_columns, conformed, editable
-from siltstone.lifecycle.processing import ACKNOWLEDGEMENT, HASH
-from siltstone.lifecycle.subtask import run_subtask
-from siltstone.lifecycle.task import StepTask
 from siltstone.model import KeyGroupRange
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.run.processing import ACKNOWLEDGEMENT, HASH
+from siltstone.run.subtask import run_subtask
+from siltstone.run.task import StepTask
 from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
 from siltstone.state.schema import DELETED, TableSchema
 from siltstone.stream import Stream
@@ -210,8 +210,8 @@ def edit(place: Place, variable: str, changes: pa.Table, parallelism: int = 2) -
 
 def state_of(place: Place, checkpoint: int, variable: str) -> dict[tuple[Any, ...], Any]:
     """Primary key -> values, as a restore rebuilds them."""
-    from siltstone.lifecycle.export import rebuild, unit_tasks
-    from siltstone.lifecycle.restore import read_manifests
+    from siltstone.restore.export import rebuild, unit_tasks
+    from siltstone.restore.restore import read_manifests
 
     manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("plant", checkpoint), "plant")
     found = {}

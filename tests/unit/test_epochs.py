@@ -10,18 +10,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from siltstone.catalog.epochs import begin_epoch, check_catalog
 from siltstone.catalog.place import Place
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.change.fork import fork
+from siltstone.change.recover import recover
 from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
-from siltstone.lifecycle.definition import definition_of
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.epochs import begin_epoch, check_catalog
-from siltstone.lifecycle.fork import fork
-from siltstone.lifecycle.recovery import recover
-from siltstone.lifecycle.retention import truncate
-from siltstone.lifecycle.sweep import SweepOptions, sweep
 from siltstone.model import StoredObject
-from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.policy.retention import RetentionOptions
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.retention.truncate import truncate
+from siltstone.run.definition import definition_of
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_mark
 from tests.fault.small_stream import SMALL, purchases

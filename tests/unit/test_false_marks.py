@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from siltstone.catalog.epochs import begin_epoch, check_catalog
 from siltstone.catalog.place import Place
+from siltstone.change.recover import recover
 from siltstone.errors import WrongWarehouse
-from siltstone.lifecycle.epochs import begin_epoch, check_catalog
-from siltstone.lifecycle.recovery import recover
 from siltstone.model import MAX_EPOCH
 from siltstone.store.paths import epoch_marks, fork_mark
 from tests.proofs import in_order

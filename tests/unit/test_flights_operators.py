@@ -15,7 +15,7 @@ import pytest
 from siltstone.model import KeyGroupRange
 from siltstone.operator import SOURCE, Operator, Rows, State
 from siltstone.state.backend import SubtaskState
-from siltstone.state.backends import backend
+from siltstone.state.backends.named import backend
 from streams import FLIGHTS
 from streams.flights import UNKNOWN
 from streams.flights_data import SCHEMA, read_flights

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.changelog.base import read_base, write_base
-from siltstone.changelog.block import encode_block
 from siltstone.changelog.changes import Change, ChangelogHandle, read_changes
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Uploader
 from siltstone.changelog.writer import ChangelogWriter
+from siltstone.format.base import read_base, write_base
+from siltstone.format.block import encode_block
 from siltstone.model import KeyGroupRange, Kind, StoredObject
 from siltstone.state.schema import DELETED, TableSchema
 from siltstone.store.filesystem import FilesystemStore

@@ -11,16 +11,16 @@ import pytest
 from siltstone.catalog import rows as catalog_rows
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.materialize import materialize
+from siltstone.change.fork import fork, stream_named
 from siltstone.errors import StateError, UnknownCheckpoint, UnknownStream, UsageError
-from siltstone.lifecycle.definition import check_recorded
-from siltstone.lifecycle.deletion import delete_checkpoints, foresee
-from siltstone.lifecycle.fork import fork, stream_named
-from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.restore import read_manifests
-from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
-from siltstone.lifecycle.sweep import sweep
+from siltstone.restore.restore import read_manifests
+from siltstone.retention.deletion import delete_checkpoints, foresee
+from siltstone.retention.sweep import sweep
+from siltstone.run.definition import check_recorded
+from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import Settings
-from siltstone.spark.sinks import ParquetSink
+from siltstone.sinks.parquet import ParquetSink
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.stream import Stream
 from tests.command_line import plain, siltstone

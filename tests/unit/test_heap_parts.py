@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from siltstone.errors import StateError, Unreachable
-from siltstone.state.heap import HeapBackend, HeapState, HeapTable, subtask, table
-from siltstone.state.heap.index import Index, tags
+from siltstone.state.backends.heap import HeapBackend, HeapState, HeapTable, subtask, table
+from siltstone.state.backends.heap.index import Index, tags
 from siltstone.state.schema import TableSchema
 from tests.state_model import ALL, MAX_PARALLELISM, batch_of, changed, contents
 

@@ -17,20 +17,20 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from siltstone.catalog.manifest import SCHEMA, Manifest, encode_manifest
-from siltstone.catalog.manifest_decoding import decode_manifest
-from siltstone.changelog import block, opaque
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.base import KEY_GROUP, read_base
-from siltstone.changelog.block import decode_block, encode_block
-from siltstone.changelog.coding import Encoder, seal
-from siltstone.changelog.index import decode_index, encode_index
-from siltstone.changelog.opaque import decode_opaque
-from siltstone.changelog.output import OutputWriter, read_output
 from siltstone.errors import CorruptObject, StateError
-from siltstone.lifecycle.restore import MemoryState, apply_reads
+from siltstone.format import block, opaque
+from siltstone.format.base import KEY_GROUP, read_base
+from siltstone.format.block import decode_block, encode_block
+from siltstone.format.coding import Encoder, seal
+from siltstone.format.index import decode_index, encode_index
+from siltstone.format.manifest import SCHEMA, Manifest, encode_manifest
+from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.format.opaque import decode_opaque
+from siltstone.format.output import OutputWriter, read_output
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.policy.restore_plan import Read
+from siltstone.restore.plan_rules import Read
+from siltstone.restore.restore import MemoryState, apply_reads
 from siltstone.state.schema import TableSchema
 from siltstone.store.blocks import BlockReader
 from siltstone.store.filesystem import FilesystemStore
@@ -152,7 +152,7 @@ def test_crafted_numbers_of_a_manifest_are_refused(manifest: Manifest) -> None:
 
 @pytest.mark.parametrize("packed", [b"", b"\xab", bytes(17), b"\x09" + bytes(32), b"\x01" + bytes(31), bytes(33)])
 def test_a_crafted_checksum_of_a_manifest_is_refused(packed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("siltstone.catalog.manifest.pack", lambda checksum: packed)
+    monkeypatch.setattr("siltstone.format.manifest.pack", lambda checksum: packed)
     crafted = encode_manifest(_manifest())
     with pytest.raises(CorruptObject, match=r"s/1/m\.arrow"):
         decode_manifest(crafted, "s/1/m.arrow")
@@ -280,7 +280,7 @@ def test_strings_of_a_block_that_are_no_utf_8_are_corrupt() -> None:
 
 
 def test_an_index_whose_names_or_numbers_lead_elsewhere_is_corrupt() -> None:
-    from siltstone.changelog.index import IndexEntry
+    from siltstone.format.index import IndexEntry
 
     good = IndexEntry("t", Form.BASE, 0, 0, 0, 9, 1, "ab" * 16, 1, source="s/1/b.parquet")
     assert decode_index(encode_index(2, [good]))[1][0].source == "s/1/b.parquet"

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from siltstone.changelog.base import KEY_GROUP, read_base, read_snapshot_values, write_base
 from siltstone.decoding import FREE_BYTES, RATIO
 from siltstone.errors import CorruptObject
-from siltstone.lifecycle.export import OPAQUE_SCHEMA, opaque_rows
+from siltstone.format.base import KEY_GROUP, read_base, read_snapshot_values, write_base
+from siltstone.restore.export import OPAQUE_SCHEMA, opaque_rows
 from siltstone.state.schema import TableSchema
 from tests.fuzz.crafted import crafted, with_page_header
 

@@ -11,14 +11,14 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.background import Background, BackgroundOptions
+from siltstone.chains.materialization_rules import MaterializationOptions
+from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.errors import Fenced, Unreachable
-from siltstone.lifecycle.background import Background, BackgroundOptions
-from siltstone.lifecycle.deletion import SUBSUMED
-from siltstone.lifecycle.housekeeping import Housekeeper
-from siltstone.lifecycle.materialize import materialize
-from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.policy.compaction import MaterializationOptions
-from siltstone.policy.retention import NEW_STREAM, RetentionOptions
+from siltstone.retention.deletion import SUBSUMED
+from siltstone.retention.housekeeping import Housekeeper
+from siltstone.retention.retention_rules import NEW_STREAM, RetentionOptions
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath, stream_prefix
 from tests.clock import Clock
@@ -150,7 +150,7 @@ def test_the_hour_long_first_deletion_is_done_in_parts(place: Place, monkeypatch
     run = RegionRun(place, STREAM, OFTEN)
     for n in range(1, 31):
         run.step(rows(n))
-    monkeypatch.setattr("siltstone.lifecycle.housekeeping._AT_ONCE", 10)
+    monkeypatch.setattr("siltstone.retention.housekeeping._AT_ONCE", 10)
     keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=1))
     left = []
     for _ in range(4):

@@ -12,10 +12,10 @@ import pytest
 
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.change.fork import fork
 from siltstone.errors import CorruptObject, Unreachable, WrongWarehouse
-from siltstone.lifecycle.fork import fork
-from siltstone.lifecycle.sweep import sweep
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.retention.sweep import sweep
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.identity import encode_identity, read_identity
 from siltstone.store.paths import IDENTITY

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.lifecycle.keys import parse_key_groups, parse_keys, rows_of_keys
 from siltstone.model import KeyGroupRange
+from siltstone.restore.keys import parse_key_groups, parse_keys, rows_of_keys
 from siltstone.state.hashing import normalise_keys, xxhash64
 from tests.arrow_strategies import TYPES, random_array
 

@@ -8,20 +8,21 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.place import Place
-from siltstone.changelog import base
-from siltstone.lifecycle import comparison, merge
-from siltstone.lifecycle.comparison import compare, compare_tasks
-from siltstone.lifecycle.export import unit_tasks
-from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.merge import Changes
-from siltstone.lifecycle.restore import read_manifests
-from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
+from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.format import base
 from siltstone.model import KeyGroupRange
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.restore import compare as comparison
+from siltstone.restore import merge
+from siltstone.restore.compare import compare, compare_tasks
+from siltstone.restore.export import unit_tasks
+from siltstone.restore.merge import Changes
+from siltstone.restore.restore import read_manifests
+from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.state.backend import KeyBatch
+from siltstone.state.backends.heap import HeapTable, records
 from siltstone.state.columns import row_bytes, split_by_bytes, take_from
 from siltstone.state.hashing import xxhash64
-from siltstone.state.heap import HeapTable, records
 from siltstone.state.schema import TableSchema
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, restored_digest

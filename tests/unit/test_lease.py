@@ -13,10 +13,10 @@ from sqlalchemy import event
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject, UnknownCheckpoint, UnknownStream, Unreachable
-from siltstone.lifecycle.deletion import DeletionResult, delete_checkpoints
-from siltstone.lifecycle.export import restore_unit, unit_tasks, whole_digest
-from siltstone.lifecycle.lease import LeaseOptions, reading
-from siltstone.lifecycle.restore import read_manifests
+from siltstone.restore.export import restore_unit, unit_tasks, whole_digest
+from siltstone.restore.restore import read_manifests
+from siltstone.retention.deletion import DeletionResult, delete_checkpoints
+from siltstone.retention.leases import LeaseOptions, reading
 from tests.clock import Clock
 from tests.orphans import check_whole, filesystem, write
 from tests.places import place_at

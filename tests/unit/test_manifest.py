@@ -10,9 +10,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.catalog.manifest import Manifest, encode_manifest
-from siltstone.catalog.manifest_decoding import decode_manifest
 from siltstone.errors import CorruptObject, NewerFormat
+from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.state.digest import checkpoint_digest
 from tests.orphans import filesystem, new_run

@@ -9,13 +9,13 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
+from siltstone.chains.materialize import Materialized, materialize
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.errors import CorruptObject, Fenced, UnknownCheckpoint, UnknownStream, UsageError
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.materialize import Materialized, materialize
-from siltstone.lifecycle.restore import read_manifest
-from siltstone.lifecycle.sweep import sweep
 from siltstone.model import Form, Kind
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.restore.restore import read_manifest
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.sweep import sweep
 from siltstone.store.paths import materialization_of
 from tests.clock import Clock
 from tests.fault.small_stream import SMALL, purchases

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog import manifest as manifests
 from siltstone.catalog.place import Place
-from siltstone.changelog.coding import seal, unseal
-from siltstone.changelog.segment import MAGIC, Segment
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, NewerFormat, StateError
-from siltstone.lifecycle.proof import prove_checkpoints
-from siltstone.lifecycle.recovery import recover
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.format import manifest as manifests
+from siltstone.format.coding import seal, unseal
+from siltstone.format.segment import MAGIC, Segment
+from siltstone.restore.proof import prove_checkpoints
 from siltstone.spark.operations.recovering import DAMAGED
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import in_order

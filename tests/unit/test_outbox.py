@@ -11,13 +11,13 @@ import pytest
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.change.fork import fork
+from siltstone.change.recover import recover
+from siltstone.change.replay import follow
 from siltstone.errors import CorruptObject, Fenced, StateError, Unreachable, UsageError
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.fork import fork
-from siltstone.lifecycle.recovery import recover
-from siltstone.lifecycle.replay import follow
-from siltstone.lifecycle.sweep import sweep
 from siltstone.operator import Rows, State
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.sweep import sweep
 from siltstone.store.filesystem import FilesystemStore
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, Tallies, batch, damage, inputs, outstanding, staged
 from tests.proofs import failures
@@ -178,7 +178,7 @@ def test_output_for_a_sink_that_is_no_more_is_never_dropped_in_silence(place: Pl
 def test_large_output_is_staged_by_the_tasks_and_stays_in_order(
     place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("siltstone.changelog.output.OBJECT_BYTES", 1 << 14)
+    monkeypatch.setattr("siltstone.format.output.OBJECT_BYTES", 1 << 14)
     run = Outboxed(place, heard)
     run.step(batch(1, 60_000))
     assert len(staged(place)) >= 2 and heard.inputs == inputs([1], 60_000)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from siltstone.spark.sinks import ParquetSink
+from siltstone.sinks.parquet import ParquetSink
 from tests.fault.victims import Frame
 
 

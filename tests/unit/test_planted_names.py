@@ -10,7 +10,7 @@ from rich.console import Console
 
 from siltstone.cli.output import shown
 from siltstone.errors import CorruptObject, StateError
-from siltstone.spark.sinks import deliverers
+from siltstone.spark.delivery import deliverers
 from siltstone.store.filesystem import FilesystemStore
 
 
@@ -63,7 +63,7 @@ def test_staged_rows_altered_before_their_delivery_are_not_blamed_on_the_sink(
     def deliver(*_: object) -> None:
         raise RuntimeError("an exception was thrown from the Python worker")
 
-    monkeypatch.setattr("siltstone.spark.sinks.staged_rows", lambda *_: None)
+    monkeypatch.setattr("siltstone.spark.delivery.staged_rows", lambda *_: None)
     store = FilesystemStore(tmp_path / "objects")
     stream: Any = SimpleNamespace(sinks={"by_key": deliver})
     give = deliverers(cast(Any, None), stream, store.url, tmp_path)["by_key"]

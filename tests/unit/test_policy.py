@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.errors import StateError, UsageError
-from siltstone.model import Form
-from siltstone.policy import chain
-from siltstone.policy.adaptive import (
+from siltstone.chains import chain_rules as chain
+from siltstone.chains.policies import (
     DEFAULT_POLICY,
     POLICIES,
     CheckpointCost,
@@ -18,6 +16,8 @@ from siltstone.policy.adaptive import (
     RestoreCost,
     named,
 )
+from siltstone.errors import StateError, UsageError
+from siltstone.model import Form
 
 MB = 1_000_000
 

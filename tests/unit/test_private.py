@@ -13,7 +13,7 @@ import pytest
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
-from siltstone.lifecycle.working_state import locked
+from siltstone.run.working_state import locked
 from siltstone.store.private import VARIABLE, make_private_file, own_umask
 from tests.command_line import siltstone
 
@@ -54,7 +54,7 @@ def test_what_a_command_writes_elsewhere_is_private(tmp_path: Path, monkeypatch:
         (tmp_path / "made").touch()
         seen.append(mode(tmp_path / "made"))
 
-    monkeypatch.setattr("siltstone.lifecycle.inspect.list_checkpoints", look)
+    monkeypatch.setattr("siltstone.chains.inspect.list_checkpoints", look)
     Place.writable(str(tmp_path / "w")).catalog.close()
     siltstone("checkpoints", "none", "--warehouse", str(tmp_path / "w"))
     assert seen == [0o600]

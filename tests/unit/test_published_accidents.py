@@ -12,19 +12,19 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.manifest import Manifest
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.materialization_rules import MaterializationOptions
+from siltstone.chains.materialize import materialize
 from siltstone.errors import CorruptObject, Fenced, StateError, UnknownCheckpoint
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.restore import read_manifests
-from siltstone.lifecycle.retention import truncate
-from siltstone.lifecycle.sweep import SweepOptions, sweep
+from siltstone.format.manifest import Manifest
 from siltstone.model import StoredObject
-from siltstone.policy.compaction import MaterializationOptions
-from siltstone.policy.retention import RetentionOptions
+from siltstone.restore.restore import read_manifests
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.leases import reading
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.retention.truncate import truncate
 from siltstone.settings import Settings
 from siltstone.spark.operations import running
 from siltstone.store.filesystem import FilesystemStore

@@ -9,13 +9,13 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
+from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.change import recover as recovery
+from siltstone.change.recover import Recovery, recover
 from siltstone.errors import CorruptObject, Fenced, LossRefused, UnknownCheckpoint, UnknownStream, Unreachable
-from siltstone.lifecycle import recovery
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.recovery import Recovery, recover
-from siltstone.lifecycle.sweep import SweepOptions, sweep
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.sweep import SweepOptions, sweep
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, in_order
 from tests.region_run import RegionRun

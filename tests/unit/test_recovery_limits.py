@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from siltstone.catalog.place import Place
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.change import recover as recovery
+from siltstone.change.recover import recover
+from siltstone.change.rollback_rules import AUTOMATIC_CHECKPOINTS, explain_refusal
 from siltstone.errors import LossRefused, NewerFormat, Unreachable
-from siltstone.lifecycle import recovery
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.recovery import recover
-from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.policy.rollback import AUTOMATIC_CHECKPOINTS, explain_refusal
+from siltstone.retention.deletion import delete_checkpoints
 from siltstone.store.paths import IDENTITY
 from tests.fault.small_stream import SMALL, purchases
 from tests.identities import answer_not_found

@@ -10,14 +10,17 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
+from siltstone.chains.costs import cost_of
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policy_rules import CheckpointCost
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.base import read_snapshot_values
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject, Fenced, StateError, UnknownCheckpoint, UsageError
-from siltstone.lifecycle import persist
-from siltstone.lifecycle.comparison import compare, compare_tasks
-from siltstone.lifecycle.costs import cost_of
-from siltstone.lifecycle.export import (
+from siltstone.format.base import read_snapshot_values
+from siltstone.model import Form, Handle, KeyGroupRange, Kind
+from siltstone.operator import OpaqueState, Rows, State
+from siltstone.restore.compare import compare, compare_tasks
+from siltstone.restore.export import (
     OPAQUE_SCHEMA,
     chosen,
     opaque_rows,
@@ -26,14 +29,11 @@ from siltstone.lifecycle.export import (
     unit_tasks,
     whole_digest,
 )
-from siltstone.lifecycle.restore import read_manifest, read_manifests
-from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
-from siltstone.lifecycle.verify import check_indexes, plan_proof
-from siltstone.lifecycle.working_state import locked
-from siltstone.model import Form, Handle, KeyGroupRange, Kind
-from siltstone.operator import OpaqueState, Rows, State
-from siltstone.policy.adaptive import PolicyOptions, named
-from siltstone.policy.protocol import CheckpointCost
+from siltstone.restore.restore import read_manifest, read_manifests
+from siltstone.restore.verify import check_indexes, plan_proof
+from siltstone.run import persist
+from siltstone.run.snapshot import snapshot_tasks, take_snapshot
+from siltstone.run.working_state import locked
 from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun

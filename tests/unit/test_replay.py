@@ -9,10 +9,8 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import Edit, StepRecord
-from siltstone.errors import ProofFailed, SchemaConflict, UnknownCheckpoint, UsageError
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.region import Completed
-from siltstone.lifecycle.replay import (
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.change.replay import (
     Digests,
     Follow,
     Recorded,
@@ -23,8 +21,10 @@ from siltstone.lifecycle.replay import (
     resolve_range,
     restore_points,
 )
-from siltstone.lifecycle.savepoint import set_savepoint
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.errors import ProofFailed, SchemaConflict, UnknownCheckpoint, UsageError
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.savepoints import set_savepoint
+from siltstone.run.region import Completed
 from siltstone.state.digest import checkpoint_digest
 from siltstone.stream import Stream
 from tests.region_run import RegionRun

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.place import Place
-from siltstone.changelog import base
-from siltstone.lifecycle import persist
-from siltstone.lifecycle.export import restore_unit, unit_tasks
-from siltstone.lifecycle.restore import read_manifests
+from siltstone.chains.policies import PolicyOptions, named
+from siltstone.format import base
 from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.restore.export import restore_unit, unit_tasks
+from siltstone.restore.restore import read_manifests
+from siltstone.run import persist
 from siltstone.store import blocks, ranged
 from siltstone.stream import Stream
 from tests.fault.small_stream import SMALL, purchases

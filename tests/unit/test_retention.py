@@ -13,13 +13,13 @@ import pytest
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.materialize import materialize
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, UsageError
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.materialize import materialize
-from siltstone.lifecycle.retention import Truncation, truncate
-from siltstone.lifecycle.savepoint import drop_savepoint, list_savepoints, set_savepoint
-from siltstone.policy.retention import RetentionOptions
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.leases import reading
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.savepoints import drop_savepoint, list_savepoints, set_savepoint
+from siltstone.retention.truncate import Truncation, truncate
 from siltstone.store.filesystem import FilesystemStore
 from tests.clock import Clock
 from tests.places import place_at

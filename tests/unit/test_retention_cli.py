@@ -11,9 +11,9 @@ import pytest
 
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.inspect import list_checkpoints
+from siltstone.chains.inspect import list_checkpoints
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.operator import Operator, Rows, State, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
 from tests.command_line import plain, siltstone

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from siltstone.errors import UsageError
-from siltstone.policy.retention import parse_duration
+from siltstone.retention.retention_rules import parse_duration
 from siltstone.settings import load_settings
 
 

@@ -9,10 +9,10 @@ import pytest
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import StepRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.policies import PolicyOptions, named
 from siltstone.errors import StateError
-from siltstone.lifecycle.region import Region, RegionOptions
 from siltstone.operator import Operator, ValueState
-from siltstone.policy.adaptive import PolicyOptions, named
+from siltstone.run.region import Region, RegionOptions
 from siltstone.spark.runner import StreamRunner
 from siltstone.stream import Stream
 from tests import sums

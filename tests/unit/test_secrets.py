@@ -8,7 +8,7 @@ import pytest
 
 from siltstone.catalog import engine
 from siltstone.errors import UsageError
-from siltstone.lifecycle.definition import check_definition, definition_of, recorded_options
+from siltstone.run.definition import check_definition, definition_of, recorded_options
 from siltstone.secret import Secret, hide
 from siltstone.settings import given_settings, load_settings
 from siltstone.store.url import has_password, shown

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.changelog.block import decode_block, encode_block
-from siltstone.changelog.coding import seal
-from siltstone.changelog.opaque import MAGIC, decode_opaque, encode_opaque
-from siltstone.changelog.segment import Section, Segment, SegmentBuilder
 from siltstone.errors import CorruptObject, UsageError
+from siltstone.format.block import decode_block, encode_block
+from siltstone.format.coding import seal
+from siltstone.format.opaque import MAGIC, decode_opaque, encode_opaque
+from siltstone.format.segment import Section, Segment, SegmentBuilder
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.store.checksums import checksum_of
 

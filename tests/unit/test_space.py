@@ -6,15 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.aggregate import Aggregate, Count, Sum
+from siltstone.aggregates.operator import Aggregate, Count, Sum
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.background import Background, BackgroundOptions
-from siltstone.lifecycle.compaction import chain_facts
-from siltstone.lifecycle.restore import read_manifest
+from siltstone.chains.background import Background, BackgroundOptions
+from siltstone.chains.due import chain_facts
+from siltstone.chains.materialization_rules import MaterializationOptions
+from siltstone.chains.policies import POLICIES, PolicyOptions, named
 from siltstone.model import Form, Kind
 from siltstone.operator import Operator, Rows, State, WindowState
-from siltstone.policy.adaptive import POLICIES, PolicyOptions, named
-from siltstone.policy.compaction import MaterializationOptions
+from siltstone.restore.restore import read_manifest
 from siltstone.stream import Stream
 from tests.proofs import in_order
 from tests.region_run import RegionRun

@@ -12,11 +12,11 @@ from sqlalchemy import event
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit
 from siltstone.errors import UnknownCheckpoint, UnknownStream, Unreachable
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.sweep import ORPHANS, SweepOptions, SweepResult, sweep
 from siltstone.model import Form, StoredObject
-from siltstone.policy.orphans import Reason
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.leases import reading
+from siltstone.retention.orphan_rules import Reason
+from siltstone.retention.sweep import ORPHANS, SweepOptions, SweepResult, sweep
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath, epoch_marks
 from tests.command_line import plain, siltstone

@@ -17,9 +17,9 @@ import pytest
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, StateError
-from siltstone.lifecycle.deletion import delete_checkpoints
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.sweep import SweepOptions, sweep
+from siltstone.retention.deletion import delete_checkpoints
+from siltstone.retention.leases import reading
+from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
 from tests.orphans import Injected, check_whole, filesystem, inject, new_run, referenced, stored, write
@@ -107,7 +107,7 @@ def test_stopped_at_the_catalog_it_is_completed_by_the_next(
 KILLED = """
 import os, signal, sys
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.sweep import sweep
+from siltstone.retention.sweep import sweep
 from siltstone.store.filesystem import FilesystemStore
 
 root, deletes, stream = sys.argv[1:]

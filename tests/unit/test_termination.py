@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.lease import reading
+from siltstone.retention.leases import reading
 from tests.catalog_cases import commit_of
 
 ROOT = Path(__file__).parents[2]

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
 from siltstone.errors import NoLiveState, StateError
-from siltstone.lifecycle.comparison import compare, compare_tasks
-from siltstone.lifecycle.export import unit_tasks
-from siltstone.lifecycle.region import Completed, Region, RegionOptions
-from siltstone.lifecycle.restore import read_manifest, read_manifests
-from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
-from siltstone.lifecycle.task import StepTask
+from siltstone.restore.compare import compare, compare_tasks
+from siltstone.restore.export import unit_tasks
+from siltstone.restore.restore import read_manifest, read_manifests
+from siltstone.run.region import Completed, Region, RegionOptions
+from siltstone.run.snapshot import snapshot_tasks, take_snapshot
+from siltstone.run.task import StepTask
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import LocalLayout
 from tests.examples import examples

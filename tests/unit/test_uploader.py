@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from siltstone.changelog.block import encode_block
-from siltstone.changelog.segment import INDEX_HANDLE, Section, Segment, SegmentBuilder
 from siltstone.changelog.upload_metrics import Histogram, UploadMetrics, UploadStatistics, bucket_of, openmetrics
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Placed, Uploader, uploader_of
 from siltstone.errors import StateError, Unreachable, UsageError
+from siltstone.format.block import encode_block
+from siltstone.format.segment import INDEX_HANDLE, Section, Segment, SegmentBuilder
 from siltstone.model import KeyGroupRange
 from siltstone.store.base import Store
 from siltstone.store.checksums import checksum_of

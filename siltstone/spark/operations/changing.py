@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
-from siltstone.lifecycle.definition import check_definition, check_run, definition_of, recorded_options
 from siltstone.log import bound
+from siltstone.run.definition import check_definition, check_run, definition_of, recorded_options
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
 from siltstone.spark.failures import explained

@@ -17,10 +17,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import Edit
+from siltstone.change.edit import COUNTS, Editing, check_columns, conformed, editable
 from siltstone.errors import UsageError
-from siltstone.lifecycle.edit import COUNTS, Editing, check_columns, conformed, editable
-from siltstone.lifecycle.lease import this_process
-from siltstone.lifecycle.task import StepTask
+from siltstone.retention.leases import this_process
+from siltstone.run.task import StepTask
 from siltstone.settings import Settings
 from siltstone.spark.failures import explained
 from siltstone.spark.operations.changing import check_changeable, taken_over

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from siltstone.catalog.place import Place
+from siltstone.chains.due import materialization_health
+from siltstone.chains.materialize import Materialized
+from siltstone.chains.materialize import materialize as materialize_operator
 from siltstone.errors import UsageError
-from siltstone.lifecycle.compaction import materialization_health
-from siltstone.lifecycle.definition import check_parallelism
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.materialize import Materialized
-from siltstone.lifecycle.materialize import materialize as materialize_operator
+from siltstone.retention.leases import reading
+from siltstone.run.definition import check_parallelism
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import cores, needs_spark, spark_session

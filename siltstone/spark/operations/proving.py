@@ -9,14 +9,14 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import SnapshotRecord
+from siltstone.chains.due import materialization_health
 from siltstone.errors import StateError, UnknownCheckpoint, UsageError
-from siltstone.lifecycle.compaction import materialization_health
-from siltstone.lifecycle.comparison import TableComparison, compare, compare_tasks
-from siltstone.lifecycle.export import unit_tasks
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.proof import prove_checkpoints
-from siltstone.lifecycle.restore import read_manifests
-from siltstone.lifecycle.verify import Failure, check_objects
+from siltstone.restore.compare import TableComparison, compare, compare_tasks
+from siltstone.restore.export import unit_tasks
+from siltstone.restore.proof import prove_checkpoints
+from siltstone.restore.restore import read_manifests
+from siltstone.restore.verify import Failure, check_objects
+from siltstone.retention.leases import reading
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import cores, needs_spark, spark_session

@@ -6,9 +6,9 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
+from siltstone.change import recover as recovery
+from siltstone.change.recover import Recovery
 from siltstone.errors import CorruptObject, ProofFailed, StateError
-from siltstone.lifecycle import recovery
-from siltstone.lifecycle.recovery import Recovery
 from siltstone.log import get_logger
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
@@ -28,7 +28,7 @@ def recover(
     accept_loss: bool = False,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Recovery:
-    """Leave a stream ready to run on from its newest checkpoint that restores; see `lifecycle.recovery`.
+    """Leave a stream ready to run on from its newest checkpoint that restores; see `change.recover`.
 
     Args:
         dry_run: only look; nothing changes.

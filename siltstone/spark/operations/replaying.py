@@ -10,13 +10,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import StepRecord
+from siltstone.chains.costs import Gathered
+from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
 from siltstone.errors import SiltstoneError, StateError, UsageError
-from siltstone.lifecycle.costs import Gathered
-from siltstone.lifecycle.definition import check_run, recorded_options
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
-from siltstone.lifecycle.task import DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.operator import SOURCE
+from siltstone.retention.leases import reading
+from siltstone.run.definition import check_run, recorded_options
+from siltstone.run.task import DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.settings import Settings
 from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from siltstone.catalog.place import Place
-from siltstone.lifecycle.rescale import check_same_digests
-from siltstone.lifecycle.restore import read_manifest
+from siltstone.change.rescale import check_same_digests
+from siltstone.restore.restore import read_manifest
 from siltstone.settings import Settings
 from siltstone.spark.operations.changing import check_changeable, taken_over
 from siltstone.spark.session import needs_spark, spark_session

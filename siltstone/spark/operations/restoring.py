@@ -8,8 +8,7 @@ from pathlib import Path
 from siltstone.catalog.place import Place
 from siltstone.catalog.records import parse_time
 from siltstone.errors import ProofFailed
-from siltstone.lifecycle.definition import check_parallelism
-from siltstone.lifecycle.export import (
+from siltstone.restore.export import (
     chosen,
     discard,
     publish,
@@ -19,8 +18,9 @@ from siltstone.lifecycle.export import (
     unit_tasks,
     whole_digest,
 )
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.restore import read_manifests
+from siltstone.restore.restore import read_manifests
+from siltstone.retention.leases import reading
+from siltstone.run.definition import check_parallelism
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import cores, needs_spark, spark_session

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from siltstone.catalog.repository import Catalog
+from siltstone.chains.due import OperatorHealth, materialization_health
+from siltstone.chains.metrics import dead_letter_metric, health_metrics
 from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
 from siltstone.errors import Unreachable
-from siltstone.lifecycle.compaction import OperatorHealth, materialization_health
-from siltstone.lifecycle.metrics import dead_letter_metric, health_metrics
-from siltstone.lifecycle.region import Completed
 from siltstone.log import get_logger
+from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.store.filesystem import reaching
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.place import Place
+from siltstone.chains.background import Background, BackgroundOptions
+from siltstone.chains.policies import named
+from siltstone.change.recover import Recovery
 from siltstone.errors import Fenced, Stopped, Unreachable
-from siltstone.lifecycle.background import Background, BackgroundOptions
-from siltstone.lifecycle.definition import check_recorded, check_run
-from siltstone.lifecycle.lease import this_process
-from siltstone.lifecycle.recovery import Recovery
-from siltstone.lifecycle.region import Completed, Region, RegionOptions
 from siltstone.log import bound
-from siltstone.policy.adaptive import named
+from siltstone.retention.leases import this_process
+from siltstone.run.definition import check_recorded, check_run
+from siltstone.run.region import Completed, Region, RegionOptions
 from siltstone.settings import Settings
 from siltstone.spark.background import SparkUnits
 from siltstone.spark.cluster import check_cluster

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from siltstone.catalog.place import Place
 from siltstone.errors import Unreachable
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.proof import plan_checkpoints
-from siltstone.lifecycle.restore import read_manifest
-from siltstone.lifecycle.series import (
+from siltstone.restore.proof import plan_checkpoints
+from siltstone.restore.restore import read_manifest
+from siltstone.restore.series import (
     RestoredLabel,
     digest_of,
     labels_by_checkpoint,
@@ -22,7 +21,8 @@ from siltstone.lifecycle.series import (
     publish_labels,
     restore_chain,
 )
-from siltstone.lifecycle.verify import Failure, check_indexes
+from siltstone.restore.verify import Failure, check_indexes
+from siltstone.retention.leases import reading
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import needs_spark, spark_session

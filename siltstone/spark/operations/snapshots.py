@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from siltstone.catalog.place import Place
 from siltstone.errors import UsageError
-from siltstone.lifecycle.lease import reading
-from siltstone.lifecycle.restore import read_manifest
-from siltstone.lifecycle.snapshot import snapshot_tasks, take_snapshot
+from siltstone.restore.restore import read_manifest
+from siltstone.retention.leases import reading
+from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import needs_spark, spark_session

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.audit import RECORDS_KEPT, Doomed, Standing
+from siltstone.catalog.audit import RECORDS_KEPT, Doomed
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.records import CheckpointCommit
+from siltstone.catalog.records import CheckpointCommit, Standing
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, StateError, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.model import Form, StoredObject

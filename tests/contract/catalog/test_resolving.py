@@ -10,7 +10,7 @@ from siltstone.catalog.open import open_catalog
 from siltstone.catalog.records import parse_time
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import UnknownCheckpoint
-from siltstone.policy.retention import RetentionOptions, plan_retention
+from siltstone.retention.retention_rules import RetentionOptions, plan_retention
 from tests.catalog_cases import NOON, Clock, add, commit_of
 
 

@@ -17,9 +17,9 @@ from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit, Step
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.source_entries import count_files, merge
-from siltstone.lifecycle.retention import truncate
 from siltstone.model import Form, StoredObject
-from siltstone.policy.retention import RetentionOptions
+from siltstone.retention.retention_rules import RetentionOptions
+from siltstone.retention.truncate import truncate
 
 NAME = "flights"
 CHECKPOINT_BYTES, OBJECT_BYTES, STEP_BYTES, DELETION_BYTES = 800, 250, 250, 300

@@ -10,7 +10,7 @@ from siltstone.catalog import fencing
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, SchemaConflict, UnknownStream, UsageError
-from siltstone.policy.orphans import incomplete_prefixes
+from siltstone.retention.orphan_rules import incomplete_prefixes
 from siltstone.store.paths import CheckpointPath
 from tests.catalog_cases import NOON, Clock, add, commit_of, stored
 

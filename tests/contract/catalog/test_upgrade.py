@@ -17,7 +17,7 @@ from siltstone.catalog.tables import REVISION, REVISION_TABLE
 from siltstone.catalog.upgrade import revision, revisions
 from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Fenced, UsageError
-from siltstone.lifecycle.lease import this_process
+from siltstone.retention.leases import this_process
 from tests.catalog_cases import NOON, commit_of
 from tests.killed_child import killed_at
 from tests.older_catalogs import FILES, OFFSETS, SHAPES, engine_of, make_revision, make_shape

@@ -1,0 +1,232 @@
+"""SQL's aggregate functions over columns of state: lift a row, reduce rows, read the result.
+
+Nulls are skipped as in SQL. Of floats -0.0 counts as 0.0, and NaN is above every number, as in Spark. Results
+do not depend on the order of the rows: ties are broken by value, and floats are added in ascending order.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.aggregates.exact import means, to_decimal, wide
+from siltstone.aggregates.reduction import choose_by, count_by, extreme_by, sum_by, take_or_null
+from siltstone.errors import UsageError
+from siltstone.state.columns import fixed_values, null_mask
+
+_EVENT_TIME = pa.timestamp("us", "UTC")
+_WHOLE = pa.decimal128(38, 0)
+"""holds every sum of int64 values of which an int64 can count the number"""
+
+
+class Overflow(Exception):
+    """A sum does not fit its type: that of `function`, in the groups where `groups` (bool[size]) is true."""
+
+    def __init__(self, function: "Sum | Average", groups: np.ndarray) -> None:
+        super().__init__(function.name)
+        self.function, self.groups = function, groups
+
+
+@dataclass(frozen=True)
+class Function(ABC):
+    """One aggregate, whose result is the column `name`."""
+
+    name: str
+
+    @abstractmethod
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        """The columns it reads and the types they are cast to, None for any type."""
+
+    @abstractmethod
+    def columns(self) -> dict[str, pa.DataType]:
+        """The columns of state it keeps."""
+
+    @abstractmethod
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        """Input columns as columns of state, each row by itself."""
+
+    @abstractmethod
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        """Columns of state, reduced to one row a group."""
+
+    def result(self, columns: list[pa.Array]) -> pa.Array:
+        """The aggregate's value, from its columns of state."""
+        return columns[0]
+
+    def result_type(self) -> pa.DataType:
+        """The type of the value."""
+        return self.columns()[self.name]
+
+
+@dataclass(frozen=True)
+class Count(Function):
+    """How many rows, or how many in which the column `of` is not null. Kept as `name` (int64)."""
+
+    of: str | None = None
+
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        return {} if self.of is None else {self.of: None}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        return {self.name: pa.int64()}
+
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        return [pa.array((~null_mask(columns[0])).astype(np.int64))]
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        return [count_by(columns[0], group, size)]
+
+
+@dataclass(frozen=True)
+class _OfColumn(Function):
+    """A function of one column, which has the type `type` or can be cast to it."""
+
+    of: str
+    type: pa.DataType = pa.int64()  # noqa: RUF009  (Arrow types do not change)
+
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        return {self.of: self.type}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        return {self.name: self.type}
+
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        return columns
+
+
+@dataclass(frozen=True)
+class Sum(_OfColumn):
+    """The sum of the values that are not null; null where there is none.
+
+    Kept as `name`: int64 for integers, float64 for floats, decimal128(38, scale) for decimals. Whether a sum fits is
+    looked at once for each call of `process`, when its rows are added to what was kept.
+
+    Args:
+        on_overflow: what becomes of a sum that does not fit: "fail" raises `BadRow`, "null" makes it null from then on
+            (kept as `<name>_overflowed`), "wrap" takes it modulo 2**64, which only integers can be.
+    """
+
+    on_overflow: str = "fail"
+
+    def __post_init__(self) -> None:
+        if self.on_overflow not in ("fail", "null", "wrap"):
+            raise UsageError(f"on_overflow of {self.name} is {self.on_overflow!r}: use 'fail', 'null' or 'wrap'")
+        if self.on_overflow == "wrap" and not pa.types.is_integer(self.type):
+            raise UsageError(f"aggregate {self.name} adds up values of type {self.type}: only integers can wrap")
+
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        return {self.of: _sum_type(self.type, self.name)}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        kept = {self.name: _sum_type(self.type, self.name)}
+        return kept | {f"{self.name}_overflowed": pa.bool_()} if self.on_overflow == "null" else kept
+
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        flags = [pa.array(np.zeros(len(columns[0]), np.bool_))] if self.on_overflow == "null" else []
+        return [*columns, *flags]
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        sums, overflow = sum_by(columns[0], group, size)
+        if self.on_overflow == "null":
+            overflowed = np.zeros(size, np.bool_) if overflow is None else overflow
+            flags = fixed_values(columns[1]).astype(np.bool_) & ~null_mask(columns[1])  # null for a key that is new
+            overflowed[group[flags]] = True
+            return [take_or_null(sums, np.arange(size), overflowed), pa.array(overflowed)]
+        if overflow is not None and self.on_overflow == "fail":
+            raise Overflow(self, overflow)
+        return [sums]
+
+
+@dataclass(frozen=True)
+class Min(_OfColumn):
+    """The least value that is not null. Kept as `name`. NaN is above every number."""
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        return [extreme_by(columns[0], group, size)]
+
+
+@dataclass(frozen=True)
+class Max(_OfColumn):
+    """The greatest value that is not null. Kept as `name`. NaN is above every number."""
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        return [extreme_by(columns[0], group, size, largest=True)]
+
+
+@dataclass(frozen=True)
+class Average(_OfColumn):
+    """The mean (float64) of the values that are not null.
+
+    Kept as `<name>_count` and `<name>_sum`: exact as decimal128(38, 0) for integers and as decimal128(38, scale) for
+    decimals, where more digits raise `BadRow`; float64 for floats, as in Spark.
+    """
+
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        return {self.of: _sum_type(self.type, self.name)}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        kind = _sum_type(self.type, self.name)
+        return {f"{self.name}_sum": _WHOLE if pa.types.is_integer(kind) else kind, f"{self.name}_count": pa.int64()}
+
+    def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
+        absent = null_mask(columns[0])
+        values = columns[0]
+        if pa.types.is_integer(values.type):
+            values = to_decimal(wide(fixed_values(values)), _WHOLE, absent if values.null_count else None)
+        return [values, pa.array((~absent).astype(np.int64))]
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        sums, overflow = sum_by(columns[0], group, size)
+        if overflow is not None:
+            raise Overflow(self, overflow)
+        return [sums, count_by(columns[1], group, size)]
+
+    def result(self, columns: list[pa.Array]) -> pa.Array:
+        count = fixed_values(columns[1])
+        if columns[0].type == _WHOLE and pa.types.is_integer(self.type):
+            return pa.array(means(fixed_values(columns[0]), count), mask=count == 0)
+        total = fixed_values(columns[0].cast(pa.float64(), safe=False))
+        return pa.array(total / np.maximum(count, 1), mask=count == 0)
+
+    def result_type(self) -> pa.DataType:
+        return pa.float64()
+
+
+@dataclass(frozen=True)
+class First(_OfColumn):
+    """The value, not null, of the row with the least `by`; of several the least value. Kept as `name`,
+    `<name>_by`."""
+
+    by: str = "event_time"
+    by_type: pa.DataType = _EVENT_TIME
+    _largest: ClassVar[bool] = False
+
+    def inputs(self) -> dict[str, pa.DataType | None]:
+        return {self.of: self.type, self.by: self.by_type}
+
+    def columns(self) -> dict[str, pa.DataType]:
+        return {self.name: self.type, f"{self.name}_by": self.by_type}
+
+    def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        rows, absent = choose_by([columns[1], columns[0]], group, size, largest=self._largest)
+        return [take_or_null(column, rows, absent) for column in columns]
+
+
+@dataclass(frozen=True)
+class Last(First):
+    """The value, not null, of the row with the greatest `by`; of several the greatest value. Kept as by
+    `First`."""
+
+    _largest: ClassVar[bool] = True
+
+
+def _sum_type(kind: pa.DataType, name: str) -> pa.DataType:
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_decimal128(kind):
+        return pa.decimal128(38, kind.scale)
+    raise UsageError(f"aggregate {name} cannot add up values of type {kind}: use an integer, float or decimal")

@@ -1,0 +1,219 @@
+"""A ready-made operator: SQL's aggregates, kept per key in one row of state, computed a batch at a time.
+
+    Aggregate(
+        "routes",
+        key={"origin": pa.string(), "dest": pa.string()},
+        aggregates=[
+            Count("flights"),
+            Sum("delay_total", of="delay"),
+            Last("plane", of="tailnum", type=pa.string(), by="event_time"),
+        ],
+    )
+
+Every function turns a row into columns of state and reduces many such rows to one, so that the old row, new
+rows and rows aggregated before the shuffle (`map_side`) are all reduced alike, in one get and one put a
+batch.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.aggregates.functions import Average, Count, First, Function, Last, Max, Min, Overflow, Sum
+from siltstone.errors import BadRow, UsageError
+from siltstone.operator import SOURCE, Operator, Rows, State, ValueState
+from siltstone.state.access import conform
+from siltstone.state.columns import fixed_values, misfits, one_array
+from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+from siltstone.state.variables import ColumnTypes, schema_of
+
+__all__ = ["Aggregate", "Average", "Count", "First", "Last", "Max", "Min", "Sum"]
+
+PARTIAL = "__partial_"
+"""prefix of the columns of state in rows that were aggregated before the shuffle"""
+_HELD_BY_SPARK = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+
+
+class Aggregate(Operator):
+    """Aggregates the rows of each key.
+
+    State is one row a key in the variable `totals`, whose value columns are those that the functions keep.
+
+    Args:
+        name, key, reads: as for every `Operator`.
+        aggregates: the functions, with distinct names. `type` of a function is the type of its input column.
+        output: whether `process` returns the keys it was given with the aggregates as they are now.
+        map_side: the runner aggregates by `partial` before the shuffle, which pays where keys are skewed.
+
+    Sums of floats depend on the order of additions. Within a call of `process` values are added in ascending
+    order; for the calls to be the same when a task runs twice, such an operator orders its rows (`order_by`).
+
+    Raises:
+        UsageError: a function or another field is missing or wrong.
+    """
+
+    totals: ValueState
+
+    def __init__(
+        self,
+        name: str,
+        key: ColumnTypes,
+        aggregates: Sequence[Function],
+        reads: str = SOURCE,
+        output: bool = True,
+        map_side: bool = False,
+    ) -> None:
+        if not aggregates or not all(isinstance(function, Function) for function in aggregates):
+            raise UsageError(f"operator {name} needs aggregates such as Count or Sum")
+        self.aggregates = tuple(aggregates)
+        self.map_side = map_side
+        kept = [pair for function in self.aggregates for pair in function.columns().items()]
+        self.totals = ValueState(pa.schema(kept))
+        keys = schema_of(key, f"the key of operator {name}")
+        results = [(function.name, function.result_type()) for function in self.aggregates]
+        super().__init__(
+            name=name,
+            key=keys,
+            reads=reads,
+            inputs=tuple(dict.fromkeys([*keys.names, *(c for f in self.aggregates for c in f.inputs())])),
+            order_by=self._order(keys),
+            output=pa.schema([*keys, *results]) if output else None,
+        )
+        if len({*keys.names, *(name for name, _ in results)}) != len(keys.names) + len(results):
+            raise UsageError(f"operator {name}: the names of keys and aggregates must be distinct")
+
+    @property
+    def partial_schema(self) -> pa.Schema:
+        """The columns of what `partial` returns, in types that Spark holds."""
+        held = [(f.name, _HELD_BY_SPARK.get(f.type, f.type)) for f in self.key]
+        kept = [(f"{PARTIAL}{f.name}", _HELD_BY_SPARK.get(f.type, f.type)) for f in self._kept]
+        return pa.schema([*held, *kept])
+
+    def partial(self, table: pa.Table) -> pa.Table:
+        """Rows of the source, aggregated to one row a key (`partial_schema`), to be given to `process`.
+
+        A null key is passed on, for `process` to refuse.
+
+        Raises:
+            UsageError: a column is missing or does not fit.
+        """
+        keys = normalise_keys(conform(table, self.key, table.num_rows, f"operator {self.name}"))
+        first, group = distinct(xxhash64(keys.columns), keys.columns)
+        lifted = self._lift(table)
+        try:
+            reduced = self._reduce(lifted, group, len(first))
+            fits = not any(_overflowed(function, part) for function, part in self._parts(reduced))
+        except Overflow:
+            fits = False
+        if not fits:
+            # All rows of a key may come to a sum that fits: each goes by itself, and `process` will see.
+            reduced, first = lifted, np.arange(table.num_rows)
+        columns = [*keys.take(pa.array(first)).columns, *reduced]
+        fitted = [c.cast(f.type) for c, f in zip(columns, self.partial_schema, strict=True)]
+        return pa.table(fitted, schema=self.partial_schema)
+
+    def process(self, rows: Rows, state: State) -> pa.Table | None:
+        """Merge rows of the source, or of `partial`, into the totals of their keys."""
+        keys = rows.keys
+        partial = any(name.startswith(PARTIAL) for name in rows.table.column_names)
+        lifted, group = self._partials(rows.table) if partial else self._lift(rows.table), rows.group
+        old = state.totals.lookup(keys)
+        if old.found.any():
+            lifted = [
+                pa.concat_arrays([one_array(column), new])
+                for column, new in zip(old.values.columns, lifted, strict=True)
+            ]
+            group = np.concatenate([np.arange(len(keys)), group])
+        try:
+            reduced = self._reduce(lifted, group, len(keys))
+        except Overflow as overflow:
+            raise self._bad_row(overflow, rows) from None
+        state.totals.put(keys, pa.table(reduced, schema=self._kept))
+        if self.output is None:
+            return None
+        results = [function.result(part) for function, part in self._parts(reduced)]
+        return pa.table([*keys.keys.columns, *results], schema=self.output)
+
+    @property
+    def _kept(self) -> pa.Schema:
+        return schema_of(self.totals.value, "")
+
+    def _order(self, key: pa.Schema) -> tuple[str, ...]:
+        """What fixes the order in which floats are added: nothing where there are none to add."""
+        sums = [f for f in self.aggregates if isinstance(f, Sum | Average) and pa.types.is_floating(f.type)]
+        if not sums:
+            return ()
+        columns = [f"{PARTIAL}{next(iter(f.columns()))}" if self.map_side else f.of for f in sums]
+        return tuple(dict.fromkeys([*key.names, *columns]))
+
+    def _parts(self, columns: list[pa.Array]) -> Iterator[tuple[Function, list[pa.Array]]]:
+        start = 0
+        for function in self.aggregates:
+            end = start + len(function.columns())
+            yield function, columns[start:end]
+            start = end
+
+    def _lift(self, table: pa.Table) -> list[pa.Array]:
+        lifted: list[pa.Array] = []
+        for function in self.aggregates:
+            inputs = function.inputs()
+            if not inputs:
+                lifted.append(pa.array(np.ones(table.num_rows, np.int64)))
+                continue
+            missing = [name for name in inputs if name not in table.column_names]
+            wanted = {
+                name: kind or (pa.null() if missing else table.schema.field(name).type) for name, kind in inputs.items()
+            }
+            fitted = self._fitted(table, pa.schema(list(wanted.items())))
+            lifted += function.lift([one_array(column) for column in normalise_keys(fitted).columns])
+        return lifted
+
+    def _fitted(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
+        """The input columns of a function; a `BadRow` names the rows whose values do not fit."""
+        what = f"operator {self.name}"
+        try:
+            return conform(table, wanted, table.num_rows, what)
+        except UsageError as error:
+            for field in wanted:
+                if field.name in table.column_names:
+                    bad = misfits(table.column(field.name), field.type)
+                    if bad.any():
+                        reason = f"{what}: column {field.name} does not fit {field.type}"
+                        raise BadRow(str(error), rows=bad, reason=reason) from None
+            raise
+
+    def _partials(self, table: pa.Table) -> list[pa.Array]:
+        names = {f"{PARTIAL}{name}": name for name in self._kept.names}
+        given = table.select([name for name in table.column_names if name in names])
+        given = given.rename_columns([names[name] for name in given.column_names])
+        return [one_array(c) for c in conform(given, self._kept, table.num_rows, f"operator {self.name}").columns]
+
+    def _bad_row(self, overflow: Overflow, rows: Rows) -> BadRow:
+        """The error that names the column and the first of the keys; bad are all rows of such a key, since which of
+        them are too much is a matter of order."""
+        function, keys = overflow.function, rows.keys.keys
+        groups = np.flatnonzero(overflow.groups)
+        key = ", ".join(f"{name} {keys.column(name)[int(groups[0])]}" for name in keys.column_names)
+        more = f" and of {len(groups) - 1} more keys" if len(groups) > 1 else ""
+        kept = next(iter(function.columns().values()))
+        way = "on_overflow='null' or " if isinstance(function, Sum) else ""
+        what = f"operator {self.name}: {function.name} of column {function.of} leaves {kept}"
+        return BadRow(
+            f"{what} for {key}{more}: use {way}a type with more room",
+            rows=np.asarray(overflow.groups, bool)[rows.group],
+            reason=what,
+        )
+
+    def _reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
+        return [c for function, part in self._parts(columns) for c in function.reduce(part, group, size)]
+
+
+def _overflowed(function: Function, reduced: list[pa.Array]) -> bool:
+    """Whether a sum that turns null has done so, among rows that were lifted just now."""
+    return isinstance(function, Sum) and function.on_overflow == "null" and bool(fixed_values(reduced[1]).any())

@@ -1,0 +1,125 @@
+"""Reductions by group over Arrow columns, in NumPy: sums and the rows that come first in some order.
+
+`group` (int64[n]) holds for each row the ordinal of its group, below `size`. Nulls are skipped as in SQL, and
+a group that has nothing but nulls gets null. No result depends on the order of the rows.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.aggregates.exact import fits_int64, sum_int64, sum_words, to_decimal
+from siltstone.state.columns import canonical_bits, fixed_values, is_micros, null_mask
+
+_LAST = np.int64(2**63 - 1)
+
+
+def sum_by(array: pa.Array, group: np.ndarray, size: int) -> tuple[pa.Array, np.ndarray | None]:
+    """The sum of each group of an int64, float64 or decimal128 array, and where it does not fit the type.
+
+    Floats are added in ascending order, so that rounding is the same whatever the order of the rows; they always fit.
+
+    Returns:
+        (sums, overflow: bool[size]): None where all of them fit. Of an integer that does not, the sum is that modulo
+        2**64; of a decimal it means nothing.
+    """
+    values, group = _present(fixed_values(array), array, group)
+    absent = _absent(group, size)
+    if pa.types.is_decimal(array.type):
+        words, overflow = sum_words(values, group, size)
+        return to_decimal(words, array.type, absent), overflow if overflow.any() else None
+    if not pa.types.is_floating(array.type):
+        sums, words = sum_int64(values, group, size)
+        overflow = None if words is None else ~fits_int64(words)
+        return pa.array(sums, mask=absent), overflow if overflow is not None and overflow.any() else None
+    order = np.argsort(values)
+    sums = np.zeros(size, values.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # to infinity, and infinity - infinity
+        np.add.at(sums, group[order], values[order])
+    return pa.array(sums, array.type, mask=absent), None
+
+
+def count_by(array: pa.Array, group: np.ndarray, size: int) -> pa.Array:
+    """The sum of each group of an int64 array, 0 where there is nothing: how counts add up."""
+    values, group = _present(fixed_values(array), array, group)
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, group, values)
+    return pa.array(sums)
+
+
+def extreme_by(array: pa.Array, group: np.ndarray, size: int, *, largest: bool = False) -> pa.Array:
+    """The smallest (or largest) value of each group. NaN is larger than every other number, as in Spark."""
+    kind = array.type
+    if not (pa.types.is_signed_integer(kind) or pa.types.is_date32(kind) or is_micros(kind)):
+        return take_or_null(array, *choose_by([array], group, size, largest=largest))
+    # Such values are their own order, so that no row need be chosen.
+    values, group = _present(fixed_values(array), array, group)
+    limits = np.iinfo(values.dtype)
+    found = np.full(size, limits.min if largest else limits.max, values.dtype)
+    (np.maximum if largest else np.minimum).at(found, group, values)
+    return pa.array(found, mask=_absent(group, size)).cast(kind)
+
+
+def choose_by(
+    orders: Sequence[pa.Array], group: np.ndarray, size: int, *, largest: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each group that is smallest (or largest) by the first of `orders`, then the next, and so on.
+
+    Rows that are null in any of them are skipped. NaN is larger than every other number, as in Spark.
+
+    Returns:
+        (rows: int64[size], absent: bool[size]): where absent, the row is 0 and means nothing.
+    """
+    rows = np.arange(len(group))
+    for array in orders:
+        if array.null_count:
+            rows = rows[~null_mask(array)[rows]]
+    of = group if len(rows) == len(group) else group[rows]
+    for array in orders:
+        codes = order_codes(array)
+        codes = codes if len(rows) == len(codes) else codes[rows]
+        codes = ~codes if largest else codes
+        best = np.full(size, _LAST)
+        np.minimum.at(best, of, codes)
+        first = codes == best[of]
+        rows, of = rows[first], of[first]
+    chosen = np.full(size, -1)
+    chosen[of] = rows
+    absent = chosen < 0
+    chosen[absent] = 0
+    return chosen, absent
+
+
+def take_or_null(array: pa.Array, rows: np.ndarray, absent: np.ndarray) -> pa.Array:
+    """The values of some rows, null where absent."""
+    return array.take(pa.array(rows, mask=absent if absent.any() else None))
+
+
+def order_codes(array: pa.Array) -> np.ndarray:
+    """int64[n]: numbers in the order of the values (equal where they are equal), arbitrary where null."""
+    kind = array.type
+    if pa.types.is_floating(kind):
+        bits = canonical_bits(fixed_values(array).astype(np.float64), fold_zeros=True).view(np.int64)
+        # Negative floats have descending bits; the canonical NaN lies above infinity.
+        return bits ^ ((bits >> np.int64(63)) & _LAST)
+    if pa.types.is_uint64(kind):
+        return (fixed_values(array) ^ np.uint64(1 << 63)).view(np.int64)
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
+        return fixed_values(array).astype(np.int64, copy=False)
+    ranks = pc.rank(array, tiebreaker="dense")  # pyright: ignore[reportAttributeAccessIssue]
+    return ranks.to_numpy().view(np.int64)
+
+
+def _present(values: np.ndarray, array: pa.Array, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if not array.null_count:
+        return values, group
+    there = ~null_mask(array)
+    return values[there], group[there]
+
+
+def _absent(group: np.ndarray, size: int) -> np.ndarray | None:
+    absent = np.ones(size, np.bool_)
+    absent[group] = False
+    return absent if absent.any() else None

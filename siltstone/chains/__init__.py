@@ -1,0 +1,1 @@
+"""Base or delta, what bounds a restore, when a chain is materialized, and materialization itself."""

@@ -1,0 +1,190 @@
+"""Materializes a running stream's chains as they become due, and keeps its storage bounded, in a thread beside it.
+
+It looks after each completed checkpoint and from time to time, applies retention (`retention.housekeeping`), and
+materializes what is due (FLIP-158), one operator after the other, each under its own lease at the newest checkpoint.
+The stream neither waits for it nor fails with it: what goes wrong is logged, and tried again later.
+"""
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
+from dataclasses import dataclass, field
+
+from siltstone.catalog.place import Place
+from siltstone.chains.due import chain_facts
+from siltstone.chains.materialization_rules import RETRY_S, ChainFacts, MaterializationOptions, Trigger, due
+from siltstone.chains.materialize import Abandoned, MaterializedPart, MaterializeTask, Run, materialize
+from siltstone.chains.policy_rules import PolicyOptions
+from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.errors import Fenced, UsageError
+from siltstone.log import get_logger
+from siltstone.retention.housekeeping import Housekeeper
+from siltstone.retention.retention_rules import RetentionOptions
+
+_LOG = get_logger(__name__)
+_POLL_MAX_S = 30.0
+_LEAST_S = 1.0
+"""between two looks, however fast checkpoints come"""
+_CANCEL_S = 5.0
+
+
+@dataclass(frozen=True)
+class BackgroundOptions:
+    """What a run's background goes by; `parallelism` is how many units an operator is split into."""
+
+    materialization: MaterializationOptions = field(default_factory=MaterializationOptions)
+    policy: PolicyOptions = field(default_factory=PolicyOptions)
+    retention: RetentionOptions = field(default_factory=RetentionOptions)
+    parallelism: int = 1
+
+
+class Background:
+    """One run's thread. `start` it, tell it of each checkpoint (`completed`), and end it with `finish` or `stop`.
+
+    Args:
+        epoch: the run's own.
+        run: maps a function over the units of a materialization; called in the thread.
+        cancel: ends what `run` is doing, from another thread; `run` may then raise anything.
+        uploaded: told what materializations stored, in the thread.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        stream: str,
+        epoch: int,
+        options: BackgroundOptions,
+        run: Run,
+        cancel: Callable[[], None] = lambda: None,
+        uploaded: Callable[[UploadStatistics], None] = lambda _: None,
+    ) -> None:
+        self._place, self._stream, self._options = place, stream, options
+        self._run, self._cancel, self._uploaded = run, cancel, uploaded
+        self._housekeeper = Housekeeper(place, stream, epoch, options.retention)
+        name, in_context = f"siltstone-materialize-{stream}", copy_context().run
+        self._thread = threading.Thread(target=in_context, args=(self._work,), name=name, daemon=True)
+        self._woken, self._ending, self._abandoned = threading.Event(), threading.Event(), threading.Event()
+        self._completed: tuple[int, int | None] = (0, None)
+        """how many checkpoints, and what steps restore from since the newest"""
+        self._said = ""
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def completed(self, restores_from: int) -> None:
+        """The run has completed a checkpoint, and no step is under way.
+
+        Args:
+            restores_from: the checkpoint from which on the steps to come may restore (`Completed.restores_from`).
+        """
+        self._completed = (self._completed[0] + 1, restores_from)
+        self._woken.set()
+
+    def finish(self, wait_s: float = 10.0) -> None:
+        """The run has ended well: look a last time, and wait for what is due, but not for long."""
+        self._ending.set()
+        self._woken.set()
+        if self._thread.is_alive():
+            self._thread.join(wait_s)
+        self.stop()
+
+    def stop(self) -> None:
+        """End at once: what is under way is given up. It holds a lease and commits whole or not at all."""
+        self._abandoned.set()
+        self._ending.set()
+        self._woken.set()
+        if self._thread.is_alive():
+            self._cancel()
+            self._thread.join(_CANCEL_S)
+
+    def _work(self) -> None:
+        interval_s = self._options.materialization.interval_s or _POLL_MAX_S
+        poll_s = min(_POLL_MAX_S, interval_s / 4)
+        while not self._ending.is_set():
+            self._ending.wait(min(_LEAST_S, poll_s) if self.look() else RETRY_S)
+            self._woken.wait(poll_s)
+            self._woken.clear()
+        if not self._abandoned.is_set():
+            self.look()
+
+    def look(self) -> bool:
+        """Delete what is to go, and materialize every operator that is due; False where that had better wait."""
+        tidied = self._keep_house()
+        if not self._options.materialization.enabled:
+            return tidied
+        try:
+            tried: dict[str, bool] = {}
+            while found := next((each for each in self._due() if each[0].operator not in tried), None):
+                tried[found[0].operator] = self._materialize(*found)
+            return tidied and all(tried.values())
+        except Exception as error:  # the stream goes on whatever fails here
+            _LOG.warning("not materialized for now", stream=self._stream, error=str(error))
+            return False
+
+    def _keep_house(self) -> bool:
+        """Sweep and apply retention; False where that failed."""
+        ended = self._ending.is_set() and not self._abandoned.is_set()
+        try:
+            self._housekeeper.work(*self._completed, ended=ended)
+        except Fenced as error:  # the run learns of it at its next commit
+            _LOG.info("fenced: nothing is deleted any more", stream=self._stream, error=str(error))
+            return False
+        except Exception as error:  # the stream goes on whatever fails here
+            if not self._abandoned.is_set():
+                level = logging.DEBUG if str(error) == self._said else logging.WARNING
+                _LOG.log(level, "retention is not applied for now", stream=self._stream, error=str(error))
+                self._said = str(error)
+            return False
+        self._said = ""
+        return True
+
+    def _due(self) -> Iterator[tuple[ChainFacts, Trigger]]:
+        options = self._options
+        if self._abandoned.is_set():
+            return
+        for facts in chain_facts(self._place.catalog, self._stream):
+            trigger = due(facts, self._place.catalog.now(), options.materialization, options.policy)
+            if trigger is not None:
+                yield facts, trigger
+
+    def _materialize(self, facts: ChainFacts, trigger: Trigger) -> bool:
+        """Do it, or say why not; False where somebody else is at it."""
+        operator, checkpoint = trigger.operator, trigger.checkpoint
+        log = _LOG.bind(stream=self._stream, operator=operator, checkpoint=checkpoint)
+        log.debug("materialization begins", reason=trigger.reason)
+        try:
+            done = materialize(
+                self._place,
+                self._stream,
+                operator,
+                checkpoint,
+                id=uuid.uuid4().hex,
+                parallelism=self._options.parallelism,
+                run=self._mapped,
+                uploaded=self._uploaded,
+            )
+        except Abandoned:
+            log.info("materialization given up, as the run ends")
+        except UsageError as error:  # somebody else is at it, or was faster
+            log.info("not materialized here", reason=str(error))
+            return False
+        except Exception as error:
+            failures, allowed = facts.failures + 1, self._options.materialization.max_failures_allowed
+            level = logging.ERROR if failures >= allowed else logging.WARNING
+            log.log(level, "materialization failed", failures_in_a_row=failures, allowed=allowed, error=str(error))
+        else:
+            log.debug("materialized", rows=done.rows, bytes=done.bytes, seconds=round(done.seconds, 3))
+        return True
+
+    def _mapped(
+        self, function: Callable[[MaterializeTask], MaterializedPart], tasks: Sequence[MaterializeTask]
+    ) -> list[MaterializedPart]:
+        try:
+            return self._run(function, tasks)
+        except Exception:
+            if self._abandoned.is_set():
+                raise Abandoned from None
+            raise

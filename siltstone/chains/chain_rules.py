@@ -1,0 +1,209 @@
+"""The book-keeping that all policies share: the current chain, the average delta, and the bounds (promise
+7)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from siltstone.chains.policy_rules import CheckpointCost, PolicyOptions, PolicyState, RestoreBound, RestoreCost
+from siltstone.errors import StateError
+from siltstone.model import Form
+
+_LEAST_POWER = 1e-12
+"""seconds squared: what took less than a microsecond teaches nothing about any factor"""
+_LEAST_FACTOR = 0.01
+_RESTORE_STEP = 0.5
+
+
+def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) -> PolicyState:
+    """`state` after a completed checkpoint: the chain's sums, and the averages where a delta was seen.
+
+    A delta after two or more bases restarts the averages: what they hold is from before those intervals.
+    """
+    rows = state.rows if cost.rows is None else cost.rows
+    after = replace(
+        state,
+        checkpoints=state.checkpoints + 1,
+        rows=rows,
+        rows_before=state.rows,
+        index_bytes=state.index_bytes + cost.index_bytes,
+        last_index_bytes=float(cost.index_bytes),
+    )
+    if cost.form is Form.DELTA:
+        if not state.checkpoints:
+            raise StateError("a delta checkpoint needs a base before it; take a base first")
+        size = cost.bytes if cost.tracked_bytes is None else cost.tracked_bytes
+        after = _see(after, size, cost.seconds, options)
+        if cost.log_s is not None and cost.seconds > 0:
+            new = cost.log_s / cost.seconds
+            old = new if state.log_ratio is None else state.log_ratio
+            after = replace(after, log_ratio=old + options.weight * (new - old))
+        return replace(
+            after,
+            deltas=state.deltas + 1,
+            deltas_bytes=state.deltas_bytes + cost.bytes,
+            deltas_s=state.deltas_s + cost.seconds,
+            untracked=0,
+        )
+    if cost.tracked_bytes is not None:
+        after = _see(after, cost.tracked_bytes, cost.tracked_bytes * _seconds_per_byte(state), options)
+    return replace(
+        after,
+        base_bytes=float(cost.bytes),
+        base_s=float(cost.seconds),
+        base_rows=cost.rows or 0,
+        rows=cost.rows or 0,
+        deltas=0,
+        deltas_bytes=0.0,
+        deltas_s=0.0,
+        index_bytes=float(cost.index_bytes),
+        untracked=state.untracked + 1 if cost.tracked_bytes is None else 0,
+    )
+
+
+def _see(state: PolicyState, size_bytes: float, seconds: float, options: PolicyOptions) -> PolicyState:
+    restart = state.seen == 0 or state.untracked > 1
+    weight = 1.0 if restart else options.weight
+    return replace(
+        state,
+        seen=state.seen + 1,
+        last_bytes=float(size_bytes),
+        last_s=float(seconds),
+        mean_bytes=state.mean_bytes + weight * (size_bytes - state.mean_bytes),
+        mean_s=state.mean_s + weight * (seconds - state.mean_s),
+    )
+
+
+def _seconds_per_byte(state: PolicyState) -> float:
+    return state.mean_s / state.mean_bytes if state.mean_bytes > 0 else 0.0
+
+
+def rebased(state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]) -> PolicyState:
+    """`state` after a materialization: the current chain is that base and the deltas that follow it.
+
+    A materialization takes other seconds than a checkpoint's base would, since it reads as well, and so the base's are
+    predicted from its bytes.
+    """
+    rate = state.base_s / state.base_bytes if state.base_bytes > 0 else 0.0
+    return replace(
+        state,
+        base_bytes=float(base.bytes),
+        base_s=base.bytes * rate,
+        base_rows=base.rows or 0,
+        deltas=len(deltas),
+        deltas_bytes=float(sum(delta.bytes for delta in deltas)),
+        deltas_s=float(sum(delta.seconds for delta in deltas)),
+        index_bytes=float(sum(delta.index_bytes for delta in deltas)),
+    )
+
+
+def account_restore(state: PolicyState, cost: RestoreCost) -> PolicyState:
+    """Learn both factors from one restore: a normalised least-mean-squares step towards what was measured."""
+    power = cost.base_s**2 + cost.deltas_s**2
+    if power < _LEAST_POWER:
+        return state
+    error = cost.restore_s - state.base_factor * cost.base_s - state.delta_factor * cost.deltas_s
+    step = _RESTORE_STEP * error / power
+    return replace(
+        state,
+        base_factor=max(_LEAST_FACTOR, state.base_factor + step * cost.base_s),
+        delta_factor=max(_LEAST_FACTOR, state.delta_factor + step * cost.deltas_s),
+    )
+
+
+def next_base(state: PolicyState) -> tuple[float, float]:
+    """(bytes, seconds) that a base would cost now: the last one, grown as the rows have."""
+    if state.base_rows:
+        growth = max(state.rows, 1) / state.base_rows
+    elif state.base_bytes > 0:
+        growth = 1.0
+    else:
+        return state.deltas_bytes, state.deltas_s
+    return state.base_bytes * growth, state.base_s * growth
+
+
+def next_delta(state: PolicyState) -> tuple[float, float]:
+    """(bytes, seconds) that the bounds allow for the next delta: the larger of the average and the last."""
+    return max(state.mean_bytes, state.last_bytes), max(state.mean_s, state.last_s)
+
+
+def stored_bytes(state: PolicyState) -> float:
+    """What the current chain takes in the store: base, deltas and indexes."""
+    return state.base_bytes + state.deltas_bytes + state.index_bytes
+
+
+def amplification(state: PolicyState) -> float | None:
+    """Bytes of the current chain per byte of the live state, which is what a base would take now; None of none."""
+    live = next_base(state)[0]
+    return stored_bytes(state) / live if live > 0 else None
+
+
+def _space(state: PolicyState, cap: float) -> float:
+    """Bytes that the cap on space leaves for the next delta, its index aside; see promise 7 on what is live by then."""
+    kept = min(1.0, max(state.rows, 1) / state.rows_before) if state.rows_before else 1.0
+    return cap * next_base(state)[0] * kept - stored_bytes(state) - state.last_index_bytes
+
+
+def room(state: PolicyState, options: PolicyOptions) -> tuple[int, float, float]:
+    """(deltas, bytes, seconds of writing) that the bounds leave in the current chain; inf where not bounded.
+
+    Nothing is below 0. Where a budget in seconds holds and the seconds of a byte are known, it bounds bytes
+    too.
+    """
+    count = max(0, options.d_max - state.deltas)
+    size, seconds = _bytes_left(state, options), math.inf
+    if options.restore_budget_s is not None:
+        seconds = (options.restore_budget_s - state.base_factor * state.base_s) / state.delta_factor - state.deltas_s
+        if rate := _seconds_per_byte(state):
+            size = min(size, seconds / rate)
+    return count, max(0.0, size), max(0.0, seconds)
+
+
+def _bytes_left(state: PolicyState, options: PolicyOptions) -> float:
+    """Bytes that the bounds in bytes leave in the current chain."""
+    size = math.inf
+    if options.size_ratio_max is not None:
+        size = options.size_ratio_max * state.base_bytes - state.deltas_bytes
+    if options.space_amplification_max is not None:
+        size = min(size, _space(state, options.space_amplification_max))
+    return size
+
+
+def open_for_probe(state: PolicyState, options: PolicyOptions) -> bool:
+    """Whether the bounds leave room for any delta at all, however small."""
+    return all(left > 0 for left in room(state, options))
+
+
+def fits(state: PolicyState, options: PolicyOptions) -> bool:
+    """Whether the chain with one more delta of the predicted size keeps every bound."""
+    count, size, seconds = room(state, options)
+    delta_bytes, delta_s = next_delta(state)
+    return count > 0 and delta_bytes <= size and delta_s <= seconds and open_for_probe(state, options)
+
+
+def delta_limit_bytes(state: PolicyState, options: PolicyOptions) -> int:
+    """The largest delta that the bounds allow next and that is no larger than a base, in bytes."""
+    return int(min(room(state, options)[1], next_base(state)[0]))
+
+
+def restore_s(state: PolicyState) -> float:
+    """Seconds that restoring the newest checkpoint is predicted to take."""
+    return state.base_factor * state.base_s + state.delta_factor * state.deltas_s
+
+
+def worst_restore(state: PolicyState, options: PolicyOptions, longest: int) -> RestoreBound:
+    """The most a restore may read and take, if the chain goes on to `longest` deltas of the predicted size.
+
+    Where rows became fewer they are not expected to go on doing so, as that would leave less room than there may be;
+    nor are bytes foretold from seconds at the average pace, which changes with every delta.
+    """
+    count, _, seconds = room(state, options)
+    size = max(0.0, _bytes_left(replace(state, rows_before=0), options))
+    delta_bytes, delta_s = next_delta(state)
+    more = float(min(count, max(0, longest - state.deltas)))
+    if delta_s > 0:
+        more = min(more, seconds / delta_s)
+    return RestoreBound(
+        bytes=state.base_bytes + state.deltas_bytes + min(size, more * delta_bytes),
+        seconds=restore_s(state) + state.delta_factor * more * delta_s,
+    )

@@ -1,0 +1,139 @@
+"""What the catalog says of each operator's chain: whether it is due to be materialized, and whether that keeps up.
+
+Every checkpoint's record holds what its chains take, and the newest has the whole answer, so that neither the store nor
+the length of the chain matters. Only right after a materialization, until the stream notices, the few checkpoints since
+are added up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from siltstone.catalog.records import CheckpointRecord, MaterializationRecord
+from siltstone.catalog.repository import Catalog
+from siltstone.chains import chain_rules as chain
+from siltstone.chains.costs import materialized_chain, recorded_chain
+from siltstone.chains.materialization_rules import ChainFacts, Health, MaterializationOptions, Trigger, due, health
+from siltstone.chains.policy_rules import PolicyOptions, PolicyState
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorHealth:
+    """How materialization does for one operator, at a time; `trigger` is set where it is due."""
+
+    facts: ChainFacts
+    health: Health
+    trigger: Trigger | None
+    at: datetime
+
+    @property
+    def seconds_since(self) -> float:
+        """Seconds since the newest success; since the chain's base, where that is later or there was none."""
+        return (self.at - max(self.facts.since, self.facts.succeeded_at or self.facts.since)).total_seconds()
+
+    @property
+    def fine(self) -> bool:
+        """Whether nobody needs to look at it."""
+        return self.health is Health.FINE
+
+    @property
+    def reason(self) -> str:
+        """One line for people: which operator's materialization is ill, and how."""
+        facts = self.facts
+        line = f"{facts.operator} is {self.health.value}: {facts.deltas} deltas, "
+        line += f"no success for {self.seconds_since:.0f} s, {facts.failures} failures in a row"
+        return f"{line}, the last: {facts.error}" if facts.error else line
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        facts = self.facts
+        return {
+            "state": self.health.value,
+            "failures": facts.failures,
+            "error": facts.error,
+            "last_success": facts.succeeded_at.isoformat(timespec="seconds") if facts.succeeded_at else None,
+            "seconds_since": round(self.seconds_since, 3),
+            "trigger": self.trigger.reason if self.trigger else None,
+            "deltas": facts.deltas,
+            "chain_bytes": facts.chain_bytes,
+            "amplification": None if facts.amplification is None else round(facts.amplification, 4),
+            "restore_seconds": round(facts.restore_s, 6),
+        }
+
+
+def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
+    """The facts of every operator at the newest checkpoint, in the order of its definition; none before the first.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    newest = next(iter(catalog.checkpoints(stream, 1)), None)
+    if newest is None:
+        return []
+    firsts = catalog.firsts(stream, newest.id)
+    bases = {m.operator: m for m in catalog.chain_materializations(stream, newest.id)}
+    succeeded = catalog.last_materialized(stream)
+    found = []
+    for operator in newest.forms:
+        base = bases.get(operator)
+        # One may have been completed since `firsts` was read.
+        first = max(firsts.get(operator, newest.id), base.checkpoint if base else 0)
+        base = base if base and base.checkpoint == first else None
+        state = _chain(catalog, newest, operator, first, base)
+        began = base.ended_at if base else catalog.checkpoint(stream, first).committed_at
+        assert began is not None, "it is completed"
+        failures, last = catalog.failed_materializations(stream, operator, began)
+        found.append(
+            ChainFacts(
+                operator=operator,
+                checkpoint=newest.id,
+                deltas=newest.id - first,
+                deltas_bytes=round(state.deltas_bytes + state.index_bytes),
+                chain_bytes=round(chain.stored_bytes(state)),
+                amplification=chain.amplification(state),
+                delta_amplification=_delta_amplification(state),
+                restore_s=chain.restore_s(state),
+                base_restore_s=state.base_factor * chain.next_base(state)[1],
+                since=began,
+                newest_at=newest.committed_at,
+                succeeded_at=succeeded.get(operator),
+                failures=failures,
+                failed_at=last.ended_at if last else None,
+                error=last.error if last else None,
+            )
+        )
+    return found
+
+
+def _delta_amplification(state: PolicyState) -> float:
+    live = chain.next_base(state)[0]
+    return (state.deltas_bytes + state.index_bytes) / state.deltas / live if state.deltas and live else 0.0
+
+
+def _chain(
+    catalog: Catalog, newest: CheckpointRecord, operator: str, first: int, base: MaterializationRecord | None
+) -> PolicyState:
+    """The chain that begins at `first`, which the newest checkpoint's record may not know yet."""
+    known, state = recorded_chain(newest, operator)
+    if base is None or first <= known:
+        return state
+    since = [catalog.checkpoint(newest.stream, id) for id in range(first + 1, newest.id + 1)]
+    return materialized_chain(state, base, since)
+
+
+def materialization_health(
+    catalog: Catalog, stream: str, options: MaterializationOptions, policy_options: PolicyOptions
+) -> Mapping[str, OperatorHealth]:
+    """How materialization does for every operator, by the catalog's clock.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    now, running = catalog.now(), catalog.running(stream)
+    return {
+        facts.operator: OperatorHealth(
+            facts, health(facts, now, options, running), due(facts, now, options, policy_options), now
+        )
+        for facts in chain_facts(catalog, stream)
+    }

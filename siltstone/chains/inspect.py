@@ -1,0 +1,124 @@
+"""What a person asks of recorded checkpoints: the list, and one of them in full. Plain JSON values."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from siltstone.catalog.records import CheckpointRecord, EditRecord
+from siltstone.catalog.repository import Catalog
+from siltstone.chains.chain_rules import amplification
+from siltstone.chains.costs import recorded_chain
+from siltstone.chains.due import OperatorHealth
+from siltstone.restore.restore import read_manifest
+from siltstone.store.base import Store
+
+
+def list_checkpoints(catalog: Catalog, stream: str, limit: int | None = None) -> list[dict[str, Any]]:
+    """The completed checkpoints of a stream, oldest first; with `limit`, only the newest so many.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    edits, dropped = _edits(catalog, stream), _dropped(catalog, stream)
+    return [_summary(record, edits, dropped) for record in catalog.checkpoints(stream, limit)]
+
+
+def list_deletions(catalog: Catalog, stream: str, limit: int | None = None) -> list[dict[str, Any]]:
+    """The deletion passes over a stream, oldest first: what each deleted, when and by whom. `limit` keeps the newest.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    catalog.stream(stream)
+    passes = catalog.deletion_passes(stream, limit)
+    return [asdict(each) | {"began_at": each.began_at.isoformat()} for each in passes]
+
+
+def describe_origin(catalog: Catalog, stream: str) -> dict[str, Any]:
+    """Of which stream, and of which checkpoint of it, a stream is a fork; None each for one that is none.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    record = catalog.stream(stream)
+    return {"forked_from": record.forked_from, "forked_at": record.forked_at}
+
+
+def list_materialization(health: Mapping[str, OperatorHealth]) -> dict[str, dict[str, Any]]:
+    """Operator -> how materialization does for it."""
+    return {operator: found.to_dict() for operator, found in health.items()}
+
+
+def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dict[str, Any]:
+    """One checkpoint with its handles, objects, chain and input log.
+
+    Raises:
+        UnknownCheckpoint: nothing answers to `at`.
+        CorruptObject: its manifest is damaged.
+    """
+    record = catalog.checkpoint(stream, catalog.resolve(stream, at))
+    manifest = read_manifest(store, record.manifest)
+    steps = catalog.steps(stream, record.id, after=record.id - 1)
+    return {
+        "stream": stream,
+        **describe_origin(catalog, stream),
+        "checkpoint": record.id,
+        "epoch": record.epoch,
+        **_summary(record, _edits(catalog, stream), _dropped(catalog, stream)),
+        "chain": catalog.chain(stream, record.id),
+        "manifest": record.manifest.name,
+        "statistics": record.statistics,
+        "steps": [{"step": s.step, "batch": s.batch_id, "offsets": s.offsets} for s in steps],
+        "handles": [
+            {
+                "operator": h.operator,
+                "variable": h.variable,
+                "form": str(h.form),
+                "key_groups": f"{h.key_groups.start}-{h.key_groups.end - 1}",
+                "rows": h.rows,
+                "bytes": h.length,
+                "offset": h.offset,
+                "previous": h.previous,
+                "object": h.object,
+                "checksum": h.checksum,
+            }
+            for h in manifest.handles
+        ],
+    }
+
+
+def _edits(catalog: Catalog, stream: str) -> dict[tuple[int, int], EditRecord]:
+    """What was changed by hand, by checkpoint and the epoch that wrote it."""
+    return {(edit.checkpoint, edit.epoch): edit for edit in catalog.edits(stream)}
+
+
+def _dropped(catalog: Catalog, stream: str) -> dict[int, list[str]]:
+    """Checkpoint -> whose state was given up with it."""
+    return {one.checkpoint: list(one.dropped) for one in catalog.definitions(stream)}
+
+
+def _described(edit: EditRecord) -> dict[str, Any]:
+    fields = ("operator", "variable", "upserts", "deletes", "source", "source_checksum", "who")
+    return {name: getattr(edit, name) for name in fields} | {"edited_at": edit.edited_at.isoformat(timespec="seconds")}
+
+
+def _summary(
+    record: CheckpointRecord, edits: Mapping[tuple[int, int], EditRecord], dropped: Mapping[int, list[str]]
+) -> dict[str, Any]:
+    edit = edits.get((record.id, record.epoch))
+    space = {name: amplification(recorded_chain(record, name)[1]) for name in record.forms}
+    return {
+        "id": record.id,
+        "forms": {name: str(form) for name, form in record.forms.items()},
+        "bytes": record.bytes,
+        "D": record.d,
+        "rows": record.rows,
+        "amplification": {name: None if ratio is None else round(ratio, 4) for name, ratio in space.items()},
+        "digest": record.digest,
+        "proven": record.proven,
+        "proof": record.proof,
+        "event_time_max": record.event_time_max.isoformat() if record.event_time_max else None,
+        "committed_at": record.committed_at.isoformat(timespec="seconds"),
+        "edit": _described(edit) if edit else None,
+        "dropped": dropped.get(record.id, []),
+    }

@@ -1,0 +1,211 @@
+"""marginal-cost: ends a chain when one more delta costs more than starting afresh; needs no D in advance.
+
+A checkpoint costs what it writes (a delta grown by the logging ratio) plus lambda times what its restore
+would read. Chains are regeneration cycles, so by the renewal-reward theorem the best steady rule goes on
+while the next delta costs no more than the least average cost per checkpoint that a fresh chain can reach
+(the marginal value theorem). Three refinements keep that near the optimum when the changes are not steady:
+
+* the next delta is forecast with a first-order autoregression about a slow mean, so that the policy learns
+  whether a burst is over at once or stays;
+* a delta that is dear itself is still taken where the cheap deltas expected after it make up for it;
+* when deltas do not pay, the wait for the next probe is sqrt(2 c a) checkpoints, for a probe that costs c
+  bases too much and a condition that has lasted a checkpoints: the wait that costs least if the condition is
+  as likely to end as its age suggests (one end in a checkpoints), as in economic lot sizing.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from siltstone.chains import chain_rules as chain
+from siltstone.chains.policy_rules import (
+    CheckpointCost,
+    Decision,
+    PolicyOptions,
+    PolicyState,
+    RestoreBound,
+    RestoreCost,
+)
+from siltstone.model import Form
+
+_LEVEL_WEIGHT = 0.05
+_PAIR_WEIGHT = 0.1
+_PERSISTENCE_MAX = 0.98
+_FEW = 3
+_PERSISTENCE_AT_FIRST = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """What the policy expects, in its measure; a restore reads `base_read` per unit of base, likewise
+    deltas."""
+
+    base: float
+    """cost of a base now"""
+    delta: float
+    """next delta"""
+    typical: float
+    """average of the deltas of the chain to come"""
+    grown: float
+    """1 + logging ratio"""
+    chain_base: float
+    chain_deltas: float
+    base_read: float
+    delta_read: float
+
+
+@dataclass(frozen=True, slots=True)
+class MarginalCost:
+    """See the module. The bounds are those of every policy; `probe_after` is the longest wait for a probe."""
+
+    options: PolicyOptions
+
+    def start(self) -> PolicyState:
+        """Nothing known: a base first, then a delta to see what one costs."""
+        return PolicyState()
+
+    def decide(self, state: PolicyState) -> Decision:
+        """See the module."""
+        options = self.options
+        if not state.checkpoints:
+            return Decision(form=Form.BASE, tracking=False, d=0, reason="the first checkpoint")
+        may = chain.open_for_probe(state, options)
+        if state.seen == 0:
+            if may:
+                return self._decision(state, Form.DELTA, 0, "to see what a delta costs")
+            return self._decision(state, Form.BASE, 0, "no room for a delta")
+        look = self._outlook(state)
+        mean, length = self._fresh_chain(look)
+        d = 0 if state.dear_for else length - 1
+        fits = chain.fits(state, options)
+        after_base = state.deltas == 0
+        if fits and not (after_base and state.dear_for) and self._excess(state, look, mean) <= 0:
+            return self._decision(state, Form.DELTA, d, "one more delta costs less than a fresh chain")
+        if after_base:
+            wait = self._probe_wait(state) if fits else options.probe_after
+            if may and state.untracked >= wait:
+                return self._decision(state, Form.DELTA, d, f"a probe after {state.untracked} bases")
+            reason = f"deltas do not pay or do not fit; a probe after {wait} bases"
+            return self._decision(state, Form.BASE, d, reason)
+        reason = "cost more than a fresh chain" if fits else "pass a bound"
+        return self._decision(state, Form.BASE, d, f"one more delta would {reason}")
+
+    def _decision(self, state: PolicyState, form: Form, d: int, reason: str) -> Decision:
+        delta = form is Form.DELTA
+        limit = chain.delta_limit_bytes(state, self.options) if delta else None
+        return Decision(form=form, tracking=delta, d=d, reason=reason, delta_limit_bytes=limit)
+
+    def observe(self, state: PolicyState, cost: CheckpointCost) -> PolicyState:
+        """Account for the checkpoint, and learn from a delta how deltas vary and persist."""
+        after = chain.account(state, cost, self.options)
+        if after.seen == state.seen:
+            return replace(after, dear_for=state.dear_for + 1 if state.dear_for else 0)
+        new = self._measured(after.last_bytes, after.last_s)
+        old = self._measured(state.last_bytes, state.last_s)
+        level = state.level if state.seen else new
+        variance, covariance = state.variance, state.covariance
+        if state.seen and not state.untracked:
+            was, now = old - level, new - level
+            variance += _PAIR_WEIGHT * ((was * was + now * now) / 2 - variance)
+            covariance += _PAIR_WEIGHT * (was * now - covariance)
+        level += max(_LEVEL_WEIGHT, 1 / after.seen) * (new - level)
+        dear_for = state.dear_for + 1 if self._dearer(after) >= 0 else 0
+        return replace(after, level=level, variance=variance, covariance=covariance, dear_for=dear_for)
+
+    def _dearer(self, state: PolicyState) -> float:
+        """What a delta like the last would cost after a base beyond a second base, as a part of a base."""
+        base = self._measured(*chain.next_base(state))
+        if base <= 0:
+            return 0.0
+        read = 1.0 if self.options.measure == "bytes" else state.delta_factor
+        last = self._measured(state.last_bytes, state.last_s)
+        return (self._grown(state) + self.options.restore_weight * read) * last / base - 1
+
+    def _measured(self, size_bytes: float, seconds: float) -> float:
+        return size_bytes if self.options.measure == "bytes" else seconds
+
+    def _grown(self, state: PolicyState) -> float:
+        if self.options.measure == "bytes" or state.log_ratio is None:
+            return 1 + self.options.logging_ratio
+        return 1 + state.log_ratio
+
+    def _outlook(self, state: PolicyState) -> _Outlook:
+        in_bytes = self.options.measure == "bytes"
+        last = self._measured(state.last_bytes, state.last_s)
+        persistence = _PERSISTENCE_AT_FIRST
+        if state.seen >= _FEW and state.variance > 0:
+            persistence = min(_PERSISTENCE_MAX, max(0.0, state.covariance / state.variance))
+        delta = max(0.0, state.level + persistence * (last - state.level))
+        look = _Outlook(
+            base=self._measured(*chain.next_base(state)),
+            delta=delta,
+            typical=delta,
+            grown=self._grown(state),
+            chain_base=self._measured(state.base_bytes, state.base_s),
+            chain_deltas=self._measured(state.deltas_bytes, state.deltas_s),
+            base_read=1.0 if in_bytes else state.base_factor,
+            delta_read=1.0 if in_bytes else state.delta_factor,
+        )
+        length = self._fresh_chain(look)[1]
+        fading = persistence * (1 - persistence**length) / (1 - persistence) / length
+        return replace(look, typical=max(0.0, state.level + fading * (last - state.level)))
+
+    def _fresh_chain(self, look: _Outlook) -> tuple[float, int]:
+        """(least average cost per checkpoint, checkpoints) of a chain of typical deltas begun now.
+
+        The average of m checkpoints is lambda b + (b + (m - 1) w d) / m + lambda d (m - 1) / 2, least near
+        m = sqrt(2 (b - w d) / (lambda d)).
+        """
+        weight, d, base = self.options.restore_weight, look.typical, look.base
+        carried = weight * look.delta_read * d
+        most = 1 + self._chain_room(d, self.options.d_max, base, 0.0, base)
+        gain = base - look.grown * d
+        best = float(most)
+        if gain <= 0:
+            best = 1.0
+        elif carried > 0:
+            best = min(best, math.sqrt(2 * gain / carried))
+
+        def average(m: int) -> float:
+            return weight * look.base_read * base + (base + (m - 1) * look.grown * d) / m + carried * (m - 1) / 2
+
+        return min((average(m), m) for m in {max(1, math.floor(best)), max(1, min(most, math.ceil(best)))})
+
+    def _chain_room(self, delta: float, count: int, base: float, deltas: float, live: float) -> int:
+        """How many more deltas of size `delta` the count, the size ratio and the cap on space leave."""
+        ratio, cap = self.options.size_ratio_max, self.options.space_amplification_max
+        if delta <= 0 or self.options.measure != "bytes":
+            return count
+        by_ratio = math.inf if ratio is None else ratio * base - deltas
+        by_space = math.inf if cap is None else cap * live - base - deltas
+        return max(0, int(min(count, by_ratio / delta, by_space / delta)))
+
+    def _excess(self, state: PolicyState, look: _Outlook, mean: float) -> float:
+        """What the next delta, and then going on for as long as that pays, cost beyond `mean` a checkpoint.
+
+        Delta i after the next costs w d + lambda (read + i d), where a restore of the next checkpoint reads
+        `read`.
+        """
+        weight, d = self.options.restore_weight, look.typical
+        deltas = look.chain_deltas + look.delta
+        read = look.base_read * look.chain_base + look.delta_read * deltas
+        excess = look.grown * look.delta + weight * read - mean
+        carried = weight * look.delta_read * d
+        first = look.grown * d + weight * read - mean
+        left = self._chain_room(d, self.options.d_max - state.deltas - 1, look.chain_base, deltas, look.base)
+        more = left if carried <= 0 else max(0, int(min(left, -first / carried)))
+        return excess + min(0.0, more * first + carried * more * (more + 1) / 2)
+
+    def _probe_wait(self, state: PolicyState) -> int:
+        """Untracked bases in a row before the next probe; see the module."""
+        if not state.dear_for:
+            return self.options.probe_after
+        wait = int(math.sqrt(2 * max(0.0, self._dearer(state)) * state.dear_for))
+        return min(self.options.probe_after, wait)
+
+    def observe_restore(self, state: PolicyState, cost: RestoreCost) -> PolicyState:
+        """See `chain.account_restore`."""
+        return chain.account_restore(state, cost)
+
+    def restore_bound(self, state: PolicyState) -> RestoreBound:
+        """The most a restore may read and take before the next base: the whole room the bounds leave."""
+        return chain.worst_restore(state, self.options, self.options.d_max)

@@ -1,0 +1,228 @@
+"""Materialization: a chain consolidated in the background into a new base, up to a checkpoint (FLIP-158).
+
+    plan_materialization    the units of one operator at one checkpoint: key-group ranges
+    materialize_unit        merge base and deltas of one unit, write the new bases, prove them
+    materialize             the whole of it for one operator, under a lease; `run` says how units are mapped
+
+It is independent of checkpoints and never blocks the stream: it reads what is immutable, writes objects of its own, and
+one catalog transaction, guarded by its lease, lets every chain through the checkpoint begin with the new bases. Killed
+anywhere before that, it leaves orphans under its own id and a lease that expires.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import reduce
+
+import numpy as np
+
+from siltstone.catalog.place import Place
+from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
+from siltstone.errors import Unreachable
+from siltstone.format.base import write_base
+from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.model import Form, Handle, Kind, StoredObject
+from siltstone.restore.export import plan_units
+from siltstone.restore.plan_rules import RestoreUnit
+from siltstone.restore.restore import (
+    compare_digests,
+    objects_of,
+    read_manifest,
+    read_manifests,
+    schemas_of,
+)
+from siltstone.restore.tables import digested, merged_tables, of_tables
+from siltstone.retention.leases import reading, this_process
+from siltstone.store.base import Store
+from siltstone.store.blocks import BlockReader
+from siltstone.store.paths import CheckpointPath
+from siltstone.store.ranged import checksummed
+
+
+class Abandoned(BaseException):
+    """Raised by who runs the units of a materialization that is not wanted any more: that is no failure of it."""
+
+
+@dataclass(frozen=True)
+class MaterializeTask:
+    """One unit: what to merge, and where the result goes."""
+
+    id: str
+    part: int
+    unit: RestoreUnit
+    manifests: Mapping[int, Manifest]
+    path: CheckpointPath
+
+
+@dataclass(frozen=True)
+class MaterializedPart:
+    """What one unit wrote."""
+
+    handles: list[Handle]
+    objects: list[StoredObject]
+    rows: int
+    uploads: UploadStatistics = field(default_factory=UploadStatistics)
+
+
+def plan_materialization(
+    manifests: Mapping[int, Manifest], operator: str, checkpoint: int, parallelism: int, id: str
+) -> list[MaterializeTask]:
+    """The units of one operator at `checkpoint`: at least `parallelism`, more where one would merge too much.
+
+    Raises:
+        StateError: the chain has a gap.
+    """
+    manifest = manifests[checkpoint]
+    handles = {
+        c: [h for h in m.handles if h.operator == operator and h.kind is Kind.INCREMENTAL] for c, m in manifests.items()
+    }
+    plan = plan_units(handles, checkpoint, manifest.max_parallelism, parallelism)
+    path = CheckpointPath(manifest.stream, manifest.epoch, checkpoint)
+    own = {c: m.of_operator(operator) for c, m in manifests.items()}
+    filled = [unit for unit in plan.units if unit.key_groups]
+    return [MaterializeTask(id, part, unit, own, path) for part, unit in enumerate(filled)]
+
+
+def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
+    """Merge every table of one unit and write it as a base.
+
+    Raises:
+        CorruptObject, ProofFailed: the chain is damaged, or what was merged is not what was recorded.
+        Unreachable: the store does not take it.
+    """
+    unit, checkpoint = task.unit, task.path.checkpoint
+    manifest = task.manifests[checkpoint]
+    recorded_schemas = schemas_of(manifest, unit.operator)
+    schemas = {name: recorded_schemas[name] for name in unit.tables}
+    reader = BlockReader(store, objects_of(task.manifests))
+    part, metrics = MaterializedPart([], [], 0), UploadMetrics()
+    rows = 0
+    reads, _ = of_tables(unit.reads)
+    merged = merged_tables(reads, schemas, reader, unit.key_groups, manifest.max_parallelism)
+    for name, batches in merged:
+        found, began = np.zeros(manifest.max_parallelism, np.uint64), time.perf_counter()
+        with checksummed(store, task.path.materialized(unit.operator, name, task.part, task.id)) as out:
+            count = write_base(out, schemas[name], digested(batches, found))
+            groups = np.arange(unit.key_groups.start, unit.key_groups.end)
+            where = f"the materialization of checkpoint {checkpoint} of {manifest.stream}: {unit.operator}.{name}"
+            recorded = manifest.digests[unit.operator][name]
+            # Before it is stored: what does not prove is not there.
+            compare_digests(where, found[groups], recorded[groups], groups)
+        assert out.stored is not None
+        metrics.direct(out.stored.bytes, time.perf_counter() - began)
+        part.objects.append(out.stored)
+        part.handles.append(_handle(unit, name, out.stored, count))
+        rows += count
+    return MaterializedPart(part.handles, part.objects, rows, metrics.take())
+
+
+def _handle(unit: RestoreUnit, name: str, stored: StoredObject, rows: int) -> Handle:
+    place = (stored.name, 0, stored.bytes, stored.checksum, unit.key_groups)
+    return Handle(unit.operator, name, Kind.INCREMENTAL, Form.BASE, *place, rows=rows, previous=0)
+
+
+@dataclass(frozen=True)
+class Materialized:
+    """What a materialization made: `bytes` of bases with `rows` rows, up to `checkpoint`."""
+
+    operator: str
+    checkpoint: int
+    id: str
+    rows: int
+    bytes: int
+    seconds: float
+
+
+Run = Callable[[Callable[[MaterializeTask], MaterializedPart], Sequence[MaterializeTask]], list[MaterializedPart]]
+"""maps a function over tasks"""
+
+
+def materialize(
+    place: Place,
+    stream: str,
+    operator: str,
+    checkpoint: int,
+    *,
+    id: str,
+    parallelism: int,
+    run: Run,
+    again: bool = False,
+    uploaded: Callable[[UploadStatistics], None] = lambda _: None,
+) -> Materialized:
+    """Consolidate one operator's chain at `checkpoint`.
+
+    Args:
+        id: at most 32 letters and digits that no other materialization has.
+        again: from what it was materialized from before, rather than from the damaged outcome.
+        uploaded: told what was stored once it is, whether or not the materialization completes.
+
+    Raises:
+        UsageError: another process is at it, or there is no such operator.
+        UnknownCheckpoint: there is no such checkpoint, or not any more.
+        CorruptObject, ProofFailed: the chain is damaged; nothing changed.
+        Fenced: the lease was lost meanwhile; nothing changed.
+        Abandoned: `run` did; nothing changed.
+    """
+    start = time.perf_counter()
+    catalog, store = place.catalog, place.warehouse.store
+    with reading(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
+        catalog.begin_materialization(stream, operator, checkpoint, id=id, who=this_process())
+        try:
+            chain = _chain_before(place, stream, operator, checkpoint) if again else None
+            manifests = read_manifests(store, chain or catalog.chain_manifests(stream, checkpoint), stream)
+            tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
+            parts = run(lambda task: materialize_unit(store, task), tasks)
+            uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
+            manifest = _manifest(manifests[checkpoint], operator, id, parts)
+            data, began, metrics = encode_manifest(manifest), time.perf_counter(), UploadMetrics()
+            stored = store.put(tasks[0].path.materialization(operator, id), data)
+            metrics.direct(stored.bytes, time.perf_counter() - began)
+            uploaded(metrics.take())
+            rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
+            seconds = round(time.perf_counter() - start, 6)
+            catalog.complete_materialization(
+                stream, id, stored, manifest.objects, rows_=rows, bytes_=size, seconds=seconds
+            )
+        except (Abandoned, KeyboardInterrupt):
+            with suppress(Unreachable):  # then its lease tells
+                catalog.abandon_materialization(stream, id)
+            raise
+        except BaseException as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            with suppress(Unreachable):  # then its lease tells
+                catalog.fail_materialization(stream, id, reason)
+            raise
+    return Materialized(operator, checkpoint, id, rows, size, seconds)
+
+
+def _chain_before(place: Place, stream: str, operator: str, checkpoint: int) -> list[StoredObject]:
+    """The manifests of the chain that an operator had at a checkpoint before it was materialized there.
+
+    Raises:
+        UnknownCheckpoint: a part of it has been deleted since.
+    """
+    catalog = place.catalog
+    manifest = read_manifest(place.warehouse.store, catalog.checkpoint(stream, checkpoint).manifest, stream)
+    first, begins = manifest.first[operator], []
+    for m in catalog.materializations(stream):
+        if m.operator == operator and m.manifest is not None and first <= m.checkpoint < checkpoint:
+            first, begins = m.checkpoint, [m.manifest]
+    return [catalog.checkpoint(stream, c).manifest for c in range(first, checkpoint + 1)] + begins
+
+
+def _manifest(checkpoint: Manifest, operator: str, id: str, parts: Sequence[MaterializedPart]) -> Manifest:
+    return Manifest(
+        stream=checkpoint.stream,
+        checkpoint=checkpoint.checkpoint,
+        epoch=checkpoint.epoch,
+        step=checkpoint.step,
+        max_parallelism=checkpoint.max_parallelism,
+        operators={operator: checkpoint.operators[operator]},
+        handles=[handle for part in parts for handle in part.handles],
+        objects=[stored for part in parts for stored in part.objects],
+        digests={operator: checkpoint.digests[operator]},
+        forms={operator: Form.BASE},
+        first={operator: checkpoint.checkpoint},
+        materialization=id,
+    )

@@ -1,0 +1,55 @@
+"""How materialization does, and what operators refused, as OpenMetrics families."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from siltstone.chains.due import OperatorHealth
+from siltstone.chains.materialization_rules import Health
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+_GAUGES: dict[str, tuple[str, str, Callable[[OperatorHealth], float | None]]] = {
+    "siltstone_materialization_failures": ("Failures since the last success or base.", "", lambda h: h.facts.failures),
+    "siltstone_materialization_since_success_seconds": (
+        "Time since the last success or base.",
+        "seconds",
+        lambda h: h.seconds_since,
+    ),
+    "siltstone_materialization_stalled": (
+        "1 where no success or base came for too long, else 0.",
+        "",
+        lambda h: float(h.health is Health.STALLED),
+    ),
+    "siltstone_chain_amplification_ratio": (
+        "Bytes of the chain per byte of live state.",
+        "ratio",
+        lambda h: h.facts.amplification,
+    ),
+}
+
+
+def health_metrics(health: Mapping[str, OperatorHealth], stream: str) -> "list[Metric]":
+    """A gauge a number, with a sample an operator."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    families = []
+    for name, (text, unit, value_of) in _GAUGES.items():
+        family = GaugeMetricFamily(name, text, labels=["stream", "operator"], unit=unit)
+        for operator, found in health.items():
+            value = value_of(found)
+            if value is not None:
+                family.add_metric([stream, operator], value)
+        families.append(family)
+    return families
+
+
+def dead_letter_metric(counts: Mapping[str, int], stream: str) -> "Metric":
+    """A counter, with a sample for each operator that could not take some row."""
+    from prometheus_client.core import CounterMetricFamily
+
+    text = "Rows that an operator could not take, which went to the sink of dead letters."
+    family = CounterMetricFamily("siltstone_dead_letters", text, labels=["stream", "operator"])
+    for operator, count in counts.items():
+        family.add_metric([stream, operator], count)
+    return family

@@ -1,0 +1,52 @@
+"""The adaptive base/delta policies by name, and the words one needs to use them.
+
+One policy serves every operator; each operator has a `PolicyState` of its own:
+
+    policy = named(DEFAULT_POLICY, PolicyOptions(restore_budget_s=30))
+    state = policy.start()
+    decision = policy.decide(state)               # before the interval: form, and whether to track changes
+    state = policy.observe(state, CheckpointCost(form=..., bytes=..., seconds=...))
+"""
+
+from siltstone.chains.adjust_d_rules import AdjustD
+from siltstone.chains.marginal_cost_rules import MarginalCost
+from siltstone.chains.policy_rules import (
+    CheckpointCost,
+    Decision,
+    Policy,
+    PolicyOptions,
+    PolicyState,
+    RestoreBound,
+    RestoreCost,
+)
+from siltstone.errors import UsageError
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "POLICIES",
+    "AdjustD",
+    "CheckpointCost",
+    "Decision",
+    "MarginalCost",
+    "Policy",
+    "PolicyOptions",
+    "PolicyState",
+    "RestoreBound",
+    "RestoreCost",
+    "named",
+]
+
+POLICIES: dict[str, type[AdjustD] | type[MarginalCost]] = {"marginal-cost": MarginalCost, "adjust-d": AdjustD}
+DEFAULT_POLICY = "marginal-cost"
+"""the one nearest to the optimum in hindsight: see `make bench-policy`"""
+
+
+def named(name: str, options: PolicyOptions | None = None) -> Policy:
+    """The policy of that name, with default options where none are given.
+
+    Raises:
+        UsageError: no policy has that name.
+    """
+    if name not in POLICIES:
+        raise UsageError(f"{name!r} is not a checkpoint policy: use one of {', '.join(POLICIES)}")
+    return POLICIES[name](options or PolicyOptions())

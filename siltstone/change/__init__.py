@@ -1,0 +1,1 @@
+"""Changes of a stream: recovery, rollback, replay, edits, other parallelism, forks."""

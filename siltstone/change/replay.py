@@ -1,0 +1,253 @@
+"""Decides what a replay of the input log runs and compares (DBSP's first approach), and compares it.
+
+A replay rebuilds state from logged input alone: from the start, or from a checkpoint, it runs the logged steps again
+with the same boundaries and compares the digests with the recorded ones at every checkpoint on the way. So it proves
+what neither a restore nor its proof can: that what was recorded is what the operators make of the input. Nothing of the
+stream is written to; output is not repeated.
+
+What was not made of logged input cannot be made again: an edit by hand, and what operators of an older definition did.
+A replay begins at the newest such checkpoint, if there is one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import CheckpointRecord, InputPosition, StepRecord, StreamRecord
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError
+from siltstone.restore.restore import read_manifest
+from siltstone.run.definition import check_definition, definition_of, recorded_options
+from siltstone.run.task import RestorePoint
+from siltstone.state.digest import checkpoint_digest
+from siltstone.stream import Stream
+
+START = "start"
+NAMED_GROUPS = 5
+"""so many key groups are named, of those that differ"""
+
+Digests: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
+"""operator -> table or opaque variable -> uint64[max_parallelism]"""
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What was recorded of a checkpoint: its digest, and its parts unless the manifest is gone or damaged."""
+
+    checkpoint: int
+    digest: str
+    digests: Digests | None
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """What a replay is to do.
+
+    Attributes:
+        to: the checkpoint whose state is rebuilt.
+        since: the checkpoint it begins with, 0 for the start.
+        why: why it begins there, where nobody said so; empty if there is no reason but the start.
+        position: where the steps to run begin to read.
+        steps: the steps to run, oldest first.
+        compared: `compared[n]` is what the state is compared with after n steps.
+    """
+
+    stream: str
+    to: int
+    since: int
+    why: str
+    position: InputPosition
+    steps: Sequence[StepRecord]
+    compared: Sequence[Sequence[Recorded]]
+
+
+@dataclass(frozen=True)
+class Follow:
+    """A piece of the way along logged steps: one of them, or, for None, a step without rows; `ends` a checkpoint."""
+
+    step: StepRecord | None
+    ends: bool
+
+
+def resolve_range(catalog: Catalog, stream: str, to: str, since: str | None) -> tuple[int, int | None]:
+    """The checkpoints that `to` and `since` mean; 0 is the start, None stays None.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
+        UsageError: the second does not come before the first.
+    """
+    last = catalog.resolve(stream, to)
+    if since is None:
+        return last, None
+    try:
+        first = 0 if since == START else catalog.resolve(stream, since)
+    except UnknownCheckpoint as error:
+        raise UnknownCheckpoint(f"{error}; or replay from {START}") from None
+    if first >= last:
+        raise UsageError(f"checkpoint {first} of {stream} is not before {last}: begin earlier, or go further")
+    return last, first
+
+
+def plan_replay(place: Place, stream: Stream, to: int, since: int | None) -> ReplayPlan:
+    """What a replay of `stream` to checkpoint `to` does.
+
+    Args:
+        since: the checkpoint to begin with, 0 for the start, None for as early as can be.
+
+    Raises:
+        SchemaConflict: the definition no longer fits the recorded state, or is newer than checkpoint `to`.
+        UsageError: it cannot begin there; says where it can.
+        StateError: the input log has a gap.
+    """
+    catalog, name = place.catalog, stream.name
+    _check_stream(catalog.stream(name), catalog.definition_at(name, to), stream)
+    checkpoints = [c for c in catalog.checkpoints(name) if c.id <= to]
+    earliest, why = _replayable(catalog, name, checkpoints)
+    if since is not None and since < earliest:
+        raise UsageError(f"{why}: replay from {earliest} or later")
+    edited = _edited(catalog, name, checkpoints)
+    if edited[0] > earliest:
+        earliest, why = edited
+    older = "was made by an older definition of its operators"
+    recorded: list[Recorded] = []
+    for checkpoint in reversed(checkpoints):
+        if checkpoint.id <= (earliest if since is None else since):
+            break
+        found, fits = _recorded(place, stream, checkpoint)
+        if not fits and checkpoint.id == to:
+            raise SchemaConflict(f"checkpoint {to} of {name} {older}: replay it with that one")
+        if not fits:
+            earliest, why = checkpoint.id, f"checkpoint {checkpoint.id} of {name} {older}"
+            break
+        recorded.append(found)
+    if earliest == to and not edited[0] == to:
+        raise UsageError(f"{why}: replay {name} to a later one")
+    if earliest == to:
+        raise UsageError(f"{why}, which no input brings about again: replay {name} to a later one")
+    if since is not None and since < earliest:
+        raise UsageError(f"{why}, which no input brings about again: replay from {earliest} or later")
+    begins = earliest if since is None else since
+    position, steps = catalog.input_position(name, begins), catalog.steps(name, to, after=begins)
+    for batch, step in enumerate(steps, position.next_batch):
+        if step.batch_id != batch:
+            raise StateError(f"the input log of {name} has no batch {batch}: it can be replayed no further")
+    compared: list[list[Recorded]] = [[] for _ in range(len(steps) + 1)]
+    for one in reversed(recorded):
+        compared[sum(step.checkpoint <= one.checkpoint for step in steps)].append(one)
+    return ReplayPlan(name, to, begins, why if since is None else "", position, steps, compared)
+
+
+def _check_stream(record: StreamRecord, definition: Mapping[str, Any], stream: Stream) -> None:
+    check_definition(stream.name, definition, definition_of(stream, recorded_options(stream, definition)))
+    if record.max_parallelism != stream.max_parallelism:
+        raise SchemaConflict(
+            f"stream {stream.name} has max_parallelism {record.max_parallelism}, now {stream.max_parallelism}: "
+            "it is fixed at creation"
+        )
+
+
+def _replayable(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
+    """The first checkpoint left that the input log leads on from, and why it is no earlier one; 0 for the start."""
+    begins = catalog.replayable_from(stream)
+    if not begins:
+        return 0, ""
+    first = next((c.id for c in checkpoints if c.id >= begins), checkpoints[-1].id)
+    why = f"what {stream} read before checkpoint {first} is no longer in its input log (retention.input_log keeps more)"
+    return first, why
+
+
+def _edited(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
+    """The first checkpoint left that holds the newest edit, and why it is that; 0 if there was no edit."""
+    rewindings = catalog.rewindings(stream)
+    made = [
+        edit.checkpoint
+        for edit in catalog.edits(stream)
+        if edit.checkpoint <= checkpoints[-1].id
+        if not any(r.epoch > edit.epoch and r.checkpoint < edit.checkpoint for r in rewindings)
+    ]
+    if not made:
+        return 0, ""
+    return next(c.id for c in checkpoints if c.id >= made[-1]), f"checkpoint {made[-1]} of {stream} was edited"
+
+
+def _recorded(place: Place, stream: Stream, checkpoint: CheckpointRecord) -> tuple[Recorded, bool]:
+    """What was recorded of a checkpoint, and whether operators of this definition did."""
+    try:
+        manifest = read_manifest(place.warehouse.store, checkpoint.manifest)
+    except CorruptObject:  # the catalog's word is left, and a manifest is what a replay can do without
+        return Recorded(checkpoint.id, checkpoint.digest, None), True
+    fits = manifest.operators == stream.definition()["operators"]
+    return Recorded(checkpoint.id, checkpoint.digest, manifest.digests), fits
+
+
+def restore_points(place: Place, stream: Stream, checkpoint: int) -> dict[str, RestorePoint]:
+    """Operator -> where its state at a checkpoint comes from; nothing for 0 and for operators that are newer.
+
+    Raises:
+        CorruptObject: the manifest is damaged.
+    """
+    if not checkpoint:
+        return {op.name: RestorePoint() for op in stream.operators}
+    stored = tuple(place.catalog.chain_manifests(stream.name, checkpoint))
+    manifest = read_manifest(place.warehouse.store, place.catalog.checkpoint(stream.name, checkpoint).manifest)
+    return {
+        op.name: RestorePoint(checkpoint, manifest.step, stored if op.name in manifest.operators else ())
+        for op in stream.operators
+    }
+
+
+def check_replayed(stream: str, recorded: Recorded, found: Digests) -> None:
+    """Compare what a replay came to with what was recorded.
+
+    Raises:
+        ProofFailed: they differ; names checkpoint, operators, tables and key groups.
+    """
+    where = f"checkpoint {recorded.checkpoint} of {stream}"
+    digest = checkpoint_digest(found)
+    differing = list(_differing(recorded.digests, found)) if recorded.digests is not None else []
+    if differing:
+        raise ProofFailed(
+            f"{where}: the logged input does not come to the recorded state in {'; '.join(differing)}: the source's "
+            "data, the operators' code or the state have been altered, or the operators are not deterministic"
+        )
+    if digest != recorded.digest:
+        raise ProofFailed(
+            f"{where}: the logged input comes to digest {digest}, not to the recorded {recorded.digest}: the source's "
+            "data, the operators' code or the catalog have been altered, or the operators are not deterministic"
+        )
+
+
+def _differing(recorded: Digests, found: Digests) -> list[str]:
+    lines = []
+    for operator, variable in sorted({(op, name) for part in (recorded, found) for op in part for name in part[op]}):
+        one, other = (part.get(operator, {}).get(variable, np.uint64(0)) for part in (recorded, found))
+        groups = np.flatnonzero(np.not_equal(one, other))
+        if len(groups):
+            more = "" if len(groups) <= NAMED_GROUPS else f" and {len(groups) - NAMED_GROUPS} more"
+            named = ", ".join(map(str, groups[:NAMED_GROUPS]))
+            lines.append(f"{operator}.{variable}, key groups {named}{more}")
+    return lines
+
+
+def follow(completed: int, logged: Sequence[StepRecord]) -> list[Follow]:
+    """The way along logged steps that makes the same checkpoints of the same steps again, to be followed in order.
+
+    Checkpoints that hold no logged step (taken when a run ended, or of another making) come again without rows.
+
+    Args:
+        completed: the checkpoint that the first of the steps follows.
+    """
+    way = [Follow(None, ends=True)] * (logged[0].checkpoint - completed - 1 if logged else 0)
+    for n, step in enumerate(logged, 1):
+        later = logged[n] if n < len(logged) else None
+        if later is None or later.checkpoint == step.checkpoint:
+            way.append(Follow(step, ends=later is None))
+            continue
+        between = later.checkpoint - step.checkpoint - 1
+        # A number that no logged step has, and no checkpoint in between, is that of the step that ended this one.
+        apart = later.step - step.step - 1 > between
+        way += [Follow(step, ends=not apart), *[Follow(None, ends=True)] * (between + apart)]
+    return way

@@ -1,0 +1,83 @@
+"""Looks at a warehouse, its catalog and its streams at once, and says what is wrong and what to do.
+
+Nothing is changed: no lease is taken, no run is fenced, no catalog is upgraded, no identity is written. Each check is a
+function over what the engine makes sure of anyway, and what does not answer is a finding like others.
+
+    findings           what is found, and how checks are made
+    warehouse_checks   what is not about one stream
+    stream_checks      what is made of each stream
+"""
+
+from functools import partial
+
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
+from siltstone.doctor import warehouse_checks as checks
+from siltstone.doctor.findings import Examination, Finding
+from siltstone.doctor.stream_checks import CATALOG_CHECKS, STORE_CHECKS, StreamSubject
+from siltstone.settings import Settings
+from siltstone.store.open import Warehouse
+
+LIMIT_S = 15.0
+"""how long a check may take, by default"""
+_CONNECT_S = 5.0
+
+
+def examine(settings: Settings, stream: str | None = None, limit_s: float = LIMIT_S) -> list[Finding]:
+    """Make every check, of all streams or of one.
+
+    Args:
+        limit_s: seconds for each check. After one that took longer, what did not answer is asked nothing more.
+
+    Returns:
+        What was found: of the warehouse first, then of each stream, by name.
+
+    Raises:
+        UnknownStream: the catalog does not know `stream`.
+        UsageError: the warehouse's URL makes no sense.
+    """
+    warehouse = Warehouse.at(settings.warehouse)
+    url = settings.catalog or warehouse.catalog_url
+    done = Examination(limit_s)
+    opened: list[Catalog] = []
+    names: list[str] = []
+
+    def check_catalog() -> list[Finding]:
+        catalog = open_catalog(url, create=False, timeout_s=_CONNECT_S, outage_s=0)
+        opened.append(catalog)
+        names.extend([catalog.stream(stream).name] if stream else [record.name for record in catalog.streams()])
+        return checks.check_catalog(catalog)
+
+    try:
+        readable = done.make("catalog", check_catalog, uses=["catalog"])
+        catalog = opened[0] if readable else None
+        if catalog is not None:
+            done.make("clock", partial(checks.check_clock, catalog), uses=["catalog"])
+        trusted = done.make("store", partial(checks.check_store, warehouse), uses=["store"])
+        if catalog is not None and trusted:
+            check = partial(checks.check_identity, warehouse, catalog)
+            trusted = done.make("identity", check, uses=["store", "catalog"])
+        done.make("permissions", partial(checks.check_permissions, warehouse, url))
+        done.make("space", partial(checks.check_space, warehouse))
+        done.make("versions", checks.check_versions)
+        done.make("java", partial(checks.check_java, settings.master))
+        if catalog is not None:
+            place = Place(warehouse, catalog)
+            _examine_streams(done, [StreamSubject(place, settings, name) for name in names], trusted)
+    finally:
+        for catalog in opened:
+            catalog.close()
+    return done.findings
+
+
+def _examine_streams(done: Examination, subjects: list[StreamSubject], trusted: bool) -> None:
+    """Make the checks of each stream, and of its objects where the store is `trusted` to be the right one.
+
+    What another warehouse's store does not hold is no damage of this one.
+    """
+    for subject in subjects:
+        for name, check in CATALOG_CHECKS.items():
+            done.make(name, partial(check, subject), uses=["catalog"], stream=subject.name)
+        for name, check in STORE_CHECKS.items() if trusted else ():
+            done.make(name, partial(check, subject), uses=["store", "catalog"], stream=subject.name)

@@ -1,0 +1,178 @@
+"""The checks of `siltstone doctor` that are made of each stream. None of them changes anything."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from siltstone.catalog.epochs import check_catalog
+from siltstone.catalog.place import Place
+from siltstone.catalog.processes import is_known_dead, is_known_gone
+from siltstone.chains.due import materialization_health
+from siltstone.change.recover import span
+from siltstone.doctor.findings import Finding, State
+from siltstone.errors import CorruptObject
+from siltstone.restore.restore import read_manifest
+from siltstone.retention.deletion import foresee
+from siltstone.retention.retention_rules import retention_in_force
+from siltstone.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSubject:
+    """One stream, and all that its checks need."""
+
+    place: Place
+    settings: Settings
+    name: str
+
+    def finding(self, check: str, state: State, found: str, advice: str | None = None) -> Finding:
+        """A finding about this stream."""
+        return Finding(check, state, found, advice, self.name)
+
+
+def check_run(subject: StreamSubject) -> list[Finding]:
+    """Who runs the stream, whether that process lives, and whether it makes checkpoints."""
+    catalog, name = subject.place.catalog, subject.name
+    runs = catalog.runs(name)
+    if not runs:
+        return [subject.finding("run", "ok", "it has never run")]
+    run = runs[-1]
+    if run.ended_at is not None:
+        return [subject.finding("run", "ok", f"none is at work; epoch {run.epoch} ended {_iso(run.ended_at)}")]
+    said = f"epoch {run.epoch}, by {run.who} since {_iso(run.started_at)}"
+    if is_known_gone(run.who):
+        advice = f"`siltstone run {name}` takes over and goes on from the newest checkpoint"
+        return [subject.finding("run", "warning", f"{said}, has not ended, and its process is gone", advice)]
+    newest = next(iter(catalog.checkpoints(name, 1)), None)
+    still = catalog.now() - max(run.started_at, newest.committed_at if newest else run.started_at)
+    if still > timedelta(seconds=subject.settings.alerts.still_s):
+        said += f", has made no checkpoint for {still.total_seconds():.0f} s"
+        advice = "see its log and its source; if it hangs, end it: the next run goes on from the newest checkpoint"
+        return [subject.finding("run", "problem", said, advice)]
+    return [subject.finding("run", "ok", said)]
+
+
+def check_leases(subject: StreamSubject) -> list[Finding]:
+    """Who keeps checkpoints from deletion by reading them."""
+    catalog, now = subject.place.catalog, subject.place.catalog.now()
+    leases = catalog.recorded_leases(subject.name)
+    over = [lease for lease in leases if lease.expires_at <= now or is_known_dead(lease.process)]
+    live = [lease for lease in leases if lease not in over]
+    found = []
+    if over:
+        said = f"{', '.join(lease.who for lease in over)}: expired, or of a process that has died"
+        advice = "nothing: they keep nothing from deletion, and the next deletion or reader removes them"
+        found.append(subject.finding("leases", "warning", said, advice))
+    if live or not over:
+        said = "; ".join(f"{lease.who}, until {_iso(lease.expires_at)} unless renewed" for lease in live)
+        found.append(subject.finding("leases", "ok", said or "none"))
+    return found
+
+
+def check_proofs(subject: StreamSubject) -> list[Finding]:
+    """No checkpoint's newest proof failed."""
+    name, records = subject.name, subject.place.catalog.checkpoints(subject.name)
+    failed = [record for record in records if record.proven is False]
+    if not failed:
+        proven = sum(record.proven is True for record in records)
+        return [subject.finding("proofs", "ok", f"{proven} of {len(records)} checkpoints proven, none failed")]
+    found = []
+    for record in failed:
+        advice = f"`siltstone recover {name}` goes back to the newest checkpoint that restores"
+        if record.id != records[-1].id:
+            advice = (
+                f"`siltstone verify {name} --at {record.id}` proves it again, `siltstone delete {name} {record.id}` "
+            )
+            advice += "gives it up; if newer ones fail too, `siltstone recover " + name + "`"
+        said = f"checkpoint {record.id} is not proven: {record.proof}"
+        found.append(subject.finding("proofs", "problem", said, advice))
+    return found
+
+
+def check_materialization(subject: StreamSubject) -> list[Finding]:
+    """Materialization keeps up, as `verify` says too."""
+    settings, name = subject.settings, subject.name
+    health = materialization_health(subject.place.catalog, name, settings.materialization, settings.policy_options)
+    advice = f"`siltstone materialize {name}` does it now, and says why it fails"
+    ill = [each for each in health.values() if not each.fine]
+    found = [subject.finding("materialization", "problem", each.reason, advice) for each in ill]
+    return found or [subject.finding("materialization", "ok", "keeps up" if health else "nothing to do yet")]
+
+
+def check_outputs(subject: StreamSubject) -> list[Finding]:
+    """Outputs do not wait for a run that delivers them."""
+    catalog, name = subject.place.catalog, subject.name
+    waiting = catalog.outputs(name, outstanding=True)
+    if not waiting:
+        return [subject.finding("outputs", "ok", "all are delivered")]
+    said = f"{len(waiting)} not delivered yet, the oldest of checkpoint {waiting[0].checkpoint} to {waiting[0].name}"
+    if _is_running(subject):
+        return [subject.finding("outputs", "ok", f"{said}: the run at work delivers them")]
+    return [subject.finding("outputs", "warning", said, f"`siltstone run {name}` delivers them first of all")]
+
+
+def check_deletions(subject: StreamSubject) -> list[Finding]:
+    """No deletion has stopped on the way. What waits for checkpoints that build on it, or for readers, has not."""
+    catalog, name = subject.place.catalog, subject.name
+    marked = {each.id: each.deleted_at for each in catalog.retained(name) if each.deleted_at is not None}
+    plan, objects = foresee(catalog, name)
+    going = [id for id in plan.goes or (plan.waits if objects else ()) if id in marked]
+    if not going:
+        waiting = [f"{len(plan.waits)} marked checkpoints wait for newer ones that build on them"] if plan.waits else []
+        waiting += [f"{len(plan.leased)} marked checkpoints are being read"] if plan.leased else []
+        return [subject.finding("deletions", "ok", "; ".join(waiting) or "none under way")]
+    since = _iso(min(marked[id] for id in going))
+    said = f"unfinished: {len(going)} checkpoints ({span(going)}), marked since {since}, with {len(objects):,} objects "
+    said += f"of {sum(each.bytes for each in objects) / 1e6:,.1f} MB"
+    rules = retention_in_force(catalog.stream(name).retention, subject.settings.retention)
+    if rules.rules and _is_running(subject):
+        return [subject.finding("deletions", "ok", f"{said}: the run at work completes it")]
+    advice = f"unless a deletion is at work right now: `siltstone delete {name} {going[0]}` completes it, as any later "
+    return [subject.finding("deletions", "warning", said, f"{advice}deletion does")]
+
+
+def check_manifest(subject: StreamSubject) -> list[Finding]:
+    """The newest checkpoint's manifest is in the store, whole, and the one that the catalog says."""
+    name, store = subject.name, subject.place.warehouse.store
+    newest = next(iter(subject.place.catalog.checkpoints(name, 1)), None)
+    if newest is None:
+        return [subject.finding("manifest", "ok", "no checkpoint yet")]
+    try:
+        manifest = read_manifest(store, newest.manifest, name)
+    except CorruptObject as error:
+        advice = f"`siltstone recover {name}` goes back to the newest checkpoint that restores; --dry-run says to which"
+        return [subject.finding("manifest", "problem", str(error), advice)]
+    said = f"of checkpoint {manifest.checkpoint}, committed {_iso(newest.committed_at)}, is there and whole"
+    return [subject.finding("manifest", "ok", said)]
+
+
+def check_epochs(subject: StreamSubject) -> list[Finding]:
+    """The store knows no run of the stream that the catalog does not."""
+    check_catalog(subject.place, subject.name)
+    return [
+        subject.finding("epochs", "ok", f"{subject.place.catalog.stream(subject.name).epoch}, the store has no newer")
+    ]
+
+
+Check = Callable[[StreamSubject], list[Finding]]
+CATALOG_CHECKS: Mapping[str, Check] = {
+    "run": check_run,
+    "leases": check_leases,
+    "proofs": check_proofs,
+    "materialization": check_materialization,
+    "outputs": check_outputs,
+    "deletions": check_deletions,
+}
+"""what the catalog alone says"""
+STORE_CHECKS: Mapping[str, Check] = {"manifest": check_manifest, "epochs": check_epochs}
+"""what it takes the store for, too"""
+
+
+def _is_running(subject: StreamSubject) -> bool:
+    """Whether a run is at work, as far as one can see."""
+    runs = subject.place.catalog.runs(subject.name)
+    return bool(runs) and runs[-1].ended_at is None and not is_known_gone(runs[-1].who)
+
+
+def _iso(time: datetime) -> str:
+    return time.isoformat(timespec="seconds")

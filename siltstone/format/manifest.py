@@ -1,0 +1,178 @@
+"""A manifest: one object that says everything one checkpoint wrote, so that the catalog grows with objects only.
+
+As bytes it is an Arrow IPC stream of one row, zstd-compressed, whose columns are lists: handles, objects,
+digests per operator, table and key group; and `about`, JSON with all that is no list, and the range checksums
+of the objects that have any (those of version 0.1 have none). Any Arrow reader can open it. An xxh3-64 of the
+stream follows it, so that altered bytes are noticed before they are understood. `manifest_decoding` reads it again.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from siltstone.format.arrow import ipc_options
+from siltstone.model import Form, Handle, Kind, StoredObject
+from siltstone.state.digest import checkpoint_digest
+from siltstone.store.checksums import is_bare, pack
+
+FORMAT = 2
+"""2: checksums that say by which algorithm they are (`store.checksums.pack`); 1: all of them are xxh3-128"""
+SEAL_BYTES = 8
+"""the xxh3-64 at the end"""
+_HANDLE = pa.struct(
+    [
+        ("operator", pa.string()),
+        ("variable", pa.string()),
+        ("kind", pa.string()),
+        ("form", pa.string()),
+        ("object", pa.string()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("checksum", pa.binary()),
+        ("start", pa.uint16()),
+        ("end", pa.uint32()),
+        ("rows", pa.int64()),
+        ("previous", pa.int64()),
+        ("sqn", pa.int64()),
+    ]
+)
+_OBJECT = pa.struct([("name", pa.string()), ("bytes", pa.int64()), ("checksum", pa.binary())])
+_DIGESTS = pa.struct([("operator", pa.string()), ("variable", pa.string()), ("key_groups", pa.binary())])
+SCHEMA = pa.schema(
+    [
+        ("about", pa.string()),
+        ("handles", pa.list_(_HANDLE)),
+        ("objects", pa.list_(_OBJECT)),
+        ("digests", pa.list_(_DIGESTS)),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """What one checkpoint wrote.
+
+    Attributes:
+        stream: the one that wrote it, or a fork that begins with it and is the one asked for.
+        epoch: the writer epoch that wrote it.
+        step: the last step it holds.
+        operators: operator -> its definition, with the schemas of its tables, as JSON.
+        handles: where each variable's bytes of each subtask lie.
+        objects: every object it wrote, itself apart.
+        digests: operator -> table or opaque variable -> uint64[max_parallelism].
+        forms: operator -> the form of its part.
+        d: operator -> the D in force.
+        first: operator -> the checkpoint whose base its chain begins with.
+        policy: operator -> the policy's state, as JSON.
+        event_time_max: the highest event time up to here, in UTC; None if there was none.
+        statistics: rows, bytes and seconds for reports, as JSON.
+        materialization: the id of the materialization that this is the manifest of; then it holds one operator's
+            bases, which take the place of what that operator's handles of the checkpoint say. Empty for a checkpoint's.
+    """
+
+    stream: str
+    checkpoint: int
+    epoch: int
+    step: int
+    max_parallelism: int
+    operators: Mapping[str, Any]
+    handles: Sequence[Handle]
+    objects: Sequence[StoredObject]
+    digests: Mapping[str, Mapping[str, np.ndarray]]
+    forms: Mapping[str, Form]
+    d: Mapping[str, int] = field(default_factory=dict)
+    first: Mapping[str, int] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    event_time_max: datetime | None = None
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    materialization: str = ""
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the whole state at this checkpoint: 32 hex digits, the same however it is stored."""
+        return checkpoint_digest(self.digests)
+
+    def of_operator(self, operator: str) -> Self:
+        """The part that one operator's tasks need: only its handles, the objects they name, and its own entries.
+
+        The digest of a part is not the checkpoint's.
+        """
+        handles = [handle for handle in self.handles if handle.operator == operator]
+        named = {handle.object for handle in handles}
+        own = {name: {k: v for k, v in getattr(self, name).items() if k == operator} for name in _BY_OPERATOR}
+        return replace(self, handles=handles, objects=[o for o in self.objects if o.name in named], **own)
+
+    def with_bases(self, materialized: Self) -> Self:
+        """This checkpoint with the bases of a materialization in place of its own handles of that operator's tables.
+
+        Opaque variables stay: they are whole in every checkpoint and never materialized.
+        """
+        [operator] = materialized.operators
+        kept = [h for h in self.handles if h.operator != operator or h.kind is Kind.OPAQUE]
+        return replace(
+            self,
+            handles=[*kept, *materialized.handles],
+            objects=[*self.objects, *materialized.objects],
+            forms={**self.forms, operator: Form.BASE},
+            first={**self.first, operator: self.checkpoint},
+        )
+
+
+_BY_OPERATOR = ("operators", "digests", "forms", "d", "first", "policy")
+ABOUT = (
+    "stream",
+    "checkpoint",
+    "epoch",
+    "step",
+    "max_parallelism",
+    "operators",
+    "forms",
+    "d",
+    "first",
+    "policy",
+    "statistics",
+    "materialization",
+)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The bytes of a manifest object."""
+    time = manifest.event_time_max
+    about = {name: getattr(manifest, name) for name in ABOUT} | {
+        "format": _format(manifest),
+        "event_time_max": None if time is None else time.isoformat(),
+        "ranges": {o.name: astuple(o.ranges) for o in manifest.objects if o.ranges is not None},
+    }
+    digests = [
+        {"operator": operator, "variable": variable, "key_groups": np.ascontiguousarray(groups, "<u8").tobytes()}
+        for operator, variables in manifest.digests.items()
+        for variable, groups in variables.items()
+    ]
+    objects = [{"name": o.name, "bytes": o.bytes, "checksum": pack(o.checksum)} for o in manifest.objects]
+    handles = [_plain(handle) for handle in manifest.handles]
+    columns = [[json.dumps(about, separators=(",", ":"))], [handles], [objects], [digests]]
+    arrays = [pa.array(column, of.type) for column, of in zip(columns, SCHEMA, strict=True)]
+    sink, batch = pa.BufferOutputStream(), pa.record_batch(arrays, schema=SCHEMA)
+    with pa.ipc.new_stream(sink, SCHEMA, options=ipc_options(batch)) as out:
+        out.write_batch(batch)
+    data = sink.getvalue().to_pybytes()
+    return data + xxhash.xxh3_64_digest(data)
+
+
+def _format(manifest: Manifest) -> int:
+    """The oldest format that can hold it, so that an older Siltstone reads what it can understand."""
+    checksums = (each.checksum for parts in (manifest.handles, manifest.objects) for each in parts)
+    return 1 if all(map(is_bare, checksums)) else FORMAT
+
+
+def _plain(handle: Handle) -> dict[str, Any]:
+    plain = {name: getattr(handle, name) for name in _HANDLE.names if name not in ("start", "end")}
+    groups = handle.key_groups
+    return plain | {"checksum": pack(handle.checksum), "start": groups.start, "end": groups.end}

@@ -1,0 +1,227 @@
+"""Reads a manifest without trust: every name, number and length in it is checked here, once, and nowhere after.
+
+Names become parts of object names and of paths, numbers become sizes of arrays and ranges of bytes. What uses a
+manifest may rely on this: each operator has a form, and each handle's variable is one that its operator's definition
+and digests have; key groups lie within `max_parallelism`; each digest has a number for each key group.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from siltstone.decoding import (
+    JSON_FREE_BYTES,
+    JSON_RATIO,
+    check_integer,
+    check_object,
+    decoding,
+    parse_json,
+    room_for,
+)
+from siltstone.errors import CorruptObject, NewerFormat
+from siltstone.format.arrow import read_batches
+from siltstone.format.manifest import ABOUT, FORMAT, SCHEMA, SEAL_BYTES, Manifest
+from siltstone.model import (
+    MAX_MAX_PARALLELISM,
+    Form,
+    Handle,
+    KeyGroupRange,
+    Kind,
+    RangeChecksums,
+    StoredObject,
+    check_name,
+    check_table_name,
+)
+from siltstone.state.schema import TableSchema
+from siltstone.store.checksums import unpack
+from siltstone.store.paths import CheckpointPath, check_attempt, check_object_name
+
+_NUMBER_MAX = (1 << 63) - 1
+_PART_BYTES = 512
+"""about what a handle, an object or a digest takes in memory, its numbers apart"""
+_ALGORITHM_CHARACTERS = 32
+
+
+def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifest") -> Manifest:
+    """The manifest that `encode_manifest` was given.
+
+    Raises:
+        CorruptObject: cut, altered, or no manifest; `name` says where it came from.
+        NewerFormat: it is whole, but a newer Siltstone wrote it.
+    """
+    with decoding(name, "a manifest"):
+        view = memoryview(data).cast("B")
+        body = view[:-SEAL_BYTES]
+        if xxhash.xxh3_64_digest(body) != bytes(view[-SEAL_BYTES:]):
+            raise CorruptObject(f"{name} was cut or altered: its checksum does not match")
+        [batch] = read_batches(body)
+        if batch.num_rows != 1 or batch.schema.field(0) != SCHEMA.field(0) or batch.column(0).null_count:
+            raise ValueError("it is not one row that begins with a text")
+        if batch.column(0).nbytes > JSON_FREE_BYTES + JSON_RATIO * len(view):
+            raise ValueError(f"it has {batch.column(0).nbytes} bytes of JSON")
+        about = check_object(parse_json(batch.column(0)[0].as_py()), "what it says of itself")
+        _check_format(about["format"], name)
+        if not batch.schema.equals(SCHEMA):
+            raise ValueError("its columns are not those of a manifest")
+        handles, objects, digests = (_structs(batch.column(i)) for i in (1, 2, 3))
+        if _PART_BYTES * (len(handles) + len(objects) + len(digests)) > room_for(len(view)):
+            raise ValueError(f"it claims {len(handles)} handles, {len(objects)} objects and {len(digests)} digests")
+        return _manifest(about, handles, objects, digests)
+
+
+def _check_format(number: object, name: str) -> None:
+    if type(number) is int and number > FORMAT:
+        raise NewerFormat(f"{name} has format {number}, which a newer Siltstone wrote: upgrade siltstone")
+    if type(number) is not int or number < 1:
+        raise CorruptObject(f"{name} has format {str(number)[:40]}, which there never was")
+
+
+def _structs(column: pa.Array) -> pa.StructArray:
+    """The structs of the one list of a column, all of whose fields have values."""
+    structs = column.flatten()
+    if column.null_count or structs.null_count or any(field.null_count for field in structs.flatten()):
+        raise ValueError("a value is missing")
+    return structs
+
+
+def _columns(structs: pa.StructArray) -> dict[str, list[Any]]:
+    """Field -> its values; equal texts are one object, since most are."""
+    seen: dict[str, str] = {}
+    columns = {}
+    for field, values in zip(structs.type, structs.flatten(), strict=True):
+        plain = values.to_pylist()
+        columns[field.name] = [seen.setdefault(v, v) for v in plain] if pa.types.is_string(field.type) else plain
+    return columns
+
+
+def _manifest(
+    about: Mapping[str, Any], handles: pa.StructArray, objects: pa.StructArray, digests: pa.StructArray
+) -> Manifest:
+    path = CheckpointPath(
+        about["stream"],
+        check_integer(about["epoch"], 0, _NUMBER_MAX, "epoch"),
+        check_integer(about["checkpoint"], 1, _NUMBER_MAX, "checkpoint"),
+    )
+    check_integer(about["step"], 0, _NUMBER_MAX, "step")
+    max_parallelism = check_integer(about["max_parallelism"], 1, MAX_MAX_PARALLELISM, "max_parallelism")
+    forms = {op: Form(form) for op, form in _by_operator(about, "forms").items()}
+    operators = _by_operator(about, "operators")
+    known = _variables(operators)
+    for what, most in (("d", _NUMBER_MAX), ("first", path.checkpoint)):
+        for operator, number in _by_operator(about, what).items():
+            check_integer(number, int(what == "first"), most, f"{what} of {operator}")
+    for operator, state in _by_operator(about, "policy").items():
+        check_object(state, f"policy of {operator}")
+    _check_statistics(check_object(about["statistics"], "statistics"))
+    if about["materialization"]:
+        check_attempt(about["materialization"])
+        if len(operators) != 1:
+            raise ValueError("a materialization is of one operator")
+    if not operators.keys() <= forms.keys():
+        raise ValueError("an operator has no form")
+    read = _digests(digests, forms, max_parallelism)
+    return Manifest(
+        **{key: about[key] for key in ABOUT if key != "forms"},
+        forms=forms,
+        handles=list(_handles(handles, known, read, max_parallelism, path.checkpoint)),
+        objects=list(_objects(objects, check_object(about.get("ranges", {}), "ranges"))),
+        digests=read,
+        event_time_max=_time(about["event_time_max"]),
+    )
+
+
+def _by_operator(about: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    found = check_object(about[what], what)
+    for operator in found:
+        check_name("operator", operator)
+    return found
+
+
+def _variables(operators: Mapping[str, Any]) -> dict[str, dict[str, Kind]]:
+    """Operator -> its tables and opaque variables, as the definitions have them."""
+    found: dict[str, dict[str, Kind]] = {}
+    for operator, definition in operators.items():
+        own = found.setdefault(operator, {})
+        key = check_object(definition, f"operator {operator}")["key"]
+        TableSchema.from_json({"key": key, "subkey": [], "value": []})
+        for variable, shape in check_object(definition["variables"], f"variables of {operator}").items():
+            tables = check_object(check_object(shape, variable)["tables"], f"tables of {variable}")
+            for table, schema in tables.items():
+                TableSchema.from_json(check_object(schema, table))
+                own[check_table_name(table)] = Kind.INCREMENTAL
+            if not tables:
+                own[check_name("variable", variable)] = Kind.OPAQUE
+    return found
+
+
+def _check_statistics(statistics: Mapping[str, Any]) -> None:
+    """What else is in them is only shown, or read by what checks it itself."""
+    for what in ("rows_in", "state_rows"):
+        check_integer(statistics.get(what, 0), 0, _NUMBER_MAX, what)
+    check_integer(statistics.get("parallelism", 1), 1, MAX_MAX_PARALLELISM, "parallelism")
+
+
+def _digests(parts: pa.StructArray, forms: Iterable[str], max_parallelism: int) -> dict[str, dict[str, np.ndarray]]:
+    digests: dict[str, dict[str, np.ndarray]] = {operator: {} for operator in forms}
+    columns = _columns(parts)
+    for operator, variable, key_groups in zip(*(columns[name] for name in parts.type.names), strict=True):
+        numbers = np.frombuffer(key_groups, "<u8")
+        if len(numbers) != max_parallelism:
+            raise ValueError(f"digest of {variable} has {len(numbers)} key groups instead of {max_parallelism}")
+        digests[operator][check_table_name(variable)] = numbers
+    return digests
+
+
+def _handles(
+    parts: pa.StructArray,
+    known: Mapping[str, Mapping[str, Kind]],
+    digests: Mapping[str, Mapping[str, np.ndarray]],
+    max_parallelism: int,
+    checkpoint: int,
+) -> Iterable[Handle]:
+    columns = _columns(parts)
+    for name in set(columns["object"]):
+        check_object_name(name)
+    for values in zip(*columns.values(), strict=True):
+        plain = dict(zip(columns, values, strict=True))
+        operator, variable, kind, form = plain["operator"], plain["variable"], Kind(plain["kind"]), Form(plain["form"])
+        groups = KeyGroupRange(plain.pop("start"), plain.pop("end"))
+        numbers = [plain[name] for name in ("offset", "length", "rows", "previous", "sqn")]
+        if operator not in known or (kind is not Kind.INDEX and known[operator].get(variable) is not kind):
+            raise ValueError(f"a handle is of {operator}.{variable}, which no definition has")
+        if kind is not Kind.INDEX and variable not in digests[operator]:
+            raise ValueError(f"{operator}.{variable} has no digest")
+        if not groups.start <= groups.end <= max_parallelism:
+            raise ValueError(f"a handle has key groups {groups.start} to {groups.end} of {max_parallelism}")
+        if min(numbers) < 0 or plain["offset"] + plain["length"] > _NUMBER_MAX:
+            raise ValueError(f"a handle of {operator}.{variable} has numbers out of range")
+        if form is Form.DELTA and plain["previous"] >= checkpoint:
+            raise ValueError(f"a delta of {operator}.{variable} builds on checkpoint {plain['previous']}")
+        plain |= {"kind": kind, "form": form, "checksum": unpack(plain["checksum"]), "key_groups": groups}
+        yield Handle(**plain)
+
+
+def _objects(parts: pa.StructArray, ranges: Mapping[str, Any]) -> Iterable[StoredObject]:
+    columns = _columns(parts)
+    for name, size, checksum in zip(columns["name"], columns["bytes"], columns["checksum"], strict=True):
+        check_object_name(name)
+        if size < 0:
+            raise ValueError(f"object {name} has {size} bytes")
+        yield StoredObject(name, size, unpack(checksum), None if name not in ranges else _ranges(ranges[name]))
+
+
+def _ranges(parts: Any) -> RangeChecksums:
+    algorithm, range_bytes, checksums = parts
+    if not isinstance(algorithm, str) or len(algorithm) > _ALGORITHM_CHARACTERS or not isinstance(checksums, str):
+        raise ValueError("the checksums of an object's ranges are not texts")
+    check_integer(range_bytes, 1, _NUMBER_MAX, "bytes of a range")
+    bytes.fromhex(checksums)
+    return RangeChecksums(algorithm, range_bytes, checksums)
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text).astimezone(UTC)

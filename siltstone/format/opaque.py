@@ -1,0 +1,54 @@
+"""An opaque variable at one checkpoint: its bytes per key group, framed by lengths. Nothing is ever pickled.
+
+"SILTOPQ1" | count | key groups (differences) | lengths | joined bytes | xxh3-64
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from siltstone.decoding import decoding
+from siltstone.errors import UsageError
+from siltstone.format.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, seal, unseal
+
+MAGIC = b"SILTOPQ1"
+
+
+def encode_opaque(values: Mapping[int, bytes]) -> bytes:
+    """`values` (key group -> bytes) as one byte string, the same for the same values.
+
+    Raises:
+        UsageError: a key group that is none.
+    """
+    groups = sorted(values)
+    if groups and not (groups[0] >= 0 and groups[-1] < KEY_GROUPS_MAX):
+        raise UsageError(f"opaque values for key groups {groups[0]} to {groups[-1]}: use 0 to 65535")
+    out = Encoder()
+    out.varint(len(groups))
+    out.runs(np.diff(np.array(groups, dtype=np.int64), prepend=0).astype(np.uint64))
+    out.varints([len(values[group]) for group in groups])
+    out.blob(b"".join(values[group] for group in groups))
+    return seal(out.finish(), MAGIC)
+
+
+def decode_opaque(data: Bytes, name: str = "an opaque value") -> dict[int, bytes]:
+    """Key group -> bytes, ascending.
+
+    Raises:
+        CorruptObject: cut, altered, or something else; `name` says where it came from.
+    """
+    with decoding(name, "an opaque value"):
+        read = Decoder(unseal(data, MAGIC, name), name)
+        count = read.count()
+        if count > KEY_GROUPS_MAX:
+            raise read.fail(f"it claims {count} key groups")
+        steps = read.runs(count)
+        if count and (steps.max() >= KEY_GROUPS_MAX or not steps[1:].all() or steps.sum() >= KEY_GROUPS_MAX):
+            raise read.fail("its key groups do not ascend, or are too high")
+        groups = np.cumsum(steps).tolist()
+        lengths = read.varints(count).tolist()
+        joined = bytes(read.blob())
+        if sum(lengths) != len(joined):
+            raise read.fail("its values do not add up")
+        ends = np.cumsum(lengths, dtype=np.int64).tolist()
+        return {g: joined[end - n : end] for g, n, end in zip(groups, lengths, ends, strict=True)}

@@ -1,0 +1,127 @@
+"""Staged outputs: the rows that a checkpoint hands to sinks, in the store from before its commit until after it.
+
+Rows are an Arrow IPC stream, compressed with zstd: every type is kept exactly, and any Arrow reader can open one. A
+task stages its own: what is large as objects, what is small inside its acknowledgement, for the driver to store.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import pyarrow as pa
+
+from siltstone.decoding import decoding
+from siltstone.errors import StateError
+from siltstone.format.arrow import ipc_options, is_small, read_batches
+from siltstone.model import StoredObject
+from siltstone.store.base import Store
+
+OBJECT_BYTES = 16 << 20
+"""an object ends with the batch that makes it so large"""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Rows that were staged: `rows` of them in `objects`, or, few of them, as an Arrow IPC stream in `inline`."""
+
+    rows: int = 0
+    objects: Sequence[StoredObject] = ()
+    inline: bytes = b""
+
+
+@dataclass
+class OutputWriter:
+    """Stages batches of one schema, in order; `finish` says where they are.
+
+    Nothing is in memory but the object that is being made.
+
+    Args:
+        store: where they go.
+        name: names the n-th object.
+        schema: the rows'.
+        inline_bytes: up to so many bytes together are no object.
+    """
+
+    store: Store
+    name: Callable[[int], str]
+    schema: pa.Schema
+    inline_bytes: int
+    _rows: int = 0
+    _objects: list[StoredObject] = field(default_factory=list)
+    _open: tuple[pa.BufferOutputStream, pa.RecordBatchStreamWriter] | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """One more batch.
+
+        Raises:
+            Unreachable: the store does not take it.
+        """
+        if not batch.num_rows:
+            return
+        if self._open is not None and not is_small(batch):
+            self._store(self._closed())  # it begins an object that is not compressed
+        if self._open is None:
+            sink = pa.BufferOutputStream()
+            self._open = sink, pa.ipc.new_stream(sink, self.schema, options=ipc_options(batch))
+        sink, writer = self._open
+        writer.write_batch(batch)
+        self._rows += batch.num_rows
+        if sink.tell() >= OBJECT_BYTES:
+            self._store(self._closed())
+
+    def finish(self) -> Staged:
+        """All of it is staged, or, where `inline_bytes` are enough, handed over.
+
+        Raises:
+            Unreachable: the store does not take it.
+        """
+        last = self._closed()
+        if last is not None and not self._objects and last.size <= self.inline_bytes:
+            return Staged(self._rows, inline=last.to_pybytes())
+        self._store(last)
+        return Staged(self._rows, tuple(self._objects))
+
+    def _closed(self) -> pa.Buffer | None:
+        if self._open is None:
+            return None
+        sink, writer = self._open
+        self._open = None
+        writer.close()
+        return sink.getvalue()
+
+    def _store(self, data: pa.Buffer | None) -> None:
+        if data is not None:
+            self._objects.append(self.store.put(self.name(len(self._objects)), data))
+
+    @classmethod
+    def of(cls, store: Store, name: Callable[[int], str], parts: Sequence[bytes]) -> Self:
+        """A writer of all the rows of some streams of one schema, which are to be an object.
+
+        Raises:
+            StateError: one of them is damaged.
+        """
+        writer = None
+        with decoding("what a subtask staged", "staged rows", StateError):
+            for part in parts:
+                for batch in read_batches(part):
+                    writer = writer or cls(store, name, batch.schema, inline_bytes=-1)
+                    if batch.schema != writer.schema:
+                        raise ValueError("its columns are not those of the other subtasks")
+                    writer.add(batch)
+        assert writer is not None, "there is something to store"
+        return writer
+
+
+def read_output(store: Store, stored: StoredObject, schema: bytes | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of one staged object, verified as a whole before the first of them, and each batch before it is read.
+
+    Args:
+        schema: what the catalog says that the rows have, in Arrow's own format.
+
+    Raises:
+        CorruptObject: missing, cut or altered, or other rows than the catalog says.
+        Unreachable: the store does not answer.
+    """
+    data = store.read(stored)
+    with decoding(f"object {stored.name}", "staged rows"):
+        yield from read_batches(data, None if schema is None else pa.ipc.read_schema(pa.py_buffer(schema)))

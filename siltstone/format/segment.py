@@ -1,0 +1,304 @@
+"""A segment: what one changelog writer stores at once, as three byte strings (US 9471438).
+
+    k.NON     every opaque (non-incremental) variable, whole
+    k.INCR    the blocks of all incremental variables that are in delta form, end to end
+    k.INDEX   per table of each incremental variable: its form, where it lies, what it builds on (`index`); a footer
+
+A base form is a Parquet object of its own, which the index names. Where reading a part of a value costs as much as all
+of it, as in a key-value store, the three are three values. In an object store they lie end to end, so that a handle
+points straight at a block. Either way many segments may share one object:
+
+    NON | INCR | INDEX footer xxh3-64 length-of-both(4 bytes) "SILTSEG1" | NON | INCR | INDEX ... "SILTSEG1" | ...
+
+The footer holds the operator, the subtask's key groups, the checkpoint, the lengths, and the variables of NON. Every
+byte of a segment belongs to exactly one handle: that of a variable, or that of the index.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from siltstone.decoding import decoding
+from siltstone.errors import CorruptObject, UsageError
+from siltstone.format.block import Block
+from siltstone.format.coding import Bytes, Decoder, Encoder, newer_format, seal, unseal
+from siltstone.format.index import IndexEntry, decode_index, encode_index
+from siltstone.format.opaque import encode_opaque
+from siltstone.model import (
+    MAX_MAX_PARALLELISM,
+    Form,
+    Handle,
+    KeyGroupRange,
+    Kind,
+    StoredObject,
+    check_name,
+    check_table_name,
+)
+from siltstone.store.checksums import DEFAULT, checksum_of
+
+MAGIC = b"SILTSEG1"
+INDEX_HANDLE = "INDEX"
+"""the variable of an index's handle; no variable of a user's can be called so"""
+_LENGTH_BYTES = 4
+
+
+class Section(StrEnum):
+    """One of the three byte strings, by the suffix of its key."""
+
+    NON = "NON"
+    INCR = "INCR"
+    INDEX = "INDEX"
+
+
+Places = Mapping[Section, tuple[str, int]]
+"""where a segment's sections begin: object and offset of each"""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One subtask's part of one checkpoint, or a piece of it.
+
+    `index` is only the index itself; `opaque` is (variable, length in bytes) in the order of `non`.
+    """
+
+    operator: str
+    key_groups: KeyGroupRange
+    checkpoint: int
+    non: Bytes
+    incr: Bytes
+    index: Bytes
+    opaque: tuple[tuple[str, int], ...]
+
+    @property
+    def sections(self) -> dict[Section, Bytes]:
+        """The three byte strings as they are stored; the footer is part of INDEX."""
+        return {Section.NON: self.non, Section.INCR: self.incr, Section.INDEX: self._trailer}
+
+    def pack(self) -> bytes:
+        """The three end to end."""
+        return b"".join(self.sections.values())
+
+    def places(self, name: str, offset: int = 0) -> Places:
+        """Where the sections are if the object `name` holds the packed segment at `offset`."""
+        incr = offset + len(self.non)
+        return {Section.NON: (name, offset), Section.INCR: (name, incr), Section.INDEX: (name, incr + len(self.incr))}
+
+    @cached_property
+    def _trailer(self) -> bytes:
+        """INDEX, footer, and what finds them from the end."""
+        out = Encoder()
+        out.varints([self.checkpoint, self.key_groups.start, self.key_groups.end])
+        out.varints([len(self.non), len(self.incr), len(self.index), len(self.opaque)])
+        out.texts([self.operator, *(variable for variable, _ in self.opaque)])
+        out.varints([length for _, length in self.opaque])
+        footer = seal(out.finish(), b"")
+        return b"".join((self.index, footer, len(footer).to_bytes(_LENGTH_BYTES, "little"), MAGIC))
+
+    @classmethod
+    def unpack(cls, data: Bytes, name: str = "a segment") -> "Segment":
+        """The segment that `pack` made; its three parts are views of `data`, not copies.
+
+        Raises:
+            CorruptObject: cut, altered in its frame, or no segment; `name` says where it came from.
+        """
+        view = memoryview(data).cast("B")
+        found, sizes = _read_trailer(view, name)
+        non, incr, trailer = sizes
+        if non + incr + trailer != len(view):
+            raise CorruptObject(f"{name} is cut short, or no segment")
+        return cls.of_trailer(found, view[:non], view[non : non + incr])
+
+    @classmethod
+    def of_trailer(cls, found: "_Trailer", non: Bytes, incr: Bytes) -> "Segment":
+        """A segment of these two sections, and of what its trailer says."""
+        return cls(found.operator, found.key_groups, found.checkpoint, non, incr, found.index, found.opaque)
+
+    def entries(self) -> list[IndexEntry]:
+        """What the index says."""
+        checkpoint, entries = decode_index(self.index, f"the index of {self.operator}")
+        if checkpoint != self.checkpoint:
+            raise CorruptObject(f"the index of {self.operator} is of checkpoint {checkpoint}, not {self.checkpoint}")
+        return entries
+
+    def handles(self, places: Places, checksums: str = DEFAULT) -> list[Handle]:
+        """Where everything lies, if the sections are stored at `places`: opaque variables, tables, the index.
+
+        `checksums` is the algorithm of those that are made here; of tables the index has them.
+        """
+        handles: list[Handle] = []
+        start = 0
+        for variable, length in self.opaque:
+            data = memoryview(self.non)[start : start + length]
+            handles.append(self._whole(variable, Kind.OPAQUE, data, _shifted(places[Section.NON], start), checksums))
+            start += length
+        for entry in self.entries():
+            delta = entry.form == Form.DELTA
+            name, offset = _shifted(places[Section.INCR], entry.offset) if delta else (entry.source, 0)
+            handles.append(
+                Handle(
+                    operator=self.operator,
+                    variable=entry.variable,
+                    kind=Kind.INCREMENTAL,
+                    form=entry.form,
+                    object=name,
+                    offset=offset,
+                    length=entry.length,
+                    checksum=entry.checksum,
+                    key_groups=self.key_groups,
+                    rows=entry.rows,
+                    previous=entry.previous_checkpoint,
+                    sqn=entry.sqn,
+                )
+            )
+        handles.append(self._whole(INDEX_HANDLE, Kind.INDEX, self._trailer, places[Section.INDEX], checksums))
+        return handles
+
+    def _whole(self, variable: str, kind: Kind, data: Bytes, place: tuple[str, int], checksums: str) -> Handle:
+        """The handle of something that builds on nothing."""
+        checksum = checksum_of(data, checksums)
+        name, offset = place
+        return Handle(
+            self.operator, variable, kind, Form.BASE, name, offset, len(data), checksum, self.key_groups, 0, 0
+        )
+
+
+def read_index(section: Bytes, name: str = "an index") -> list[IndexEntry]:
+    """The entries of a segment of which only INDEX was read.
+
+    Raises:
+        CorruptObject: cut, altered, or no index; `name` says where it came from.
+    """
+    found, _ = _read_trailer(memoryview(section).cast("B"), name)
+    return Segment.of_trailer(found, b"", b"").entries()
+
+
+@dataclass(frozen=True)
+class _Trailer:
+    operator: str
+    key_groups: KeyGroupRange
+    checkpoint: int
+    index: memoryview
+    opaque: tuple[tuple[str, int], ...]
+
+
+def _read_trailer(view: memoryview, name: str) -> tuple[_Trailer, tuple[int, int, int]]:
+    """What INDEX and footer at the end of `view` say, and how long the three sections are."""
+    with decoding(name, "a segment"):
+        tail = len(view) - len(MAGIC) - _LENGTH_BYTES
+        last = bytes(view[-len(MAGIC) :])
+        if tail >= 0 and last[:-1] == MAGIC[:-1] and last[-1:].isdigit() and last > MAGIC:
+            raise newer_format(name, last[-1:].decode())
+        if tail < 0 or last != MAGIC:
+            raise CorruptObject(f"{name} is cut short, or no segment")
+        start = tail - int.from_bytes(view[tail : tail + _LENGTH_BYTES], "little")
+        if start < 0:
+            raise CorruptObject(f"{name} is no segment: its footer is longer than itself")
+        read = Decoder(unseal(view[start:tail], b"", name), name)
+        checkpoint, first, end, non, incr, index, opaques = (read.count() for _ in range(7))
+        if index > start or opaques > non:
+            raise read.fail("its sections do not add up")
+        if not first <= end <= MAX_MAX_PARALLELISM:
+            raise read.fail(f"its key groups are {first} to {end}")
+        operator, *variables = read.texts(1 + opaques)
+        check_name("operator", operator)
+        for variable in variables:
+            check_table_name(variable)
+        lengths = read.varints(opaques).tolist()
+        if sum(lengths) != non:
+            raise read.fail("its opaque variables do not add up")
+        opaque = tuple(zip(variables, lengths, strict=True))
+        found = _Trailer(operator, KeyGroupRange(first, end), checkpoint, view[start - index : start], opaque)
+        return found, (non, incr, len(view) - start + index)
+
+
+def _shifted(place: tuple[str, int], offset: int) -> tuple[str, int]:
+    return place[0], place[1] + offset
+
+
+class SegmentBuilder:
+    """Gathers one segment; each variable once for a sequence number, tables in the same order every time.
+
+    Where a table's entry stands in the index is the patent's "offset of its entry in that checkpoint's
+    index".
+    """
+
+    def __init__(self, operator: str, checkpoint: int, key_groups: KeyGroupRange, checksums: str = DEFAULT) -> None:
+        self._operator = operator
+        self._checksums = checksums
+        self._checkpoint = checkpoint
+        self._key_groups = key_groups
+        self._entries: list[IndexEntry] = []
+        self._blocks: list[bytes] = []
+        self._opaque: dict[str, bytes] = {}
+        self._end = 0
+
+    def add_delta(
+        self, table: str, block: Block, previous_checkpoint: int, previous_entry: int, *, digest: int, sqn: int = 0
+    ) -> None:
+        """A table in delta form: `block` builds on entry `previous_entry` of `previous_checkpoint`'s index.
+
+        `digest` is the sum modulo 2**64 of the table's digests over the subtask's key groups, `sqn` the writer's
+        sequence number of the change.
+        """
+        self._add(
+            IndexEntry(
+                variable=table,
+                form=Form.DELTA,
+                offset=self._end,
+                previous_checkpoint=previous_checkpoint,
+                previous_entry=previous_entry,
+                length=len(block.data),
+                rows=block.rows,
+                checksum=checksum_of(block.data, self._checksums),
+                digest=digest,
+                first_key_group=block.first_key_group,
+                key_group_offsets=block.key_group_offsets,
+                sqn=sqn,
+            )
+        )
+        self._blocks.append(block.data)
+        self._end += len(block.data)
+
+    def add_base(self, table: str, stored: StoredObject, rows: int, *, digest: int, sqn: int = 0) -> None:
+        """A table in base form, which is the object `stored`; `digest` and `sqn` as for a delta."""
+        self._add(
+            IndexEntry(
+                variable=table,
+                form=Form.BASE,
+                offset=0,
+                previous_checkpoint=0,
+                previous_entry=0,
+                length=stored.bytes,
+                rows=rows,
+                checksum=stored.checksum,
+                digest=digest,
+                source=stored.name,
+                sqn=sqn,
+            )
+        )
+
+    def add_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
+        """An opaque variable: key group -> bytes."""
+        self._check_new(variable)
+        self._opaque[variable] = encode_opaque(values)
+
+    def build(self) -> Segment:
+        """What was added, as three byte strings."""
+        return Segment(
+            self._operator,
+            self._key_groups,
+            self._checkpoint,
+            b"".join(self._opaque.values()),
+            b"".join(self._blocks),
+            encode_index(self._checkpoint, self._entries),
+            tuple((variable, len(data)) for variable, data in self._opaque.items()),
+        )
+
+    def _add(self, entry: IndexEntry) -> None:
+        self._check_new(entry.variable, entry.sqn)
+        self._entries.append(entry)
+
+    def _check_new(self, variable: str, sqn: int = 0) -> None:
+        if variable in self._opaque or any((e.variable, e.sqn) == (variable, sqn) for e in self._entries):
+            raise UsageError(f"variable {variable} of operator {self._operator} was added to the segment twice")

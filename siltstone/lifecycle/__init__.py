@@ -1,1 +1,0 @@
-"""Acts on decisions: restore, verify, snapshot; maps over key-group ranges."""

@@ -1,1 +1,0 @@
-"""Pure decisions: base or delta, how to restore, what a bound allows."""

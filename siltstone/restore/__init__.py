@@ -1,0 +1,1 @@
+"""From stored bytes to state: plan, merge, restore, scan, verify, compare, export."""

@@ -1,0 +1,276 @@
+"""Writes restored state as plain Parquet, a directory a table, for any engine to read.
+
+    PATH/<operator>/<table>/part-<first key group>.parquet
+    PATH/<operator>/<opaque variable>/part-<first key group>.parquet    columns key_group, value (binary)
+
+Everything is written to a directory beside PATH first and renamed at the end, so PATH is whole or not there.
+"""
+
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from siltstone.errors import Unreachable, UsageError
+from siltstone.format.base import write_base
+from siltstone.format.manifest import Manifest
+from siltstone.model import Handle, KeyGroupRange
+from siltstone.restore.merge import Batch
+from siltstone.restore.plan_rules import Read, RestorePlan, RestoreUnit, plan_restore
+from siltstone.restore.restore import (
+    MemoryState,
+    apply_reads,
+    check_digests,
+    digests_of,
+    objects_of,
+    schemas_of,
+    unit_reads,
+)
+from siltstone.restore.tables import digested, merged_tables, of_tables
+from siltstone.state.digest import checkpoint_digest
+from siltstone.state.schema import TableSchema
+from siltstone.store.base import Store
+from siltstone.store.blocks import BlockReader
+from siltstone.store.paths import below
+
+UNIT_BYTES = 64 << 20
+"""stored bytes that one unit reads at most, where key groups allow; in memory they are several times that"""
+OPAQUE_SCHEMA = pa.schema([("key_group", pa.uint16()), ("value", pa.binary())])
+
+
+@dataclass(frozen=True)
+class UnitTask:
+    """One unit of a restore: what to read, and where its rows go (None: only proven).
+
+    `whole`: all of the operator's variables are restored; else the unit says which, and no index is looked at.
+    """
+
+    unit: RestoreUnit
+    manifests: Mapping[int, Manifest]
+    checkpoint: int
+    path: Path | None
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """What a unit rebuilt: its digests per table or opaque variable, and how many live rows."""
+
+    operator: str
+    key_groups: KeyGroupRange
+    digests: dict[str, np.ndarray]
+    rows: int
+
+
+def plan_units(
+    handles: Mapping[int, Sequence[Handle]], checkpoint: int, max_parallelism: int, parallelism: int
+) -> RestorePlan:
+    """Plan a restore by `parallelism` units an operator, or more where one would read more than UNIT_BYTES.
+
+    Raises:
+        StateError: the chain has a gap.
+    """
+    plan = plan_restore(handles, checkpoint, max_parallelism, parallelism)
+    units = min(max_parallelism, max(parallelism, plan.bytes // UNIT_BYTES))
+    return plan if units == parallelism else plan_restore(handles, checkpoint, max_parallelism, units)
+
+
+def unit_tasks(
+    manifests: Mapping[int, Manifest],
+    checkpoint: int,
+    parallelism: int,
+    path: Path | None,
+    only: Collection[tuple[str, str]] | None = None,
+) -> tuple[list[UnitTask], int]:
+    """A task a unit of the restore of `checkpoint`, and how many bytes they read in all.
+
+    There are at least `parallelism` units an operator, and more where one would hold more than UNIT_BYTES.
+
+    Args:
+        only: (operator, table or opaque variable) of what is to be restored, and so read; None for everything.
+
+    Raises:
+        StateError: the chain has a gap.
+    """
+    manifest = manifests[checkpoint]
+    handles = {
+        c: [h for h in m.handles if only is None or (h.operator, h.variable) in only] for c, m in manifests.items()
+    }
+    plan = plan_units(handles, checkpoint, manifest.max_parallelism, parallelism)
+    own = {name: {c: m.of_operator(name) for c, m in manifests.items()} for name in {u.operator for u in plan.units}}
+    tasks = [UnitTask(unit, own[unit.operator], checkpoint, path, only is None) for unit in plan.units]
+    return tasks, plan.bytes
+
+
+def chosen(manifest: Manifest, names: Sequence[str]) -> list[tuple[str, str]]:
+    """(operator, table or opaque variable) of everything that `names`, each `OPERATOR` or `OPERATOR.VARIABLE`, name.
+
+    Raises:
+        UsageError: there is none of that name, with those listed that there are.
+    """
+    every = [(operator, name) for operator, digests in manifest.digests.items() for name in digests]
+    found: list[tuple[str, str]] = []
+    for name in names:
+        # A list or window is two tables, such as `recent` and `recent.bounds`.
+        mine = [pair for pair in every if f"{'.'.join(pair)}.".startswith(f"{name}.")]
+        if not mine:
+            known = ", ".join(".".join(pair) for pair in every)
+            raise UsageError(f"checkpoint {manifest.checkpoint} of {manifest.stream} has no {name!r}: it has {known}")
+        found += mine
+    return list(dict.fromkeys(found))
+
+
+def recorded_digest(manifest: Manifest, only: Collection[tuple[str, str]]) -> str:
+    """The digest of some tables and opaque variables of a checkpoint, as they were recorded."""
+    parts = {
+        operator: {name: digest for name, digest in digests.items() if (operator, name) in only}
+        for operator, digests in manifest.digests.items()
+    }
+    return checkpoint_digest({operator: digests for operator, digests in parts.items() if digests})
+
+
+def whole_digest(results: Sequence[UnitResult], max_parallelism: int) -> str:
+    """The checkpoint's digest, put together from its units'."""
+    digests: dict[str, dict[str, np.ndarray]] = {}
+    for result in results:
+        part = slice(result.key_groups.start, result.key_groups.end)
+        for name, found in result.digests.items():
+            whole = digests.setdefault(result.operator, {}).setdefault(name, np.zeros(max_parallelism, np.uint64))
+            whole[part] = found
+    return checkpoint_digest(digests)
+
+
+def rebuild(store: Store, task: UnitTask) -> MemoryState:
+    """The unit's state in memory, proven.
+
+    Raises:
+        CorruptObject, ProofFailed: the chain is damaged.
+    """
+    unit, manifest = task.unit, task.manifests[task.checkpoint]
+    target = MemoryState.empty(_schemas(task), unit.key_groups, manifest.max_parallelism)
+    apply_reads(target, _reads(task), BlockReader(store, objects_of(task.manifests)))
+    _prove(task, digests_of(target))
+    return target
+
+
+def restore_unit(store: Store, task: UnitTask) -> UnitResult:
+    """Rebuild one unit and write its rows as they come, proven once they have all passed.
+
+    Raises:
+        CorruptObject, ProofFailed: the chain is damaged.
+        Unreachable: its rows cannot be written.
+    """
+    unit, max_parallelism = task.unit, task.manifests[task.checkpoint].max_parallelism
+    groups, schemas = unit.key_groups, _schemas(task)
+    reader = BlockReader(store, objects_of(task.manifests))
+    reads, others = of_tables(_reads(task))
+    state = MemoryState.empty({}, groups, max_parallelism)
+    apply_reads(state, others, reader)
+    digests, count = digests_of(state), 0
+    for name, batches in merged_tables(reads, schemas, reader, groups, max_parallelism):
+        found = np.zeros(max_parallelism, np.uint64)
+        passing = digested(batches, found)
+        if task.path is None:
+            count += sum(rows.num_rows for rows, _ in passing)
+        else:
+            count += _write_table(below(task.path, unit.operator), name, schemas[name], groups, passing)
+        digests[name] = found[groups.start : groups.end]
+    _prove(task, digests)
+    if task.path is not None:
+        _write_opaque(below(task.path, unit.operator), state)
+    return UnitResult(unit.operator, groups, digests, count)
+
+
+def _schemas(task: UnitTask) -> dict[str, TableSchema]:
+    """Those of the tables that are restored."""
+    schemas = schemas_of(task.manifests[task.checkpoint], task.unit.operator)
+    return {name: schema for name, schema in schemas.items() if task.whole or name in task.unit.tables}
+
+
+def _reads(task: UnitTask) -> list[Read]:
+    return unit_reads(task.unit, task.manifests, task.checkpoint) if task.whole else task.unit.reads
+
+
+def _prove(task: UnitTask, digests: Mapping[str, np.ndarray]) -> None:
+    unit, only = task.unit, None if task.whole else {*task.unit.tables, *task.unit.opaque}
+    check_digests(digests, unit.operator, unit.key_groups, task.manifests[task.checkpoint], only)
+
+
+def staging(path: Path) -> Path:
+    """Where a restore to `path` is written until it is whole.
+
+    Raises:
+        UsageError: there is something at `path` already, or no directory to put it in.
+        Unreachable: nothing can be written there.
+    """
+    path = path.absolute()
+    if path.exists():
+        raise UsageError(f"{path} exists already: name a directory that does not")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot restore to {path}: make the directory {path.parent} first")
+    staged = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        staged.mkdir()
+    except OSError as error:
+        raise Unreachable(f"cannot restore to {path}: {error.strerror}; check permissions and free space") from error
+    return staged
+
+
+def publish(staged: Path, path: Path) -> None:
+    """Make a whole restore visible under its own name."""
+    os.rename(staged, path)
+
+
+def discard(staged: Path) -> None:
+    """Remove what a failed restore has written."""
+    shutil.rmtree(staged, ignore_errors=True)
+
+
+def opaque_rows(values: Mapping[int, bytes]) -> pa.Table:
+    """The opaque values of some key groups as a table."""
+    return pa.table([list(values), list(values.values())], schema=OPAQUE_SCHEMA)
+
+
+def write_state(target: MemoryState, directory: Path) -> None:
+    """Write the rows of one operator's key groups below `directory`, a directory a table.
+
+    Raises:
+        Unreachable: it cannot be written.
+    """
+    for name, table in target.tables.items():
+        _write_table(directory, name, table.schema, target.groups, table.scan(target.groups))
+    _write_opaque(directory, target)
+
+
+def _write_table(
+    directory: Path, name: str, schema: TableSchema, groups: KeyGroupRange, batches: Iterator[Batch]
+) -> int:
+    with _part(directory, name, groups) as path, path.open("wb") as out:
+        return write_base(out, schema, batches, key_groups=False)
+
+
+def _write_opaque(directory: Path, target: MemoryState) -> None:
+    for variable, values in target.opaque.items():
+        with _part(directory, variable, target.groups) as path:
+            pq.write_table(opaque_rows(values), path)
+
+
+@contextmanager
+def _part(directory: Path, name: str, groups: KeyGroupRange) -> Iterator[Path]:
+    """The file of some key groups of one table.
+
+    Raises:
+        Unreachable: it cannot be written.
+    """
+    try:
+        path = below(directory, name)
+        path.mkdir(parents=True, exist_ok=True)
+        yield below(path, f"part-{groups.start:05d}.parquet")
+    except OSError as error:
+        raise Unreachable(f"cannot write {directory}: {error}; check permissions and free space") from error

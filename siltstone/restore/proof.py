@@ -1,0 +1,54 @@
+"""Proves some checkpoints of a stream together: each chain is walked once, whoever maps the walks over tasks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from siltstone.catalog.place import Place
+from siltstone.restore.verify import Failure, ProofPlan, check_indexes, plan_proof, prove
+
+Map: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+"""maps a function over pieces that need nothing of each other"""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a proof found: why checkpoints are not proven, and what it took to rebuild each of the others, from its base
+    on: seconds of the slowest unit (with a core for each, the restore takes so long), and bytes read."""
+
+    failures: dict[int, Failure]
+    restore_s: dict[int, float]
+    restore_bytes: dict[int, int]
+
+
+def plan_checkpoints(place: Place, stream: str, wanted: Sequence[int]) -> ProofPlan:
+    """Plan the proof of some checkpoints; to be called under a lease.
+
+    Raises:
+        UnknownCheckpoint: one of them is not there, or not any more.
+    """
+    catalog, store = place.catalog, place.warehouse.store
+    chains = {c: catalog.chain(stream, c) for c in wanted}
+    needed = sorted({c for chain in chains.values() for c in chain})
+    stored = {c: catalog.checkpoint(stream, c).manifest for c in needed}
+    materialized = {m.id: m for c in wanted for m in catalog.chain_materializations(stream, c)}
+    return plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
+
+
+def prove_checkpoints(place: Place, stream: str, wanted: Sequence[int], run: Map) -> Proof:
+    """Prove checkpoints; to be called under a lease.
+
+    Raises:
+        UnknownCheckpoint: one of them is not there, or not any more.
+        Unreachable: the store or the catalog failed, which says nothing about any checkpoint.
+    """
+    store, plan = place.warehouse.store, plan_checkpoints(place, stream, wanted)
+    proofs = run(lambda task: prove(store, task), plan.tasks)
+    checked = run(lambda checks: check_indexes(store, checks), plan.indexes)
+    failures = [*plan.failures, *(f for proof in proofs for f in proof.failures), *(f for fs in checked for f in fs)]
+    asked = set(wanted)
+    return Proof(
+        failures={f.checkpoint: f for f in reversed(failures) if f.checkpoint in asked},
+        restore_s={c: max((p.restore_s.get(c, 0.0) for p in proofs), default=0.0) for c in wanted},
+        restore_bytes={c: sum(p.restore_bytes.get(c, 0) for p in proofs) for c in wanted},
+    )

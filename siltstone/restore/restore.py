@@ -1,0 +1,304 @@
+"""Rebuilds state from the changelog: a base, the deltas after it in order, and the proof that it is what it was.
+
+The unit of work is one operator in one key-group range (`restore.plan_rules`); units need nothing of each other, so
+a restore is a map over them, at whatever parallelism. Blocks are fetched ahead and verified by their checksums
+(`store.blocks`, promise 6), and the digest of what was rebuilt is compared with the recorded one (promise 1).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import CorruptObject, ProofFailed
+from siltstone.format.base import read_base
+from siltstone.format.manifest import Manifest
+from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.format.opaque import decode_opaque
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.restore.plan_rules import Read, RestoreUnit, plan_restore
+from siltstone.restore.tables import changes_of, merged_tables, of_tables, wanted_block
+from siltstone.state.backend import KeyedState, SubtaskState
+from siltstone.state.backends.heap import HeapTable
+from siltstone.state.digest import opaque_digest
+from siltstone.state.protocol import apply_delta, set_state
+from siltstone.state.schema import TableSchema
+from siltstone.store.base import Store
+from siltstone.store.blocks import BlockReader
+from siltstone.store.paths import CheckpointPath, materialization_of
+
+RESERVED_ROWS = 1 << 24
+"""room is made for so many rows of a base before it is read; a table that gets more grows as they come"""
+
+
+@dataclass
+class MemoryState:
+    """State that is being rebuilt: tables in memory, opaque values by key group. No steps, no before-images."""
+
+    groups: KeyGroupRange
+    max_parallelism: int
+    tables: dict[str, HeapTable]
+    opaque: dict[str, dict[int, bytes]]
+
+    @classmethod
+    def empty(cls, schemas: Mapping[str, TableSchema], groups: KeyGroupRange, max_parallelism: int) -> "MemoryState":
+        """No row yet in any of the tables."""
+        tables = {name: HeapTable.in_memory(schema, max_parallelism) for name, schema in schemas.items()}
+        return cls(groups, max_parallelism, tables, {})
+
+    def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
+        """Replace the bytes of some key groups."""
+        self.opaque.setdefault(variable, {}).update(values)
+
+
+def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
+    """The tables of an operator as they were recorded at a checkpoint."""
+    variables = manifest.operators[operator]["variables"].values()
+    return {name: TableSchema.from_json(shape) for v in variables for name, shape in v["tables"].items()}
+
+
+def opaque_of(manifest: Manifest, operator: str) -> tuple[str, ...]:
+    """The opaque variables of an operator as they were recorded at a checkpoint: those that have no tables."""
+    variables = manifest.operators[operator]["variables"]
+    return tuple(name for name, shape in variables.items() if not shape["tables"])
+
+
+Block: TypeAlias = pa.Buffer | pa.NativeFile
+"""a block's bytes; of a base of which a part is wanted, a file"""
+
+
+def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRange], block: Block) -> int:
+    """Put one block's rows of some key groups into `target`; a table or column it does not have is left out.
+
+    Returns:
+        How many rows or changes were applied.
+    """
+    if handle.kind is Kind.INDEX:
+        return 0
+    if handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL:
+        table = target.tables.get(handle.variable)
+        return sum(_apply_base(target, handle, table.schema, part, block) for part in groups) if table else 0
+    assert isinstance(block, pa.Buffer), "only bases are read in parts"
+    if handle.kind is Kind.OPAQUE:
+        values = decode_opaque(block, handle.object)
+        target.set_opaque(handle.variable, {g: v for g, v in values.items() if any(g in part for part in groups)})
+        return 0
+    if handle.variable not in target.tables:
+        return 0
+    schema = target.tables[handle.variable].schema
+    changes, key_groups = changes_of(handle, schema, groups, block)
+    if changes.num_rows:
+        apply_delta(target, handle.variable, changes, key_groups)
+    return changes.num_rows
+
+
+def _apply_base(target: KeyedState, handle: Handle, schema: TableSchema, groups: KeyGroupRange, block: Block) -> int:
+    count = 0
+    for rows, key_groups in read_base(block, schema, groups, name=handle.object, rows=handle.rows):
+        set_state(target, handle.variable, rows, key_groups)
+        count += rows.num_rows
+    return count
+
+
+def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader, scratch: Path | None = None) -> None:
+    """Fill state that is still empty from blocks, given in the order in which they apply; each row is written once."""
+    tables, others = of_tables(reads)
+    for read, block in zip(others, reader.blocks(map(wanted_block, others)), strict=True):
+        apply_handle(target, read.handle, read.key_groups, block)
+    for name, table in target.tables.items():
+        table.reserve(sum(map(_base_rows_wanted, (read for read in tables if read.handle.variable == name))))
+    schemas = {name: table.schema for name, table in target.tables.items()}
+    for name, batches in merged_tables(tables, schemas, reader, target.groups, target.max_parallelism, scratch):
+        for rows, key_groups in batches:
+            set_state(target, name, rows, key_groups)
+
+
+def _base_rows_wanted(read: Read) -> int:
+    """About how many rows of a base are wanted; 0 of a delta, which mostly changes what is there.
+
+    No more than there are bytes, nor than `RESERVED_ROWS`: what a handle says has not been seen yet.
+    """
+    handle = read.handle
+    wanted = sum(map(len, read.key_groups)) / max(1, len(handle.key_groups))
+    rows = min(handle.rows, handle.length, RESERVED_ROWS)
+    return int(rows * wanted) if handle.form is Form.BASE else 0
+
+
+def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest], checkpoint: int) -> list[Read]:
+    """What a unit reads, in order, and the indexes of the segments that begin in its key groups: these only have to be
+    intact, since the handles say all they say.
+    """
+    first = manifests[checkpoint].first.get(unit.operator, checkpoint)
+    indexes = [
+        Read(c, handle, ())
+        for c, manifest in manifests.items()
+        for handle in manifest.handles
+        if handle.kind is Kind.INDEX and handle.operator == unit.operator and first <= c <= checkpoint
+        if handle.key_groups.start in unit.key_groups
+    ]
+    return sorted(unit.reads + indexes, key=lambda r: (r.checkpoint, r.handle.object, r.handle.offset))
+
+
+def digests_of(state: KeyedState) -> dict[str, np.ndarray]:
+    """Table or opaque variable -> uint64 per key group of the state: the digest."""
+    part = slice(state.groups.start, state.groups.end)
+    digests = {name: table.digests[part].copy() for name, table in state.tables.items()}
+    return digests | {name: opaque_digests(values, state.groups) for name, values in state.opaque.items()}
+
+
+def check_digests(
+    found: Mapping[str, np.ndarray],
+    operator: str,
+    groups: KeyGroupRange,
+    manifest: Manifest,
+    only: Collection[str] | None = None,
+) -> None:
+    """Compare what was rebuilt with what was recorded, key group by key group (promise 1); `only` these variables.
+
+    Args:
+        found: as `digests_of` has it.
+
+    Raises:
+        ProofFailed: they differ; the message names checkpoint, variable and key groups.
+    """
+    nothing = np.zeros(len(groups), np.uint64)
+    for name, recorded in manifest.digests[operator].items():
+        if only is None or name in only:
+            where = f"checkpoint {manifest.checkpoint} of {manifest.stream}: {operator}.{name}"
+            own = recorded[groups.start : groups.end]
+            compare_digests(where, found.get(name, nothing), own, np.arange(groups.start, groups.end))
+
+
+def compare_digests(where: str, found: np.ndarray, recorded: np.ndarray, key_groups: np.ndarray) -> None:
+    """Compare digests (uint64[n]) of n key groups; `where` names checkpoint, operator and variable.
+
+    Raises:
+        ProofFailed: they differ.
+    """
+    differing = key_groups[found != recorded]
+    if len(differing):
+        raise ProofFailed(
+            f"{where} does not have its recorded digest in {len(differing)} key groups from {differing[0]} on; "
+            "restore an older checkpoint"
+        )
+
+
+def opaque_digests(values: Mapping[int, bytes], groups: KeyGroupRange) -> np.ndarray:
+    """uint64 per key group of `groups`: the digest of its opaque value, 0 where there is none."""
+    digests = np.zeros(len(groups), np.uint64)
+    for group, value in values.items():
+        digests[group - groups.start] = opaque_digest(value)
+    return digests
+
+
+def read_manifest(store: Store, stored: StoredObject, stream: str | None = None) -> Manifest:
+    """One manifest.
+
+    Args:
+        stream: whose it is: a fork begins with manifests that another stream wrote. None leaves the one that wrote it.
+
+    Raises:
+        CorruptObject: it is missing, cut or altered, or another's, or states another digest than the catalog's.
+        NewerFormat: a newer Siltstone wrote it.
+    """
+    manifest = decode_manifest(store.read(stored), stored.name)
+    _check_expected(manifest, stored)
+    return manifest if stream is None else replace(manifest, stream=stream)
+
+
+def _check_expected(manifest: Manifest, stored: StoredObject) -> None:
+    """Compare what a manifest says of itself with its name and with the catalog.
+
+    Its checksum says the same already, unless that is one of version 0.1's, which can be forged.
+
+    Raises:
+        CorruptObject: they differ.
+    """
+    path, said = CheckpointPath.of(stored.name), (manifest.stream, manifest.epoch, manifest.checkpoint)
+    other = path is not None and (path.stream, path.epoch, path.checkpoint) != said
+    if other or (materialization_of(stored.name) or "") != manifest.materialization:
+        raise CorruptObject(
+            f"object {stored.name} was altered: it is the manifest of checkpoint {manifest.checkpoint} of "
+            f"{manifest.stream}, epoch {manifest.epoch}"
+        )
+    if stored.digest is not None and manifest.digest != stored.digest:
+        raise CorruptObject(
+            f"object {stored.name} was altered: it states digest {manifest.digest}, where the catalog has "
+            f"{stored.digest}"
+        )
+
+
+def read_manifests(store: Store, stored: Iterable[StoredObject], stream: str | None = None) -> dict[int, Manifest]:
+    """Checkpoint id -> manifest; the bases of materializations among them in place of what they materialized.
+
+    Args:
+        stream: as in `read_manifest`.
+
+    Raises:
+        CorruptObject: one of them is missing, cut or altered.
+    """
+    return with_materializations([read_manifest(store, s, stream) for s in stored])
+
+
+def with_materializations(read: Sequence[Manifest]) -> dict[int, Manifest]:
+    """Checkpoint id -> manifest, given those of checkpoints and of materializations that their chains begin with."""
+    manifests = {m.checkpoint: m for m in read if not m.materialization}
+    for materialized in sorted((m for m in read if m.materialization), key=lambda m: m.checkpoint):
+        [operator], at = materialized.operators, materialized.checkpoint
+        if at not in manifests:
+            continue
+        manifests[at] = manifests[at].with_bases(materialized)
+        for later in [c for c, m in manifests.items() if c > at and m.first.get(operator, c) < at]:
+            manifests[later] = replace(manifests[later], first={**manifests[later].first, operator: at})
+    return manifests
+
+
+def objects_of(manifests: Mapping[int, Manifest]) -> list[StoredObject]:
+    """Every object that the manifests name."""
+    return [stored for manifest in manifests.values() for stored in manifest.objects]
+
+
+def load_state(
+    state: SubtaskState,
+    store: Store,
+    stored: Sequence[StoredObject],
+    operator: str,
+    step: int,
+    stream: str | None = None,
+    scratch: Path | None = None,
+) -> int:
+    """Fill empty working state from a chain, proven, and make it version `step` with no change pending.
+
+    Args:
+        stored: the chain's manifest objects, the target's last; none for an operator that is new, which stays empty.
+        stream: as in `read_manifest`.
+        scratch: as of `Changes`.
+
+    Returns:
+        How many bytes of blocks were read.
+
+    Raises:
+        CorruptObject, ProofFailed: the chain is damaged.
+    """
+    manifests = read_manifests(store, stored, stream)
+    reader = BlockReader(store, objects_of(manifests))
+    state.begin(step, tracking=False)
+    if manifests:
+        target = manifests[max(manifests)]
+        # What the operator has no longer, since it is being dropped, is not rebuilt.
+        own = {*state.tables, *state.opaque}
+        handles = {
+            c: [h for h in m.handles if h.operator == operator and h.variable in own] for c, m in manifests.items()
+        }
+        plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups)
+        reads = unit_reads(plan.units[0], manifests, target.checkpoint)
+        apply_reads(state, reads, reader, scratch)
+        check_digests(digests_of(state), operator, state.groups, target, own)
+    for table in state.tables.values():
+        table.mark()
+    state.commit()
+    state.release(step)
+    return reader.fetched_bytes

@@ -1,0 +1,131 @@
+"""Restores many checkpoints of a stream, walking each chain once: what they share is read once.
+
+    ROOT/<label>/                      one restored checkpoint (`restore.export`), whole or not there
+       |- <operator>/<table>/part-<first key group>.parquet
+       '- _restored.json               which checkpoint, with which digest, how many rows
+    ROOT/.series-<id>/<checkpoint>/    being written
+
+Labels are the caller's, such as the days of a year; several may show the same checkpoint, and then share its files on a
+disk that can link them. Killed anywhere, it leaves labels that are whole, and the next time goes on with the others.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from siltstone.errors import Unreachable
+from siltstone.format.manifest import Manifest
+from siltstone.restore.export import write_state
+from siltstone.restore.restore import MemoryState, digests_of
+from siltstone.restore.verify import Failure, ProofTask, prove
+from siltstone.state.digest import checkpoint_digest
+from siltstone.store.base import Store
+from siltstone.store.paths import below
+
+NOTE = "_restored.json"
+"""Spark and Arrow leave files that begin with an underscore out of what they read"""
+
+
+@dataclass(frozen=True)
+class RestoredLabel:
+    """What lies under one label: `digest` is proven to be that of `checkpoint`."""
+
+    label: str
+    checkpoint: int
+    digest: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class SeriesPart:
+    """What one chain gave: per checkpoint, the digests of its key groups (table -> uint64[n]) and its rows."""
+
+    operator: str
+    start: int
+    end: int
+    digests: dict[int, dict[str, np.ndarray]]
+    rows: dict[int, int]
+    failures: list[Failure]
+
+
+def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
+    """Walk one chain and write the state of every checkpoint that it is to give, below `directory/<checkpoint>`.
+
+    Raises:
+        Unreachable: it cannot be written.
+    """
+    chain = task.chain
+    part = SeriesPart(chain.operator, chain.key_groups.start, chain.key_groups.end, {}, {}, [])
+
+    def write(checkpoint: int, state: MemoryState) -> None:
+        write_state(state, below(directory, str(checkpoint), chain.operator))
+        part.digests[checkpoint] = digests_of(state)
+        part.rows[checkpoint] = sum(table.rows for table in state.tables.values())
+
+    part.failures.extend(prove(store, task, write).failures)
+    return part
+
+
+def digest_of(parts: Iterable[SeriesPart], manifest: Manifest) -> tuple[str, int]:
+    """(the digest of a checkpoint, put together from its parts; its rows)."""
+    whole: dict[str, dict[str, np.ndarray]] = {}
+    rows = 0
+    for part in parts:
+        for name, digests in part.digests.get(manifest.checkpoint, {}).items():
+            tables = whole.setdefault(part.operator, {})
+            tables.setdefault(name, np.zeros(manifest.max_parallelism, np.uint64))[part.start : part.end] = digests
+        rows += part.rows.get(manifest.checkpoint, 0)
+    return checkpoint_digest(whole), rows
+
+
+def lying(root: Path, label: str) -> RestoredLabel | None:
+    """What lies under a label; None where nothing does, or nothing that can be told."""
+    try:
+        said = json.loads((root / label / NOTE).read_text())
+        return RestoredLabel(label, int(said["checkpoint"]), str(said["digest"]), int(said["rows"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def publish_labels(root: Path, restored: Path, labels: Sequence[RestoredLabel]) -> None:
+    """Show one restored checkpoint under its labels; each is whole or not there. `restored` is used up.
+
+    Raises:
+        Unreachable: it cannot be written.
+    """
+    try:
+        for label in labels[:-1]:
+            copy = restored.with_name(f"{restored.name}-{label.label}")
+            shutil.copytree(restored, copy, copy_function=_link)
+            _publish(root, copy, label)
+        _publish(root, restored, labels[-1])
+    except OSError as error:
+        raise Unreachable(f"cannot write below {root}: {error.strerror}; check permissions and free space") from error
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links, or with as many as it can have
+        shutil.copy2(source, target)
+
+
+def _publish(root: Path, restored: Path, label: RestoredLabel) -> None:
+    (restored / NOTE).write_text(json.dumps(asdict(label)) + "\n")
+    final = root / label.label
+    if final.exists():  # of another checkpoint, or damaged: what replaces it is proven and waits beside it
+        os.rename(final, restored.with_name(f"{restored.name}-replaced"))
+    os.rename(restored, final)
+
+
+def labels_by_checkpoint(labels: Mapping[str, int]) -> dict[int, list[str]]:
+    """Checkpoint -> its labels, both ascending."""
+    found: dict[int, list[str]] = {}
+    for label, checkpoint in sorted(labels.items(), key=lambda item: (item[1], item[0])):
+        found.setdefault(checkpoint, []).append(label)
+    return found

@@ -1,0 +1,127 @@
+"""Reads the tables of a chain: their rows as they are after the last of its deltas, in order of key group."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import CorruptObject
+from siltstone.format.base import read_base
+from siltstone.format.block import decode_block
+from siltstone.model import Form, Handle, KeyGroupRange, Kind
+from siltstone.restore.merge import Batch, Changes
+from siltstone.restore.plan_rules import Read
+from siltstone.state.digest import group_sums, row_digests
+from siltstone.state.schema import DELETED, TableSchema
+from siltstone.store.blocks import BlockReader, Wanted
+
+PART_SHARE = 0.5
+"""a base of which so much or less is wanted is read in parts"""
+WHOLE_BYTES = 64 << 20
+"""a larger base is read in parts in any case, so that memory stays bounded"""
+
+
+def merged_tables(
+    reads: Sequence[Read],
+    schemas: Mapping[str, TableSchema],
+    reader: BlockReader,
+    groups: KeyGroupRange,
+    max_parallelism: int,
+    scratch: Path | None = None,
+) -> Iterator[tuple[str, Iterator[Batch]]]:
+    """Each table of some key groups with its live rows, key groups ascending; each is used up before the next is taken.
+
+    Args:
+        reads: blocks of tables in the order in which they apply; what is in none of `schemas` is left out.
+        scratch: as of `Changes`.
+
+    Raises:
+        CorruptObject: a block is missing, cut or altered.
+    """
+    changes = {name: Changes(schema, max_parallelism, scratch) for name, schema in schemas.items()}
+    deltas = [read for read in reads[::-1] if read.handle.form is Form.DELTA]
+    for read, block in zip(deltas, reader.blocks(map(wanted_block, deltas)), strict=True):
+        assert isinstance(block, pa.Buffer), "only bases are read in parts"
+        if read.handle.variable in changes:
+            name = read.handle.variable
+            changes[name].add(*changes_of(read.handle, schemas[name], read.key_groups, block))
+    for name in schemas:
+        bases = [read for read in reads if read.handle.form is Form.BASE and read.handle.variable == name]
+        yield name, changes.pop(name).merged(_base_rows(schemas[name], bases, reader), groups)
+
+
+def _base_rows(schema: TableSchema, bases: Sequence[Read], reader: BlockReader) -> Iterator[Batch]:
+    """The rows of bases, key groups ascending: a base may hold several ranges, with those of others in between."""
+    pieces = sorted((part, i) for i, read in enumerate(bases) for part in read.key_groups)
+    ordered = [Read(bases[i].checkpoint, bases[i].handle, (part,)) for part, i in pieces]
+    for read, block in zip(ordered, reader.blocks(map(wanted_block, ordered)), strict=True):
+        yield from read_base(block, schema, read.key_groups[0], name=read.handle.object, rows=read.handle.rows)
+
+
+def digested(batches: Iterable[Batch], found: np.ndarray) -> Iterator[Batch]:
+    """The same batches; their digests are added to `found` (uint64[max_parallelism]) as they pass."""
+    for rows, owners in batches:
+        found += group_sums(row_digests(rows), owners, len(found))
+        yield rows, owners
+
+
+def of_tables(reads: Sequence[Read]) -> tuple[list[Read], list[Read]]:
+    """(the reads of tables, the others), each in the same order."""
+    tables = [read for read in reads if read.handle.kind is Kind.INCREMENTAL]
+    return tables, [read for read in reads if read.handle.kind is not Kind.INCREMENTAL]
+
+
+def wanted_block(read: Read) -> Wanted:
+    """How a block is to be read: of a base, the pages of the wanted key groups only, where that is worth it."""
+    handle = read.handle
+    base = handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL
+    share = sum(map(len, read.key_groups)) / max(len(handle.key_groups), 1)
+    return Wanted(handle, in_parts=base and (share <= PART_SHARE or handle.length > WHOLE_BYTES))
+
+
+def changes_of(
+    handle: Handle, schema: TableSchema, groups: Sequence[KeyGroupRange], block: pa.Buffer
+) -> tuple[pa.Table, np.ndarray]:
+    """A delta's changes of some key groups (`schema.changes`) and their key groups (uint16), ascending.
+
+    Raises:
+        CorruptObject: it is no block of changes, or has not as many as recorded.
+    """
+    changes, key_groups = decode_block(block, f"{handle.variable} in object {handle.object}", handle.rows)
+    _check_shape(changes, schema, handle)
+    wanted = np.zeros(len(key_groups), bool)
+    for part in groups:
+        wanted |= (key_groups >= part.start) & (key_groups < part.end)
+    if not wanted.all():
+        changes, key_groups = changes.filter(pa.array(wanted)), key_groups[wanted]
+    return _widened(changes, schema.changes), key_groups
+
+
+def _check_shape(changes: pa.Table, schema: TableSchema, handle: Handle) -> None:
+    """Refuse changes of another table: a value column may be missing, or not be wanted, and that is all.
+
+    Raises:
+        CorruptObject: they are.
+    """
+    needed = {DELETED, *schema.primary_key.names}
+    for field in schema.changes:
+        at = changes.schema.get_field_index(field.name)
+        if at < 0 and field.name not in needed:
+            continue
+        column = changes.column(at) if at >= 0 else None
+        if column is None or column.type != field.type or (column.null_count and field.name in needed):
+            what = "no such column" if column is None else f"{column.type} with {column.null_count} nulls"
+            raise CorruptObject(
+                f"object {handle.object} is not of table {handle.variable}: of {field.name} it has {what}, "
+                f"where {field.type} is recorded"
+            )
+
+
+def _widened(changes: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema`, null where an older definition did not have them."""
+    if changes.schema.names == schema.names:
+        return changes
+    have = set(changes.column_names)
+    columns = [changes.column(f.name) if f.name in have else pa.nulls(len(changes), f.type) for f in schema]
+    return pa.table(columns, schema=schema)

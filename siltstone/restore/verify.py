@@ -1,0 +1,279 @@
+"""Proves checkpoints: walks each chain once, reads each block once, compares every recorded digest on the way.
+
+One task is one operator in one key-group range from a base on (`restore.plan_rules.verify_plan`). It keeps the state
+in memory, applies checkpoint after checkpoint, and its digests, built from the rows that were read, must equal those
+that the stream kept change by change (promise 1).
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice, takewhile
+
+from siltstone.errors import CorruptObject, StateError
+from siltstone.format.index import IndexEntry
+from siltstone.format.manifest import Manifest
+from siltstone.format.segment import read_index
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.restore.index_chain import follow
+from siltstone.restore.plan_rules import VerifyChain, verify_plan
+from siltstone.restore.restore import (
+    Block,
+    MemoryState,
+    apply_handle,
+    check_digests,
+    digests_of,
+    objects_of,
+    read_manifest,
+    schemas_of,
+    with_materializations,
+)
+from siltstone.state.protocol import key_batch
+from siltstone.store.base import Store
+from siltstone.store.blocks import BlockReader, Wanted
+from siltstone.store.paths import CheckpointPath
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a checkpoint is not proven; `object` is the damaged object, where there is one."""
+
+    checkpoint: int
+    reason: str
+    object: str | None = None
+
+
+@dataclass(frozen=True)
+class ProofTask:
+    """One chain, and what is needed to prove it: the manifests that it runs through."""
+
+    chain: VerifyChain
+    manifests: Mapping[int, Manifest]
+
+
+@dataclass(frozen=True)
+class IndexCheck:
+    """The indexes that one subtask wrote at one checkpoint, which must say what the manifest's handles say.
+
+    `dependents` are the checkpoints that are not proven without them.
+    """
+
+    checkpoint: int
+    indexes: tuple[Handle, ...]
+    data: tuple[Handle, ...]
+    objects: tuple[StoredObject, ...]
+    dependents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ProofPlan:
+    """Tasks that need nothing of each other, and what has failed already."""
+
+    tasks: list[ProofTask]
+    indexes: list[list[IndexCheck]]
+    failures: list[Failure] = field(default_factory=list)
+
+
+def plan_proof(
+    store: Store,
+    stored: Mapping[int, StoredObject],
+    chains: Mapping[int, Sequence[int]],
+    materialized: Sequence[StoredObject] = (),
+    stream: str | None = None,
+) -> ProofPlan:
+    """Plan the proof of some checkpoints.
+
+    Args:
+        stored: the manifest object of every checkpoint that is needed.
+        chains: the checkpoints to prove -> those that each of them is restored from, itself included.
+        materialized: the manifests of the materializations that their chains begin with.
+        stream: whose they are, as in `read_manifest`.
+    """
+    read: list[Manifest] = []
+    broken: dict[int, tuple[str, CorruptObject]] = {}
+    names = {manifest.name: checkpoint for checkpoint, manifest in stored.items()}
+    for manifest in (*stored.values(), *materialized):
+        try:
+            read.append(read_manifest(store, manifest, stream))
+        except CorruptObject as error:
+            path = CheckpointPath.of(manifest.name)
+            at = names.get(manifest.name, path.checkpoint if path else 0)
+            broken[at] = manifest.name, error
+    manifests = with_materializations(read)
+    failures, provable = [], []
+    for checkpoint, chain in chains.items():
+        bad = [c for c in chain if c in broken]
+        if bad:
+            name, error = broken[bad[0]]
+            failures.append(Failure(checkpoint, str(error), name))
+        else:
+            provable.append(checkpoint)
+    needed = {c for checkpoint in provable for c in chains[checkpoint]}
+    manifests = {c: m for c, m in sorted(manifests.items()) if c in needed}
+    if not manifests:
+        return ProofPlan([], [], failures)
+    handles = {c: m.handles for c, m in manifests.items()}
+    newest = manifests[max(manifests)]
+    part = cache(lambda checkpoint, operator: manifests[checkpoint].of_operator(operator))
+    tasks = [
+        ProofTask(chain, {s.checkpoint: part(s.checkpoint, chain.operator) for s in chain.steps})
+        for chain in verify_plan(handles, newest.max_parallelism, provable)
+    ]
+    return ProofPlan(tasks, _indexes(manifests, sorted(provable)), failures)
+
+
+def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list[list[IndexCheck]]:
+    """The index of every segment that some of the `provable` depend on, which no chain reads; a list for each operator
+    and key-group range, checkpoints ascending."""
+    found: dict[tuple[str, KeyGroupRange], list[IndexCheck]] = {}
+    for checkpoint, manifest in manifests.items():
+        objects = {stored.name: stored for stored in manifest.objects}
+        by_writer: dict[tuple[str, KeyGroupRange], list[Handle]] = {}
+        for handle in manifest.handles:
+            by_writer.setdefault((handle.operator, handle.key_groups), []).append(handle)
+        for (operator, groups), handles in by_writer.items():
+            # Chains only ever begin later: those that reach back to this checkpoint follow each other.
+            later = islice(provable, bisect_left(provable, checkpoint), None)
+            reaching = list(takewhile(lambda c: manifests[c].first.get(operator, c) <= checkpoint, later))  # noqa: B023
+            indexes = [h for h in handles if h.kind is Kind.INDEX]
+            if reaching and indexes:  # what a materialization wrote has none
+                data = [h for h in handles if h.kind is not Kind.INDEX]
+                named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
+                check = IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(reaching))
+                found.setdefault((operator, groups), []).append(check)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class ChainProof:
+    """What walking one chain found; no failure means that every checkpoint it proves is proven.
+
+    `restore_s` and `restore_bytes`: what it took to rebuild each proven checkpoint, from its base on.
+    """
+
+    failures: list[Failure]
+    restore_s: dict[int, float]
+    restore_bytes: dict[int, int]
+
+
+def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], None] = lambda *_: None) -> ChainProof:
+    """Walk one chain.
+
+    Args:
+        visit: called with each checkpoint that is proven and the state that it had, which is only lent.
+    """
+    start, read = time.perf_counter(), 0
+    restore_s: dict[int, float] = {}
+    restore_bytes: dict[int, int] = {}
+    chain, manifests = task.chain, task.manifests
+    last = manifests[chain.steps[-1].checkpoint]
+    target = MemoryState.empty(schemas_of(last, chain.operator), chain.key_groups, last.max_parallelism)
+    failures: list[Failure] = []
+    reader = BlockReader(store, objects_of(manifests))
+    tables = [[h for h in step.handles if h.kind is Kind.INCREMENTAL] for step in chain.steps]
+    blocks = reader.blocks(Wanted(handle) for handles in tables for handle in handles)
+    for position, (step, handles) in enumerate(zip(chain.steps, tables, strict=True)):
+        for handle in handles:
+            try:
+                _apply(target, handle, next(blocks))
+            except CorruptObject as error:
+                behind = [s.checkpoint for s in chain.steps[position:] if s.proves]
+                failures += [Failure(c, str(error), handle.object) for c in behind]
+                blocks.close()
+                return ChainProof(failures, restore_s, restore_bytes)
+            read += handle.length
+        if step.proves:
+            opaque = [h for h in step.handles if h.kind is Kind.OPAQUE]
+            try:
+                _set_opaque(target, opaque, reader)
+                check_digests(digests_of(target), chain.operator, target.groups, manifests[step.checkpoint])
+                restore_s[step.checkpoint] = time.perf_counter() - start
+                restore_bytes[step.checkpoint] = read + sum(h.length for h in opaque)
+                visit(step.checkpoint, target)
+            except StateError as error:
+                broken = next((h.object for h in opaque if h.object in str(error)), None)
+                failures.append(Failure(step.checkpoint, str(error), broken))
+    return ChainProof(failures, restore_s, restore_bytes)
+
+
+def _set_opaque(target: MemoryState, handles: Sequence[Handle], reader: BlockReader) -> None:
+    """Opaque variables are whole in each checkpoint: those of others are not looked at, and may be gone."""
+    target.opaque.clear()
+    for handle, block in zip(handles, reader.blocks(map(Wanted, handles)), strict=True):
+        apply_handle(target, handle, [handle.key_groups], block)
+
+
+def check_indexes(store: Store, checks: Sequence[IndexCheck]) -> list[Failure]:
+    """Do the indexes of one operator's key groups say what the manifests say, and does each entry lead to the one
+    before?"""
+    failures: list[Failure] = []
+    indexes: dict[int, list[IndexEntry]] = {}
+    for check in checks:
+        try:
+            blocks = BlockReader(store, check.objects).blocks(map(Wanted, check.indexes))
+            said = [e for h, block in zip(check.indexes, blocks, strict=True) for e in read_index(block, h.object)]
+        except CorruptObject as error:
+            failures += [Failure(c, str(error), check.indexes[0].object) for c in check.dependents]
+            continue
+        indexes[check.checkpoint] = said
+        if differing := _differing(check, said):
+            what = f"the index of checkpoint {check.checkpoint} does not say what its manifest says of {differing}"
+            failures += [Failure(c, what) for c in check.dependents]
+    return failures or _broken_links(checks, indexes)
+
+
+def _broken_links(checks: Sequence[IndexCheck], indexes: Mapping[int, Sequence[IndexEntry]]) -> list[Failure]:
+    """Follow every chain back once, from its newest link; a chain may begin before the parallelism was changed."""
+    failures: list[Failure] = []
+    seen: set[tuple[int, str]] = set()
+    for check in reversed(checks):
+        for variable in [e.variable for e in indexes[check.checkpoint] if (check.checkpoint, e.variable) not in seen]:
+            try:
+                links = follow(indexes.get, check.checkpoint, variable)
+                seen |= {(link.checkpoint, variable) for link in links}
+            except CorruptObject as error:
+                failures += [Failure(c, str(error)) for c in check.dependents]
+    return failures
+
+
+def _differing(check: IndexCheck, said: Sequence[IndexEntry]) -> str:
+    """The tables of which index and manifest say different things, or of which one says nothing."""
+    named = {(h.variable, h.sqn): h for h in check.data if h.kind is Kind.INCREMENTAL}
+    unsaid = named.keys() - {(e.variable, e.sqn) for e in said}
+    wrong = {e.variable for e in said if not _agree(e, named.get((e.variable, e.sqn)))}
+    return ", ".join(sorted(wrong | {variable for variable, _ in unsaid}))
+
+
+def _agree(entry: IndexEntry, handle: Handle | None) -> bool:
+    return handle is not None and (
+        (entry.form, entry.length, entry.rows, entry.checksum, entry.previous_checkpoint)
+        == (handle.form, handle.length, handle.rows, handle.checksum, handle.previous)
+    )
+
+
+def check_objects(store: Store, objects: Sequence[tuple[StoredObject, Sequence[int]]]) -> list[Failure]:
+    """Verify objects that nothing else reads, each given with the checkpoints that are not proven without it."""
+    failures = []
+    for stored, dependents in objects:
+        try:
+            store.read(stored)
+        except CorruptObject as error:
+            failures += [Failure(checkpoint, str(error), stored.name) for checkpoint in dependents]
+    return failures
+
+
+def _apply(target: MemoryState, handle: Handle, block: Block) -> None:
+    if handle.form is Form.BASE:
+        _clear(target, handle)
+    apply_handle(target, handle, [handle.key_groups], block)
+
+
+def _clear(target: MemoryState, handle: Handle) -> None:
+    """A base in the middle of a chain (one subtask fell back to it) replaces whatever its key groups held."""
+    table = target.tables.get(handle.variable)
+    if table is None or not table.rows:
+        return
+    for rows, key_groups in list(table.scan(handle.key_groups)):
+        table.delete(key_batch(table.schema, rows, target.max_parallelism, key_groups))

@@ -1,0 +1,1 @@
+"""What is kept and what goes: leases, savepoints, truncation, deletion, orphans, sweeping."""

@@ -1,0 +1,301 @@
+"""Deletes what the store holds and nothing refers to; `retention.orphan_rules` says what that is.
+
+    1  list the store, then read the catalog: what came to be in between is referred to in the catalog already, or is of
+       the checkpoint being written
+    2  some hundred objects at a time: judge them once more, in the transaction that writes their deletion down
+       (`catalog.audit`), and delete those that are orphans in both views
+
+A sweep takes no writer epoch and stops no run. Whatever happens while it is at work, a commit, a new run that fences
+the one it saw, another sweep, a lease, is seen by the second judgement, or comes after the deletion was written down:
+then the commit is refused. So a sweep that a new run has overtaken is still right, and goes on: what the new run fenced
+only becomes more of an orphan. Killed at any point, it leaves records of deletions of which some did not happen; the
+next sweep finds these objects and deletes them.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import chain
+
+from siltstone.catalog.audit import Doomed
+from siltstone.catalog.epochs import check_catalog
+from siltstone.catalog.passes import Pass
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import Standing
+from siltstone.errors import Unreachable
+from siltstone.log import get_logger
+from siltstone.retention.leases import this_process
+from siltstone.retention.orphan_rules import (
+    AGE_GUARD,
+    DELETES,
+    Reason,
+    incomplete_prefixes,
+    judge,
+    judge_unfinished,
+    killed_prefixes,
+)
+from siltstone.store.base import Store, Unfinished
+from siltstone.store.paths import CheckpointPath, stream_prefix
+
+_LOG = get_logger(__name__)
+ORPHANS = "objects that nothing refers to"
+_BATCH = 500
+_NAMED = 5
+"""how many names a result shows for each reason"""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """What a sweep may do.
+
+    Attributes:
+        limit: the most it deletes, None for no limit.
+        dry_run: only say what it would do; changes nothing.
+        incomplete: look only where checkpoints that never completed have left objects, rather than list everything.
+        age_guard: how old what a run may be writing must be to be taken for abandoned.
+    """
+
+    limit: int | None = None
+    dry_run: bool = False
+    incomplete: bool = False
+    age_guard: timedelta = AGE_GUARD
+
+
+@dataclass(slots=True)
+class Finding:
+    """What was found for one reason: how many objects, of how many bytes, and some of their names."""
+
+    reason: str
+    deletes: bool
+    objects: int = 0
+    bytes: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def add(self, name: str, size_bytes: int) -> None:
+        """Count one more."""
+        self.objects += 1
+        self.bytes += size_bytes
+        if len(self.names) < _NAMED:
+            self.names.append(name)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """What a sweep did.
+
+    `found` objects and unfinished writes are referred to by nothing: `deleted`, with `bytes` together, and `kept`. In a
+    dry run all are kept, and `bytes` is what would be freed; `reasons` say what would be deleted.
+    """
+
+    stream: str
+    dry_run: bool
+    found: int
+    deleted: int
+    kept: int
+    bytes: int
+    seconds: float
+    reasons: list[Finding]
+
+
+def sweep(place: Place, stream: str, options: SweepOptions | None = None, who: str | None = None) -> SweepResult:
+    """Delete the orphans of a stream, and discard writes that never ended. A run may be at work meanwhile.
+
+    Args:
+        who: what the records of the deletions say did it; this process, for None.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+        UnknownCheckpoint: it has no checkpoint yet.
+        WrongWarehouse: the catalog is older than the store; nothing is deleted.
+        Unreachable: the store or the catalog failed; what was deleted until then is recorded, sweep again.
+    """
+    options, start = options or SweepOptions(), time.perf_counter()
+    catalog, store = place.catalog, place.warehouse.store
+    if not catalog.rewindings(stream):  # to before the first, perhaps
+        catalog.latest(stream)
+    store.check(writable=not options.dry_run)
+    check_catalog(place, stream)
+    prefixes = [stream_prefix(stream)]
+    if options.incomplete:
+        prefixes = incomplete_prefixes(catalog.runs(stream), catalog.standing(stream, ()))
+    work = _Work(place, stream, who or this_process(), options)
+    work.sweep(prefixes)
+    return work.result(time.perf_counter() - start)
+
+
+def sweep_ended(place: Place, stream: str, epoch: int) -> None:
+    """Delete what a run left of the checkpoint it was writing when it ended: one short listing.
+
+    For the run itself, when its end is in the catalog; one that was fenced meanwhile deletes nothing (promise 5). What
+    it cannot do is left to the next sweep.
+    """
+    try:
+        path = CheckpointPath(stream, epoch, place.catalog.last_id(stream) + 1)
+        work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), {Reason.ENDED})
+        work.sweep_objects([path.prefix])
+        found = work.result(0.0)
+        if found.deleted:
+            _LOG.info(
+                "swept what the run left of a checkpoint that did not complete",
+                stream=stream,
+                epoch=epoch,
+                checkpoint=path.checkpoint,
+                objects=found.deleted,
+                bytes=found.bytes,
+            )
+    except Unreachable as error:
+        _LOG.warning("what the last checkpoint left is not swept", stream=stream, epoch=epoch, error=str(error))
+
+
+def sweep_killed(place: Place, stream: str, epoch: int) -> SweepResult:
+    """Delete what the stream's newest runs left that did not end well, before the run `epoch`: a short listing each.
+
+    For that run, and nobody else: once it is fenced, it deletes nothing (promise 5).
+
+    Raises:
+        UnknownStream: no such stream has run here.
+        Unreachable: the store or the catalog failed; the next sweep goes on.
+    """
+    start, catalog = time.perf_counter(), place.catalog
+    work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), epoch=epoch)
+    work.sweep(killed_prefixes(catalog.runs(stream), catalog.standing(stream, ()), epoch))
+    return work.result(time.perf_counter() - start)
+
+
+class _Work:
+    """One sweep: what it found so far. It deletes for some `reasons` only, all that there are by default; with `epoch`,
+    only as long as that is the newest."""
+
+    def __init__(
+        self,
+        place: Place,
+        stream: str,
+        who: str,
+        options: SweepOptions,
+        reasons: Collection[Reason] = DELETES,
+        epoch: int | None = None,
+    ) -> None:
+        self._reasons, self._epoch = reasons, epoch
+        self._catalog, self._store = place.catalog, place.warehouse.store
+        self._stream, self._who, self._options = stream, who, options
+        self._by = Pass.begin(ORPHANS, who)
+        self._left = options.limit
+        self._found: dict[Reason, Finding] = {}
+
+    def sweep(self, prefixes: Sequence[str]) -> None:
+        """Objects under the prefixes, and unfinished writes of the stream."""
+        # Before the objects: a write that ends in between is found as an object, in its turn.
+        unfinished = list(self._store.unfinished(stream_prefix(self._stream)))
+        self.sweep_objects(prefixes)
+        self._sweep_unfinished(unfinished)
+
+    def sweep_objects(self, prefixes: Sequence[str]) -> None:
+        """Objects under the prefixes."""
+        sizes = dict(chain.from_iterable(self._store.list(prefix) for prefix in prefixes))
+        standing = self._catalog.standing(self._stream, sizes if self._options.incomplete else None)
+        ages: dict[str, datetime] = {}
+
+        def reason(name: str, standing: Standing) -> Reason | None:
+            return judge(name, standing, self._options.age_guard, ages.get(name))
+
+        undecided = [name for name in sizes if reason(name, standing) is Reason.WRITING]
+        for some in _batches(undecided):
+            ages |= self._store.modified_at(some)
+        orphans = []
+        for name, size in sizes.items():
+            why = reason(name, standing)
+            if why in self._reasons:
+                orphans.append(name)
+            elif why is not None:
+                self._count(why, name, size)
+        for some in _batches(self._within_limit(orphans, sizes)):
+            ages |= _known(self._store, some)
+            self._delete(some, sizes, reason, ages, self._store.delete)
+
+    def _sweep_unfinished(self, unfinished: Sequence[Unfinished]) -> None:
+        standing = self._catalog.standing(self._stream, ())
+        by_name = {f"unfinished {write.token}": write for write in unfinished}
+        sizes = dict.fromkeys(by_name, 0)  # not told by stores
+        ages = {name: write.began_at for name, write in by_name.items()}
+
+        def reason(name: str, standing: Standing) -> Reason:
+            return judge_unfinished(by_name[name], standing, self._options.age_guard)
+
+        for name in by_name:
+            if not (why := reason(name, standing)).deletes:
+                self._count(why, name, 0)
+        going = self._within_limit([name for name in by_name if reason(name, standing).deletes], sizes)
+        for some in _batches(going):
+            self._delete(some, sizes, reason, ages, lambda names: self._store.discard(by_name[n] for n in names))
+
+    def _delete(
+        self,
+        names: Sequence[str],
+        sizes: dict[str, int],
+        reason: Callable[[str, Standing], Reason | None],
+        ages: dict[str, datetime],
+        delete: Callable[[Iterable[str]], None],
+    ) -> None:
+        """Judge some orphans again, write down those that still are, and delete these; in a dry run only judge."""
+        judged: dict[str, Reason | None] = {}
+
+        def decide(standing: Standing) -> list[Doomed]:
+            if self._epoch is not None and standing.epoch != self._epoch:
+                return []
+            judged.update((name, reason(name, standing)) for name in names)
+            return [
+                Doomed(name, sizes[name], why.value, ages.get(name))
+                for name, why in judged.items()
+                if why is not None and why in self._reasons
+            ]
+
+        if self._options.dry_run:
+            decide(self._catalog.standing(self._stream, names))
+        else:
+            doomed = self._catalog.record_orphans(self._stream, self._who, names, decide, self._by)
+            delete([each.name for each in doomed])
+        for name, why in judged.items():
+            if why is not None:
+                self._count(why, name, sizes[name])
+
+    def _within_limit(self, orphans: list[str], sizes: dict[str, int]) -> list[str]:
+        """As many as this sweep may still delete; the others are counted."""
+        if self._left is None:
+            return orphans
+        taken, rest = orphans[: self._left], orphans[self._left :]
+        self._left -= len(taken)
+        for name in rest:
+            self._count(Reason.BEYOND_LIMIT, name, sizes[name])
+        return taken
+
+    def _count(self, why: Reason, name: str, size_bytes: int) -> None:
+        self._found.setdefault(why, Finding(why.value, why.deletes)).add(name, size_bytes)
+
+    def result(self, seconds: float) -> SweepResult:
+        """All of it."""
+        findings = [self._found[reason] for reason in Reason if reason in self._found]
+        found, orphans = sum(f.objects for f in findings), sum(f.objects for f in findings if f.deletes)
+        deleted = 0 if self._options.dry_run else orphans
+        return SweepResult(
+            stream=self._stream,
+            dry_run=self._options.dry_run,
+            found=found,
+            deleted=deleted,
+            kept=found - deleted,
+            bytes=sum(f.bytes for f in findings if f.deletes),
+            seconds=round(seconds, 3),
+            reasons=findings,
+        )
+
+
+def _known(store: Store, names: Sequence[str]) -> dict[str, datetime]:
+    """When objects were written, for the record of their deletion only: a store that does not say stops nothing."""
+    try:
+        return store.modified_at(names)
+    except Unreachable:
+        return {}
+
+
+def _batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (names[start : start + _BATCH] for start in range(0, len(names), _BATCH))

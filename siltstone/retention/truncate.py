@@ -1,0 +1,142 @@
+"""Truncates a stream: applies its retention, and deletes from the store what no checkpoint that is left needs.
+
+Retention decides (`retention_rules`) and deletion acts (`deletion`), so that a truncation may stop anywhere,
+run twice, or run beside another: what it decided to delete is marked in one transaction, and the next completes it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from siltstone.catalog.epochs import check_catalog
+from siltstone.catalog.place import Place
+from siltstone.catalog.repository import Catalog
+from siltstone.retention.deletion import SUBSUMED, DeletionResult, delete_checkpoints, foresee
+from siltstone.retention.retention_rules import RetentionOptions, plan_retention, retention_in_force
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint that is kept, and every reason for that."""
+
+    checkpoint: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A deleted checkpoint whose objects stay, and the newest of those that are kept and build on it."""
+
+    checkpoint: int
+    needed_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What a truncation did, or would do (`dry_run`).
+
+    `deleted` checkpoints are gone; `waiting` ones are marked; those that are `leased` somebody reads, and they stay for
+    the next truncation. Among them all are any that were marked before. `objects` were deleted from the store, of
+    `bytes` together. `rules` are those it went by; `left` checkpoints are beyond the limit that it had.
+    """
+
+    stream: str
+    dry_run: bool
+    kept: tuple[Kept, ...]
+    deleted: tuple[int, ...]
+    waiting: tuple[Waiting, ...]
+    leased: tuple[int, ...]
+    objects: int
+    bytes: int
+    rules: Mapping[str, Any]
+    left: int = 0
+
+
+def truncate(
+    place: Place,
+    stream: str,
+    options: RetentionOptions,
+    *,
+    dry_run: bool = False,
+    epoch: int | None = None,
+    limit: int | None = None,
+    restores_from: int | None = None,
+) -> Truncation:
+    """Delete the checkpoints that retention subsumes, and complete what earlier deletions left.
+
+    The time to go by is the catalog's.
+
+    Args:
+        options: rules that stand in for those recorded with the stream (`retention.retention_rules`).
+        dry_run: only say what would be done; nothing is changed.
+        epoch: the run that does it, which deletes nothing once it is fenced; None for whoever is no run.
+        limit: how many checkpoints are marked, and how many go, at most.
+        restores_from: what the steps of that run may restore from (`delete_checkpoints`).
+
+    Raises:
+        UnknownStream: no such stream has run here.
+        UnknownCheckpoint: it has no checkpoint yet.
+        UsageError: the rules keep none, or a savepoint has been set meanwhile on one that is to go; nothing is deleted.
+        WrongWarehouse: the catalog is older than the store; nothing is deleted.
+        Fenced: a run has taken the stream over meanwhile; what is marked stays so, truncate again.
+        Unreachable: the store or the catalog failed; likewise.
+    """
+    catalog = place.catalog
+    record = catalog.stream(stream)
+    epoch, options = record.epoch if epoch is None else epoch, retention_in_force(record.retention, options)
+    catalog.latest(stream)  # or there is nothing to truncate
+    check_catalog(place, stream)  # of a dry run, too: it is to say what would be done
+    first, committed_at = {}, {}
+    for checkpoint in catalog.retained(stream):
+        if not checkpoint.deleted:
+            first[checkpoint.id], committed_at[checkpoint.id] = checkpoint.first, checkpoint.committed_at
+    plan = plan_retention(committed_at, catalog.savepoints(stream), options, catalog.now())
+    if dry_run:
+        ahead, objects = foresee(catalog, stream, plan.subsumed)
+        size_bytes = sum(stored.bytes for stored in objects)
+        done = DeletionResult(ahead.goes, ahead.waits, len(objects), size_bytes, ahead.leased)
+    else:
+        going, keep = plan.subsumed[:limit], options.input_log
+        done = delete_checkpoints(
+            place,
+            stream,
+            going,
+            epoch=epoch,
+            reason=SUBSUMED,
+            spare_leased=True,
+            limit=limit,
+            input_log=keep,
+            restores_from=restores_from,
+        )
+        done = replace(done, left=done.left + len(plan.subsumed) - len(going))
+    kept = tuple(Kept(id, reasons) for id, reasons in plan.kept.items())
+    waiting = _waiting(done.marked, {id: first[id] for id in plan.kept})
+    rules = options.to_record()
+    return Truncation(
+        stream, dry_run, kept, done.deleted, waiting, done.leased, done.objects, done.bytes, rules, done.left
+    )
+
+
+def describe_retention(catalog: Catalog, stream: str, given: RetentionOptions) -> dict[str, Any]:
+    """What a stream keeps: `recorded` with it (None: everything), and `in_force` given the rules of the settings;
+    `from` says where these are from, `described` says them to people.
+
+    Raises:
+        UnknownStream: no such stream has run here.
+    """
+    recorded = catalog.stream(stream).retention
+    rules = retention_in_force(recorded, given)
+    from_ = "[retention] in the settings" if given.rules else "recorded with the stream"
+    return {"recorded": recorded, "in_force": rules.to_record(), "from": from_, "described": rules.described}
+
+
+def _waiting(marked: Iterable[int], first: Mapping[int, int]) -> tuple[Waiting, ...]:
+    """What each waits for, given where the chains of those that are kept begin: none before that of an earlier one.
+
+    One that no chain needs waits for a step of the run, which restores the newest.
+    """
+    kept = sorted(first)
+    begins = [first[id] for id in kept]
+    needed_by = ((id, kept[bisect_right(begins, id) - 1]) for id in marked)
+    return tuple(Waiting(id, by if by > id else kept[-1]) for id, by in needed_by)

@@ -1,0 +1,27 @@
+"""What the catalog is told of a checkpoint that has been written."""
+
+from collections.abc import Sequence
+
+from siltstone.catalog.records import CheckpointCommit, Step
+from siltstone.format.manifest import Manifest
+from siltstone.model import StoredObject
+from siltstone.store.paths import is_base
+
+
+def commit_of(manifest: Manifest, stored: StoredObject, steps: Sequence[Step]) -> CheckpointCommit:
+    """What the catalog is to know of a checkpoint."""
+    return CheckpointCommit(
+        id=manifest.checkpoint,
+        manifest=stored,
+        digest=manifest.digest,
+        rows=manifest.statistics["state_rows"],
+        bytes=stored.bytes + sum(o.bytes for o in manifest.objects),
+        forms=manifest.forms,
+        d=manifest.d,
+        statistics=manifest.statistics,
+        event_time_max=manifest.event_time_max,
+        segments=[o for o in manifest.objects if not is_base(o.name)],
+        bases=[o for o in manifest.objects if is_base(o.name)],
+        first=manifest.first,
+        steps=steps,
+    )

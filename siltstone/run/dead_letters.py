@@ -1,0 +1,209 @@
+"""Runs a step without the rows that its operator cannot take, and makes dead letters of them.
+
+An operator may find bad rows in the middle of a step, when it has changed state. Then the step is rolled back and run
+again without these rows, as often as needed. The state and the output are those of a step that never had the rows.
+Until the step has succeeded, its rows and its output are kept in files of the task. This is done only for streams with
+`on_bad_row="dead-letter"`.
+
+A dead letter is the same each time the step runs, and travels as any output does (`run.outbox`): it is staged,
+committed with the checkpoint, and delivered after it, exactly once. Its columns:
+
+    operator        the operator that could not take the row
+    reason          why
+    row             the columns that the operator reads, as a JSON object; keys as the source had them
+    checkpoint_id   the checkpoint that the row would be part of
+    step            the step
+    offsets         what the sources gave to the step, as a JSON object: {"batch": Spark's number of the micro-batch,
+                    "from": [an offset a source], "to": [an offset a source]}; null where there is none
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import BadRow, UsageError
+from siltstone.operator import Rows, State
+from siltstone.run.clock import Clock
+from siltstone.run.processing import HASH, Taken, call, calls, original, rows_of, users_code
+from siltstone.run.row_json import json_rows
+from siltstone.run.task import StepTask
+from siltstone.state.backend import SubtaskState
+from siltstone.state.columns import misfits, null_mask
+
+LETTERS = pa.schema(
+    {
+        "operator": pa.string(),
+        "reason": pa.string(),
+        "row": pa.string(),
+        "checkpoint_id": pa.int64(),
+        "step": pa.int64(),
+        "offsets": pa.string(),
+    }
+)
+LETTERS_A_BATCH = 4096
+"""rows that are text at once: it takes far more room than the rows"""
+
+
+class _Spilled:
+    """Record batches of one schema in a file, to be read any number of times."""
+
+    def __init__(self, path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+        self._path, self._count = path, 0
+        left = iter(batches)
+        first = next(left, None)
+        if first is None:
+            return
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
+            for batch in chain([first], left):
+                writer.write_batch(batch)
+                self._count += 1
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if self._count:
+            with pa.memory_map(str(self._path)) as file, pa.ipc.open_file(file) as reader:
+                for number in range(self._count):
+                    yield reader.get_batch(number)
+
+
+class _Refused(Exception):
+    """An operator cannot take some rows (bool[n]) of a call."""
+
+    def __init__(self, call: int, rows: np.ndarray, reason: str) -> None:
+        super().__init__(reason)
+        self.call, self.rows, self.reason = call, rows, reason
+
+
+class SortedOut:
+    """One step of one subtask, from which bad rows are left out.
+
+    Args:
+        scratch: a directory on the disk of the working state.
+    """
+
+    def __init__(self, task: StepTask, batches: Iterable[pa.RecordBatch], clock: Clock, scratch: Path) -> None:
+        self._task, self._clock, self._scratch = task, clock, scratch
+        self._held = _Spilled(scratch / "rows.arrow", batches)
+        self._bad: dict[int, list[tuple[np.ndarray, str]]] = {}
+        """call -> which of its rows (bool[n]) are bad and why; no row is there twice"""
+        for number, table in enumerate(calls(iter(self._held))):
+            self._bad[number] = list(_without_key(task, table))
+
+    @property
+    def count(self) -> int:
+        """How many bad rows were found."""
+        return sum(int(rows.sum()) for found in self._bad.values() for rows, _ in found)
+
+    def run(self, state: SubtaskState) -> tuple[Iterator[pa.RecordBatch], Taken]:
+        """Run the step, begun in `state`, until it is through without a bad row; its whole output (`step_schema`), and
+        what the operator has taken.
+
+        Raises:
+            BadRow: the operator does not say which rows are bad.
+            SiltstoneError, OperatorFailed: as `processing.call`.
+        """
+        while True:
+            taken, bound = Taken(), State(self._task.operator, state)
+            try:
+                output = _Spilled(self._scratch / "output.arrow", self._calls(bound, taken))
+                with self._clock.phase("process"), users_code(self._task.operator):
+                    bound.flush()
+                return iter(output), taken
+            except _Refused as refused:
+                self._refuse(refused)
+                state.rollback()
+                state.begin(self._task.step, tracking=self._task.tracking)
+
+    def letters(self, checkpoint: int, offsets: str) -> Iterator[pa.RecordBatch]:
+        """The dead letters (`LETTERS`), in the order of the rows."""
+        for number, table in enumerate(calls(iter(self._held))):
+            reasons = {int(row): reason for rows, reason in self._bad[number] for row in np.flatnonzero(rows)}
+            ordinals = sorted(reasons)
+            for start in range(0, len(ordinals), LETTERS_A_BATCH):
+                piece = ordinals[start : start + LETTERS_A_BATCH]
+                count = len(piece)
+                columns = [
+                    [self._task.operator.name] * count,
+                    [reasons[row] for row in piece],
+                    _as_json(self._task, table.take(pa.array(piece))),
+                    [checkpoint] * count,
+                    [self._task.step] * count,
+                    [offsets] * count,
+                ]
+                yield pa.record_batch(
+                    [pa.array(c, f.type) for c, f in zip(columns, LETTERS, strict=True)], schema=LETTERS
+                )
+
+    def _calls(self, bound: State, taken: Taken) -> Iterator[pa.RecordBatch]:
+        for number, table in enumerate(calls(iter(self._held))):
+            left = self._left(number, table.num_rows)
+            if not left.any():
+                continue
+            rows = rows_of(self._task, table if left.all() else table.filter(pa.array(left)))
+            try:
+                yield from call(self._task, bound, rows, taken, self._clock)
+            except BadRow as error:
+                raise _Refused(number, _named(error, rows), error.reason) from error
+
+    def _left(self, number: int, count: int) -> np.ndarray:
+        left = np.ones(count, bool)
+        for rows, _ in self._bad[number]:
+            left &= ~rows
+        return left
+
+    def _refuse(self, refused: _Refused) -> None:
+        """Note bad rows, told by their places among those that were left of their call."""
+        found = self._bad[refused.call]
+        whole = np.zeros(len(found[0][0]) if found else len(refused.rows), bool)
+        left = self._left(refused.call, len(whole))
+        whole[np.flatnonzero(left)[refused.rows]] = True
+        found.append((whole, refused.reason))
+
+
+def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, str]]:
+    """Rows whose key is null, or was not what the operator declares."""
+    found = np.zeros(table.num_rows, bool)
+    for field in task.operator.key:
+        if field.name not in table.column_names:
+            continue
+        column = table.column(field.name)
+        if column.type == field.type and not column.null_count:
+            continue
+        null = null_mask(column)
+        what = f"operator {task.operator.name}: key column {field.name}"
+        source = original(field.name)
+        given = ~null_mask(table.column(source)) if source in table.column_names else ~null
+        misfit = (null & given) | misfits(column, field.type)
+        for rows, reason in ((null & ~given, f"{what} is null"), (misfit, f"{what} is no {field.type}")):
+            if (fresh := rows & ~found).any():
+                found |= fresh
+                yield fresh, reason
+
+
+def _named(error: BadRow, rows: Rows) -> np.ndarray:
+    """Which rows (bool[n]) of a call an error is about."""
+    if error.rows is None:
+        raise error
+    bad = np.asarray(error.rows)
+    if error.keys is not None and not (error.at is rows.group and np.array_equal(error.keys, rows.hashes)):
+        # Entries in another order than the rows may be of the same keys all the same.
+        bad = np.isin(rows.hashes, np.asarray(error.keys)[bad])
+    if bad.dtype != bool or bad.shape != (len(rows),):
+        raise UsageError(
+            f"{error}: what it says of rows is {bad.dtype}{list(bad.shape)}, not bool[{len(rows)}], a value for each "
+            "row of the call"
+        ) from error
+    if not bad.any():
+        raise error
+    return bad
+
+
+def _as_json(task: StepTask, table: pa.Table) -> list[str]:
+    """Each row as a JSON object; a key column as the source had it."""
+    given = {original(field.name): field.name for field in task.operator.key}
+    originals = {name: given[name] for name in table.column_names if name in given}
+    shown = [name for name in table.column_names if name != HASH and name not in originals.values()]
+    table = table.select(shown).rename_columns([originals.get(name, name) for name in shown])
+    return json_rows(table)

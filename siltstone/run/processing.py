@@ -1,0 +1,154 @@
+"""Gives an operator the rows of a step, in calls that are worth one and yet bounded, and takes what it returns."""
+
+import inspect
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.errors import SiltstoneError, UsageError
+from siltstone.operator import Operator, Rows, State
+from siltstone.run.clock import Clock
+from siltstone.run.task import StepTask
+from siltstone.state.backend import SubtaskState
+
+ACKNOWLEDGEMENT = "__acknowledgement"
+HASH = "__hash"
+ROWS_A_CALL = 1 << 18
+"""how many rows `Operator.process` is given at most, unless one record batch holds more"""
+
+
+def original(key: str) -> str:
+    """The name of a key column as the source had it, where it may not be of the key's type."""
+    return f"__original_{key}"
+
+
+def internal_names(operator: Operator) -> list[str]:
+    """What the engine itself may call a column of the rows that it gives to a subtask."""
+    return [HASH, *(original(name) for name in operator.key.names)]
+
+
+class OperatorFailed(Exception):
+    """The user's code raised. Not one of our own errors: it may be worth another attempt, which Spark decides."""
+
+
+@contextmanager
+def users_code(operator: Operator) -> Iterator[None]:
+    """Say which operator failed, with what, and where in the user's file."""
+    try:
+        yield
+    except SiltstoneError:
+        raise
+    except Exception as error:
+        file = inspect.getsourcefile(type(operator))
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = ([f for f in frames if f.filename == file] or frames)[-1]
+        where = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
+        said = (str(error).strip() or "no message").splitlines()[0]
+        raise OperatorFailed(f"operator {operator.name}: {type(error).__name__}: {said} ({where})") from error
+
+
+@dataclass
+class Taken:
+    """What an operator has taken of a step so far.
+
+    Attributes:
+        rows_in: rows it was given.
+        rows_out: rows it returned.
+        event_time: the highest among the rows it was given; None if there was none.
+    """
+
+    rows_in: int = 0
+    rows_out: int = 0
+    event_time: datetime | None = None
+
+
+def output_schema(operator: Operator) -> pa.Schema:
+    """The columns of an operator's output; any value may be null."""
+    return pa.schema([f.with_nullable(True) for f in operator.output or ()])
+
+
+def step_schema(operator: Operator) -> pa.Schema:
+    """What a step returns: the acknowledgement column (binary, null on rows), then the output's, if any."""
+    return pa.schema([pa.field(ACKNOWLEDGEMENT, pa.binary()), *output_schema(operator)])
+
+
+def calls(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows of a step in pieces; the same batches make the same pieces."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        if waiting and count + batch.num_rows > ROWS_A_CALL:
+            yield pa.Table.from_batches(waiting)
+            waiting, count = [], 0
+        if batch.num_rows:
+            waiting.append(batch)
+            count += batch.num_rows
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def rows_of(task: StepTask, table: pa.Table) -> Rows:
+    """The rows of one call, as the operator sees them.
+
+    Raises:
+        BadRow: a key column has nulls.
+    """
+    hashes = table.column(HASH).combine_chunks().to_numpy(zero_copy_only=False).view(np.uint64)
+    internal = [name for name in internal_names(task.operator) if name in table.column_names]
+    return Rows.of(task.operator, table.drop_columns(internal), hashes, task.max_parallelism)
+
+
+def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: Clock) -> list[pa.RecordBatch]:
+    """One call of `Operator.process`; returns its output (`step_schema`) and counts it.
+
+    Raises:
+        SiltstoneError: the operator raised one, or its output does not fit.
+        OperatorFailed: it raised anything else.
+    """
+    with clock.phase("process"), users_code(task.operator):
+        output = _output(task.operator, task.operator.process(rows, state), step_schema(task.operator))
+    taken.rows_in += len(rows)
+    taken.rows_out += sum(batch.num_rows for batch in output)
+    taken.event_time = _later(taken.event_time, rows.table, task.event_time)
+    return output
+
+
+def process(
+    task: StepTask, state: SubtaskState, batches: Iterator[pa.RecordBatch], taken: Taken, clock: Clock
+) -> Iterator[pa.RecordBatch]:
+    """Run a step, begun in `state`, call by call; yields its output (`step_schema`).
+
+    Raises:
+        SiltstoneError, OperatorFailed: as `call` and `rows_of`.
+    """
+    bound = State(task.operator, state)
+    for table in calls(batches):
+        with clock.phase("process"):
+            rows = rows_of(task, table)
+        yield from call(task, bound, rows, taken, clock)
+    with clock.phase("process"), users_code(task.operator):
+        bound.flush()
+
+
+def _later(so_far: datetime | None, table: pa.Table, column: str | None) -> datetime | None:
+    """The higher event time."""
+    if column is None or column not in table.column_names:
+        return so_far
+    newest = pc.max(table.column(column).cast(pa.timestamp("us", tz="UTC"))).as_py()  # pyright: ignore[reportAttributeAccessIssue]
+    return max((time for time in (so_far, newest) if time is not None), default=None)
+
+
+def _output(operator: Operator, output: pa.Table | None, schema: pa.Schema) -> list[pa.RecordBatch]:
+    if output is None or not output.num_rows:
+        return []
+    if operator.output is None:
+        raise UsageError(f"operator {operator.name} returns rows but declares no output: set its field output")
+    columns = [pa.nulls(output.num_rows, pa.binary()), *(output.column(f.name).cast(f.type) for f in list(schema)[1:])]
+    return pa.table(columns, schema=schema).to_batches()

@@ -1,0 +1,388 @@
+"""The consistent region: all operators of a stream, moved from step to step and checkpointed at one point together.
+
+The coordinator's side, on the driver. It decides the form of each operator's part, hands every subtask its task,
+gathers the acknowledgements, writes the manifest and then, in one catalog transaction guarded by the writer epoch,
+makes the checkpoint exist (promises 1 and 5). Before that transaction nothing is visible; after it everything is.
+
+    Region.open            register, fence older writers, continue from the newest completed checkpoint
+      begin_step           -> a task an operator
+      acknowledge          <- what its subtasks said
+      complete             outputs, manifest, commit
+      outbox.deliver       what sinks are to have, once it is committed
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from siltstone.catalog.epochs import begin_epoch
+from siltstone.catalog.place import Place
+from siltstone.catalog.records import Edit, InputPosition, Step, StepRecord
+from siltstone.catalog.repository import Catalog
+from siltstone.chains.costs import Gathered, statistics_of, uploads_of
+from siltstone.chains.policy_rules import Decision, Policy, PolicyState
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.errors import SiltstoneError, Unreachable
+from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.model import Form, StoredObject
+from siltstone.operator import Operator
+from siltstone.retention.retention_rules import NEW_STREAM
+from siltstone.retention.sweep import sweep_ended
+from siltstone.run.chains import RunChains
+from siltstone.run.commit import commit_of
+from siltstone.run.definition import check_follows, check_run, definition_of
+from siltstone.run.outbox import Outbox
+from siltstone.run.persist import place_inline
+from siltstone.run.task import CheckpointOrder, DeadLetterOrder, StepTask, identities
+from siltstone.store.open import Warehouse
+from siltstone.store.paths import CheckpointPath
+from siltstone.stream import DEAD_LETTERS, Stream
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """How one run works.
+
+    Attributes:
+        parallelism: subtasks an operator; may differ from the run before.
+        backend: name of the working state backend.
+        checkpoint_steps: steps a checkpoint, unless `checkpoint_s` is set.
+        checkpoint_s: seconds between checkpoints.
+        options: the source options, recorded at the first run and fixed from then on.
+        drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code has no longer, whose state is given up.
+        upload: how changes travel to the store.
+    """
+
+    parallelism: int = 1
+    backend: str = "heap"
+    checkpoint_steps: int = 1
+    checkpoint_s: float | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+    upload: UploadOptions = field(default_factory=UploadOptions)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A checkpoint that has just come to exist."""
+
+    id: int
+    digest: str
+    forms: Mapping[str, Form]
+    d: Mapping[str, int]
+    rows_in: int
+    dead_letters: Mapping[str, int]
+    state_rows: int
+    bytes: int
+    seconds: float
+    event_time_max: datetime | None
+    reasons: Mapping[str, str]
+    uploads: UploadStatistics
+    restores_from: int
+    """the steps of the next checkpoint restore from this checkpoint's objects or later ones, and from no earlier"""
+
+
+class Region:
+    """One run of one stream. Use `Region.open`; not safe for use by two threads."""
+
+    def __init__(
+        self, stream: Stream, warehouse: Warehouse, catalog: Catalog, policy: Policy, options: RegionOptions, epoch: int
+    ) -> None:
+        self.stream = stream
+        self.warehouse = warehouse
+        self.catalog = catalog
+        self.options = options
+        self.epoch = epoch
+        self.step = 0
+        self.completed_step = 0
+        self.digest: str | None = None
+        """of the newest completed checkpoint, hex"""
+        self.completed = 0
+        """the newest completed checkpoint, 0 before the first"""
+        self.completed_epoch: int | None = None
+        """the epoch that completed it"""
+        self.oldest_epoch = 0
+        """working state of this and later epochs may be taken over: it went nowhere but on from the newest completed
+        checkpoint, which epochs before a rewinding did not; 0 if there is none"""
+        self.checkpoint_due = False
+        self._store = warehouse.store
+        self._steps_open = 0
+        self._last_checkpoint_s = time.monotonic()
+        self._chains = RunChains(stream, catalog, policy)
+        self._definition: Mapping[str, Any] | None = None
+        """what the next checkpoint is the first to be made under"""
+        self._dropped: tuple[str, ...] = ()
+        """whose state it gives up"""
+        self._event_time_max: datetime | None = None
+        self._gathered = Gathered()
+        self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
+        """operator -> the digests that the newest step came to, as they were accepted"""
+        self._logged = catalog.logged_steps(stream.name)
+        """steps of checkpoints that were given up and have not come again"""
+        self.outbox = Outbox(stream, Place(warehouse, catalog), epoch, {s.checkpoint for s in self._logged})
+
+    @classmethod
+    def open(
+        cls,
+        stream: Stream,
+        warehouse: Warehouse,
+        catalog: Catalog,
+        policy: Policy,
+        options: RegionOptions,
+        who: str,
+    ) -> "Region":
+        """Take the stream over: older writers are fenced, and the run continues from the newest completed checkpoint.
+
+        Args:
+            who: tells people which process this is.
+
+        Raises:
+            SchemaConflict: the definition no longer fits the recorded state.
+            UsageError: more parallelism than key groups, or other source options than before.
+            WrongWarehouse: the catalog is older than the store (`catalog.epochs`).
+            CorruptObject: the newest manifest is damaged.
+        """
+        check_run(stream, options.options, options.parallelism)
+        definition = definition_of(stream, options.options)
+        record = catalog.register(stream.name, stream.max_parallelism, definition, NEW_STREAM.to_record())
+        check_follows(catalog, record, definition, options.drop)
+        epoch = begin_epoch(Place(warehouse, catalog), stream.name, who)
+        region = cls(stream, warehouse, catalog, policy, options, epoch)
+        try:
+            # Again, since only now nobody else makes checkpoints under another definition.
+            record = catalog.stream(stream.name)
+            region._dropped = check_follows(catalog, record, definition, options.drop)
+            if not catalog.definitions(stream.name) or record.definition != definition or region._dropped:
+                region._definition = definition
+            region._resume(catalog.last_id(stream.name))
+        except BaseException as error:
+            region.close("failed")
+            if isinstance(error, SiltstoneError):
+                with suppress(Unreachable):
+                    region.check_fence()  # a newer writer may have deleted what was to be read: then that is why
+            raise
+        return region
+
+    @property
+    def checkpoint(self) -> int:
+        """The id that the next checkpoint will have."""
+        return self.completed + 1
+
+    def _resume(self, latest: int) -> None:
+        """Continue after checkpoint `latest`, or from nothing where it is 0."""
+        if latest:
+            name, manifest = self.stream.name, self._chains.resume(self._store, latest)
+            self._event_time_max = manifest.event_time_max
+            self.digest = manifest.digest
+            self._accepted = dict(manifest.digests)
+            self.completed_epoch = self.catalog.checkpoint(name, latest).epoch
+            rewound = (rewinding.epoch for rewinding in self.catalog.rewindings(name))
+            self.oldest_epoch = max([self.completed_epoch, *rewound])
+            self.completed, self.step, self.completed_step = latest, manifest.step, manifest.step
+
+    def input_position(self) -> InputPosition:
+        """What a query needs to read on after the newest completed checkpoint."""
+        return self.catalog.input_position(self.stream.name, self.completed)
+
+    def record_beginning(self, beginning: Step) -> None:
+        """Record where the sources begin, before the first batch is processed: until there is a checkpoint, every later
+        run begins there.
+
+        Raises:
+            Fenced: a newer writer has taken the stream over.
+        """
+        self.catalog.record_beginning(self.stream.name, self.epoch, beginning)
+
+    def logged_steps(self) -> list[StepRecord]:
+        """The steps that the input log holds after the newest completed checkpoint, oldest first: of checkpoints that
+        were given up, and that are to come again with these steps (`catalog.rewinding`). They are read once, when the
+        run takes the stream over: nobody else can change them from then on."""
+        return list(self._logged)
+
+    def begin_step(self, *, ends: bool | None = None, offsets: str = "{}") -> dict[str, StepTask]:
+        """Start the next step, and say whether it ends in a checkpoint (`checkpoint_due`).
+
+        Args:
+            ends: whether it does; None lets the run's options say.
+            offsets: what the sources give to it, as dead letters are to say it (`run.dead_letters`).
+
+        Returns:
+            operator name -> the task of each of its subtasks.
+        """
+        base_step, self.step = self.step, self.step + 1
+        if self.completed and base_step == self.completed_step:
+            # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.
+            self._chains.follow()
+        self._steps_open += 1
+        waited = time.monotonic() - self._last_checkpoint_s
+        if ends is not None:
+            self.checkpoint_due = ends
+        elif self.options.checkpoint_s is not None:
+            self.checkpoint_due = waited >= self.options.checkpoint_s
+        else:
+            self.checkpoint_due = self._steps_open >= self.options.checkpoint_steps
+        decisions = self._chains.decisions
+        return {op.name: self._task(op, base_step, decisions[op.name], offsets) for op in self.stream.operators}
+
+    def _task(self, operator: Operator, base_step: int, decision: Decision, offsets: str) -> StepTask:
+        order = None
+        if self.checkpoint_due:
+            limit = decision.delta_limit_bytes
+            order = CheckpointOrder(
+                checkpoint=self.checkpoint,
+                form=decision.form,
+                previous=self.completed,
+                delta_limit_bytes=None if limit is None else limit // self.options.parallelism,
+            )
+        staged = self.outbox.stages(operator.name, self.checkpoint)
+        letters = None
+        if self.stream.dead_letters:
+            told = self.outbox.stages(DEAD_LETTERS, self.checkpoint)
+            letters = DeadLetterOrder(self.checkpoint if told else None, offsets)
+        return StepTask(
+            stream=self.stream.name,
+            operator=operator,
+            epoch=self.epoch,
+            step=self.step,
+            base_step=base_step,
+            base=identities(
+                operator, self._accepted.get(operator.name, {}), self.options.parallelism, self.stream.max_parallelism
+            ),
+            parallelism=self.options.parallelism,
+            max_parallelism=self.stream.max_parallelism,
+            warehouse=self.warehouse,
+            backend=self.options.backend,
+            tracking=decision.tracking,
+            restore=self._chains.restore_point(operator.name),
+            checkpoint=order,
+            upload=self.options.upload,
+            oldest_epoch=self.oldest_epoch,
+            event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
+            staged_with=self.checkpoint if staged else None,
+            hands_on=self.stream.hands_on(operator.name),
+            dead_letters=letters,
+        )
+
+    def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
+        """Take what the subtasks of one operator said of the step."""
+        self._gathered.add(operator, received)
+        self._accepted[operator] = self._gathered.digests(self.stream.max_parallelism)[operator]
+        self.outbox.add(self.checkpoint, received)
+
+    @property
+    def policy_states(self) -> Mapping[str, PolicyState]:
+        """Operator -> what its policy remembers of its chain, as of the newest checkpoint."""
+        return self._chains.policies
+
+    def check_fence(self) -> None:
+        """Raises Fenced if a newer writer has taken the stream over."""
+        self.catalog.check_epoch(self.stream.name, self.epoch)
+
+    def digests(self) -> dict[str, dict[str, np.ndarray]]:
+        """Operator -> table or opaque variable -> uint64[max_parallelism], after the newest step."""
+        return self._gathered.digests(self.stream.max_parallelism)
+
+    def complete(self, steps: Sequence[Step], *, edit: Edit | None = None, parallelism: int | None = None) -> Completed:
+        """Write the manifest and commit: the checkpoint exists from here on.
+
+        Args:
+            steps: the input log since the previous checkpoint.
+            edit: what was changed by hand.
+            parallelism: that of later runs that name none.
+
+        Raises:
+            Fenced: a newer writer has taken the stream over; nothing became visible.
+            Unreachable: the store or the catalog failed; nothing became visible.
+        """
+        start = time.perf_counter()
+        path = CheckpointPath(self.stream.name, self.epoch, self.checkpoint)
+        outputs = self.outbox.stage(self.checkpoint, had_input=bool(steps))
+        self._gathered.last, uploads = place_inline(self.warehouse, self.options.upload, path, self._gathered.last)
+        uploads = uploads.merge(uploads_of(self._gathered))
+        manifest = self._manifest(uploads)
+        stored, uploads = self._store_manifest(path, manifest, uploads)
+        commit = replace(
+            commit_of(manifest, stored, steps),
+            edit=edit,
+            parallelism=parallelism,
+            definition=self._definition,
+            dropped=self._dropped,
+            outputs=outputs,
+            repeats=self.outbox.repeats(self.checkpoint),
+        )
+        first = self.catalog.commit(self.stream.name, self.epoch, commit)
+        reasons = {name: decision.reason for name, decision in self._chains.decisions.items()}
+        self._advance(manifest, stored, first)
+        return Completed(
+            id=commit.id,
+            digest=commit.digest,
+            forms=commit.forms,
+            d=commit.d,
+            rows_in=manifest.statistics["rows_in"],
+            dead_letters=manifest.statistics["dead_letters"],
+            state_rows=commit.rows,
+            bytes=commit.bytes,
+            seconds=time.perf_counter() - start,
+            event_time_max=commit.event_time_max,
+            reasons=reasons,
+            uploads=uploads,
+            restores_from=self._chains.oldest,
+        )
+
+    def close(self, outcome: str) -> None:
+        """Note in the catalog how the run ended, and delete what it left of a checkpoint that did not complete."""
+        self.outbox.clean()
+        self.catalog.end_epoch(self.stream.name, self.epoch, outcome)
+        sweep_ended(Place(self.warehouse, self.catalog), self.stream.name, self.epoch)
+
+    def _store_manifest(
+        self, path: CheckpointPath, manifest: Manifest, uploads: UploadStatistics
+    ) -> tuple[StoredObject, UploadStatistics]:
+        """The stored manifest, and the uploads with its own; what it holds of them cannot have it."""
+        data, began = encode_manifest(manifest), time.perf_counter()
+        stored, metrics = self._store.put(path.manifest(), data), UploadMetrics()
+        metrics.direct(stored.bytes, time.perf_counter() - began)
+        return stored, uploads.merge(metrics.take())
+
+    def _manifest(self, uploads: UploadStatistics) -> Manifest:
+        received = self._gathered.last
+        chains = self._chains.preview(self.checkpoint, self._gathered)
+        chain_of = {name: (chains.first[name], state) for name, state in chains.policies.items()}
+        return Manifest(
+            stream=self.stream.name,
+            checkpoint=self.checkpoint,
+            epoch=self.epoch,
+            step=self.step,
+            max_parallelism=self.stream.max_parallelism,
+            operators=self.stream.definition()["operators"],
+            handles=[h for a in received.values() for ack in a for h in ack.handles],
+            objects=list({o.name: o for a in received.values() for ack in a for o in ack.objects}.values()),
+            digests=self.digests(),
+            forms=chains.forms,
+            d={name: decision.d for name, decision in self._chains.decisions.items()},
+            first=chains.first,
+            policy={name: state.to_json() for name, state in chains.policies.items()},
+            event_time_max=self._gathered.event_time(self._event_time_max),
+            statistics=statistics_of(self._gathered, self.stream, chains.bounds, uploads, chain_of),
+        )
+
+    def _advance(self, manifest: Manifest, stored: StoredObject, first: Mapping[str, int]) -> None:
+        """The checkpoint exists, its chains beginning at `first`: the next interval begins."""
+        self._chains.advance(manifest, stored, first)
+        self._definition, self._dropped = None, ()
+        self._event_time_max = manifest.event_time_max
+        self.digest = manifest.digest
+        self._gathered = Gathered()
+        self.outbox.committed()
+        self.completed, self.completed_step = manifest.checkpoint, manifest.step
+        self._logged = [step for step in self._logged if step.checkpoint > self.completed]
+        self.completed_epoch = self.oldest_epoch = self.epoch
+        self._steps_open = 0
+        self._last_checkpoint_s = time.monotonic()

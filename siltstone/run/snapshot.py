@@ -1,0 +1,150 @@
+"""Full snapshots: the live state, row by row as the stream has it, kept to compare a restore against.
+
+A snapshot is read from the working state itself and not from the changelog, so it is an independent witness. It is one
+only if that working state is the checkpoint's. A machine may hold another attempt at the same step, whose
+acknowledgement was lost, so the number of the step is not enough: the digests of the working state must be those that
+the checkpoint accepted. They are kept up to date change by change, apart from the rows that the snapshot copies.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from siltstone.catalog.place import Place
+from siltstone.errors import NoLiveState
+from siltstone.format.base import write_base
+from siltstone.format.manifest import Manifest
+from siltstone.model import KeyGroupRange, StoredObject
+from siltstone.restore.export import opaque_rows
+from siltstone.restore.restore import digests_of, opaque_of, schemas_of
+from siltstone.run.task import identity
+from siltstone.run.working_state import LOCK_WAIT_S, locked
+from siltstone.state.backends.named import backend
+from siltstone.store.open import Warehouse
+from siltstone.store.paths import CheckpointPath
+
+
+@dataclass(frozen=True)
+class SnapshotTask:
+    """One subtask whose live state is to be written."""
+
+    warehouse: Warehouse
+    manifest: Manifest
+    operator: str
+    subtask: int
+    groups: KeyGroupRange
+    backend: str
+    attempt: str
+
+
+@dataclass(frozen=True)
+class SnapshotPart:
+    """What one subtask wrote."""
+
+    objects: list[StoredObject]
+    rows: int
+
+
+def snapshot_tasks(warehouse: Warehouse, manifest: Manifest, backend_name: str, attempt: str) -> list[SnapshotTask]:
+    """A task a subtask of the run that wrote the manifest."""
+    tasks = []
+    for operator in sorted(manifest.operators):
+        parts = KeyGroupRange(0, manifest.max_parallelism).split(manifest.statistics["parallelism"])
+        tasks += [
+            SnapshotTask(warehouse, manifest, operator, subtask, groups, backend_name, attempt)
+            for subtask, groups in enumerate(parts)
+        ]
+    return tasks
+
+
+def take_snapshot(task: SnapshotTask) -> SnapshotPart:
+    """Write the live tables of one subtask, a Parquet object each.
+
+    Raises:
+        NoLiveState: this machine has no working state at exactly that checkpoint, the state it has is another
+            attempt's, or a step is at work on it.
+    """
+    manifest, name = task.manifest, task.operator
+    directory = task.warehouse.local.state(manifest.stream, manifest.epoch, name, task.subtask)
+    with _locked(directory):
+        if not directory.exists():
+            raise _elsewhere(task)
+        state = backend(task.backend).open(
+            directory, schemas_of(manifest, name), opaque_of(manifest, name), task.groups, manifest.max_parallelism
+        )
+        try:
+            if state.version != manifest.step:
+                raise _elsewhere(task)
+            digests = digests_of(state)
+            if identity(name, digests) != _accepted(task, digests):
+                raise _not_accepted(task)
+            objects, rows = [], 0
+            names = CheckpointPath(manifest.stream, manifest.epoch, manifest.checkpoint)
+            for table_name, table in state.tables.items():
+                path = names.snapshot(name, table_name, task.subtask, task.attempt)
+                with task.warehouse.store.create(path) as writer:
+                    rows += write_base(writer, table.schema, table.scan(task.groups))
+                assert writer.stored is not None
+                objects.append(writer.stored)
+            for variable, values in state.opaque.items():
+                path = names.snapshot(name, variable, task.subtask, task.attempt)
+                out = pa.BufferOutputStream()
+                pq.write_table(opaque_rows(values), out)
+                objects.append(task.warehouse.store.put(path, out.getvalue()))
+        finally:
+            state.close()
+    return SnapshotPart(objects, rows)
+
+
+def find_obstacle(place: Place, stream: str) -> str | None:
+    """Why no snapshot of the newest checkpoint needs to be taken, or can be taken here; None if one may be tried.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint: it has none.
+    """
+    newest = place.catalog.latest(stream)
+    if any(snapshot.checkpoint == newest.id for snapshot in place.catalog.snapshots(stream)):
+        return f"checkpoint {newest.id} of {stream} has a full snapshot already"
+    if not place.warehouse.local.work(stream, newest.epoch).is_dir():
+        return f"the live state of {stream} at checkpoint {newest.id} is not on this machine: take it where it ran"
+    return None
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """The lock of a subtask's directory, as an error of ours where it cannot be had."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(directory, LOCK_WAIT_S))
+        except TimeoutError as error:
+            raise NoLiveState(str(error)) from None
+        yield
+
+
+def _accepted(task: SnapshotTask, names: Collection[str]) -> str:
+    """The identity that the checkpoint's attempt at these tables and opaque variables of the subtask had."""
+    manifest, groups = task.manifest, task.groups
+    recorded, nothing = manifest.digests[task.operator], np.zeros(manifest.max_parallelism, np.uint64)
+    return identity(task.operator, {n: recorded.get(n, nothing)[groups.start : groups.end] for n in names})
+
+
+def _not_accepted(task: SnapshotTask) -> NoLiveState:
+    manifest = task.manifest
+    return NoLiveState(
+        f"the live state of {manifest.stream}/{task.operator} subtask {task.subtask} on this machine is not the one "
+        f"that checkpoint {manifest.checkpoint} accepted, but another attempt at its last step: take the snapshot on "
+        "the machine whose attempt counted, or run the stream here first, which replaces it"
+    )
+
+
+def _elsewhere(task: SnapshotTask) -> NoLiveState:
+    manifest = task.manifest
+    return NoLiveState(
+        f"no live state of {manifest.stream}/{task.operator} subtask {task.subtask} at checkpoint "
+        f"{manifest.checkpoint} on this machine: run the stream here, then take the snapshot"
+    )

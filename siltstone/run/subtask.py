@@ -1,0 +1,166 @@
+"""One step of one subtask: read its rows, run the operator, log the changes, and checkpoint if the step ends in one.
+
+It runs where Spark puts it and knows nothing of Spark: Arrow record batches in, Arrow record batches out. The last
+batch carries an acknowledgement and no row. A task may run twice; the second run starts from the same version and
+yields the same changes, under object names of its own. Output for a sink is staged in the store (`run.outbox`);
+only what another operator reads goes to Spark.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.errors import SiltstoneError
+from siltstone.format.output import OutputWriter, Staged
+from siltstone.log import get_logger
+from siltstone.restore.restore import digests_of
+from siltstone.run.clock import Clock
+from siltstone.run.dead_letters import LETTERS, SortedOut
+from siltstone.run.persist import Part, write_part
+from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, output_schema, process, step_schema
+from siltstone.run.task import DeadLetterOrder, StepTask
+from siltstone.run.working_state import working_copy, working_state
+from siltstone.state.backend import SubtaskState
+from siltstone.store.paths import CheckpointPath
+from siltstone.stream import DEAD_LETTERS
+
+_LOG = get_logger(__name__)
+
+
+def run_subtask(
+    task: StepTask, subtask: int, attempt: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Run one step; yields the operator's output and, last, the acknowledgement (see `step_schema`).
+
+    An error of Siltstone's own tree travels in the acknowledgement: trying again would not mend it.
+    """
+    yield from _answered(task, subtask, _run(task, subtask, attempt, batches, working_state))
+
+
+def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Make the output of a step once more that was acknowledged already, since it was lost before it was read.
+
+    It yields what `run_subtask` does, but works on a copy of the state and stores nothing: what was acknowledged
+    stands. Whoever reads the output compares the receipt of the acknowledgement with that of the accepted one.
+    """
+    nothing_staged = None if task.dead_letters is None else DeadLetterOrder()
+    task = replace(task, checkpoint=None, staged_with=None, dead_letters=nothing_staged)
+    yield from _answered(task, subtask, _run(task, subtask, "", batches, working_copy))
+
+
+def _answered(task: StepTask, subtask: int, run: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from run
+    except SiltstoneError as error:
+        yield _acknowledge(Acknowledgement.failure(task.operator.name, subtask, error), step_schema(task.operator))
+
+
+def _run(
+    task: StepTask,
+    subtask: int,
+    attempt: str,
+    batches: Iterator[pa.RecordBatch],
+    find: Callable[[StepTask, int, Clock], AbstractContextManager[SubtaskState]],
+) -> Iterator[pa.RecordBatch]:
+    clock, operator, staged = Clock(), task.operator, dict[str, Staged]()
+    with ExitStack() as stack:
+        with clock.phase("open"):
+            state = stack.enter_context(find(task, subtask, clock))
+        state.begin(task.step, tracking=task.tracking)
+        sorted_out = None
+        if task.dead_letters is None:
+            taken = Taken()
+            output = process(task, state, batches, taken, clock)
+        else:
+            work = task.warehouse.local.state(task.stream, task.epoch, operator.name, subtask).parent
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="step-", dir=work))
+            sorted_out = SortedOut(task, batches, clock, Path(scratch))
+            output, taken = sorted_out.run(state)
+        staging = None
+        if task.staged_with is not None:
+            staging = _output(task, task.staged_with, operator.name, output_schema(operator), subtask, attempt)
+        for batch in output:
+            if staging is not None:
+                with clock.phase("stage"):
+                    staging.add(batch.drop_columns([ACKNOWLEDGEMENT]))
+            if task.hands_on:
+                yield batch
+        part = Part()
+        if task.checkpoint is not None:
+            part = write_part(task, task.checkpoint, subtask, attempt, state, clock)
+        with clock.phase("stage"):
+            if staging is not None:
+                staged[operator.name] = staging.finish()
+            if sorted_out is not None:
+                staged[DEAD_LETTERS] = _stage_letters(task, subtask, attempt, sorted_out)
+        with clock.phase("commit"):
+            state.commit()
+        dead = sorted_out.count if sorted_out is not None else 0
+        acknowledgement = Acknowledgement(
+            operator=operator.name,
+            subtask=subtask,
+            key_groups=state.groups,
+            handles=part.handles,
+            objects=part.objects,
+            inline=part.inline,
+            uploads={} if part.uploads is None else part.uploads.to_json(),
+            digests=digests_of(state),
+            rows_in=taken.rows_in + dead,
+            rows_out=taken.rows_out,
+            dead_letters=dead,
+            event_time_max=taken.event_time,
+            seconds=clock.seconds,
+            state_rows=sum(table.rows for table in state.tables.values()),
+            tracked_bytes=part.tracked_bytes,
+            restored_bytes=clock.restored_bytes,
+            outputs={name: each for name, each in staged.items() if each.rows},
+        )
+        _LOG.debug(
+            "subtask done",
+            stream=task.stream,
+            epoch=task.epoch,
+            checkpoint=task.checkpoint and task.checkpoint.checkpoint,
+            step=task.step,
+            operator=operator.name,
+            subtask=subtask,
+            rows_in=acknowledgement.rows_in,
+            state_rows=acknowledgement.state_rows,
+        )
+        yield _acknowledge(acknowledgement, step_schema(operator))
+
+
+def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: SortedOut) -> Staged:
+    order = task.dead_letters
+    if order is None or order.checkpoint is None or not sorted_out.count:
+        return Staged()
+    own = f"{task.operator.name}.{DEAD_LETTERS}"
+    writer = _output(task, order.checkpoint, own, LETTERS, subtask, attempt)
+    for letters in sorted_out.letters(order.checkpoint, order.offsets):
+        writer.add(letters)
+    return writer.finish()
+
+
+def _output(
+    task: StepTask, checkpoint: int, output: str, schema: pa.Schema, subtask: int, attempt: str
+) -> OutputWriter:
+    """Stages an output of one subtask in one step, with a checkpoint; `attempt` is unique to both in the writer epoch.
+
+    Args:
+        output: as `CheckpointPath.output` takes it.
+    """
+    path = CheckpointPath(task.stream, task.epoch, checkpoint)
+
+    def name(n: int) -> str:
+        return path.output(output, subtask, f"{attempt}-{task.step}-{n}")
+
+    return OutputWriter(task.warehouse.store, name, schema, task.upload.inline_bytes)
+
+
+def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.RecordBatch:
+    nulls = [pa.nulls(1, f.type) for f in list(schema)[1:]]
+    return pa.record_batch([pa.array([acknowledgement.to_bytes()], pa.binary()), *nulls], schema=schema)

@@ -1,0 +1,173 @@
+"""Finds a subtask's working state at the version a step needs: as it is, taken over, rolled back, or restored.
+
+A version is known by its number and by the identity of the attempt that was accepted (`task.identity`). Working state
+may vanish or be damaged at any time; the changelog is the truth. Each subtask's directory has a lock
+file beside it, so two attempts never share a live directory; and each writer epoch has directories of its own, so
+that a writer of an older epoch that wakes up can only ever touch what the newer one did not take over.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from siltstone.errors import StateError
+from siltstone.restore.restore import digests_of, load_state
+from siltstone.run.clock import Clock
+from siltstone.run.task import StepTask, identity
+from siltstone.state.backend import SubtaskState
+from siltstone.state.backends.named import backend
+from siltstone.store.private import make_private_directory
+
+LOCK_WAIT_S = 60.0
+LOCK_POLL_S = 0.02
+
+
+@contextmanager
+def working_state(task: StepTask, subtask: int, clock: Clock) -> Iterator[SubtaskState]:
+    """The state of one subtask at version `task.base_step`, with exclusive use of its directory.
+
+    A restore from the changelog is counted as phase "restore" of `clock`, and what it reads.
+
+    Raises:
+        TimeoutError: another attempt keeps the directory; it may well succeed, so this one must not speak for both.
+        StateError: steps that no checkpoint holds are lost: the stream has to resume from its last checkpoint.
+        CorruptObject: the state had to be restored, and an object of the chain is damaged.
+    """
+    directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
+    with locked(directory, LOCK_WAIT_S):
+        if not directory.exists() and task.base_step == task.restore.step:
+            # Of steps after the checkpoint, an earlier epoch may have made something else than this one did.
+            _take_over(task, subtask, directory)
+        state = _at_base(task, subtask, directory) or _restored(task, subtask, directory, clock)
+        try:
+            state.release(task.restore.step)
+            yield state
+        finally:
+            state.close()
+
+
+@contextmanager
+def working_copy(task: StepTask, subtask: int, clock: Clock) -> Iterator[SubtaskState]:
+    """As `working_state`, in a copy that is thrown away: the state itself is only read.
+
+    Raises:
+        TimeoutError, StateError, CorruptObject: as `working_state`.
+    """
+    directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
+    make_private_directory(directory.parent)
+    with tempfile.TemporaryDirectory(prefix=f"{directory.name}.copy-", dir=directory.parent) as scratch:
+        copy = Path(scratch) / "state"
+        with locked(directory, LOCK_WAIT_S):
+            if directory.exists():
+                shutil.copytree(directory, copy)
+        state = _at_base(task, subtask, copy) or _restored(task, subtask, copy, clock)
+        try:
+            yield state
+        finally:
+            state.close()
+
+
+def _at_base(task: StepTask, subtask: int, directory: Path) -> SubtaskState | None:
+    """What is on this machine, if it can be had at the base version."""
+    if not directory.exists():
+        return None
+    try:
+        state = _open(task, subtask, directory)
+    except StateError:
+        return None
+    try:
+        while state.version > task.base_step:
+            # An attempt before this one, or an epoch before this one, went further: take its steps back.
+            state.rollback()
+    except StateError:
+        state.close()
+        return None
+    if state.version != task.base_step or not _is_accepted(task, subtask, state):
+        state.close()
+        return None
+    return state
+
+
+def _is_accepted(task: StepTask, subtask: int, state: SubtaskState) -> bool:
+    """Whether this is what the attempt came to that was accepted: of one whose acknowledgement was lost, the version
+    may be here as well, while another host's attempt at it counts."""
+    return bool(task.base) and identity(task.operator.name, digests_of(state)) == task.base[subtask]
+
+
+def _restored(task: StepTask, subtask: int, directory: Path, clock: Clock) -> SubtaskState:
+    """Empty state, or the last checkpoint's, read from the changelog."""
+    if task.base_step != task.restore.step:
+        raise StateError(
+            f"steps {task.restore.step + 1} to {task.base_step} of {task.stream}/{task.operator.name} "
+            f"subtask {subtask} are in no checkpoint and no longer on this machine: run the stream again to resume"
+        )
+    shutil.rmtree(directory, ignore_errors=True)
+    make_private_directory(directory.parent)
+    state = _open(task, subtask, directory)
+    try:
+        if task.restore.checkpoint:
+            with clock.phase("restore"):
+                restore = task.restore
+                clock.restored_bytes += load_state(
+                    state,
+                    task.warehouse.store,
+                    restore.manifests,
+                    task.operator.name,
+                    restore.step,
+                    task.stream,
+                    scratch=directory.parent,
+                )
+    except BaseException:
+        state.close()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return state
+
+
+def _open(task: StepTask, subtask: int, directory: Path) -> SubtaskState:
+    operator = task.operator
+    return backend(task.backend).open(
+        directory, operator.tables(), operator.opaque(), task.groups(subtask), task.max_parallelism
+    )
+
+
+def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
+    """Move an earlier epoch's directory here, unless its writer is still at work on it."""
+    if not task.oldest_epoch:
+        return
+    for epoch in range(task.epoch - 1, task.oldest_epoch - 1, -1):
+        old = task.warehouse.local.state(task.stream, epoch, task.operator.name, subtask)
+        if old.exists():
+            with suppress(TimeoutError), locked(old, wait_s=0):
+                make_private_directory(directory.parent)
+                with suppress(FileNotFoundError):
+                    os.rename(old, directory)
+            return
+
+
+@contextmanager
+def locked(directory: Path, wait_s: float) -> Iterator[None]:
+    """Exclusive use of `directory` among processes of this machine; the lock outlives the directory itself."""
+    path = directory.with_name(directory.name + ".lock")
+    make_private_directory(path.parent)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(
+                        f"another process has used {directory} for {wait_s:.0f} s: stop it, or run the stream again"
+                    ) from None
+                time.sleep(LOCK_POLL_S)
+        yield
+    finally:
+        os.close(handle)

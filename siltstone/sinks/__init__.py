@@ -1,0 +1,1 @@
+"""Where outputs go once their checkpoint is complete."""

@@ -1,0 +1,68 @@
+"""Hands staged outputs to a stream's sinks, as Spark reads them from the store."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from siltstone.errors import SiltstoneError, StateError
+from siltstone.format.output import read_output
+from siltstone.sinks.parquet import parquet_sinks
+from siltstone.stream import Stream
+
+if TYPE_CHECKING:  # a stream's definition names its sinks, and is read where no Spark runs
+    from pyspark.sql import DataFrame, SparkSession
+
+    from siltstone.catalog.outbox import OutputRecord
+
+
+def deliverers(
+    spark: "SparkSession", stream: Stream, store_url: str, own: Path
+) -> dict[str, Callable[["OutputRecord"], None]]:
+    """Name of an output -> what hands it to its sink; a Parquet sink without a path writes to `own/<operator>`."""
+    sinks: dict[str, Any] = {**stream.sinks, **parquet_sinks(stream.sinks, own)}
+    return {name: _deliverer(spark, store_url, getattr(sink, "deliver", sink)) for name, sink in sinks.items()}
+
+
+def _deliverer(
+    spark: "SparkSession", store_url: str, deliver: Callable[["DataFrame", int], object]
+) -> Callable[["OutputRecord"], None]:
+    def give(output: "OutputRecord") -> None:
+        try:
+            deliver(staged_rows(spark, store_url, output), output.sink_id)
+        except SiltstoneError:
+            raise
+        except Exception as error:  # a user's sink may fail in any way
+            from siltstone.run.outbox import check_output
+            from siltstone.store.open import open_store
+
+            # Spark wraps what its tasks found: rows that were altered after the commit are not the sink's fault.
+            check_output(open_store(store_url), output)
+            said = (str(error).strip() or "no message").splitlines()[0]
+            raise StateError(
+                f"stream {output.stream}: the sink of {output.name} failed at checkpoint {output.checkpoint}: "
+                f"{type(error).__name__}: {said}; the checkpoint is complete, and the next run delivers it first"
+            ) from error
+
+    return give
+
+
+def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -> "DataFrame":
+    """The rows of an output, read from the store by Spark's tasks, each object verified before its first row."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    from siltstone.store.open import open_store
+
+    schema = from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
+    objects, recorded = output.objects, output.arrow_schema
+    if not objects:
+        return spark.createDataFrame([], schema)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        store = open_store(store_url)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_output(store, objects[number], recorded)
+
+    return spark.range(0, len(objects), 1, len(objects)).mapInArrow(read, schema)

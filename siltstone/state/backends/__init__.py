@@ -1,0 +1,1 @@
+"""The backends of working state."""

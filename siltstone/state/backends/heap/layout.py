@@ -1,0 +1,166 @@
+"""Fixed-width records of one table: how Arrow columns become records and records become Arrow columns.
+
+A record holds, widest fields first so that each is aligned:
+
+    hash    u64   over the primary key, as the caller gave it
+    digest  u64   of the row; 0 where it is deleted
+    f0..fn        the columns: fixed-width values as they are in Arrow (decimal128 two words, bool one byte),
+                  strings and binary as a u64 entry of the table's arena
+    mark    u32   the interval of change tracking in which the row last changed; 0 before any
+    group   u16   key group
+    live    u8    1, or 0 where the row is deleted
+    nulls   u8[]  one bit a value column, set where it is null
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from siltstone.state.backends.heap.arena import EMPTY, Arena
+from siltstone.state.columns import fixed_values, null_mask, one_array
+from siltstone.state.schema import TableSchema
+
+
+def _is_variable(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_binary(kind)
+
+
+def _stored(kind: pa.DataType) -> np.dtype:
+    """How a value lies in a record: its bits, so that keys compare as integers."""
+    if _is_variable(kind):
+        return np.dtype(np.uint64)
+    if pa.types.is_decimal128(kind):
+        return np.dtype((np.uint64, (2,)))
+    width = 1 if pa.types.is_boolean(kind) else kind.bit_width // 8
+    return np.dtype(f"u{width}")
+
+
+class Layout:
+    """The record of a table schema. `dtype` is the record; `opaque` the same bytes as one item, which NumPy
+    gathers and scatters with one copy a row.
+    """
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.keys = [(f"f{i}", field) for i, field in enumerate(schema.primary_key)]
+        self.values = [(f"f{i + len(self.keys)}", field) for i, field in enumerate(schema.value)]
+        self.variable_columns = sum(_is_variable(field.type) for _, field in [*self.keys, *self.values])
+        fields: list[tuple[str, np.dtype]] = [(name, np.dtype(np.uint64)) for name in ("hash", "digest")]
+        fields += [(name, _stored(field.type)) for name, field in [*self.keys, *self.values]]
+        fields += [
+            ("mark", np.dtype(np.uint32)),
+            ("group", np.dtype(np.uint16)),
+            ("live", np.dtype(np.uint8)),
+        ]
+        fields.sort(key=lambda field: -field[1].base.itemsize)
+        fields.append(("nulls", np.dtype((np.uint8, (max(1, -(-len(self.values) // 8)),)))))
+        width = sum(dtype.itemsize for _, dtype in fields)
+        width = -(-width // 8) * 8
+        offsets = np.cumsum([0, *(dtype.itemsize for _, dtype in fields[:-1])])
+        self.dtype = np.dtype(
+            {
+                "names": [name for name, _ in fields],
+                "formats": [dtype for _, dtype in fields],
+                "offsets": [int(offset) for offset in offsets],
+                "itemsize": width,
+            }
+        )
+        self.opaque = np.dtype((np.void, width))
+
+    def encode_keys(self, keys: pa.Table) -> list[pa.Array | np.ndarray]:
+        """Normalised key columns as `equal` and `write_keys` take them: stored bits, or the array itself."""
+        return [_bits(one_array(keys.column(i)), field.type) for i, (_, field) in enumerate(self.keys)]
+
+    def equal(self, block: np.ndarray, keys: Sequence[pa.Array | np.ndarray], arena: Arena) -> np.ndarray:
+        """bool[n]: whether each record has the primary key of that row."""
+        result = np.ones(len(block), np.bool_)
+        for (name, _), key in zip(self.keys, keys, strict=True):
+            if isinstance(key, np.ndarray):
+                same = block[name] == key
+                result &= same.all(axis=1) if same.ndim == 2 else same
+            else:
+                stored = arena.take(block[name])
+                same = pc.equal(stored, key.cast(pa.binary()))  # pyright: ignore[reportAttributeAccessIssue]
+                result &= same.to_numpy(zero_copy_only=False)
+        return result
+
+    def write_keys(
+        self, block: np.ndarray, rows: np.ndarray, keys: Sequence[pa.Array | np.ndarray], arena: Arena
+    ) -> None:
+        """Set the key fields of records `rows` of the block from the same rows of `keys`."""
+        for (name, _), key in zip(self.keys, keys, strict=True):
+            if isinstance(key, np.ndarray):
+                block[name][rows] = key[rows]
+            else:
+                block[name][rows] = arena.append(key.take(pa.array(rows)))
+
+    def write_values(self, block: np.ndarray, values: pa.Table, arena: Arena) -> None:
+        """Set the value fields and null bits of a block of records."""
+        block["nulls"] = 0
+        for i, (name, field) in enumerate(self.values):
+            column = one_array(values.column(i))
+            bits = _bits(column, field.type)
+            block[name] = bits if isinstance(bits, np.ndarray) else arena.append(column)
+            if column.null_count:
+                block["nulls"][:, i // 8] |= null_mask(column).astype(np.uint8) << np.uint8(i % 8)
+
+    def clear_values(self, block: np.ndarray) -> None:
+        """Make every value null, as in a deleted row."""
+        block["nulls"] = 0xFF
+        for name, field in self.values:
+            block[name] = EMPTY if _is_variable(field.type) else 0
+
+    def move_values(self, block: np.ndarray, source: Arena, target: Arena) -> None:
+        """Let a block of records point to copies of its variable-length values in another arena."""
+        for name, field in [*self.keys, *self.values]:
+            if _is_variable(field.type):
+                block[name] = target.append(source.take(np.ascontiguousarray(block[name])))
+
+    def value_bytes(self, block: np.ndarray, arena: Arena) -> np.ndarray:
+        """How many bytes of strings and binary values each of a block of records has: int64[n]."""
+        sizes = np.zeros(len(block), np.int64)
+        for name, field in [*self.keys, *self.values]:
+            if _is_variable(field.type):
+                sizes += arena.lengths(np.ascontiguousarray(block[name]))
+        return sizes
+
+    def read_keys(self, block: np.ndarray, arena: Arena) -> list[pa.Array]:
+        """The primary-key columns of a block of records."""
+        return [_array(block[name], field.type, None, arena) for name, field in self.keys]
+
+    def read_values(self, block: np.ndarray, arena: Arena, present: np.ndarray | None = None) -> list[pa.Array]:
+        """The value columns of a block of records; all null where `present` (bool[n]) is False."""
+        nulls = block["nulls"] if block["nulls"].any() else None
+        columns = []
+        for i, (name, field) in enumerate(self.values):
+            valid = present
+            if nulls is not None:
+                set_here = nulls[:, i // 8] & np.uint8(1 << (i % 8)) == 0
+                valid = set_here if present is None else set_here & present
+            columns.append(_array(block[name], field.type, valid, arena))
+        return columns
+
+
+def _bits(column: pa.Array, kind: pa.DataType) -> pa.Array | np.ndarray:
+    if _is_variable(kind):
+        return column
+    values = fixed_values(column)
+    return values if values.ndim == 2 else values.view(_stored(kind))
+
+
+def _array(stored: np.ndarray, kind: pa.DataType, valid: np.ndarray | None, arena: Arena) -> pa.Array:
+    """An Arrow array of stored values; null where `valid` (bool[n]) is False."""
+    count = len(stored)
+    bitmap = None
+    if valid is not None:
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    if _is_variable(kind):
+        entries = stored if valid is None else np.where(valid, stored, np.uint64(EMPTY))
+        _, offsets, data = arena.take(np.ascontiguousarray(entries)).buffers()
+        return pa.Array.from_buffers(kind, count, [bitmap, offsets, data])
+    if pa.types.is_boolean(kind):
+        data = pa.py_buffer(np.packbits(stored, bitorder="little"))
+    else:
+        data = pa.py_buffer(np.ascontiguousarray(stored))
+    return pa.Array.from_buffers(kind, count, [bitmap, data])

@@ -1,0 +1,140 @@
+"""The records of one table in one generation of files: found by key, gathered and scattered many at once.
+
+Nothing here knows of steps, digests or tracking; `HeapTable` does.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.state.backends.heap.arena import Arena
+from siltstone.state.backends.heap.index import Index, tags
+from siltstone.state.backends.heap.layout import Layout
+from siltstone.state.backends.heap.region import Region
+from siltstone.state.columns import split_by_bytes
+
+BATCH_ROWS = 1 << 17
+_BATCH_BYTES = 1 << 26
+_LARGE_BYTES = 1 << 28
+
+
+class Records:
+    """Records `0 <= i < rows`, their index and their arena; `home` None keeps them in memory."""
+
+    def __init__(self, layout: Layout, home: Path | None, rows: int = 0, entries: int = 1) -> None:
+        if home:
+            home.mkdir(parents=True, exist_ok=True)
+        self.layout = layout
+        self.rows = rows
+        self.arena = Arena(home, entries)
+        self._region = Region(home / "rows" if home else None, layout.dtype, held=rows, scattered=True)
+        self.index = Index(home / "index" if home else None, rows)
+
+    def column(self, name: str) -> np.ndarray:
+        """One field of all records, as a view."""
+        return self._region.items[name][: self.rows]
+
+    def take(self, ids: np.ndarray) -> np.ndarray:
+        """Copies of many records; that of record 0 for -1."""
+        # One opaque item a record is one copy a row; mode clip spares NumPy a buffer for the whole result.
+        return np.take(self._items, ids, mode="clip").view(self.layout.dtype)
+
+    def scatter(self, ids: np.ndarray, block: np.ndarray) -> None:
+        """Write many records; there must be room."""
+        self._items[ids] = block.view(self.layout.opaque)
+
+    @property
+    def _items(self) -> np.ndarray:
+        return self._region.items.view(self.layout.opaque)
+
+    def find(self, hashes: np.ndarray, keys: Sequence[pa.Array | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Where these encoded keys are: (int64[n] ids, -1 if not there; the records, or anything)."""
+        tag = tags(hashes)
+        position = self.index.home(hashes)
+        ids = self.index.probe(position, tag, self.rows)
+        block = self.take(ids)
+        wrong = self._wrong(ids, block, keys)
+        while wrong.size:  # an equal tag is not yet an equal key
+            at = self.index.advance(position[wrong])
+            there = self.index.probe(at, tag[wrong], self.rows)
+            position[wrong], ids[wrong] = at, there
+            candidates = self.take(there)
+            block.view(self.layout.opaque)[wrong] = candidates.view(self.layout.opaque)
+            wrong = wrong[self._wrong(there, candidates, _select(keys, wrong))]
+        return ids, block
+
+    def _wrong(self, ids: np.ndarray, block: np.ndarray, keys: Sequence[pa.Array | np.ndarray]) -> np.ndarray:
+        """Which of the records found have another key."""
+        there = np.flatnonzero(ids >= 0)
+        if 2 * len(there) > len(ids):  # to compare what is not there as well costs less than to take it out
+            return np.flatnonzero(~self.layout.equal(block, keys, self.arena) & (ids >= 0))
+        return there[~self.layout.equal(block[there], _select(keys, there), self.arena)]
+
+    def make_room(self, rows: int) -> None:
+        """Be ready for `rows` records in all."""
+        self._region.reserve(rows)
+        if not self.index.has_room(rows):
+            self.index.rebuild(rows, self._hashes())
+
+    def _hashes(self) -> Iterator[np.ndarray]:
+        hashes = self.column("hash")
+        for start in range(0, self.rows, BATCH_ROWS):
+            yield hashes[start : start + BATCH_ROWS]
+
+    def add(self, ids: np.ndarray, hashes: np.ndarray) -> None:
+        """Count and index new records, already written at `ids`, the next after the last."""
+        self.index.insert(hashes, ids)
+        self.rows += len(ids)
+
+    def restore(self, images: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int, entries: int) -> None:
+        """Undo mutations, newest first: (rows there may have been after it, ids, their old records)."""
+        for _, ids, records in images:
+            self.scatter(ids, np.frombuffer(records, self.layout.dtype))
+        most = max([rows, *(after for after, _, _ in images)])
+        added = np.arange(rows, min(most, len(self._region.items)))
+        self.index.remove(self._region.items["hash"][added], added)
+        self.rows, self.arena.entries = rows, entries
+
+    def copy(self, ids: np.ndarray, home: Path | None) -> "Records":
+        """New records in `home` that hold those of `ids` and nothing else, numbered in that order."""
+        new = Records(self.layout, home)
+        new.make_room(len(ids))
+        at = 0
+        for batch in self.batches(ids):
+            block = self.take(batch)
+            self.layout.move_values(block, self.arena, new.arena)
+            there = np.arange(at, at + len(block))
+            at += len(block)
+            new.scatter(there, block)
+            new.add(there, block["hash"])
+        return new
+
+    def batches(self, ids: np.ndarray) -> Iterator[np.ndarray]:
+        """Records to handle one batch after the other, none of more than `_LARGE_BYTES` of values unless it is one
+        record: values far from the mean may follow each other."""
+        size = self.batch_rows
+        for at in range(0, len(ids), size):
+            batch = ids[at : at + size]
+            if self.arena.held_bytes <= _LARGE_BYTES:
+                yield batch
+            else:
+                sizes = self.layout.value_bytes(self.take(batch), self.arena)
+                yield from (batch[part] for part in split_by_bytes(sizes, _LARGE_BYTES))
+
+    @property
+    def batch_rows(self) -> int:
+        """How many rows to handle at once: fewer where values are long."""
+        width = self.layout.dtype.itemsize + self.layout.variable_columns * self.arena.mean_bytes
+        return max(1, min(BATCH_ROWS, int(_BATCH_BYTES / width)))
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._region.close()
+        self.index.close()
+        self.arena.close()
+
+
+def _select(keys: Sequence[pa.Array | np.ndarray], rows: np.ndarray) -> list[pa.Array | np.ndarray]:
+    return [key[rows] if isinstance(key, np.ndarray) else key.take(pa.array(rows)) for key in keys]

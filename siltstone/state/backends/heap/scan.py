@@ -1,0 +1,71 @@
+"""Live rows in the order of a base, by key group and then primary key, in bounded batches."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.model import KeyGroupRange
+from siltstone.state.backends.heap.records import Records
+from siltstone.state.columns import one_array
+
+PART_ROWS = 1 << 18
+
+
+def ordered(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:
+    """Ids of the live records of `groups`, a batch at a time.
+
+    Memory: four bytes for each record of these groups, and the keys of one key group or one batch.
+    """
+    ids, ends = _by_group(records, groups)
+    size = records.batch_rows
+    start = 0
+    while start < len(ids):
+        # Whole key groups, as many as fit a batch, at least one.
+        fitting = ends[(ends > start) & (ends <= start + size)]
+        end = int(fitting[-1]) if len(fitting) else int(ends[ends > start][0])
+        run = _by_key(records, ids[start:end])
+        yield from records.batches(run)
+        start = end
+
+
+def _by_group(records: Records, groups: KeyGroupRange) -> tuple[np.ndarray, np.ndarray]:
+    """Ids (uint32) by key group, and where each key group ends among them: a counting sort, some records at a time, so
+    that it needs little more memory than its result."""
+    counts = np.zeros(len(groups), np.int64)
+    for _, owners in _live(records, groups):
+        counts += np.bincount(owners, minlength=len(groups))
+    ends = np.cumsum(counts)
+    ids, place = np.empty(int(counts.sum()), np.uint32), ends - counts
+    for found, owners in _live(records, groups):
+        order = np.argsort(owners, kind="stable")
+        here = np.bincount(owners, minlength=len(groups))
+        # The nth of a key group in this part goes to its nth free place.
+        nth = np.arange(len(order)) - np.repeat(np.cumsum(here) - here, here)
+        ids[np.repeat(place, here) + nth] = found[order]
+        place += here
+    return ids, ends
+
+
+def _live(records: Records, groups: KeyGroupRange) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ids of live records of `groups`, ascending, a part at a time, and the ordinal of each one's key group."""
+    group, live = records.column("group"), records.column("live")
+    for start in range(0, records.rows, PART_ROWS):
+        part = group[start : start + PART_ROWS]
+        found = np.flatnonzero((live[start : start + PART_ROWS] != 0) & (part >= groups.start) & (part < groups.end))
+        yield found + start, part[found] - np.uint16(groups.start)
+
+
+def _by_key(records: Records, ids: np.ndarray) -> np.ndarray:
+    """The ids of whole key groups, ordered by key group and primary key."""
+    parts = []
+    for batch in records.batches(ids):
+        block = records.take(batch)
+        columns = [pa.array(block["group"]), *records.layout.read_keys(block, records.arena)]
+        parts.append(pa.Table.from_arrays(columns, names=[str(i) for i in range(len(columns))]))
+    keys = pa.concat_tables(parts)
+    if keys.num_columns == 2 and pa.types.is_integer(keys.column(1).type):
+        group, key = (one_array(column).to_numpy() for column in keys.columns)
+        return ids[np.lexsort((key, group))]
+    order = [(name, "ascending") for name in keys.column_names]
+    return one_array(keys.append_column("id", pa.array(ids)).sort_by(order).column("id")).to_numpy()

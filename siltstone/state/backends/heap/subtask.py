@@ -1,0 +1,318 @@
+"""The working state of one subtask in one directory, moved from version to version in steps.
+
+    header                     what the current version is: counts, digests, shapes; replaced by renaming
+    undo/<step>                before-images of a step that can be rolled back; `spare` is one to use again
+    opaque/<variable>.<step>   the values of an opaque variable as that step left them (Arrow IPC)
+    tables/<name>/<n>/         rows, index, offsets, bytes, changes.<interval> of a table, its nth generation
+
+A step begins by writing the header as it is to `undo/<step>`; an undo file of a step above the header's
+version therefore is a step that was cut short, and is rolled back at open. The header carries the boot id: a
+restarted machine may have lost pages that were never synced, so its state is not trusted.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from siltstone.errors import StateError, Unreachable, UsageError
+from siltstone.model import KeyGroupRange
+from siltstone.state.backend import StateTable
+from siltstone.state.backends.heap.region import forget_removed_files
+from siltstone.state.backends.heap.table import Counts, HeapTable
+from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
+from siltstone.state.schema import TableSchema
+
+FORMAT = 1
+_DISTRUST = "delete this working state and restore it"
+_OPAQUE = pa.schema([("key_group", pa.uint16()), ("value", pa.large_binary())])
+
+
+class HeapBackend:
+    """Implements `Backend` with `HeapState`."""
+
+    def open(
+        self,
+        directory: Path,
+        schemas: Mapping[str, TableSchema],
+        opaque: tuple[str, ...],
+        groups: KeyGroupRange,
+        max_parallelism: int,
+    ) -> "HeapState":
+        """Open the state in `directory`, or create it empty at version 0 where there is none."""
+        return HeapState(directory, schemas, opaque, groups, max_parallelism)
+
+
+class HeapState:
+    """Implements `SubtaskState`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        schemas: Mapping[str, TableSchema],
+        opaque: tuple[str, ...],
+        groups: KeyGroupRange,
+        max_parallelism: int,
+    ) -> None:
+        self.directory = directory
+        self.groups = groups
+        self.max_parallelism = max_parallelism
+        forget_removed_files()
+        self._shape: dict[str, Any] = {
+            "format": FORMAT,
+            "boot": boot_id(),
+            "groups": [groups.start, groups.end],
+            "max_parallelism": max_parallelism,
+            "schemas": {name: schema.to_json() for name, schema in sorted(schemas.items())},
+            "opaque": sorted(opaque),
+        }
+        self._step: int | None = None
+        self._undo: UndoWriter | None = None
+        self._changed: set[str] = set()
+        self._header = self._read_or_create()
+        self.version: int = self._header["version"]
+        self.opaque: Mapping[str, dict[int, bytes]] = self._saved_opaque()
+        self._tables: dict[str, HeapTable] = {}
+        self.tables: Mapping[str, StateTable] = self._tables
+        for name, schema in sorted(schemas.items()):
+            counts, digests = self._recorded(self._header, name)
+            self._tables[name] = HeapTable(
+                schema, groups, max_parallelism, directory / "tables" / name, counts, digests
+            )
+        self._pending = {step: self._header_before(step) for step in self._undo_steps()}
+        for step in sorted(self._pending, reverse=True):
+            if step > self.version:
+                self._undo_step(step)
+        self._sweep()
+
+    # The life of a step
+
+    def begin(self, step: int, *, tracking: bool) -> None:
+        """Start writing version `step`; `tracking` says whether changes are logged from now on."""
+        if self._step is not None:
+            raise StateError(f"step {self._step} is still open: commit it or roll it back before step {step}")
+        if step <= self.version:
+            raise StateError(f"step {step} is not after version {self.version}: roll back first")
+        if not self._pending and any([table.compact_if_worth() for table in self._tables.values()]):
+            self._write_header(self.version)
+            self._sweep()
+        path, spare = self._undo_path(step), self.directory / "undo" / "spare"
+        if spare.exists():
+            os.replace(spare, path)
+        self._undo = UndoWriter(path, step, (self.directory / "header").read_bytes())
+        self._pending[step] = self._header
+        self._step = step
+        for ordinal, table in enumerate(self._tables.values()):
+            table.before = self._before_images(ordinal)
+            table.tracking = tracking
+
+    def _before_images(self, ordinal: int) -> Any:
+        undo = self._undo
+        assert undo is not None
+        return lambda rows, ids, records: undo.append(ordinal, rows, ids, records)
+
+    def set_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
+        """Replace the bytes of some key groups of one opaque variable."""
+        if self._step is None:
+            raise StateError("state can only change within a step: call begin first")
+        if variable not in self.opaque:
+            raise UsageError(f"there is no opaque variable {variable!r} here")
+        for group in values:
+            if group not in self.groups:
+                raise UsageError(f"key group {group} belongs to another subtask than that of {self.groups}")
+        self.opaque[variable].update({group: bytes(value) for group, value in values.items()})
+        self._changed.add(variable)
+
+    def commit(self) -> None:
+        """The step is whole: `version` becomes it."""
+        if self._step is None:
+            raise StateError("there is no open step to commit: call begin first")
+        for variable in self._changed:
+            self._save_opaque(variable, self._step)
+        self._write_header(self._step)
+        self.version = self._step
+        self._end_step()
+
+    def rollback(self) -> None:
+        """Undo the newest step, begun or committed; StateError if its before-images are gone."""
+        step = self.version if self._step is None else self._step
+        if step not in self._pending:
+            raise StateError(f"the before-images of step {step} are gone: {_DISTRUST}")
+        self._undo_step(step)
+        self._end_step()
+
+    def _end_step(self) -> None:
+        if self._undo:
+            self._undo.close()
+        self._undo, self._step = None, None
+        self._changed.clear()
+        for table in self._tables.values():
+            table.before = None
+
+    def _undo_step(self, step: int) -> None:
+        # Should this be cut short, all of it is done again: the header comes last, then its undo file goes.
+        before, path = self._pending.pop(step), self._undo_path(step)
+        frames = list(read_frames(path, step))
+        if before is not None:
+            for ordinal, (name, table) in enumerate(self._tables.items()):
+                images = [(f.rows, f.ids, f.records) for f in reversed(frames) if f.table == ordinal]
+                table.restore(images, *self._recorded(before, name))
+            self._replace(self.directory / "header", frames[0].records.tobytes())
+            self._header = before
+            self.version = before["version"]
+            self.opaque = self._saved_opaque()
+        path.unlink()
+
+    def release(self, step: int) -> None:
+        """Drop before-images of steps up to and including `step`."""
+        for old in [old for old in self._pending if old <= min(step, self.version)]:
+            del self._pending[old]
+            # The file's pages are in memory already: the next step writes over them.
+            os.replace(self._undo_path(old), self.directory / "undo" / "spare")
+        self._sweep()
+
+    def close(self) -> None:
+        """Flush and let go of the directory; idempotent. An open step is rolled back at the next open."""
+        self._end_step()
+        for table in self._tables.values():
+            table.close()
+
+    # The header
+
+    def _read_or_create(self) -> dict[str, Any]:
+        path = self.directory / "header"
+        try:
+            if path.exists():
+                return self._checked(_parse(path.read_bytes(), path))
+            if (self.directory / "tables").exists():
+                raise StateError(f"{path} is missing: {_DISTRUST}")
+            for part in ("undo", "opaque"):
+                (self.directory / part).mkdir(parents=True, exist_ok=True)
+            empty = {name: asdict(Counts()) | {"digests": ""} for name in self._shape["schemas"]}
+            header = self._shape | {"version": 0, "tables": empty, "opaque_steps": {}}
+            self._replace(path, _render(header))
+            (self.directory / "tables").mkdir(exist_ok=True)
+            return header
+        except OSError as error:
+            raise Unreachable(f"cannot use {self.directory}: {error.strerror}") from error
+
+    def _checked(self, header: dict[str, Any]) -> dict[str, Any]:
+        for what, mine in self._shape.items():
+            if header.get(what) != mine:
+                reason = {
+                    "boot": "was written before this machine restarted",
+                    "format": f"has format {header.get(what)}, not {mine}",
+                }.get(what, f"has other {what} ({header.get(what)}) than asked for ({mine})")
+                raise StateError(f"{self.directory} {reason}: {_DISTRUST}")
+        return header
+
+    def _write_header(self, version: int) -> None:
+        tables = {
+            name: asdict(table.counts) | {"digests": table.digests[self._own].tobytes().hex()}
+            for name, table in self._tables.items()
+        }
+        saved = self._header["opaque_steps"] | dict.fromkeys(self._changed, self._step)
+        self._header = self._shape | {"version": version, "tables": tables, "opaque_steps": saved}
+        self._replace(self.directory / "header", _render(self._header))
+
+    @property
+    def _own(self) -> slice:
+        return slice(self.groups.start, self.groups.end)
+
+    def _recorded(self, header: dict[str, Any], name: str) -> tuple[Counts, np.ndarray]:
+        fields = dict(header["tables"][name])
+        digests = np.zeros(self.max_parallelism, np.uint64)
+        if text := fields.pop("digests"):
+            digests[self._own] = np.frombuffer(bytes.fromhex(text), np.uint64)
+        return Counts(**fields), digests
+
+    @staticmethod
+    def _replace(path: Path, data: bytes) -> None:
+        draft = path.with_name(path.name + ".new")
+        try:
+            draft.write_bytes(data)
+            os.replace(draft, path)
+        except OSError as error:
+            raise Unreachable(f"cannot write {path}: {error.strerror}; free some space") from error
+
+    # Files
+
+    def _undo_path(self, step: int) -> Path:
+        return self.directory / "undo" / f"{step:012d}"
+
+    def _undo_steps(self) -> list[int]:
+        return [int(path.name) for path in (self.directory / "undo").iterdir() if path.name.isdigit()]
+
+    def _header_before(self, step: int) -> dict[str, Any] | None:
+        """The header before a step; None where the step was cut short before anything was written."""
+        path = self._undo_path(step)
+        frame = next(read_frames(path, step), None)
+        if frame is not None and frame.table == HEADER:
+            return _parse(frame.records.tobytes(), path)
+        if step <= self.version:
+            raise StateError(f"{path} is damaged: {_DISTRUST}")
+        return None
+
+    def _saved_opaque(self) -> dict[str, dict[int, bytes]]:
+        opaque: dict[str, dict[int, bytes]] = {variable: {} for variable in self._shape["opaque"]}
+        for variable, step in self._header["opaque_steps"].items():
+            path = self.directory / "opaque" / f"{variable}.{step}"
+            try:
+                table = pa.ipc.open_file(path.read_bytes()).read_all()
+            except (OSError, pa.ArrowInvalid) as error:
+                raise StateError(f"{path} is missing or damaged: {_DISTRUST}") from error
+            groups, values = table.column("key_group").to_pylist(), table.column("value").to_pylist()
+            opaque[variable] = dict(zip(groups, values, strict=True))
+        return opaque
+
+    def _save_opaque(self, variable: str, step: int) -> None:
+        values = self.opaque[variable]
+        table = pa.table([list(values), list(values.values())], schema=_OPAQUE)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, _OPAQUE) as writer:
+            writer.write_table(table)
+        self._replace(self.directory / "opaque" / f"{variable}.{step}", sink.getvalue().to_pybytes())
+
+    def _sweep(self) -> None:
+        """Remove the files that neither the header nor the header before a pending step refers to."""
+        headers = [self._header, *(header for header in self._pending.values() if header)]
+        for name, table in self._tables.items():
+            table.sweep({table.counts.interval, *(header["tables"][name]["interval"] for header in headers)})
+        kept = {f"{name}.{step}" for header in headers for name, step in header["opaque_steps"].items()}
+        for path in (self.directory / "opaque").iterdir():
+            if path.name not in kept:
+                path.unlink()
+
+
+def _render(header: dict[str, Any]) -> bytes:
+    text = json.dumps(header).encode()
+    return f"{xxhash.xxh3_64_hexdigest(text)}\n".encode() + text
+
+
+def _parse(data: bytes, path: Path) -> dict[str, Any]:
+    checksum, _, text = data.partition(b"\n")
+    if checksum.decode("ascii", "replace") != xxhash.xxh3_64_hexdigest(text):
+        raise StateError(f"{path} is damaged: {_DISTRUST}")
+    return json.loads(text)
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """What tells one run of this machine from the next; "unknown" where it does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        pass
+    try:
+        command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,345 @@
+"""One state table: records changed many at once, with digests, before-images and the list of changes."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import BadRow, StateError, UsageError
+from siltstone.model import KeyGroupRange
+from siltstone.state.backend import KeyBatch, Lookup
+from siltstone.state.backends.heap.layout import Layout
+from siltstone.state.backends.heap.records import Records
+from siltstone.state.backends.heap.region import Region
+from siltstone.state.backends.heap.scan import ordered
+from siltstone.state.digest import group_sums, row_digests
+from siltstone.state.hashing import normalise_keys
+from siltstone.state.schema import TableSchema
+
+COMPACT_ROWS = 1 << 16
+"""below this many there is nothing to be won by dropping dead rows and values"""
+
+BeforeImages = Callable[[int, np.ndarray, np.ndarray], None]
+"""called before a mutation: rows the table may then have, ids (uint32[n]), their records as they are"""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the header remembers of a table besides its digests."""
+
+    generation: int = 0
+    rows: int = 0
+    """records, dead ones included"""
+    live: int = 0
+    entries: int = 1
+    """of the arena"""
+    interval: int = 1
+    """of change tracking, counted from 1"""
+    listed: int = 0
+    """rows in this interval's list of changes"""
+    known: bool = True
+    """whether every change of this interval is in its list"""
+
+
+@dataclass
+class _Found:
+    """Where the keys of one batch are: the memo that lets a put follow a get without searching again."""
+
+    mutation: int
+    keys: pa.Table
+    """normalised"""
+    encoded: list[pa.Array | np.ndarray]
+    ids: np.ndarray
+    """int64[n]; -1 where there is no record"""
+    block: np.ndarray
+    """the records; anything where there is none"""
+
+
+class HeapTable:
+    """Implements `StateTable`. `directory` holds its generations of files; None keeps it in memory.
+
+    A subtask hands every mutation's before-images to its undo file through `before`; while that is None, and
+    the table has a directory, no step is open and every change is refused.
+    """
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        groups: KeyGroupRange,
+        max_parallelism: int,
+        directory: Path | None,
+        counts: Counts | None = None,
+        digests: np.ndarray | None = None,
+    ) -> None:
+        self.schema = schema
+        self.groups = groups
+        self.max_parallelism = max_parallelism
+        self.directory = directory
+        self.before: BeforeImages | None = None
+        self.tracking = False
+        self._counts = counts or Counts()
+        self._digests = np.zeros(max_parallelism, np.uint64) if digests is None else digests
+        self._mutation = 0
+        self._layout = Layout(schema)
+        self.records = Records(
+            self._layout, self._home(self._counts.generation), self._counts.rows, self._counts.entries
+        )
+        self._listed = self._list(self._counts)
+        self._by_group: tuple[tuple[int, int], np.ndarray, np.ndarray] | None = None
+
+    @classmethod
+    def in_memory(cls, schema: TableSchema, max_parallelism: int) -> Self:
+        """A table of all key groups without files, steps or tracking: it merges what a chain holds."""
+        return cls(schema, KeyGroupRange(0, max_parallelism), max_parallelism, None)
+
+    def _home(self, generation: int) -> Path | None:
+        return self.directory / str(generation) if self.directory else None
+
+    def _list(self, counts: Counts) -> Region:
+        home = self._home(counts.generation)
+        path = home / f"changes.{counts.interval}" if home else None
+        return Region(path, np.uint32, held=counts.listed)
+
+    @property
+    def rows(self) -> int:
+        """How many live rows there are."""
+        return self._counts.live
+
+    @property
+    def counts(self) -> Counts:
+        """What a header must remember, digests apart, to open the table again as it is."""
+        return self._counts
+
+    @property
+    def digests(self) -> np.ndarray:
+        """uint64[max_parallelism]: per key group, the sum modulo 2**64 of the digests of its live rows."""
+        return self._digests.copy()
+
+    # Reading and writing
+
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows in all."""
+        self.records.make_room(rows)
+
+    def get(self, batch: KeyBatch) -> Lookup:
+        """The rows of many keys."""
+        found = self._find(batch)
+        present = (found.ids >= 0) & (found.block["live"] != 0)
+        valid = None if present.all() else present
+        columns = self._layout.read_values(found.block, self.records.arena, valid)
+        return Lookup(present, _table(columns, self.schema.value, len(batch)))
+
+    def _find(self, batch: KeyBatch) -> _Found:
+        memo = batch.memo.get(self)
+        if memo is not None and memo.mutation == self._mutation:
+            return memo
+        self._check(batch)
+        keys = normalise_keys(batch.keys)
+        encoded = self._layout.encode_keys(keys)
+        found = _Found(self._mutation, keys, encoded, *self.records.find(batch.hashes, encoded))
+        batch.memo[self] = found
+        return found
+
+    def _check(self, batch: KeyBatch) -> None:
+        _check_shape("keys", batch.keys.schema, self.schema.primary_key)
+        if not len(batch.keys) == len(batch.hashes) == len(batch.key_groups):
+            raise UsageError("keys, hashes and key groups of a batch must be equally many")
+        for name, column in zip(batch.keys.column_names, batch.keys.columns, strict=True):
+            if column.null_count:
+                raise BadRow(f"key column {name} is null in {column.null_count} rows: drop or fill them")
+        groups = batch.key_groups
+        if len(groups) and not (groups.min() in self.groups and groups.max() in self.groups):
+            raise UsageError(f"a key belongs to another subtask than that of key groups {self.groups}")
+
+    def put(self, batch: KeyBatch, values: pa.Table) -> None:
+        """Insert or replace one row per key; the keys of a batch are distinct."""
+        _check_shape("values", values.schema, self.schema.value)
+        if values.num_rows != len(batch):
+            raise UsageError(f"{values.num_rows} rows of values for {len(batch)} keys")
+        if not self.directory:
+            self.compact_if_worth()
+        found = self._find(batch)
+        block, ids, records = found.block, found.ids, self.records
+        missing = np.flatnonzero(ids < 0)
+        rows = records.rows + len(missing)
+        there = ids >= 0 if len(missing) else slice(None)
+        self._keep(rows, ids[there], block[there])
+        records.make_room(rows)
+        table = pa.Table.from_arrays([*found.keys.columns, *values.columns], schema=self.schema.rows)
+        digest = row_digests(table)
+        del batch.memo[self]  # until the block is what the table holds again
+        if len(missing):
+            block.view(self._layout.opaque)[missing] = np.void(bytes(self._layout.dtype.itemsize))
+            block["hash"][missing] = batch.hashes[missing]
+            block["group"][missing] = batch.key_groups[missing]
+            self._layout.write_keys(block, missing, found.encoded, records.arena)
+            ids[missing] = np.arange(records.rows, rows)
+        born = len(batch) - int(np.count_nonzero(block["live"]))
+        self._layout.write_values(block, values, records.arena)
+        block["live"] = 1
+        self._write(ids, block, digest, born)
+        if len(missing):
+            records.add(ids[missing], batch.hashes[missing])
+            self._counts = replace(self._counts, rows=records.rows)
+        found.mutation = self._mutation
+        batch.memo[self] = found
+
+    def delete(self, batch: KeyBatch) -> None:
+        """Remove the rows of these keys; absent keys are no error."""
+        found = self._find(batch)
+        which = np.flatnonzero((found.ids >= 0) & (found.block["live"] != 0))
+        ids, block = found.ids[which], found.block[which]
+        self._keep(self.records.rows, ids, block)
+        # The record stays and can live again, so that a rollback need not mend the index.
+        self._layout.clear_values(block)
+        block["live"] = 0
+        self._write(ids, block, np.zeros(len(ids), np.uint64), -len(ids))
+
+    def _keep(self, rows: int, ids: np.ndarray, block: np.ndarray) -> None:
+        """Save the records about to change; every mutation begins here."""
+        if self.before:
+            self.before(rows, ids.astype(np.uint32), block)
+        elif self.directory:
+            raise StateError("state can only change within a step: call begin first")
+
+    def _write(self, ids: np.ndarray, block: np.ndarray, digest: np.ndarray, born: int) -> None:
+        """Write changed records, and what is kept about them: digests, the list of changes, counts."""
+        self._digests += group_sums(digest - block["digest"], block["group"], self.max_parallelism)
+        block["digest"] = digest
+        listed = self._counts.listed
+        if self.tracking:
+            fresh = ids[block["mark"] != self._counts.interval]
+            self._listed.reserve(listed + len(fresh))
+            self._listed.items[listed : listed + len(fresh)] = fresh
+            listed += len(fresh)
+            block["mark"] = self._counts.interval
+        self.records.scatter(ids, block)
+        self._counts = replace(
+            self._counts,
+            live=self._counts.live + born,
+            entries=self.records.arena.entries,
+            listed=listed,
+            known=self._counts.known and (self.tracking or len(ids) == 0),
+        )
+        self._mutation += 1
+
+    # Change tracking and scanning
+
+    def changed(self) -> np.ndarray:
+        """int64[max_parallelism]: how many keys of each key group changed since the last `mark()`."""
+        return np.bincount(self._sorted_changes()[1], minlength=self.max_parallelism)
+
+    def _sorted_changes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ids (uint32) and key groups (uint16) of the records in the list of changes, by key group; found once for all
+        parts of it that are asked for."""
+        if not self._counts.known:
+            raise StateError("rows changed untracked since the last mark: take a base of this table")
+        of = self._mutation, self._counts.interval
+        if self._by_group is None or self._by_group[0] != of:
+            ids = self._listed.items[: self._counts.listed]
+            owners = self.records.column("group")[ids]
+            order = np.argsort(owners, kind="stable")
+            self._by_group = of, ids[order], owners[order]
+        return self._by_group[1:]
+
+    def changes(self, groups: KeyGroupRange | None = None) -> tuple[pa.Table, np.ndarray]:
+        """Every key changed since the last `mark()`, once, newest, sorted by key group; with `groups` only theirs."""
+        ids, owners = self._sorted_changes()
+        if groups is not None:
+            first, last = np.searchsorted(owners, [groups.start, groups.end])
+            ids = ids[first:last]
+        block = self.records.take(ids)
+        live = block["live"] != 0
+        columns = [
+            *self._layout.read_keys(block, self.records.arena),
+            *self._layout.read_values(block, self.records.arena, None if live.all() else live),
+            pa.array(~live),
+        ]
+        return _table(columns, self.schema.changes, len(ids)), block["group"].copy()
+
+    def mark(self) -> None:
+        """Forget the changes: a checkpoint that holds them is being taken."""
+        if self.directory and not self.before:
+            raise StateError("a mark is part of a step: call begin first")
+        self._counts = replace(self._counts, interval=self._counts.interval + 1, listed=0, known=True)
+        self._listed, self._by_group = self._list(self._counts), None
+
+    def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
+        """All live rows of `groups` by key group, then primary key; the table must not change meanwhile."""
+        for ids in ordered(self.records, groups):
+            block = self.records.take(ids)
+            keys = self._layout.read_keys(block, self.records.arena)
+            values = self._layout.read_values(block, self.records.arena)
+            yield _table([*keys, *values], self.schema.rows, len(block)), block["group"].copy()
+
+    # Upkeep, called by the subtask
+
+    def restore(
+        self, images: Sequence[tuple[int, np.ndarray, np.ndarray]], counts: Counts, digests: np.ndarray
+    ) -> None:
+        """Back to `counts` and `digests`, undoing mutations as `before` was told of them, newest first."""
+        self.records.restore(images, counts.rows, counts.entries)
+        self._counts, self._digests = counts, digests
+        self._listed = self._list(counts)
+        self._mutation += 1
+
+    def compact_if_worth(self) -> bool:
+        """Drop dead rows and values if they are more than half; only while no before-images are pending.
+
+        Fills a new generation of files and leaves the old one to `sweep`, once a header names the new one.
+        """
+        counts = self._counts
+        wanted = 2 * max(counts.live, COMPACT_ROWS)
+        if counts.rows <= wanted and counts.entries <= wanted * max(1, self._layout.variable_columns):
+            return False
+        keep = self.records.column("live") != 0
+        listed = self._listed.items[: counts.listed]
+        keep[listed] = True  # a deleted row that changed must still be told
+        parts = range(0, len(keep), COMPACT_ROWS)
+        kept = [(np.flatnonzero(keep[at : at + COMPACT_ROWS]) + at).astype(np.uint32) for at in parts]
+        ids = np.concatenate([np.zeros(0, np.uint32), *kept])
+        del keep, kept
+        home = self._home(counts.generation + 1)
+        if home and home.exists():
+            shutil.rmtree(home)
+        records = self.records.copy(ids, home)
+        counts = replace(counts, generation=counts.generation + 1, rows=records.rows, entries=records.arena.entries)
+        moved = self._list(replace(counts, listed=0))
+        moved.reserve(len(listed))
+        moved.items[: len(listed)] = np.searchsorted(ids, listed)
+        self.records, self._listed, self._counts = records, moved, counts
+        self._mutation += 1
+        return True
+
+    def sweep(self, intervals: set[int]) -> None:
+        """Remove files of other generations, and lists of changes of intervals that nothing refers to."""
+        home = self._home(self._counts.generation)
+        if home is None:
+            return
+        for other in home.parent.iterdir():
+            if other != home:
+                shutil.rmtree(other)
+        for path in home.glob("changes.*"):
+            if int(path.suffix[1:]) not in intervals:
+                path.unlink()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.records.close()
+        self._listed.close()
+
+
+def _check_shape(what: str, given: pa.Schema, expected: pa.Schema) -> None:
+    if given.names != expected.names or given.types != expected.types:
+        shapes = [", ".join(f"{field.name} {field.type}" for field in schema) for schema in (given, expected)]
+        raise UsageError(f"{what} have columns {shapes[0]}: this table has {shapes[1]}")
+
+
+def _table(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.Table:
+    if not columns:  # a table without columns still has rows
+        return pa.table({"none": pa.nulls(rows)}).select([])
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -1,0 +1,1 @@
+"""Objects in key-value stores: Redis and RocksDB."""

@@ -1,0 +1,347 @@
+"""Objects in Redis: one hash an entry.
+
+    redis://[user@]host[:port][/database]?prefix=siltstone&chunk_bytes=1048576      rediss:// for TLS
+
+The password is in the variable `SILTSTONE_REDIS_PASSWORD`, or in the one that the option `password_variable` names.
+
+    <prefix>:<entry>       hash: key -> value or header, and the chunks (`protocol`)
+    <prefix>:.writing      hash: write id -> when it began and the object it is to be, for chunked writes at work
+
+One command or script changes an object from absent to whole. Chunks stay only while their write is in `.writing`: the
+transaction that stores them takes them back if it is not, so what a killed writer leaves is always found there.
+
+How durable a write is on return is the server's setting (`appendfsync`), but for Redis 7.2 and later with its
+append-only file on: there it is waited for until the file is on disk (WAITAOF).
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any
+
+import redis
+from redis import exceptions as refusals
+
+from siltstone.errors import Unreachable, UsageError
+from siltstone.store.base import Remark, Unfinished
+from siltstone.store.keyvalue.chunked import ChunkedStore
+from siltstone.store.keyvalue.protocol import (
+    CHUNK,
+    WRITE_ID_BYTES,
+    Chunks,
+    Get,
+    Keys,
+    Values,
+    join_name,
+    split_name,
+)
+from siltstone.store.keyvalue.redis_client import (
+    LARGEST_VALUE_BYTES,
+    RedisOptions,
+    Server,
+    client,
+    memory_remark,
+    reaching,
+    unreachable,
+)
+from siltstone.store.keyvalue.redis_scripts import BEGIN, COMMIT, DELETE, DISCARD, PART, TAKE_BACK, VALUES, Script
+from siltstone.store.paths import check_object_name
+from siltstone.store.retry import Retrying
+from siltstone.store.url import options_of, shown
+
+_TRANSACTION_BYTES = 1 << 20
+_TRANSACTION_CHUNKS = _SCRIPT_KEYS = 1000  # a script takes some thousand arguments
+_WRITING_BYTES = 4096
+"""what a row of the writes at work has at most: a time and a name"""
+
+
+def open_redis(url: str) -> Retrying:
+    """The store that a `redis://` or `rediss://` URL names; does no I/O.
+
+    Raises:
+        UsageError: no such URL, or an option that makes no sense.
+    """
+    options = options_of(url, RedisOptions)
+    return Retrying(ChunkedStore(RedisKeyValue(url, options), options.policy, options.checksums), options.policy)
+
+
+WRITING = ".writing"
+"""the entry of the writes at work, which no object lies in"""
+_waits: dict[tuple[int, str], bool] = {}
+
+
+class RedisKeyValue:
+    """`KeyValue` over one Redis database; plain values only, so it can be sent to other processes."""
+
+    def __init__(self, url: str, options: RedisOptions) -> None:
+        Server.of(url, options)  # a URL that makes no sense is refused here
+        self.url, self.label = url, shown(url)
+        self.value_limit_bytes = options.chunk_bytes
+        self._options = options
+        self._prefix = options.prefix
+        self._writing = self.key_of(WRITING)
+
+    @property
+    def client(self) -> redis.Redis:
+        """A client over this process's connection pool."""
+        return client(self.url, self._options)
+
+    def key_of(self, entry: str) -> str:
+        """The Redis key of an entry's hash."""
+        return f"{self._prefix}:{entry}"
+
+    def entries(self, prefix: str) -> Iterable[str]:
+        """As `KeyValue.entries`; SCAN goes over all keys of the database."""
+        start = self.key_of("")
+        pattern = "".join(f"\\{c}" if c in "*?[]\\^-" else c for c in start + prefix) + "*"
+        with reaching("list entries", self.label):
+            found = set(self.client.scan_iter(match=pattern, count=1000, _type="HASH"))
+        names = (key.decode("utf-8", "replace").removeprefix(start) for key in found)
+        return [name for name in names if not name.startswith(".")]
+
+    def sizes(self, entry: str) -> Iterable[tuple[bytes, int]]:
+        """As `KeyValue.sizes`."""
+        with reaching(f"list entry {entry}", self.label):
+            keys: Any = self.client.hkeys(self.key_of(entry))
+            keys = [key for key in keys if not key.startswith(CHUNK)]
+            pipe = self.client.pipeline(transaction=False)
+            for key in keys:
+                pipe.hstrlen(self.key_of(entry), key)
+            # One deleted meanwhile has length 0, as an empty one has: it is asked for again.
+            sizes = dict(zip(keys, pipe.execute(), strict=True))
+            for key in [key for key, size in sizes.items() if size == 0]:
+                if not self.client.hexists(self.key_of(entry), key):
+                    del sizes[key]
+        return sizes.items()
+
+    @contextmanager
+    def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
+        """As `KeyValue.reading`."""
+        yield _Reading(self, entry, f"read object {join_name(entry, key)}" if key else f"read entry {entry}")
+
+    def add(self, entry: str, key: bytes, value: memoryview) -> bool:
+        """As `KeyValue.add`: one HSETNX."""
+        with reaching(f"write object {join_name(entry, key)}", self.label):
+            return bool(self._run("HSETNX", self.key_of(entry), key, value, durably=True))
+
+    def stage(self, entry: str, key: bytes, write_id: bytes) -> "_StagedInRedis | None":
+        """As `KeyValue.stage`."""
+        name = join_name(entry, key)
+        token = write_id.hex()
+        began = f"{datetime.now(UTC).isoformat()} {name}"
+        with reaching(f"write object {name}", self.label):
+            if not self.run_script(BEGIN, entry, key, token, began):
+                return None
+        return _StagedInRedis(self, entry, key, token)
+
+    def delete(self, entry: str, keys: list[bytes]) -> None:
+        """As `KeyValue.delete`: one script, so nobody sees a header without its chunks."""
+        with reaching(f"delete from entry {entry}", self.label):
+            for start in range(0, len(keys), 1000):
+                self.run_script(DELETE, entry, *keys[start : start + 1000])
+
+    def unfinished(self) -> Iterable[Unfinished]:
+        """As `KeyValue.unfinished`; all names are known. What no writer here wrote is left alone."""
+        with reaching("list unfinished writes", self.label):
+            tokens: Any = self.client.hkeys(self._writing)
+        values = _Reading(self, WRITING, "list unfinished writes")(tokens, _WRITING_BYTES)
+        writes = [_unfinished(token, value) for token, value in zip(tokens, values, strict=True)]
+        return [write for write in writes if write is not None]
+
+    def discard(self, unfinished: Unfinished) -> None:
+        """As `KeyValue.discard`."""
+        if unfinished.name is None:
+            raise UsageError(f"unfinished write {unfinished.token} is not of {self.label}: its name is not known")
+        entry, key = split_name(unfinished.name)
+        with reaching(f"discard a write of {unfinished.name}", self.label):
+            self.run_script(DISCARD, entry, unfinished.token, key, bytes.fromhex(unfinished.token))
+
+    def check(self, *, writable: bool) -> None:
+        """The server answers; to be written it must be no replica, and keep what it is given.
+
+        Raises:
+            UsageError: it may evict keys, or takes no value of `chunk_bytes`.
+            Unreachable: it does not answer, or refuses the credentials.
+        """
+        with reaching("use the store", self.label):
+            self.client.ping()
+        if writable:
+            with reaching("check the settings", self.label):
+                self._check_settings()
+
+    def remarks(self) -> Sequence[Remark]:
+        """As `Store.remarks`: whether it keeps anything on disk, and its memory. A server may not say it."""
+        with reaching("ask for the settings", self.label):
+            about: Any = self._asked(self.client.info) or {}
+            saves: Any = self._asked(lambda: self.client.config_get("save"))
+        found = [] if (memory := memory_remark(about)) is None else [memory]
+        if saves == {"save": ""} and not about.get("aof_enabled", 1):
+            found.append(Remark("it keeps nothing on disk: a restart loses all state", "set its appendonly to yes"))
+        return found
+
+    def run_script(self, script: Script, entry: str, *arguments: Any, durably: bool = False) -> Any:
+        """Run a script on an entry and the writes at work; its answer."""
+        rest = (2, self.key_of(entry), self._writing, *arguments)
+        try:
+            return self._run("EVALSHA", script.sha, *rest, durably=durably)
+        except refusals.NoScriptError:
+            return self._run("EVAL", script.text, *rest, durably=durably)
+
+    def put_chunks(self, entry: str, token: str, chunks: Chunks) -> bool:
+        """Store chunks, in transactions that are sent without waiting in between; False if one was taken back.
+
+        A chunk goes by HSET, since a script would copy it twice more.
+        """
+        place = (2, self.key_of(entry), self._writing)
+        step = min(max(1, _TRANSACTION_BYTES // self.value_limit_bytes), _TRANSACTION_CHUNKS)
+        pipe = self.client.pipeline(transaction=False)
+        for start in range(0, len(chunks), step):
+            some = chunks[start : start + step]
+            pipe.execute_command("MULTI")
+            pipe.execute_command("HSET", self.key_of(entry), *chain.from_iterable(some))
+            pipe.execute_command("EVAL", TAKE_BACK.text, *place, token, *(key for key, _ in some))
+            pipe.execute_command("EXEC")
+        answers = pipe.execute(raise_on_error=False)  # whose messages would hold the command
+        ends = answers[3::4]
+        said = chain(answers, chain.from_iterable(end for end in ends if isinstance(end, list)))
+        for error in (answer for answer in said if isinstance(answer, Exception)):
+            raise error
+        return all(kept for _, kept in ends)
+
+    def _run(self, *command: Any, durably: bool) -> Any:
+        """A command's answer, on the server's disk first if `durably` and it can say so."""
+        if not (durably and self._waits_for_disk()):
+            return self.client.execute_command(*command)
+        pipe = self.client.pipeline(transaction=False)  # on one connection: it is its own writes that are waited for
+        pipe.execute_command(*command)
+        pipe.execute_command("WAITAOF", 1, 0, int(self._options.timeout_s * 800))
+        answer, waited = pipe.execute(raise_on_error=False)  # whose messages would hold the command
+        for error in (answer, waited):
+            if isinstance(error, Exception):
+                raise error
+        if waited[0] < 1:
+            raise Unreachable(f"{self.label} did not bring a write to its disk in time; check its disk", transient=True)
+        return answer
+
+    def _waits_for_disk(self) -> bool:
+        place = (os.getpid(), self.url)
+        if place not in _waits:
+            about: Any = self._asked(lambda: self.client.info("server") | self.client.info("persistence")) or {}  # type: ignore[operator]
+            version = [int(part) for part in re.findall(r"\d+", str(about.get("redis_version", "")))[:2]]
+            _waits[place] = version >= [7, 2] and bool(about.get("aof_enabled"))  # not said: its settings decide
+        return _waits[place]
+
+    def _check_settings(self) -> None:
+        about: Any = self._asked(self.client.info) or {}
+        if about.get("role") == "slave":
+            raise Unreachable(f"{self.label} is a read-only replica; name the primary")
+        policy = str(about.get("maxmemory_policy", ""))
+        if policy.startswith("allkeys"):
+            raise UsageError(
+                f"{self.label} may evict keys, and with them state (maxmemory-policy {policy}): set it to noeviction"
+            )
+        longest: Any = (self._asked(lambda: self.client.config_get("proto-max-bulk-len")) or {}).values()
+        if any(self.value_limit_bytes > int(size) for size in longest):
+            raise UsageError(f"{self.label} takes no value of chunk_bytes: set it to {min(map(int, longest))} or less")
+
+    def _asked(self, question: Callable[[], Any]) -> Any:
+        """The answer; None where a managed server does not allow to ask."""
+        try:
+            return question()
+        except refusals.AuthenticationError:
+            raise
+        except refusals.ResponseError as error:
+            if unreachable(error, "ask", self.label).transient:  # it may well answer a little later
+                raise
+            return None
+
+
+def _unfinished(token: bytes, value: bytes | int | None) -> Unfinished | None:
+    """The write that a row of the writes at work tells of; None if it makes no sense, or is too long to."""
+    if not isinstance(value, bytes):
+        return None
+    with suppress(ValueError, OverflowError, UsageError):  # a UnicodeDecodeError is a ValueError
+        text, _, name = value.decode().partition(" ")
+        write_id, began = bytes.fromhex(token.decode()), datetime.fromisoformat(text)
+        if len(write_id) == WRITE_ID_BYTES and write_id.hex().encode() == token and began.tzinfo is not None:
+            return Unfinished(write_id.hex(), check_object_name(name), began.astimezone(UTC))
+    return None
+
+
+class _Reading:
+    """`Get` of one entry: a script a call, so that what is too long, or not wanted, is not sent."""
+
+    def __init__(self, driver: RedisKeyValue, entry: str, what: str) -> None:
+        self._driver, self._entry, self._what = driver, entry, what
+
+    def __call__(self, keys: Keys, most: int) -> Values:
+        """As `Get.__call__`."""
+        values: Values = []
+        for start in range(0, len(keys), _SCRIPT_KEYS):
+            some = keys[start : start + _SCRIPT_KEYS]
+            try:
+                with reaching(self._what, self._driver.label):
+                    values += self._driver.run_script(VALUES, self._entry, most, *some)
+            except Unreachable as error:
+                if not isinstance(error.__cause__, refusals.NoPermissionError):
+                    raise
+                values += self._without_script(some, most)
+        return values
+
+    def _without_script(self, keys: Keys, most: int) -> Values:
+        """For who may only read, and run no script: in two steps, between which a value may be exchanged."""
+        place, client = self._driver.key_of(self._entry), self._driver.client
+        with reaching(self._what, self._driver.label):
+            pipe = client.pipeline(transaction=False)
+            for key in keys:
+                pipe.hstrlen(place, key)
+            sizes = dict(zip(keys, pipe.execute(), strict=True))
+            short = [key for key in keys if sizes[key] <= most]
+            found: Any = client.hmget(place, short) if short else []
+        return [*map((sizes | dict(zip(short, found, strict=True))).get, keys)]
+
+    def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
+        """As `Get.part`."""
+        try:
+            with reaching(self._what, self._driver.label):
+                found = self._driver.run_script(PART, self._entry, key, start, stop)
+        except Unreachable as error:
+            if not isinstance(error.__cause__, refusals.NoPermissionError):
+                raise
+            [value] = self._without_script([key], LARGEST_VALUE_BYTES)
+            return (len(value), value[start:stop]) if isinstance(value, bytes) else None
+        return tuple(found) if found else None
+
+
+class _StagedInRedis:
+    """`Staged`: chunks in the entry's hash, under keys that only this write has."""
+
+    def __init__(self, driver: RedisKeyValue, entry: str, key: bytes, token: str) -> None:
+        self._driver, self._entry, self._key, self._token = driver, entry, key, token
+        self._what = f"write object {join_name(entry, key)}"
+
+    def put(self, chunks: Chunks) -> None:
+        """As `Staged.put`."""
+        with reaching(self._what, self._driver.label):
+            if not self._driver.put_chunks(self._entry, self._token, chunks):
+                raise self._discarded()
+
+    def commit(self, header: bytes) -> bool:
+        """As `Staged.commit`."""
+        with reaching(self._what, self._driver.label):
+            done = self._driver.run_script(COMMIT, self._entry, self._token, self._key, header, durably=True)
+        if done < 0:
+            raise self._discarded()
+        return bool(done)
+
+    def discard(self) -> None:
+        """As `Staged.discard`."""
+        with reaching(self._what, self._driver.label):
+            write_id = bytes.fromhex(self._token)
+            self._driver.run_script(DISCARD, self._entry, self._token, self._key, write_id)
+
+    def _discarded(self) -> Unreachable:
+        return Unreachable(f"cannot {self._what}: its write in {self._driver.label} was discarded; start it again")

@@ -1,0 +1,345 @@
+"""Objects in embedded RocksDB (the LevelDB of US 9471438): one database an entry, opened for each call.
+
+    rocksdb:///absolute/path?chunk_bytes=2048&lock_wait_s=60
+
+    PATH/<entry>/.db/         the database of an entry: key -> value or header, and the chunks (`protocol`);
+                              \\1 key -> the size of its value, since RocksDB tells no size without reading
+    PATH/.tmp/<write id>/     a chunked write at work: table files, and the name of its object
+
+A RocksDB has one process that writes; here many do, one after another: who writes locks the entry's directory, who
+reads shares the lock, and both are out again within milliseconds. A chunked value is written once, as a table file of
+its own outside the lock, and its database then takes in the file as it is (hard-linked, whole or not at all).
+"""
+
+import fcntl
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from pydantic import BaseModel, ConfigDict, Field
+from rocksdict import AccessType, IngestExternalFileOptions, SstFileWriter, WriteBatch
+
+from siltstone.errors import CorruptObject, Unreachable, UsageError
+from siltstone.store.base import Remark, Unfinished
+from siltstone.store.checksums import DEFAULT, Algorithm
+from siltstone.store.filesystem import FilesystemStore, make_durable
+from siltstone.store.keyvalue.chunked import ChunkedStore
+from siltstone.store.keyvalue.protocol import (
+    CHUNK,
+    HEADER_BYTES,
+    SMALLEST_LIMIT_BYTES,
+    Chunks,
+    Get,
+    Header,
+    Keys,
+    Values,
+    chunk_key,
+    join_name,
+)
+from siltstone.store.keyvalue.rocksdb_database import (
+    DATABASE,
+    Databases,
+    database_options,
+    open_database,
+    reaching,
+    synced,
+)
+from siltstone.store.paths import TEMPORARY, below, check_object_name
+from siltstone.store.retry import Retrying, RetryPolicy
+from siltstone.store.url import options_of, shown, split
+
+_SIZE = b"\1"
+_NAME = "name"
+_NAME_BYTES = 1024
+_READ_BYTES = 16 << 10
+"""so much, or one value, is read at once"""
+_CHUNKS, _HEAD = "chunks.sst", "head.sst"
+
+
+class RocksDBOptions(BaseModel):
+    """Options of a `rocksdb://` URL."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # RocksDB reads no part of a value: chunks as small as its blocks make reading part of an object cost the part.
+    chunk_bytes: int = Field(
+        2048, ge=SMALLEST_LIMIT_BYTES, le=1 << 30, description="bytes of the largest value stored whole"
+    )
+    checksums: Algorithm = Field(DEFAULT, description="the algorithm of the checksums of what is written")
+    lock_wait_s: float = Field(60.0, ge=0, description="seconds to wait for other processes in the same entry")
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """Many short waits: a lock is held for milliseconds, or as long as a large value is read."""
+        return RetryPolicy(attempts=1_000_000, wait_s=0.001, wait_max_s=0.01, total_s=self.lock_wait_s)
+
+
+def open_rocksdb(url: str) -> Retrying:
+    """The store that a `rocksdb://` URL names; does no I/O.
+
+    Raises:
+        UsageError: no such URL, or an option that makes no sense.
+    """
+    options = options_of(url, RocksDBOptions)
+    parts = split(url)
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or parts.fragment or len(path) < 2 or "\0" in path:
+        raise UsageError(f"{shown(url)} is no RocksDB URL: write rocksdb:///absolute/path")
+    driver = RocksDBKeyValue(url, Path(os.path.abspath(path)), options.chunk_bytes)
+    return Retrying(ChunkedStore(driver, options.policy, options.checksums), options.policy)
+
+
+class RocksDBKeyValue:
+    """`KeyValue` over the databases under `root`; plain values only, so it can be sent to other processes."""
+
+    def __init__(self, url: str, root: Path, value_limit_bytes: int) -> None:
+        self.url, self.label = url, f"rocksdb://{root}"
+        self.root = root
+        self.value_limit_bytes = value_limit_bytes
+        self.databases = Databases(root, self.label)
+
+    def entries(self, prefix: str) -> Iterable[str]:
+        """As `KeyValue.entries`: a walk over directories, those left out whose entries cannot match."""
+        waiting = [""]
+        with reaching(f"list {self.label}"):
+            while waiting:
+                folder = waiting.pop()
+                with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.root / folder) as found:
+                    for each in found:
+                        if each.is_symlink():
+                            continue  # it could lead anywhere
+                        name = f"{folder}/{each.name}".lstrip("/")
+                        if each.name == DATABASE:
+                            yield folder
+                        elif not each.name.startswith(".") and (name.startswith(prefix) or prefix.startswith(name)):
+                            waiting.append(name)
+
+    def sizes(self, entry: str) -> Iterable[tuple[bytes, int]]:
+        """As `KeyValue.sizes`, without reading a value."""
+        with self.databases.reading(entry) as database, reaching(f"list {self.databases.what(entry)}", self.root):
+            if database is None:
+                return
+            for key, size in database.items(from_key=_SIZE):
+                if not key.startswith(_SIZE):
+                    break
+                yield key[1:], int.from_bytes(size, "big")
+
+    @contextmanager
+    def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
+        """As `KeyValue.reading`: the database stays open, for reading only, as long as the block lasts."""
+        what = self.databases.what(entry, key)
+        with self.databases.reading(entry, key) as database:
+            if database is None and not self.root.is_dir():
+                raise Unreachable(f"cannot read {what}: its store is not there; mount or restore it")
+
+            yield _Reading(database, what, self.root)
+
+    def add(self, entry: str, key: bytes, value: memoryview) -> bool:
+        """As `KeyValue.add`: one synced batch."""
+        with self.databases.writing(entry, key) as database:
+            if database.get(key) is not None:
+                return False
+            batch = WriteBatch(raw_mode=True)
+            batch.put(key, bytes(value))
+            batch.put(_SIZE + key, len(value).to_bytes(8, "big"))
+            database.write(batch, synced())
+        return True
+
+    def stage(self, entry: str, key: bytes, write_id: bytes) -> "_StagedInFiles":
+        """As `KeyValue.stage`; whether the key is taken is seen at the end."""
+        return _StagedInFiles(self, entry, key, write_id)
+
+    def delete(self, entry: str, keys: list[bytes]) -> None:
+        """As `KeyValue.delete`: one synced batch, or the database of an entry left empty moved away, then removed."""
+        with reaching(f"delete from {self.databases.what(entry)}"):
+            folder = self.databases.folder(entry)
+            gone = below(self.root, TEMPORARY, uuid.uuid4().hex)
+            if not (folder / DATABASE).is_dir():
+                return
+            with self.databases.locked(folder, fcntl.LOCK_EX) as there:
+                if not there or not (folder / DATABASE / "CURRENT").exists():
+                    return
+                if self._delete(folder / DATABASE, keys):
+                    gone.parent.mkdir(exist_ok=True)
+                    (folder / DATABASE).rename(gone)  # at once: a database half removed is a broken one
+                    make_durable(folder)
+            shutil.rmtree(gone, ignore_errors=True)
+            self.databases.remove_empty(folder)
+
+    def unfinished(self) -> Iterable[Unfinished]:
+        """As `KeyValue.unfinished`; of unknown name are databases half removed."""
+        with reaching(f"list {self.label}"), suppress(FileNotFoundError):
+            for found in sorted(os.scandir(below(self.root, TEMPORARY)), key=lambda each: each.name):
+                with suppress(FileNotFoundError):
+                    began = datetime.fromtimestamp(found.stat(follow_symlinks=False).st_mtime, UTC)
+                    yield Unfinished(found.name, _name_in(Path(found.path)), began)
+
+    def discard(self, unfinished: Unfinished) -> None:
+        """As `KeyValue.discard`: a writer whose files are gone cannot hand them over."""
+        with reaching(f"discard a write in {self.label}"), suppress(FileNotFoundError):
+            shutil.rmtree(below(self.root, TEMPORARY, check_object_name(unfinished.token)))
+
+    def check(self, *, writable: bool) -> None:
+        """As `Store.check`: a directory that is not there yet is made by the first write.
+
+        To read it must be writable too: rocksdict leaves a note in a database's directory each time it opens one.
+        """
+        FilesystemStore(self.root).check(writable=True)
+
+    def remarks(self) -> Sequence[Remark]:
+        """Nothing: a database is only files."""
+        return ()
+
+    def ingest(self, entry: str, key: bytes, files: list[Path]) -> bool:
+        """Take finished table files into an entry's database, durable on return; False if `key` is taken."""
+        with self.databases.writing(entry, key) as database:
+            if database.get(key) is not None:
+                return False
+            how = IngestExternalFileOptions()
+            how.set_move_files(True)
+            database.ingest_external_file([str(path) for path in files], how)
+        return True
+
+    def _delete(self, path: Path, keys: list[bytes]) -> bool:
+        """Remove keys and their chunks from the database at `path`; True, and nothing done, if none other is there."""
+        doomed = set(keys)
+        database: Any = open_database(path, AccessType.read_only(False))
+        try:
+            if all(key.removeprefix(_SIZE) in doomed for key in database.keys(from_key=_SIZE)):
+                return True
+        finally:
+            database.close()
+        database = open_database(path)
+        try:
+            batch = WriteBatch(raw_mode=True)
+            for key, value in zip(keys, _values(database, keys, HEADER_BYTES), strict=True):
+                if value is None:
+                    continue
+                with suppress(CorruptObject):  # chunks of a header that cannot be read go with the database
+                    header = Header.decode(value, "") if isinstance(value, bytes) else None
+                    if header is not None:
+                        first = chunk_key(key, header.write_id, 0)
+                        batch.delete_range(first, chunk_key(key, header.write_id, header.last_chunk) + CHUNK)
+                batch.delete(key)
+                batch.delete(_SIZE + key)
+            if len(batch):
+                database.write(batch, synced())
+            return False
+        finally:
+            database.close()
+
+
+def _values(database: Any, keys: Keys, most: int) -> Values:
+    """As `Get.__call__`, of an open database."""
+    step, values = max(1, _READ_BYTES // most), Values()
+    for start in range(0, len(keys), step):
+        found = database.get(keys[start : start + step])
+        values += [value if value is None or len(value) <= most else len(value) for value in found]
+    return values
+
+
+def _name_in(folder: Path) -> str | None:
+    """The object that a write at work in `folder` is to be; None where it does not say so, or makes no sense.
+
+    A link there is not followed and a pipe is not waited for.
+    """
+    with suppress(OSError, ValueError, UsageError):  # a UnicodeDecodeError is a ValueError
+        descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            return check_object_name((file.read(_NAME_BYTES) or b"").decode())
+    return None
+
+
+class _Reading:
+    """`Get` of an open database, None where there is none.
+
+    RocksDB tells no length without reading, and reads no part of a value: what is too long is in memory until it is
+    seen, so few values are read at once.
+    """
+
+    def __init__(self, database: Any, what: str, root: Path) -> None:
+        self._database, self._what, self._root = database, what, root
+
+    def __call__(self, keys: Keys, most: int) -> Values:
+        """As `Get.__call__`."""
+        if self._database is None:
+            return [None] * len(keys)
+        with reaching(f"read {self._what}", self._root):
+            return _values(self._database, keys, most)
+
+    def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
+        """As `Get.part`."""
+        if self._database is None:
+            return None
+        with reaching(f"read {self._what}", self._root):
+            value = self._database.get(key)
+        return None if value is None else (len(value), value[start:stop])
+
+
+class _StagedInFiles:
+    """`Staged`: chunks in a table file of their own, header and size in a second, so that their key ranges are apart
+    from those of other objects and no compaction rewrites them."""
+
+    def __init__(self, driver: RocksDBKeyValue, entry: str, key: bytes, write_id: bytes) -> None:
+        self._driver, self._entry, self._key = driver, entry, key
+        self._folder = below(driver.root, TEMPORARY, write_id.hex())
+        self._name = join_name(entry, key)
+        self._what = f"write {driver.databases.what(entry, key)}"
+        with reaching(self._what):
+            self._folder.mkdir(parents=True)
+            with open(self._folder / _NAME, "x") as file:  # "x" follows no link
+                file.write(self._name)
+            self._chunks: SstFileWriter | None = self._table(_CHUNKS)
+
+    def put(self, chunks: Chunks) -> None:
+        """As `Staged.put`."""
+        assert self._chunks is not None
+        with self._reaching():
+            for key, value in chunks:
+                self._chunks[key] = bytes(value)
+
+    def commit(self, header: bytes) -> bool:
+        """As `Staged.commit`; the files are finished once, however often it is tried to take them in."""
+        with self._reaching():
+            if self._chunks is not None:
+                self._chunks.finish()
+                self._chunks = None
+                head = self._table(_HEAD)
+                head[_SIZE + self._key] = len(header).to_bytes(8, "big")
+                head[self._key] = header
+                head.finish()
+            files = [self._folder / _CHUNKS, self._folder / _HEAD]
+            if any(stat.S_ISLNK(path.lstat().st_mode) for path in files):  # RocksDB would take in the link itself
+                raise Unreachable(f"cannot {self._what}: its files were replaced by links: check who may write there")
+            done = self._driver.ingest(self._entry, self._key, files)
+        self.discard()
+        return done
+
+    def discard(self) -> None:
+        """As `Staged.discard`."""
+        self._chunks = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _table(self, file: str) -> SstFileWriter:
+        table, path = SstFileWriter(database_options()), self._folder / file
+        path.open("xb").close()  # which follows no link, as RocksDB would: it then opens what is made here
+        table.open(str(path))
+        return table
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """As `reaching`; says so where the write was discarded."""
+        try:
+            with reaching(self._what):
+                yield
+        except Unreachable as error:
+            if error.transient or self._folder.is_dir():
+                raise
+            raise Unreachable(f"cannot {self._what}: the write was discarded; start it again") from error

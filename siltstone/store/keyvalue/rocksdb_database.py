@@ -1,0 +1,235 @@
+"""RocksDB databases in directories, opened by one process after another: locks, durability, and what errors mean."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rocksdict import AccessType, DBCompressionType, Options, Rdict, WriteOptions
+
+from siltstone.errors import CorruptObject, SiltstoneError, Unreachable, UsageError
+from siltstone.store.filesystem import make_durable
+from siltstone.store.filesystem import reaching as reaching_files
+from siltstone.store.keyvalue.protocol import join_name
+from siltstone.store.paths import below
+
+DATABASE = ".db"
+
+
+@contextmanager
+def reaching(what: str, reads: Path | None = None) -> Iterator[None]:
+    """Turn what RocksDB or the system says into this project's errors: `what` could not be done, and what to check.
+
+    `reads` is the directory of a store of which a database is read: as long as it is there, what lacks in the database
+    was taken away.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # of rocksdict, in words only
+            raise _named(str(error), what, reads) from error
+        with reaching_files(what):
+            raise
+    except Exception as error:
+        # rocksdict raises plain exceptions with RocksDB's own words; any other type is a mistake in here.
+        if isinstance(error, SiltstoneError) or type(error) is not Exception:
+            raise
+        raise _named(str(error).split("\n", 1)[0], what, reads) from error
+
+
+def _named(said: str, what: str, reads: Path | None) -> SiltstoneError:
+    lower = said.lower()
+    lacks = any(words in lower for words in ("no such file", "is a directory", "not a directory"))
+    if (lacks and reads is not None and reads.is_dir()) or "does not match existing comparator" in lower:
+        return CorruptObject(f"cannot {what}: its RocksDB was altered or cut: {said}")
+    if "/lock:" in lower or "lock hold by" in lower:
+        return Unreachable(f"cannot {what}: another process has the database open; wait for it", transient=True)
+    if "corruption" in lower or "checksum mismatch" in lower:
+        return CorruptObject(f"cannot {what}: its RocksDB was altered or cut: {said}")
+    hints = {
+        "no space left": "free some space",
+        "quota exceeded": "free some space, or raise the quota",
+        "file too large": "raise the limit on file size",
+        "read-only file system": "mount the file system for writing, or name another path",
+        "permission denied": "check the owner and permissions",
+        "too many open files": "raise the limit on open files",
+    }
+    hint = next((hint for words, hint in hints.items() if words in lower), "check that the disk is there and healthy")
+    return Unreachable(f"cannot {what}: {said}; {hint}")
+
+
+def database_options() -> Options:
+    """How every database here is made and opened."""
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_compression_type(DBCompressionType.none())  # what is stored is compressed already
+    options.set_enable_blob_files(True)  # a compaction moves keys, not values
+    options.set_min_blob_size(4096)
+    options.set_enable_blob_gc(True)
+    options.set_write_buffer_size(4 << 20)
+    options.set_paranoid_checks(True)
+    options.set_keep_log_file_num(1)
+    options.set_skip_stats_update_on_db_open(True)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    return options
+
+
+def synced() -> WriteOptions:
+    """Writes that are on disk on return."""
+    options = WriteOptions()
+    options.sync = True
+    return options
+
+
+def open_database(path: Path, access: AccessType | None = None) -> Any:
+    """The database at `path`, made where there is none, for the caller to close; `access` is to read and write if None.
+
+    Raises:
+        UsageError: something in it is neither a file nor a directory.
+    """
+    _check_files(path)
+    return Rdict(str(path), database_options(), access_type=access or AccessType.read_write())
+
+
+def _check_files(path: Path) -> None:
+    """Refuse links, pipes and devices in a database: RocksDB and rocksdict write through them, even to read only."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as found:
+        for each in found:
+            if not (each.is_file(follow_symlinks=False) or each.is_dir(follow_symlinks=False)):
+                raise UsageError(f"{each.path} is no file but a link, pipe or device: RocksDB makes none; remove it")
+
+
+@contextmanager
+def _altered(what: str) -> Iterator[None]:
+    """What is refused where files are read was put there by somebody: damage, from which recovery steps back."""
+    try:
+        yield
+    except UsageError as error:
+        raise CorruptObject(f"cannot {what}: its RocksDB was altered: {error}") from error
+
+
+class Databases:
+    """One database an entry, in `<root>/<entry>/.db`; a lock on the entry's directory keeps its users apart.
+
+    RocksDB itself lets one process in for writing and gives those who only read no lock: they could miss what is moved
+    from its log to a table meanwhile. So they share the lock of the directory here.
+    """
+
+    def __init__(self, root: Path, label: str) -> None:
+        self.root = root
+        self.label = label
+
+    def what(self, entry: str, key: bytes = b"") -> str:
+        """A key or an entry as messages call it."""
+        if key:
+            return f"object {join_name(entry, key)} in {self.label}"
+        return f"entry {entry!r} of {self.label}"
+
+    def folder(self, entry: str) -> Path:
+        """The directory of an entry, which holds its database.
+
+        Raises:
+            UsageError: a symbolic link is on the way there, or in the place of the database.
+        """
+        folder = below(self.root, *(entry.split("/") if entry else ()))
+        below(folder, DATABASE)
+        return folder
+
+    @contextmanager
+    def reading(self, entry: str, key: bytes = b"") -> Iterator[Any]:
+        """An entry's database for reading, None where there is none; it is not written meanwhile.
+
+        Raises:
+            CorruptObject: `folder` refuses what is there, or RocksDB does.
+        """
+        with _altered(f"read {self.what(entry, key)}"):
+            folder = self.folder(entry)
+        path = folder / DATABASE
+        with reaching(f"read {self.what(entry, key)}", self.root), self.locked(folder, fcntl.LOCK_SH) as there:
+            if not there or not (path / "CURRENT").exists():  # to open one that is not there would make its directory
+                yield None
+                return
+            with _altered(f"read {self.what(entry, key)}"):
+                database = open_database(path, AccessType.read_only(False))
+            try:
+                yield database
+            finally:
+                database.close()
+
+    @contextmanager
+    def writing(self, entry: str, key: bytes = b"") -> Iterator[Any]:
+        """An entry's database for writing, made where there is none, by nobody else meanwhile."""
+        folder = self.folder(entry)
+        with reaching(f"write {self.what(entry, key)}"):
+            while True:
+                # A delete removed a directory left empty meanwhile, before or after mkdir saw it: make it again.
+                with suppress(FileNotFoundError, FileExistsError):
+                    self._make_directory(folder)
+                with self.locked(folder, fcntl.LOCK_EX) as there:
+                    if not there:
+                        continue
+                    database = open_database(folder / DATABASE)
+                    try:
+                        yield database
+                    finally:
+                        database.close()
+                    for path in (folder, *folder.parents):  # another process may have made one and not synced it yet
+                        make_durable(path)
+                        if path == self.root:
+                            return
+
+    @contextmanager
+    def locked(self, folder: Path, mode: int) -> Iterator[bool]:
+        """Hold a directory's lock; False if there is no such directory.
+
+        Raises:
+            Unreachable: another one holds it; transient.
+        """
+        while True:
+            try:
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                yield False
+                return
+            try:
+                try:
+                    fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise Unreachable(f"{folder} in {self.label} is locked by a writer; wait", transient=True) from None
+                if _is_at(descriptor, folder):
+                    try:
+                        yield True
+                    finally:
+                        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child of a fork may hold the descriptor open
+                    return
+            finally:
+                os.close(descriptor)
+
+    def _make_directory(self, folder: Path) -> None:
+        missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            if path == self.root or path in self.root.parents:
+                make_durable(path.parent)
+
+    def remove_empty(self, folder: Path) -> None:
+        """Remove `folder` and what is above it as far as they are empty and nobody is about to use them."""
+        while folder != self.root:
+            try:
+                with self.locked(folder, fcntl.LOCK_EX) as there:
+                    if there:
+                        folder.rmdir()
+            except (OSError, Unreachable):
+                return
+            folder = folder.parent
+
+
+def _is_at(descriptor: int, folder: Path) -> bool:
+    """Whether an open directory is still the one at `folder`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except FileNotFoundError:
+        return False
