@@ -11,7 +11,7 @@ from assets.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, po
 from assets.stream_run import OWNERS
 from jobs.take_snapshot import take_snapshot
 from resources import SparkResource, WarehouseResource
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState
 from siltstone.settings import Settings
 from siltstone.stream import Stream
@@ -66,14 +66,14 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
 
 def _is_there(settings: Settings, stream: str) -> bool:
     """Whether the newest checkpoint has a full snapshot; the state of one checkpoint never changes."""
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         newest = place.catalog.latest(stream).id
         return any(snapshot.checkpoint == newest for snapshot in place.catalog.snapshots(stream))
 
 
 def _newest(settings: Settings, stream: str) -> tuple[Metadata, str]:
     """The newest full snapshot, and the digest of its checkpoint."""
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         snapshot = place.catalog.snapshots(stream)[-1]
         digest = place.catalog.checkpoint(stream, snapshot.checkpoint).digest
     return {

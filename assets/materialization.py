@@ -9,7 +9,7 @@ from assets.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, 
 from assets.stream_run import OWNERS
 from jobs.materialize import materialize
 from resources import SparkResource, WarehouseResource
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.stream import Stream
 
 COLUMNS = {"operator": "string", "checkpoint": "int", "rows": "int", "bytes": "int", "seconds": "float"}
@@ -46,7 +46,7 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
         with told_clearly():
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             done = materialize(settings, stream.name, at=config.at, operators=config.operators, due=config.due)
-            with Place.existing(settings.warehouse, settings.catalog) as place:
+            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
                 digest = place.catalog.checkpoint(stream.name, done.checkpoint).digest
         rows = [
             {"operator": m.operator, "checkpoint": m.checkpoint, "rows": m.rows, "bytes": m.bytes, "seconds": m.seconds}

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import pyarrow.parquet as pq
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.chain_rules import amplification
 from siltstone.chains.costs import recorded_chain
 from siltstone.chains.inspect import list_checkpoints
@@ -43,7 +43,7 @@ HANDLES = {
 Metadata = dict[str, Any]
 
 
-def checkpoints_metadata(place: Place, stream: str) -> Metadata:
+def checkpoints_metadata(place: OpenWarehouse, stream: str) -> Metadata:
     """The newest checkpoint of a stream, and how its chain looks; nothing where there is none.
 
     Raises:
@@ -69,7 +69,7 @@ def checkpoints_metadata(place: Place, stream: str) -> Metadata:
     }
 
 
-def operator_metadata(place: Place, stream: str, operator: str, checkpoint: int) -> tuple[Metadata, str]:
+def operator_metadata(place: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> tuple[Metadata, str]:
     """What one operator wrote at a checkpoint, with its part of the manifest as a table; and the digest of its state.
 
     Raises:
@@ -165,7 +165,7 @@ def _ranges(ids: Collection[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
-def _picture(place: Place, stream: str) -> dg.MarkdownMetadataValue:
+def _picture(place: OpenWarehouse, stream: str) -> dg.MarkdownMetadataValue:
     """The report's picture, within the event itself, so that it lasts as long; as SVG it fits Dagster's window."""
     from siltstone.report import draw_report, report_data
 

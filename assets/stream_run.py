@@ -10,7 +10,7 @@ from assets.metadata import checkpoints_metadata, operator_metadata, sink_metada
 from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, EVENTS, SINK, asset_key, dagster_name, pool
 from jobs.run_stream import run_stream
 from resources import SparkResource, WarehouseResource
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.model import Form
 from siltstone.operator import SOURCE
 from siltstone.run.region import Completed
@@ -83,7 +83,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                 "dead_letters": sum(result.dead_letters.values()),
                 "seconds": result.seconds,
             }
-            with Place.existing(settings.warehouse, settings.catalog) as place:
+            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
                 yield from _parts(place, stream, result.checkpoints)
                 yield dg.MaterializeResult(
                     asset_key(stream.name, CHECKPOINTS),
@@ -156,7 +156,7 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
     return specs
 
 
-def _parts(place: Place, stream: Stream, checkpoints: list[int]) -> Iterator[dg.MaterializeResult]:
+def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int]) -> Iterator[dg.MaterializeResult]:
     """An event for each operator's newest base and newest delta of a run, and for its sink."""
     if not checkpoints:
         return

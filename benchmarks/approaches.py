@@ -5,8 +5,8 @@
     persistent state        the working state of before lies on this machine, at the newest checkpoint: it is opened
 
 One stream of a fixed number of keys runs on; at some lengths a copy of its warehouse is resumed in each of the three
-ways, each in a process of its own, by the code that a run uses: `Region.open`, its subtasks' steps, one after the other
-on one core, without Spark. Seconds are from the opening of the region to the end of a step without rows. Memory is that
+ways, each in a process of its own, by the code that a run uses (`ConsistentRegion.open`, then its subtasks, one by one
+on one core), without Spark. Seconds are from the opening of the region to the end of a step without rows. Memory is that
 process's at its peak, anonymous pages only: working state lies in mapped files. Only the newest checkpoint is retained.
 """
 
@@ -29,8 +29,8 @@ from benchmarks.goals import Goal, Report, table_of
 from benchmarks.memory import watched
 from benchmarks.states import MAX_PARALLELISM, OPERATOR, SUBTASKS, TABLE, rows_for, stream
 from benchmarks.summary import MB
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import DEFAULT_POLICY, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
 from siltstone.model import KeyGroupRange
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.truncate import truncate
@@ -80,8 +80,8 @@ def resume(approach: str, warehouse: str, inputs: str, result: str) -> None:
     """Come back, by one of the three ways, and say what it took."""
     files = sorted(Path(inputs).iterdir())
     nothing = pq.read_schema(files[0]).empty_table()
-    policy = named(DEFAULT_POLICY)
-    with Place.writable(warehouse) as place:
+    policy = policy_by_name(DEFAULT_POLICY)
+    with OpenWarehouse.writable(warehouse) as place:
         began = time.perf_counter()
         run = RegionRun(place, stream(), policy, SUBTASKS, checkpoint_steps=_NEVER)
         if approach == "replay":
@@ -109,11 +109,11 @@ def _live_rows(directory: Path, groups: KeyGroupRange) -> int:
 class Running:
     """The stream: every step's input is kept as a Parquet file, every step is a checkpoint."""
 
-    def __init__(self, place: Place, inputs: Path, sizes: Sizes) -> None:
+    def __init__(self, place: OpenWarehouse, inputs: Path, sizes: Sizes) -> None:
         self.place, self.inputs, self.sizes = place, inputs, sizes
         inputs.mkdir()
         self._draw = np.random.default_rng(1)
-        self._run = RegionRun(place, stream(), named(DEFAULT_POLICY), SUBTASKS)
+        self._run = RegionRun(place, stream(), policy_by_name(DEFAULT_POLICY), SUBTASKS)
         self.steps = 0
         self._step(self._draw.permutation(sizes.keys))
 
@@ -173,7 +173,7 @@ def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:
     sizes = QUICK if quick else Sizes()
     found: dict[str, list[Resumed]] = {approach: [] for approach in APPROACHES}
     stored: list[dict[str, int]] = []
-    with Place.writable(str(scratch / "warehouse")) as place:
+    with OpenWarehouse.writable(str(scratch / "warehouse")) as place:
         running = Running(place, scratch / "inputs", sizes)
         for length in sizes.lengths:
             running.upto(length)

@@ -36,7 +36,7 @@ from benchmarks.memory import watched
 from benchmarks.states import MAX_PARALLELISM, OPERATOR, SUBTASKS, TABLE, Chain, always_deltas, stream, written
 from benchmarks.summary import MB
 from benchmarks.workload import short
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions
 from siltstone.format.base import KEY_GROUP, ROW_GROUP_ROWS
 from siltstone.format.manifest import Manifest
@@ -108,13 +108,13 @@ def rewrite(paths: tuple[Path, Path]) -> None:
     )
 
 
-def manifests_of(place: Place) -> dict[int, Manifest]:
+def manifests_of(place: OpenWarehouse) -> dict[int, Manifest]:
     """Those of the newest checkpoint's chain."""
     newest = place.catalog.latest(stream().name).id
     return read_manifests(place.warehouse.store, place.catalog.chain_manifests(stream().name, newest))
 
 
-def bases(place: Place) -> list[Path]:
+def bases(place: OpenWarehouse) -> list[Path]:
     """The files of the bases that the newest checkpoint's chain begins with."""
     manifests = manifests_of(place)
     names = {h.object for h in manifests[min(manifests)].handles if h.object.endswith(".parquet")}
@@ -236,7 +236,7 @@ def _read_snapshot(state: SubtaskState, task: Load) -> None:
     state.release(task.step)
 
 
-def loads(place: Place, scratch: Path, parallelism: int) -> list[Load]:
+def loads(place: OpenWarehouse, scratch: Path, parallelism: int) -> list[Load]:
     """A task a subtask, of the newest checkpoint."""
     newest = place.catalog.latest(stream().name)
     stored = tuple(place.catalog.chain_manifests(stream().name, newest.id))
@@ -283,7 +283,7 @@ def export(job: tuple[str, UnitTask]) -> int:
     return restore_unit(Warehouse.at(warehouse).store, task).rows
 
 
-def exported(pool: ProcessPoolExecutor, place: Place, out: Path) -> float:
+def exported(pool: ProcessPoolExecutor, place: OpenWarehouse, out: Path) -> float:
     """Seconds to restore the newest checkpoint to Parquet."""
     out.mkdir()
     manifests = manifests_of(place)

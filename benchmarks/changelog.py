@@ -26,8 +26,8 @@ from benchmarks import checkpoints
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.stores import fresh_bucket
 from benchmarks.summary import MB
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.changelog.uploader import Uploader
 from siltstone.format.block import encode_block
@@ -226,8 +226,10 @@ def restore_one(url: str, catalog: Path, keys: int, changed: int, deltas: int) -
     """Write a base and deltas of all ten variables, restore one: its own bytes, and the bytes that were read."""
     stream = Stream("bench", source=lambda spark, options: spark.sql(""), operators=[Ten()], max_parallelism=128)
     random_numbers = np.random.default_rng(1)
-    with Place.writable(url, f"sqlite:///{catalog}") as place:
-        region = RegionRun(place, stream, named("adjust-d", PolicyOptions(d0=deltas, d_max=deltas)), parallelism=2)
+    with OpenWarehouse.writable(url, f"sqlite:///{catalog}") as place:
+        region = RegionRun(
+            place, stream, policy_by_name("adjust-d", PolicyOptions(d0=deltas, d_max=deltas)), parallelism=2
+        )
         for step in range(1 + deltas):
             wanted = np.arange(keys) if not step else random_numbers.choice(keys, changed, replace=False)
             values = random_numbers.integers(-(1 << 62), 1 << 62, (VARIABLES, len(wanted)))

@@ -24,7 +24,7 @@ import pyarrow as pa
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.outputs import Steps
 from benchmarks.workload import short
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions
 from siltstone.store.checksums import BARE, DEFAULT, OPTION, Algorithm
 
@@ -59,7 +59,7 @@ def measure(scratch: Path, state_rows: int, step_rows: int, steps: int, policy: 
     with ExitStack() as stack:
         sides: dict[str, Steps] = {}
         for name in algorithms:
-            place = stack.enter_context(Place.writable(f"{scratch / name}?{OPTION}={name}"))
+            place = stack.enter_context(OpenWarehouse.writable(f"{scratch / name}?{OPTION}={name}"))
             sides[name] = Steps(place, sink=False, policy=policy)
         for turn in range(1 + WARM_UP + steps):
             keys = draw.permutation(state_rows) if not turn else draw.choice(state_rows, step_rows, replace=False)

@@ -17,8 +17,8 @@ from typing import Any, cast
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.states import OPERATOR, always_deltas, stream, written
 from benchmarks.summary import MB
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit, Step
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.model import Form, StoredObject
@@ -64,7 +64,7 @@ class Lists:
         return self._store.list(prefix)
 
 
-def _commit(place: Place, epoch: int, id: int, names: list[str]) -> None:
+def _commit(place: OpenWarehouse, epoch: int, id: int, names: list[str]) -> None:
     """A checkpoint that refers to these objects; what they hold does not matter here."""
     checksum = checksum_of(_DATA)
     manifest, *segments = [StoredObject(name, len(_DATA), checksum) for name in names]
@@ -83,7 +83,7 @@ def _write(root: Path, names: list[str]) -> None:
 
 def sweeping(scratch: Path, objects: int) -> Report:
     """One checkpoint after the other, each with its orphans: what an attempt left that its checkpoint did without."""
-    with Place.writable(str(scratch / "swept")) as place:
+    with OpenWarehouse.writable(str(scratch / "swept")) as place:
         name, catalog = stream().name, place.catalog
         catalog.register(name, stream().max_parallelism, stream().definition())
         epoch, root = catalog.new_epoch(name, "benchmark"), place.warehouse.local.objects
@@ -97,7 +97,7 @@ def sweeping(scratch: Path, objects: int) -> Report:
             orphans += left
         lists = Lists(place.warehouse.store, name)
         began = time.perf_counter()
-        found = sweep(Place(cast(Any, SimpleNamespace(store=lists)), catalog), name)
+        found = sweep(OpenWarehouse(cast(Any, SimpleNamespace(store=lists)), catalog), name)
         took = time.perf_counter() - began
         again = sweep(place, name)
     assert (found.deleted, again.found) == (orphans, 0), "the orphans, and nothing else"
@@ -142,7 +142,7 @@ def _following(manifest: Manifest, epoch: int, id: int) -> CheckpointCommit:
     return commit_of(manifest, stored, [Step(id, id - 1, offsets)])
 
 
-def _catalog_bytes(place: Place) -> int:
+def _catalog_bytes(place: OpenWarehouse) -> int:
     path = place.warehouse.local.catalog
     return sum(os.path.getsize(file) for file in path.parent.glob(f"{path.name}*"))
 
@@ -152,7 +152,7 @@ def metadata(scratch: Path, checkpoints: int) -> Report:
     manifest = _real_manifest(scratch)
     largest = catalog_bytes = 0
     rules = RetentionOptions(keep_last=KEPT)
-    with Place.writable(str(scratch / "hour")) as place:
+    with OpenWarehouse.writable(str(scratch / "hour")) as place:
         name, catalog = stream().name, place.catalog
         catalog.register(name, stream().max_parallelism, stream().definition())
         epoch = catalog.new_epoch(name, "benchmark")

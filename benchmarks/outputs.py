@@ -22,11 +22,11 @@ from benchmarks.goals import Goal, Report, table_of
 from benchmarks.workload import short
 from siltstone.aggregates.operator import Aggregate, Count, Max, Min, Sum
 from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
-from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions, policy_by_name
 from siltstone.format.output import read_output
-from siltstone.run.region import Region, RegionOptions
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
 from tests.region_run import run_tasks, shuffled
@@ -40,14 +40,14 @@ STEPS, WARM_UP = 30, 5
 class Steps:
     """A stream of that operator, whose steps are timed."""
 
-    def __init__(self, place: Place, *, sink: bool, policy: PolicyOptions | None = None) -> None:
+    def __init__(self, place: OpenWarehouse, *, sink: bool, policy: PolicyOptions | None = None) -> None:
         aggregates = [Count("rows"), Sum("total", "value"), Min("least", "value"), Max("most", "value")]
         operator = Aggregate(OPERATOR, {"key": pa.int64()}, aggregates)
         sinks = {OPERATOR: ParquetSink()} if sink else {}
         stream = Stream("bench", source=lambda spark, _: spark.sql(""), operators=[operator], sinks=sinks)
-        chosen, options = named(DEFAULT_POLICY, policy), RegionOptions(parallelism=SUBTASKS)
+        chosen, options = policy_by_name(DEFAULT_POLICY, policy), RegionOptions(parallelism=SUBTASKS)
         self._place, self._sink = place, sink
-        self._region = Region.open(stream, place.warehouse, place.catalog, chosen, options, "a benchmark")
+        self._region = ConsistentRegion.open(stream, place.warehouse, place.catalog, chosen, options, "a benchmark")
         self.delivered = 0
         """rows that were handed over"""
 
@@ -85,7 +85,7 @@ def measure(scratch: Path, state_rows: int, step_rows: int, steps: int) -> Mappi
     with ExitStack() as stack:
         sides: dict[str, Steps] = {}
         for name in ("with", "without"):
-            place = stack.enter_context(Place.writable(str(scratch / f"{state_rows}-{step_rows}-{name}")))
+            place = stack.enter_context(OpenWarehouse.writable(str(scratch / f"{state_rows}-{step_rows}-{name}")))
             sides[name] = Steps(place, sink=name == "with")
         found: dict[str, list[float]] = {"with": [], "without": [], "delivery": []}
         for turn in range(1 + WARM_UP + steps):

@@ -33,7 +33,7 @@ from rich.console import Console
 
 from benchmarks.feed import FEED
 from benchmarks.goals import Goal, goals_table, table_of
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import SiltstoneError
 
 DROP_AT_MOST = 0.15
@@ -100,7 +100,7 @@ def streaming(warehouse: str, rows: int) -> Iterator[subprocess.Popen[str]]:
 def steps_done(warehouse: str) -> int:
     """The newest committed step; 0 before the first."""
     try:
-        with Place.existing(warehouse) as place:
+        with OpenWarehouse.existing(warehouse) as place:
             last = place.catalog.last_id(FEED.name)
             steps = place.catalog.steps(FEED.name, last, last - 1) if last else []
     except SiltstoneError:  # there is no warehouse yet

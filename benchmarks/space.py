@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.states import MAX_PARALLELISM, SUBTASKS, Balances, rows_for
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
-from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions, policy_by_name
 from siltstone.format.base import write_base
 from siltstone.model import KeyGroupRange
 from siltstone.operator import Operator, Rows, State, WindowState
@@ -81,7 +81,7 @@ class _Nowhere:
         pass
 
 
-def live_bytes(place: Place, run: RegionRun, operator: Operator) -> int:
+def live_bytes(place: OpenWarehouse, run: RegionRun, operator: Operator) -> int:
     """What a base of the live state takes."""
     out = _Nowhere()
     for subtask, groups in enumerate(KeyGroupRange(0, MAX_PARALLELISM).split(SUBTASKS)):
@@ -101,11 +101,11 @@ class Found:
     all: list[float]
 
 
-def amplification(place: Place, operator: Operator, rows: Callable[[int], pa.Table], steps: int) -> Found:
+def amplification(place: OpenWarehouse, operator: Operator, rows: Callable[[int], pa.Table], steps: int) -> Found:
     """Of each checkpoint after the first."""
     no_source = lambda spark, options: spark.sql("")  # noqa: E731
     stream = Stream(operator.name, source=no_source, operators=[operator], max_parallelism=MAX_PARALLELISM)
-    run = RegionRun(place, stream, named(DEFAULT_POLICY), SUBTASKS)
+    run = RegionRun(place, stream, policy_by_name(DEFAULT_POLICY), SUBTASKS)
     found = Found([], [])
     for step in range(steps + 1):
         run.step(rows(step))
@@ -127,7 +127,7 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
     }
     heads = ("workload", "checkpoints", "median", "most", "most, with manifests")
     report = Report([table_of("space amplification: stored over live bytes, one checkpoint retained", *heads)])
-    with Place.writable(str(scratch / "space")) as place:
+    with OpenWarehouse.writable(str(scratch / "space")) as place:
         for name, (operator, rows) in workloads.items():
             found = amplification(place, operator, rows, steps)
             cells = [f"{value:.2f}" for value in (median(found.own), max(found.own), max(found.all))]

@@ -19,7 +19,7 @@ from sqlalchemy import create_engine, insert, update
 from benchmarks.goals import Goal, Report, table_of
 from siltstone.aggregates.operator import Aggregate, Count
 from siltstone.catalog import tables as t
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.settings import Settings
 from siltstone.stream import Stream
 
@@ -76,7 +76,7 @@ def _seed(settings: Settings, steps: int) -> None:
     from siltstone.spark.runner import StreamRunner
     from siltstone.spark.session import spark_session
 
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         region = open_region(settings, STREAM, place, {}, 1)
         last = region.input_position().newest[-1]
         begins = place.catalog.input_position(STREAM.name, 0).beginning
@@ -115,7 +115,7 @@ def _seed(settings: Settings, steps: int) -> None:
 
 def _read(settings: Settings) -> None:
     """What a start reads of the input log."""
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         position = place.catalog.input_position(STREAM.name, _FAR)
         assert len(position.newest) == 2 and place.catalog.logged_steps(STREAM.name) == []
 

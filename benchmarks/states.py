@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.model import Form
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.run.region import Completed
@@ -60,10 +60,10 @@ def always_deltas(most: int = 1_000_000) -> PolicyOptions:
 class Chain:
     """A stream of `rows` keys that is loaded and then changed; each step is a checkpoint."""
 
-    def __init__(self, place: Place, rows: int, options: PolicyOptions, seed: int = 1) -> None:
+    def __init__(self, place: OpenWarehouse, rows: int, options: PolicyOptions, seed: int = 1) -> None:
         self.place, self.rows = place, rows
         self._draw = np.random.default_rng(seed)
-        self._run = RegionRun(place, stream(), named("adjust-d", options), SUBTASKS)
+        self._run = RegionRun(place, stream(), policy_by_name("adjust-d", options), SUBTASKS)
         self.base = self._step(self._draw.permutation(rows))
 
     def change(self, rows: int) -> Completed:
@@ -97,5 +97,5 @@ class Chain:
 @contextmanager
 def written(url: str, rows: int, options: PolicyOptions) -> Iterator[Chain]:
     """A new warehouse with a loaded stream."""
-    with Place.writable(url) as place:
+    with OpenWarehouse.writable(url) as place:
         yield Chain(place, rows, options)

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.workload import FILES_A_STEP, KEY, VALUE
 from siltstone.aggregates.operator import Aggregate, Count, Max, Min, Sum
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.model import Form
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
@@ -71,7 +71,7 @@ def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
     operator = Aggregate(OPERATOR, key={KEY: pa.int64()}, aggregates=functions, output=False)
     stream = Stream("bench", None, [operator])
     settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES)
-    with Place.writable(settings.warehouse) as place:
+    with OpenWarehouse.writable(settings.warehouse) as place:
         region = open_region(settings, stream, place, {}, CORES)
         completed: list[Completed] = []
         runner = StreamRunner(spark, region, on_checkpoint=completed.append)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.chain_rules import amplification
 from siltstone.chains.chain_rules import restore_s as predicted_restore_s
 from siltstone.chains.costs import recorded_chain
@@ -38,9 +38,9 @@ class Subject:
         """The stream's name."""
         return self.stream.name
 
-    def place(self) -> Place:
+    def place(self) -> OpenWarehouse:
         """Its warehouse and catalog, to be closed."""
-        return Place.existing(self.settings.warehouse, self.settings.catalog)
+        return OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog)
 
 
 def proofs(subject: Subject) -> Facts:

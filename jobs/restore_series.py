@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from jobs.command import job_parser, run_job
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ProofFailed, UsageError
 from siltstone.restore.series import RestoredLabel
 from siltstone.settings import Settings
@@ -31,7 +31,7 @@ def restore_series(
         ProofFailed: some are not proven; all others are restored.
         SiltstoneError: see `siltstone.spark.operations.restore_series`.
     """
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         wanted = labels(place.catalog)
     from siltstone.spark import operations
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from jobs.command import job_parser, run_job
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def sweep(
     """
     from siltstone.retention import sweep as sweeping
 
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         return sweeping.sweep(place, stream, sweeping.SweepOptions(limit, dry_run, incomplete))
 
 

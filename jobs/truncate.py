@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from jobs.command import job_parser, run_job
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def truncate(settings: Settings, stream: str, *, dry_run: bool = False) -> "Trun
     """
     from siltstone.retention import truncate as retention
 
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         return retention.truncate(place, stream, settings.retention, dry_run=dry_run)
 
 

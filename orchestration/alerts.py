@@ -8,7 +8,7 @@ import dagster as dg
 
 from resources import SparkResource, WarehouseResource
 from resources.notifier import Alert, Notifier
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.errors import SiltstoneError
 from siltstone.settings import Settings
@@ -32,7 +32,7 @@ def alert_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition:
         told = set(json.loads(context.cursor)) if context.cursor else set()
         settings = warehouse.settings(spark)
         try:
-            with Place.existing(settings.warehouse, settings.catalog) as place:
+            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
                 there = {record.name for record in place.catalog.streams()}
                 found = [a for name in sorted(there & streams.keys()) for a in alerts_of(settings, place, name)]
         except SiltstoneError as error:
@@ -53,7 +53,7 @@ def alert_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition:
     return alerts
 
 
-def alerts_of(settings: Settings, place: Place, stream: str) -> Iterator[Alert]:
+def alerts_of(settings: Settings, place: OpenWarehouse, stream: str) -> Iterator[Alert]:
     """Everything about a stream that a person should look at."""
     catalog = place.catalog
     for record in catalog.checkpoints(stream):

@@ -11,8 +11,8 @@ from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key
 from assets.partitions import hours_of, hours_over, partitions_of
 from assets.stream_run import run_by_dagster
 from resources import SparkResource, WarehouseResource
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointRecord
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import SiltstoneError
 from siltstone.model import Form
 from siltstone.stream import Stream
@@ -44,7 +44,7 @@ def new_checkpoints_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition
         hours: list[dg.AddDynamicPartitionsRequest] = []
         settings = warehouse.settings(spark)
         try:
-            with Place.existing(settings.warehouse, settings.catalog) as place:
+            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
                 there = {record.name for record in place.catalog.streams()}
                 for name in sorted(there & streams.keys()):
                     records = place.catalog.checkpoints_after(name, seen.get(name, 0), AT_ONCE)
@@ -67,7 +67,9 @@ def new_checkpoints_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition
     return new_checkpoints
 
 
-def _events(place: Place, stream: str, records: Sequence[CheckpointRecord]) -> Iterator[dg.AssetMaterialization]:
+def _events(
+    place: OpenWarehouse, stream: str, records: Sequence[CheckpointRecord]
+) -> Iterator[dg.AssetMaterialization]:
     """The events of some checkpoints, but for those that runs of Dagster's told of themselves."""
     by_dagster = {run.epoch for run in place.catalog.runs(stream) if run_by_dagster(run.who)}
     for record in records:

@@ -15,8 +15,8 @@ from assets.names import CHECKPOINTS, OF_OPERATORS, asset_of, dagster_name
 from assets.stream_run import BY_DAGSTER
 from orchestration.operations import OPERATION_TAG, RECOVER, RUN, STREAM_TAG, SWEEP, job_tags
 from orchestration.schedules import unfinished
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import RunRecord
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import SiltstoneError
 from siltstone.settings import RecoveryOptions, Settings
 from siltstone.stream import Stream
@@ -60,7 +60,7 @@ def recovery_sensor(
 def newest_run(settings: Settings, stream: str) -> RunRecord | None:
     """Who wrote to a stream last, by the catalog; None where that cannot be told."""
     try:
-        with Place.existing(settings.warehouse, settings.catalog) as place:
+        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
             return next(reversed(place.catalog.runs(stream)), None)
     except SiltstoneError:  # the recovery says what is wrong
         return None

@@ -15,8 +15,8 @@ import dagster as dg
 from assets.names import FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
 from orchestration.operations import MATERIALIZE, SNAPSHOT, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP, job_tags
 from resources import SparkResource, WarehouseResource
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.run.snapshot import find_obstacle
@@ -105,7 +105,7 @@ def unfinished(instance: dg.DagsterInstance, stream: Stream, operation: str) -> 
 def _nothing_to_do(settings: Settings, stream: str, operation: str) -> str | None:
     """Why no run is needed; None where one is, and where that cannot be told: the run then says what is wrong."""
     try:
-        with Place.existing(settings.warehouse, settings.catalog) as place:
+        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
             catalog = place.catalog
             if not any(record.name == stream for record in catalog.streams()) or not catalog.checkpoints(stream, 1):
                 return f"{stream} has no checkpoint yet"

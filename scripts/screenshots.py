@@ -13,7 +13,7 @@ from pathlib import Path
 from playwright.sync_api import Page as Browser
 from playwright.sync_api import sync_playwright
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from tests.dagster.page import LOCATION, REPOSITORY_NAME, Page, browser, served
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
@@ -55,7 +55,7 @@ def set_scene(page: Page, warehouse: Path) -> str:
     _expect(page, run, "SUCCESS")
     backfill = page.backfill(f"{STREAM}/restored_state", DAYS)
     assert page.backfilled(backfill)["status"] == "COMPLETED_SUCCESS"
-    with Place.existing(str(warehouse)) as place:
+    with OpenWarehouse.existing(str(warehouse)) as place:
         before = place.catalog.checkpoints(STREAM)[-1].id
         killed = _launch(page, 20)
         process = page.process(killed)
@@ -67,7 +67,7 @@ def set_scene(page: Page, warehouse: Path) -> str:
     sweep = page.wait(lambda: next(iter(page.runs({"siltstone/follows": recovery})), None), "the sweep").id
     _expect(page, sweep, "SUCCESS")
     _expect(page, _launch(page, 5), "SUCCESS")
-    with Place.existing(str(warehouse)) as place:
+    with OpenWarehouse.existing(str(warehouse)) as place:
         # A materialization that was killed with its run keeps others from its operator until its lease has expired.
         page.wait(lambda: not place.catalog.live_leases(STREAM) or None, "the leases of what was killed to expire")
     made = [f"{STREAM}/materialization", f"{STREAM}/full_snapshot"]

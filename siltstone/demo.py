@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from rich.console import Console
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointRecord
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, UsageError
 from siltstone.report import checkpoint_table, draw_report, report_data
 from siltstone.settings import Settings
@@ -79,7 +79,7 @@ def _prove(settings: Settings, console: Console, root: Path) -> None:
     console.print(f"{taken.rows:,} live rows copied as a snapshot, to compare the last restore with row by row.")
     proof = operations.verify(settings, STREAM, every=True, deep=True)
     restored = operations.restore(settings, STREAM, to=root / "restored")
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         data = report_data(place.catalog, STREAM)
     console.print(checkpoint_table(data))
     _count(console, root)
@@ -176,7 +176,7 @@ def _tell(
 def _checkpoints(settings: Settings, after: int) -> list[CheckpointRecord]:
     """The checkpoints there are by now beyond `after`; none where the stream has not begun."""
     try:
-        with Place.existing(settings.warehouse, settings.catalog) as place:
+        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
             new = place.catalog.last_id(STREAM) - after
             return place.catalog.checkpoints(STREAM, limit=new) if new > 0 else []
     except UsageError:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject
 from siltstone.model import StoredObject
 from siltstone.store.filesystem import FilesystemStore
@@ -15,7 +15,7 @@ from siltstone.store.identity import read_identity
 from siltstone.store.paths import IDENTITY
 
 
-def identity_of(place: Place) -> str | None:
+def identity_of(place: OpenWarehouse) -> str | None:
     """The identity that store and catalog agree on."""
     recorded = place.catalog.recorded_identity()
     assert recorded.next is None and recorded.identity == read_identity(place.warehouse.store)

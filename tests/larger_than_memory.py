@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.state.backends.heap.layout import Layout
 from siltstone.stream import Stream
@@ -26,7 +26,7 @@ ROWS = 5_200_000
 STEP_ROWS = 100_000
 CHANGED_STEPS = 2
 GROUPS = 128
-LONG = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None))
+LONG = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None))
 """one base, then deltas"""
 
 
@@ -62,7 +62,7 @@ def run(warehouse: str, limit_bytes: int) -> dict[str, object]:
     def note(phase: str) -> None:
         peaks[phase] = max(peaks.get(phase, 0), anonymous_bytes() - baseline)
 
-    with Place.writable(warehouse) as place:
+    with OpenWarehouse.writable(warehouse) as place:
         first = RegionRun(place, STREAM, LONG, checkpoint_steps=ROWS // STEP_ROWS)
         for at in range(0, ROWS, STEP_ROWS):
             first.step(pa.table({"k": np.arange(at, at + STEP_ROWS), "n": np.arange(at, at + STEP_ROWS)}))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.store.paths import CheckpointPath
 from tests.proofs import failures
 from tests.redis_server import shared_server
@@ -15,32 +15,37 @@ from tests.store_cases_s3 import fresh_bucket
 from tests.sums import NAME, POLICY, STREAM, rows
 
 
-def new_run(place: Place) -> RegionRun:
+def new_run(place: OpenWarehouse) -> RegionRun:
     """Take the stream over."""
     return RegionRun(place, STREAM, POLICY, parallelism=2)
 
 
-def filesystem(tmp_path: Path) -> Place:
-    return Place.writable(str(tmp_path / "w"))
+def filesystem(tmp_path: Path) -> OpenWarehouse:
+    return OpenWarehouse.writable(str(tmp_path / "w"))
 
 
-def rocksdb(tmp_path: Path) -> Place:
-    return Place.writable(f"rocksdb://{tmp_path}/w")
+def rocksdb(tmp_path: Path) -> OpenWarehouse:
+    return OpenWarehouse.writable(f"rocksdb://{tmp_path}/w")
 
 
-def redis(tmp_path: Path) -> Place:
+def redis(tmp_path: Path) -> OpenWarehouse:
     url = shared_server().url(f"prefix={uuid.uuid4().hex}&local={tmp_path}/w")
-    return Place.writable(url, f"sqlite:///{tmp_path}/catalog.db")
+    return OpenWarehouse.writable(url, f"sqlite:///{tmp_path}/catalog.db")
 
 
-def s3(tmp_path: Path) -> Place:
+def s3(tmp_path: Path) -> OpenWarehouse:
     server = moto()
     _, bucket = fresh_bucket(server)
     url = f"s3://{bucket}/warehouse?endpoint={server.endpoint}&region=us-east-1&local={tmp_path}/w"
-    return Place.writable(url, f"sqlite:///{tmp_path}/catalog.db")
+    return OpenWarehouse.writable(url, f"sqlite:///{tmp_path}/catalog.db")
 
 
-PLACES: dict[str, Callable[[Path], Place]] = {"filesystem": filesystem, "rocksdb": rocksdb, "redis": redis, "s3": s3}
+PLACES: dict[str, Callable[[Path], OpenWarehouse]] = {
+    "filesystem": filesystem,
+    "rocksdb": rocksdb,
+    "redis": redis,
+    "s3": s3,
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Injected:
         return {*self.writing, *self.ahead, *self.strange}
 
 
-def write(place: Place) -> RegionRun:
+def write(place: OpenWarehouse) -> RegionRun:
     """Checkpoints 1 and 2 by epoch 1, 3 to 5 by epoch 2, which is left running."""
     first = new_run(place)
     for n in (1, 2):
@@ -76,7 +81,7 @@ def write(place: Place) -> RegionRun:
     return second
 
 
-def inject(place: Place) -> Injected:
+def inject(place: OpenWarehouse) -> Injected:
     """Orphans of every class beside what `write` wrote."""
 
     def path(epoch: int, checkpoint: int) -> CheckpointPath:
@@ -109,17 +114,17 @@ def inject(place: Place) -> Injected:
     return injected
 
 
-def stored(place: Place, prefix: str = f"{NAME}/") -> set[str]:
+def stored(place: OpenWarehouse, prefix: str = f"{NAME}/") -> set[str]:
     """Names in the store."""
     return {name for name, _ in place.warehouse.store.list(prefix)}
 
 
-def referenced(place: Place) -> set[str]:
+def referenced(place: OpenWarehouse) -> set[str]:
     """Names that the catalog refers to."""
     return {o.name for o in place.catalog.objects(NAME)}
 
 
-def check_whole(place: Place, *others: str) -> None:
+def check_whole(place: OpenWarehouse, *others: str) -> None:
     """All checkpoints prove, and the stream's objects are those referred to and `others`."""
     assert not failures(place, NAME)
     assert stored(place) == referenced(place) | set(others)

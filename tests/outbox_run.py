@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.format.output import read_output
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.run.region import Completed
@@ -19,7 +19,7 @@ from siltstone.stream import DEAD_LETTERS, Stream
 from tests.region_run import RegionRun
 
 NAME, SINK = "tallies", "by_key"
-POLICY = named("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
+POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
 
 
 class Tallies(Operator):
@@ -90,7 +90,7 @@ class Outboxed(RegionRun):
 
     def __init__(
         self,
-        place: Place,
+        place: OpenWarehouse,
         heard: Heard,
         *,
         stream: Stream = STREAM,
@@ -129,17 +129,17 @@ def inputs(numbers: Sequence[int], rows: int = 10) -> list[int]:
     return sorted(n for number in numbers for n in batch(number, rows).column("n").to_pylist())
 
 
-def staged(place: Place) -> list[str]:
+def staged(place: OpenWarehouse) -> list[str]:
     """The staged objects in the store."""
     return [name for name, _ in place.warehouse.store.list(f"{NAME}/") if name.endswith(".output.arrow")]
 
 
-def outstanding(place: Place, stream: str = NAME) -> list[int]:
+def outstanding(place: OpenWarehouse, stream: str = NAME) -> list[int]:
     """Checkpoints whose output is to be delivered."""
     return [output.checkpoint for output in place.catalog.outputs(stream, outstanding=True)]
 
 
-def damage(place: Place, checkpoint: int) -> None:
+def damage(place: OpenWarehouse, checkpoint: int) -> None:
     """Alter what a checkpoint has staged."""
     for output in place.catalog.outputs(NAME):
         if output.checkpoint == checkpoint:

@@ -5,14 +5,14 @@ from datetime import datetime
 from pathlib import Path
 
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.store.open import Warehouse
 
 
-def place_at(root: Path, now: Callable[[], datetime] | None = None) -> Place:
+def place_at(root: Path, now: Callable[[], datetime] | None = None) -> OpenWarehouse:
     """The warehouse in this directory, made where missing, with a catalog that takes its time from `now`."""
     if now is None:
-        return Place.writable(str(root))
+        return OpenWarehouse.writable(str(root))
     warehouse = Warehouse.at(str(root))
     warehouse.prepare()
-    return Place(warehouse, open_catalog(warehouse.catalog_url, now=now))
+    return OpenWarehouse(warehouse, open_catalog(warehouse.catalog_url, now=now))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ProofFailed
 from siltstone.format.manifest import Manifest
 from siltstone.restore.export import restore_unit, unit_tasks, whole_digest
@@ -17,21 +17,23 @@ def in_order(function: Callable[[Any], Any], pieces: Iterable[Any]) -> list[Any]
     return [function(piece) for piece in pieces]
 
 
-def failures(place: Place, stream: str, wanted: Sequence[int] | None = None) -> list[Failure]:
+def failures(place: OpenWarehouse, stream: str, wanted: Sequence[int] | None = None) -> list[Failure]:
     """Why these checkpoints (all, for None) are not proven, one reason each; empty where all are."""
     ids = wanted or [c.id for c in place.catalog.checkpoints(stream)]
     proof = prove_checkpoints(place, stream, ids, in_order)
     return [proof.failures[c] for c in sorted(proof.failures)]
 
 
-def rebuilt_digest(place: Place, manifests: Mapping[int, Manifest], checkpoint: int, parallelism: int = 1) -> str:
+def rebuilt_digest(
+    place: OpenWarehouse, manifests: Mapping[int, Manifest], checkpoint: int, parallelism: int = 1
+) -> str:
     """The digest of what a restore rebuilds that has read the manifests of the checkpoint's chain."""
     store = place.warehouse.store
     tasks, _ = unit_tasks(manifests, checkpoint, parallelism, None)
     return whole_digest([restore_unit(store, task) for task in tasks], manifests[checkpoint].max_parallelism)
 
 
-def restored_digest(place: Place, stream: str, checkpoint: int, parallelism: int = 1) -> str:
+def restored_digest(place: OpenWarehouse, stream: str, checkpoint: int, parallelism: int = 1) -> str:
     """The digest of what a restore of the checkpoint rebuilds.
 
     Raises:

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policy_rules import Policy
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.operator import SOURCE
 from siltstone.run.processing import ACKNOWLEDGEMENT, HASH
-from siltstone.run.region import Completed, Region, RegionOptions
+from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.run.subtask import run_subtask
 from siltstone.run.task import StepTask
 from siltstone.state.hashing import key_groups, normalise_keys, xxhash64
@@ -23,7 +23,7 @@ from siltstone.stream import Stream
 class RegionSteps:
     """The steps of an open region: `step` for each micro-batch."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: ConsistentRegion) -> None:
         self.region = region
         self.batches = region.input_position().next_batch
         """taken so far; steps without rows take none"""
@@ -67,7 +67,7 @@ class RegionRun(RegionSteps):
 
     def __init__(
         self,
-        place: Place,
+        place: OpenWarehouse,
         stream: Stream,
         policy: Policy,
         parallelism: int = 1,
@@ -77,7 +77,7 @@ class RegionRun(RegionSteps):
         options = RegionOptions(
             parallelism=parallelism, checkpoint_steps=checkpoint_steps, upload=upload or UploadOptions()
         )
-        super().__init__(Region.open(stream, place.warehouse, place.catalog, policy, options, "a test"))
+        super().__init__(ConsistentRegion.open(stream, place.warehouse, place.catalog, policy, options, "a test"))
 
 
 def run_tasks(

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.settings import load_settings
@@ -138,7 +138,7 @@ class Noticing(Counts):
 
     def region_checkpointed(self, checkpoint: int) -> None:
         """Look the checkpoint up."""
-        with Place.existing(load_settings().warehouse) as place:
+        with OpenWarehouse.existing(load_settings().warehouse) as place:
             self.seen.append((checkpoint, place.catalog.last_id("noticing")))
 
 
@@ -148,7 +148,7 @@ class Overtaken(Counts):
     def region_checkpointed(self, checkpoint: int) -> None:
         """Be that other writer."""
         if checkpoint == 2:
-            with Place.existing(load_settings().warehouse) as place:
+            with OpenWarehouse.existing(load_settings().warehouse) as place:
                 place.catalog.new_epoch("overtaken", "another")
 
 

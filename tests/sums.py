@@ -3,12 +3,12 @@
 import numpy as np
 import pyarrow as pa
 
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.stream import Stream
 
 NAME = "sums"
-POLICY = named("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
+POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
 
 
 class Sums(Operator):

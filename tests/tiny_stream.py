@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import CorruptObject
 from siltstone.model import KeyGroupRange
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
@@ -68,7 +68,7 @@ class Stored:
 
     url: str
     packed: bool
-    place: Place
+    place: OpenWarehouse
     snapshot: tuple[Any, ...]
 
     def path(self, name: str) -> Path:
@@ -82,8 +82,8 @@ class Stored:
 @contextmanager
 def written(url: str) -> Iterator[Stored]:
     """The stream's four checkpoints at a warehouse's URL."""
-    with Place.writable(url) as place:
-        policy = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
+    with OpenWarehouse.writable(url) as place:
+        policy = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
         run = RegionRun(place, STREAM, policy)
         for checkpoint in range(1, LAST + 1):
             run.step(rows_of(checkpoint))

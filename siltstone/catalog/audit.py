@@ -19,7 +19,7 @@ from siltstone.catalog import fencing, rows
 from siltstone.catalog import tables as t
 from siltstone.catalog.leases import leases, remove_expired
 from siltstone.catalog.passes import Pass, note_pass
-from siltstone.catalog.records import Standing
+from siltstone.catalog.records import CatalogView
 from siltstone.catalog.rewinding import rewindings
 from siltstone.catalog.transactions import Transactions
 from siltstone.store.paths import stream_prefix
@@ -33,7 +33,7 @@ RECORDS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class Tombstone:
     """What is to be deleted: a name in the store, its bytes, why, and when it was written, if that is known."""
 
     name: str
@@ -44,7 +44,7 @@ class Doomed:
 
 @dataclass(frozen=True, slots=True)
 class DeletionRecord:
-    """One deletion: as `Doomed`, by whom and when."""
+    """One deletion: as `Tombstone`, by whom and when."""
 
     stream: str
     name: str
@@ -58,7 +58,7 @@ class DeletionRecord:
 class Audit(Transactions):
     """Deletions from the store."""
 
-    def standing(self, stream: str, names: Iterable[str] | None = None) -> Standing:
+    def standing(self, stream: str, names: Iterable[str] | None = None) -> CatalogView:
         """How things stand; references among `names`, or for None among all names of the stream."""
         with self._reading() as connection:
             return _standing(connection, stream, names, self._time(connection))
@@ -68,9 +68,9 @@ class Audit(Transactions):
         stream: str,
         who: str,
         names: Sequence[str],
-        decide: Callable[[Standing], Sequence[Doomed]],
+        decide: Callable[[CatalogView], Sequence[Tombstone]],
         by: Pass | None = None,
-    ) -> list[Doomed]:
+    ) -> list[Tombstone]:
         """Write down what is about to be deleted of objects that nothing refers to; only that may be deleted then.
 
         Args:
@@ -87,8 +87,8 @@ class Audit(Transactions):
             return doomed
 
     def record_deletion(
-        self, stream: str, epoch: int, who: str, doomed: Sequence[Doomed], by: Pass | None = None
-    ) -> list[Doomed]:
+        self, stream: str, epoch: int, who: str, doomed: Sequence[Tombstone], by: Pass | None = None
+    ) -> list[Tombstone]:
         """Write down what is about to be deleted of checkpoints marked as deleted, guarded by the writer epoch; `by` is
         the pass that it is a part of.
 
@@ -121,7 +121,7 @@ class Audit(Transactions):
             return [DeletionRecord(**row) for row in connection.execute(query).mappings()][::-1]
 
 
-def _standing(connection: Connection, stream: str, names: Iterable[str] | None, now: datetime) -> Standing:
+def _standing(connection: Connection, stream: str, names: Iterable[str] | None, now: datetime) -> CatalogView:
     """The order matters where statements see what is committed between them: a lease ends after what its holder wrote
     is referred to, and a checkpoint is the newest when all it refers to is; so references are read last, but for
     rewindings, which take references away."""
@@ -130,7 +130,7 @@ def _standing(connection: Connection, stream: str, names: Iterable[str] | None, 
     ended = connection.scalar(select(r.ended_at).where(r.stream == stream, r.epoch == epoch)) is not None
     newest = connection.scalar(select(func.max(c.id)).where(c.stream == stream)) or 0
     epochs = connection.scalars(select(c.epoch).where(c.stream == stream).distinct())
-    return Standing(
+    return CatalogView(
         stream=stream,
         epoch=epoch,
         ended=ended,
@@ -172,7 +172,7 @@ def _referring(connection: Connection, streams: Select[tuple[str]], names: Itera
 
 
 def _record(
-    connection: Connection, stream: str, who: str, doomed: Sequence[Doomed], now: datetime, by: Pass | None
+    connection: Connection, stream: str, who: str, doomed: Sequence[Tombstone], now: datetime, by: Pass | None
 ) -> None:
     """A row each, and their sum in the row of the pass. What a deletion that did not end has written down already stays
     as it is. Old ones make room."""

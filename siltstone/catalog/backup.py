@@ -20,7 +20,7 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, Engine, MetaData, delete
 
 from siltstone.catalog.drafts import SQLITE_FILES, remove_leftovers, whole_file
-from siltstone.catalog.engine import WRITE, open_engine, parse_url, reaching, shown
+from siltstone.catalog.engine import WRITE, open_engine, parse_url, redacted_url, translate_errors
 from siltstone.catalog.open import check_file, no_catalog
 from siltstone.catalog.shapes import copy_rows, differences, row_counts, tables_found, tables_made_by
 from siltstone.catalog.tables import REVISION_TABLE
@@ -58,7 +58,7 @@ def open_database(url: str) -> Iterator[Engine]:
         check_file(Path(str(parsed.database)), parsed, create=False)
     engine = open_engine(parsed, create=False, timeout_s=_TIMEOUT_S)
     try:
-        with reaching(parsed):
+        with translate_errors(parsed):
             yield engine
     finally:
         engine.dispose()
@@ -74,7 +74,7 @@ def existing_revision(connection: Connection) -> str:
     found = revision(connection)
     if found is None:
         raise no_catalog(connection.engine.url)
-    check_not_newer(found, shown(connection.engine.url))
+    check_not_newer(found, redacted_url(connection.engine.url))
     return found
 
 
@@ -168,7 +168,9 @@ def _copy_pages(engine: Engine, draft: Path) -> None:
 
     def give_up(_status: int, remaining: int, _total: int) -> None:
         if remaining and time.monotonic() > until:
-            raise Unreachable(f"cannot read the catalog {shown(engine.url)}: another process has it locked; try again")
+            raise Unreachable(
+                f"cannot read the catalog {redacted_url(engine.url)}: another process has it locked; try again"
+            )
 
     source = engine.raw_connection()  # one that writes would not be read from
     try:
@@ -201,13 +203,13 @@ def _bring_rows_back(source: Connection, found: str, url: URL) -> None:
     made = tables_made_by(found)
     engine = open_engine(url, create=False, timeout_s=_TIMEOUT_S)
     try:
-        with reaching(url), engine.begin() as target:
+        with translate_errors(url), engine.begin() as target:
             lock_upgrades(target)
             taken = tables_found(target, made.tables).tables
             if taken:
                 raise UsageError(
-                    f"the database {shown(url)} has tables {', '.join(sorted(taken))} already, and is left as it is: "
-                    "name an empty database or schema"
+                    f"the database {redacted_url(url)} has tables {', '.join(sorted(taken))} already, and is left as "
+                    "it is: name an empty database or schema"
                 )
             _copy_tables(source, target, found, made)
     finally:

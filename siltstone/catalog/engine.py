@@ -19,7 +19,7 @@ from sqlalchemy import exc as sa
 
 from siltstone.errors import Unreachable, UsageError
 from siltstone.store.private import make_private_file
-from siltstone.store.url import shown as shown_url
+from siltstone.store.url import redacted
 
 WRITE = "siltstone_write"
 """execution option of a connection whose transactions write"""
@@ -76,15 +76,15 @@ def parse_url(url: str) -> URL:
     raise UsageError(f"a catalog cannot be kept in {parsed.drivername}: {_FORMS}")
 
 
-def shown(url: URL) -> str:
+def redacted_url(url: URL) -> str:
     """The URL as people may see it: no password, wherever it stands."""
     if url.drivername == "sqlite":
         return f"{_SQLITE}{url.database}"
-    return shown_url(url.render_as_string(hide_password=True))
+    return redacted(url.render_as_string(hide_password=True))
 
 
 @contextmanager
-def reaching(url: URL, what: str = "") -> Iterator[None]:
+def translate_errors(url: URL, what: str = "") -> Iterator[None]:
     """Turn the driver's errors into ours; `what` names the thing being written, where one is.
 
     Raises:
@@ -96,7 +96,7 @@ def reaching(url: URL, what: str = "") -> Iterator[None]:
     except (sa.IntegrityError, sa.DataError) as error:
         raise UsageError(f"the catalog refuses {what or 'this'}: {_reason(error)}") from error
     except (sa.DBAPIError, sa.TimeoutError) as error:
-        message = f"cannot use the catalog {shown(url)}: {_reason(error)}; {_advice(url)}"
+        message = f"cannot use the catalog {redacted_url(url)}: {_reason(error)}; {_advice(url)}"
         raise Unreachable(message, transient=is_passing(error)) from error
     except sa.StatementError as error:
         raise UsageError(f"the catalog cannot hold {what or 'this'}: {_reason(error)}") from error
@@ -142,7 +142,7 @@ def check_reachable(url: str, what: str, timeout_s: float = 10.0) -> None:
     try:
         engine.connect().close()
     except (sa.DBAPIError, sa.TimeoutError) as error:
-        raise Unreachable(f"cannot use {what} {shown(parsed)}: {_reason(error)}; {_advice(parsed)}") from error
+        raise Unreachable(f"cannot use {what} {redacted_url(parsed)}: {_reason(error)}; {_advice(parsed)}") from error
     finally:
         engine.dispose()
 

@@ -22,8 +22,8 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
 from siltstone.log import get_logger
 from siltstone.store.base import Store
@@ -35,7 +35,7 @@ _PLAUSIBLE = 1_000_000
 """how many epochs or checkpoints the store may be ahead of a catalog that was restored from a backup"""
 
 
-def begin_epoch(place: Place, stream: str, who: str) -> int:
+def begin_epoch(place: OpenWarehouse, stream: str, who: str) -> int:
     """Take a stream over: begin its next writer epoch, in the catalog and in the store.
 
     Args:
@@ -58,7 +58,7 @@ def begin_epoch(place: Place, stream: str, who: str) -> int:
     return epoch
 
 
-def mark_fork(place: Place, stream: str) -> None:
+def mark_fork(place: OpenWarehouse, stream: str) -> None:
     """Mark a fork in the store, for all streams that it was made from; for a stream that is no fork, do nothing.
 
     Raises:
@@ -71,7 +71,7 @@ def mark_fork(place: Place, stream: str) -> None:
             place.warehouse.store.put(fork_mark(ancestor, stream), f"{stream}\n".encode())
 
 
-def check_new_name(place: Place, stream: str) -> None:
+def check_new_name(place: OpenWarehouse, stream: str) -> None:
     """Make sure that the store holds nothing of a stream that the catalog does not know.
 
     Raises:
@@ -88,7 +88,7 @@ def check_new_name(place: Place, stream: str) -> None:
         )
 
 
-def go_on_from_backup(place: Place, stream: str, who: str, outcome: str) -> bool:
+def go_on_from_backup(place: OpenWarehouse, stream: str, who: str, outcome: str) -> bool:
     """Where the catalog is older than the store, take the stream over under an epoch above the store's, and end it.
 
     What newer runs have written, and the catalog does not know of, is given up: it is kept for a while, as after any
@@ -128,7 +128,7 @@ def go_on_from_backup(place: Place, stream: str, who: str, outcome: str) -> bool
     return True
 
 
-def check_catalog(place: Place, stream: str) -> None:
+def check_catalog(place: OpenWarehouse, stream: str) -> None:
     """Make sure that the catalog knows every writer epoch of a stream, and every fork of it, that the store knows.
 
     For whatever deletes: what it takes for orphans may be newer than the catalog.
@@ -161,7 +161,7 @@ def _first(store: Store, prefix: str) -> str | None:
     return next((name for name, _ in store.list(prefix)), None)
 
 
-def _refuse_implausible(place: Place, name: str, ahead: int) -> None:
+def _refuse_implausible(place: OpenWarehouse, name: str, ahead: int) -> None:
     if ahead > _PLAUSIBLE:
         raise WrongWarehouse(
             f"object {name} in {place.warehouse.label} is {ahead:,} epochs or checkpoints ahead of the catalog "
@@ -183,7 +183,7 @@ def _unknown_forks(catalog: Catalog, stream: str, marks: _Marks) -> list[str]:
     return unknown
 
 
-def _mark(place: Place, stream: str, epoch: int, who: str, marked: list[int]) -> None:
+def _mark(place: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[int]) -> None:
     """Mark an epoch in the store, in place of those `marked` before it."""
     store, catalog = place.warehouse.store, place.catalog
     try:
@@ -203,7 +203,7 @@ def _mark(place: Place, stream: str, epoch: int, who: str, marked: list[int]) ->
         _LOG.warning("old epoch marks stay", stream=stream, epoch=epoch, error=str(error))
 
 
-def _is_older(place: Place, stream: str, marks: _Marks) -> bool:
+def _is_older(place: OpenWarehouse, stream: str, marks: _Marks) -> bool:
     """Whether the store, whose marks were read before, knows runs of the stream that the catalog does not."""
     catalog, store = place.catalog, place.warehouse.store
     while True:
@@ -221,7 +221,7 @@ def _is_older(place: Place, stream: str, marks: _Marks) -> bool:
             return True  # else a run at work has gone on meanwhile
 
 
-def _refuse_older(place: Place, stream: str, marks: _Marks) -> None:
+def _refuse_older(place: OpenWarehouse, stream: str, marks: _Marks) -> None:
     catalog = place.catalog
     forks = _unknown_forks(catalog, stream, marks)
     if not forks and not _is_older(place, stream, marks):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
-from siltstone.catalog.engine import open_engine, parse_url, reaching, shown
+from siltstone.catalog.engine import open_engine, parse_url, redacted_url, translate_errors
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.upgrade import create_tables, revision
 from siltstone.errors import Unreachable, UsageError
@@ -44,7 +44,7 @@ def open_catalog(
         check_file(Path(str(parsed.database)), parsed, create)
     engine = open_engine(parsed, create=create, timeout_s=timeout_s)
     try:
-        with reaching(parsed):
+        with translate_errors(parsed):
             if not create:
                 with engine.connect() as connection:
                     if revision(connection) is None:
@@ -58,7 +58,7 @@ def open_catalog(
 
 def no_catalog(url: URL) -> NoCatalog:
     """The error where there is none."""
-    return NoCatalog(f"no catalog at {shown(url)}: run a stream first, or check --warehouse")
+    return NoCatalog(f"no catalog at {redacted_url(url)}: run a stream first, or check --warehouse")
 
 
 def check_file(path: Path, url: URL, create: bool) -> None:

@@ -362,7 +362,7 @@ class RewindingRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CatalogView:
     """What the catalog says at one moment about a stream's objects.
 
     Attributes:

@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from siltstone.catalog.engine import shown
+from siltstone.catalog.engine import redacted_url
 from siltstone.catalog.packing import pack
 from siltstone.catalog.tables import REVISION_TABLE, UtcTime
 from siltstone.catalog.upgrade import run_migrations
@@ -185,7 +185,7 @@ def _parts(source: Connection, table: Table, query: Select[Any]) -> Iterator[lis
     while left:
         ready = [row for row in left if row["forked_from"] in carried]
         if not ready:
-            raise UsageError(f"a stream of {shown(source.engine.url)} was made from one that is not there")
+            raise UsageError(f"a stream of {redacted_url(source.engine.url)} was made from one that is not there")
         carried |= {row["name"] for row in ready}
         left = [row for row in left if row["name"] not in carried]
         yield ready
@@ -213,8 +213,8 @@ def check_carried(connection: Connection, found: MetaData, made: MetaData) -> No
         ]
     if lost:
         raise UsageError(
-            f"the catalog {shown(connection.engine.url)} cannot be upgraded without loss: {', '.join(lost)}; read it "
-            "with the version of Siltstone that made it, and run its streams anew into another warehouse"
+            f"the catalog {redacted_url(connection.engine.url)} cannot be upgraded without loss: {', '.join(lost)}; "
+            "read it with the version of Siltstone that made it, and run its streams anew into another warehouse"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy import exc as sa
 
-from siltstone.catalog.engine import WRITE, is_passing, reaching, shown
+from siltstone.catalog.engine import WRITE, is_passing, redacted_url, translate_errors
 from siltstone.catalog.outages import Outages
 from siltstone.catalog.receipts import Receipts
 from siltstone.catalog.records import as_utc
@@ -36,7 +36,7 @@ class Transactions:
         self.writer = engine.execution_options(**{WRITE: True})
         """the same database; its transactions are those that write"""
         self._now = now
-        self.url = shown(engine.url)
+        self.url = redacted_url(engine.url)
         """where the catalog is, without its password"""
         self._outages = Outages(self.url, outage_s)
         self._receipts = None if engine.dialect.name == "sqlite" else Receipts(self.writer)
@@ -78,7 +78,7 @@ class Transactions:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with reaching(self.engine.url), self.engine.begin() as connection:
+        with translate_errors(self.engine.url), self.engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -86,7 +86,7 @@ class Transactions:
         """Write `what` in one transaction. Raises a transient `Unreachable` only where it was not committed."""
         receipts, receipt, lost = self._receipts, "", False
         with (
-            reaching(self.engine.url, what),
+            translate_errors(self.engine.url, what),
             self.writer.connect() as connection,
             connection.begin() as transaction,
         ):
@@ -112,7 +112,7 @@ class Transactions:
         """
 
         def look() -> bool:
-            with reaching(self.engine.url):
+            with translate_errors(self.engine.url):
                 return receipts.committed(receipt)
 
         try:

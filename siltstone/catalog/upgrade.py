@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, exists, false, func, inspect, literal
 from sqlalchemy import column as named
 from sqlalchemy import exc as sa
 
-from siltstone.catalog.engine import WRITE, shown
+from siltstone.catalog.engine import WRITE, redacted_url
 from siltstone.catalog.tables import METADATA, REVISION, REVISION_TABLE
 from siltstone.errors import UsageError
 
@@ -58,7 +58,7 @@ def is_current(connection: Connection) -> bool:
     Raises:
         UsageError: they are of another revision, older or newer, or of none that was released; says what to do.
     """
-    found, url = revision(connection), shown(connection.engine.url)
+    found, url = revision(connection), redacted_url(connection.engine.url)
     if found is None:
         return False
     if found != REVISION:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, MetaData, select, text
 
 from siltstone.catalog import fencing
 from siltstone.catalog.backup import Backup, default_file, existing_revision, open_database, write_backup
-from siltstone.catalog.engine import WRITE, shown
+from siltstone.catalog.engine import WRITE, redacted_url
 from siltstone.catalog.processes import is_known_dead, is_known_gone
 from siltstone.catalog.records import as_utc
 from siltstone.catalog.shapes import check_carried, differences, rebuild, row_counts, tables_found, tables_made_by
@@ -125,7 +125,7 @@ def _check_stopped(connection: Connection, found: MetaData, fence: bool) -> list
     Raises:
         UsageError: somebody may be at work, and is not to be fenced.
     """
-    url, now = shown(connection.engine.url), database_time(connection)
+    url, now = redacted_url(connection.engine.url), database_time(connection)
     runs = found.tables["run"].c
     open_ = connection.execute(select(runs.stream, runs.epoch, runs.who).where(runs.ended_at.is_(None))).all()
     alive = [f"a run of {stream} by {who}" for stream, _, who in open_ if not is_known_gone(who)]

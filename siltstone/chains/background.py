@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import chain_facts
 from siltstone.chains.materialization_rules import RETRY_S, ChainFacts, MaterializationOptions, Trigger, due
 from siltstone.chains.materialize import Abandoned, MaterializedPart, MaterializeTask, Run, materialize
@@ -52,7 +52,7 @@ class Background:
 
     def __init__(
         self,
-        place: Place,
+        place: OpenWarehouse,
         stream: str,
         epoch: int,
         options: BackgroundOptions,

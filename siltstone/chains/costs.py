@@ -33,7 +33,7 @@ _CHAIN = (
 
 
 @dataclass
-class Gathered:
+class StepReports:
     """What the subtasks said since the last checkpoint, by operator."""
 
     last: dict[str, list[Acknowledgement]] = field(default_factory=dict)
@@ -124,14 +124,14 @@ def materialized_chain(
     return rebased(state, base, [recorded_cost(record, materialized.operator) for record in since])
 
 
-def uploads_of(gathered: Gathered) -> UploadStatistics:
+def uploads_of(gathered: StepReports) -> UploadStatistics:
     """What storing a checkpoint took, all subtasks together."""
     parts = [UploadStatistics.from_json(a.uploads) for received in gathered.last.values() for a in received]
     return reduce(UploadStatistics.merge, parts, UploadStatistics())
 
 
 def statistics_of(
-    gathered: Gathered,
+    gathered: StepReports,
     stream: Stream,
     bounds: Mapping[str, RestoreBound],
     uploads: UploadStatistics,

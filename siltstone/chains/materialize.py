@@ -17,7 +17,7 @@ from functools import reduce
 
 import numpy as np
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
 from siltstone.errors import Unreachable
 from siltstone.format.base import write_base
@@ -33,7 +33,7 @@ from siltstone.restore.restore import (
     schemas_of,
 )
 from siltstone.restore.tables import digested, merged_tables, of_tables
-from siltstone.retention.leases import reading, this_process
+from siltstone.retention.leases import hold_lease, this_process
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath
@@ -139,7 +139,7 @@ Run = Callable[[Callable[[MaterializeTask], MaterializedPart], Sequence[Material
 
 
 def materialize(
-    place: Place,
+    place: OpenWarehouse,
     stream: str,
     operator: str,
     checkpoint: int,
@@ -166,7 +166,7 @@ def materialize(
     """
     start = time.perf_counter()
     catalog, store = place.catalog, place.warehouse.store
-    with reading(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
+    with hold_lease(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
         catalog.begin_materialization(stream, operator, checkpoint, id=id, who=this_process())
         try:
             chain = _chain_before(place, stream, operator, checkpoint) if again else None
@@ -196,7 +196,7 @@ def materialize(
     return Materialized(operator, checkpoint, id, rows, size, seconds)
 
 
-def _chain_before(place: Place, stream: str, operator: str, checkpoint: int) -> list[StoredObject]:
+def _chain_before(place: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> list[StoredObject]:
     """The manifests of the chain that an operator had at a checkpoint before it was materialized there.
 
     Raises:

@@ -33,7 +33,7 @@ __all__ = [
     "PolicyState",
     "RestoreBound",
     "RestoreCost",
-    "named",
+    "policy_by_name",
 ]
 
 POLICIES: dict[str, type[AdjustD] | type[MarginalCost]] = {"marginal-cost": MarginalCost, "adjust-d": AdjustD}
@@ -41,7 +41,7 @@ DEFAULT_POLICY = "marginal-cost"
 """the one nearest to the optimum in hindsight: see `make bench-policy`"""
 
 
-def named(name: str, options: PolicyOptions | None = None) -> Policy:
+def policy_by_name(name: str, options: PolicyOptions | None = None) -> Policy:
     """The policy of that name, with default options where none are given.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from siltstone.catalog.epochs import check_catalog, check_new_name, mark_fork
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UnknownStream, Unreachable, UsageError
 from siltstone.log import get_logger
 from siltstone.model import LATEST, check_name
@@ -31,7 +31,7 @@ class Forked:
     bytes: int
 
 
-def fork(place: Place, stream: str, new: str, at: str = LATEST) -> Forked:
+def fork(place: OpenWarehouse, stream: str, new: str, at: str = LATEST) -> Forked:
     """Begin the stream `new` at the checkpoint of `stream` that `at` means (as `Catalog.resolve`).
 
     A run of `stream` may be at work; it is not waited for and does not wait. The fork is marked in the store

@@ -27,9 +27,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from siltstone.catalog.epochs import begin_epoch, check_catalog, go_on_from_backup
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.rewinding import Rewound
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.rollback_rules import explain_refusal
 from siltstone.errors import (
@@ -46,7 +46,7 @@ from siltstone.log import get_logger
 from siltstone.restore.proof import Map, prove_checkpoints
 from siltstone.restore.verify import Failure, check_objects
 from siltstone.retention.deletion import delete_checkpoints
-from siltstone.retention.leases import reading, this_process
+from siltstone.retention.leases import hold_lease, this_process
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.run.outbox import damaged_output
 from siltstone.store.paths import materialization_of
@@ -124,7 +124,7 @@ class _Choice:
 
 
 def recover(
-    place: Place,
+    place: OpenWarehouse,
     stream: str,
     *,
     run: Map,
@@ -161,7 +161,7 @@ def recover(
         check_catalog(place, stream)
         check_recoverable(catalog, stream)
     # Before the epoch: a deletion that was planned without seeing the lease is of an older epoch, and refused.
-    with reading(catalog, stream, None, what="recovers"):
+    with hold_lease(catalog, stream, None, what="recovers"):
         choice, epoch = _look(place, stream, run, tell), None
         lost = catalog.foresee_rewinding(stream, choice.checkpoint, choice.newest)
         if choice.failures and not dry_run:
@@ -201,7 +201,7 @@ def check_recoverable(catalog: Catalog, stream: str) -> None:
         catalog.latest(stream)
 
 
-def _look(place: Place, stream: str, run: Map, tell: Callable[[str], None]) -> _Choice:
+def _look(place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None]) -> _Choice:
     """Choose while a run may be at work, whose retention, recovery or deletions change what there is meanwhile: a
     checkpoint that is not there any more is no damaged one."""
     for _ in range(_LOOKS):
@@ -238,7 +238,7 @@ def _refuse_loss(stream: str, choice: _Choice, lost: Rewound, accept_loss: bool)
 
 
 def _rewind(
-    place: Place, stream: str, run: Map, tell: Callable[[str], None], accept_loss: bool
+    place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None], accept_loss: bool
 ) -> tuple[int, _Choice, Rewound]:
     """Under a writer epoch of its own, which commits nothing."""
     catalog = place.catalog
@@ -272,7 +272,7 @@ def _note_proof(catalog: Catalog, stream: str, checkpoint: int) -> None:
         catalog.record_proof(stream, checkpoint, True, epoch=catalog.checkpoint(stream, checkpoint).epoch)
 
 
-def _choose(place: Place, stream: str, run: Map, tell: Callable[[str], None], *, rebuild: bool) -> _Choice:
+def _choose(place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None], *, rebuild: bool) -> _Choice:
     """The newest checkpoint that is proven, and why those above it are not."""
     waiting = [c.id for c in place.catalog.checkpoints(stream)][::-1]
     newest = max(waiting, default=0)
@@ -299,7 +299,9 @@ def _choose(place: Place, stream: str, run: Map, tell: Callable[[str], None], *,
     return _Choice(0, newest, tuple(failed), rebuilt)
 
 
-def _output_failures(place: Place, stream: str, newest_first: list[int], tell: Callable[[str], None]) -> list[Failure]:
+def _output_failures(
+    place: OpenWarehouse, stream: str, newest_first: list[int], tell: Callable[[str], None]
+) -> list[Failure]:
     """Checkpoints to go back behind, since what a sink is to have of the first of them is damaged: made again, of the
     same input, it is staged again."""
     damaged = damaged_output(place.warehouse.store, place.catalog, stream)
@@ -311,7 +313,7 @@ def _output_failures(place: Place, stream: str, newest_first: list[int], tell: C
     return [Failure(c, str(error)) for c in newest_first if c >= first]
 
 
-def _failures(place: Place, stream: str, some: list[int], run: Map) -> dict[int, Failure]:
+def _failures(place: OpenWarehouse, stream: str, some: list[int], run: Map) -> dict[int, Failure]:
     """Why checkpoints are not proven, at a second look either, by a store that shows what must be there."""
     failures = prove_checkpoints(place, stream, some, run).failures
     if failures:
@@ -322,7 +324,7 @@ def _failures(place: Place, stream: str, some: list[int], run: Map) -> dict[int,
     return failures
 
 
-def _damaged_bases(place: Place, stream: str, failure: Failure) -> tuple[str, ...]:
+def _damaged_bases(place: OpenWarehouse, stream: str, failure: Failure) -> tuple[str, ...]:
     """The operators whose chain begins with the materialization that a damaged object is of."""
     id = materialization_of(failure.object or "")
     begins = place.catalog.chain_materializations(stream, failure.checkpoint) if id else []
@@ -330,7 +332,7 @@ def _damaged_bases(place: Place, stream: str, failure: Failure) -> tuple[str, ..
 
 
 def _rebuild(
-    place: Place, stream: str, operators: tuple[str, ...], run: Map, tell: Callable[[str], None]
+    place: OpenWarehouse, stream: str, operators: tuple[str, ...], run: Map, tell: Callable[[str], None]
 ) -> tuple[str, ...]:
     """Materialize once more, at the same checkpoint, what these operators' chains begin with; those that could be."""
     done = []
@@ -349,7 +351,7 @@ def _rebuild(
 
 
 def _drop_snapshots(
-    place: Place, stream: str, checkpoint: int, tell: Callable[[str], None], *, dry_run: bool
+    place: OpenWarehouse, stream: str, checkpoint: int, tell: Callable[[str], None], *, dry_run: bool
 ) -> tuple[int, ...]:
     """Drop the damaged ones among the full snapshots of `checkpoint` and of all that the last proof of failed."""
     catalog, epoch = place.catalog, place.catalog.stream(stream).epoch
@@ -373,7 +375,7 @@ def _drop_snapshots(
     return damaged
 
 
-def _clean(place: Place, stream: str, epoch: int | None) -> tuple[int, int]:
+def _clean(place: OpenWarehouse, stream: str, epoch: int | None) -> tuple[int, int]:
     """Complete deletions and sweep: (objects, bytes) deleted. The stream is ready without, so nothing here fails it.
 
     Without an `epoch` a run may be at work: then as beside it.

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointRecord, InputPosition, StepRecord, StreamRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError
 from siltstone.restore.restore import read_manifest
 from siltstone.run.definition import check_definition, definition_of, recorded_options
@@ -91,7 +91,7 @@ def resolve_range(catalog: Catalog, stream: str, to: str, since: str | None) -> 
     return last, first
 
 
-def plan_replay(place: Place, stream: Stream, to: int, since: int | None) -> ReplayPlan:
+def plan_replay(place: OpenWarehouse, stream: Stream, to: int, since: int | None) -> ReplayPlan:
     """What a replay of `stream` to checkpoint `to` does.
 
     Args:
@@ -173,7 +173,7 @@ def _edited(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecor
     return next(c.id for c in checkpoints if c.id >= made[-1]), f"checkpoint {made[-1]} of {stream} was edited"
 
 
-def _recorded(place: Place, stream: Stream, checkpoint: CheckpointRecord) -> tuple[Recorded, bool]:
+def _recorded(place: OpenWarehouse, stream: Stream, checkpoint: CheckpointRecord) -> tuple[Recorded, bool]:
     """What was recorded of a checkpoint, and whether operators of this definition did."""
     try:
         manifest = read_manifest(place.warehouse.store, checkpoint.manifest)
@@ -183,7 +183,7 @@ def _recorded(place: Place, stream: Stream, checkpoint: CheckpointRecord) -> tup
     return Recorded(checkpoint.id, checkpoint.digest, manifest.digests), fits
 
 
-def restore_points(place: Place, stream: Stream, checkpoint: int) -> dict[str, RestorePoint]:
+def restore_points(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str, RestorePoint]:
     """Operator -> where its state at a checkpoint comes from; nothing for 0 and for operators that are newer.
 
     Raises:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.settings import Settings, given_settings
 
@@ -42,9 +42,9 @@ def settings_of(warehouse: str | None, catalog: str | None, **further: object) -
     return given_settings(warehouse, catalog, **further)
 
 
-def existing(settings: Settings) -> Place:
+def existing(settings: Settings) -> OpenWarehouse:
     """The warehouse and catalog that the settings name, to be read."""
-    return Place.existing(settings.warehouse, settings.catalog)
+    return OpenWarehouse.existing(settings.warehouse, settings.catalog)
 
 
 def stream_of(settings: Settings, name: str) -> Any:

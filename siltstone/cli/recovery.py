@@ -51,10 +51,10 @@ def reidentify(warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_js
 
     Copy the store and the catalog, then do this with the URLs of the copies. Stopped on the way, do it again.
     """
-    from siltstone.catalog.place import Place
+    from siltstone.catalog.warehouse import OpenWarehouse
 
     settings = settings_of(warehouse, catalog)
-    done = Place.reidentify(settings.warehouse, settings.catalog)
+    done = OpenWarehouse.reidentify(settings.warehouse, settings.catalog)
     print_result(asdict(done), as_json, f"the warehouse is {done.identity} from now on, was {done.before or 'none'}")
 
 

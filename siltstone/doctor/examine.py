@@ -11,8 +11,8 @@ function over what the engine makes sure of anyway, and what does not answer is 
 from functools import partial
 
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.doctor import warehouse_checks as checks
 from siltstone.doctor.findings import Examination, Finding
 from siltstone.doctor.stream_checks import CATALOG_CHECKS, STORE_CHECKS, StreamSubject
@@ -63,7 +63,7 @@ def examine(settings: Settings, stream: str | None = None, limit_s: float = LIMI
         done.make("versions", checks.check_versions)
         done.make("java", partial(checks.check_java, settings.master))
         if catalog is not None:
-            place = Place(warehouse, catalog)
+            place = OpenWarehouse(warehouse, catalog)
             _examine_streams(done, [StreamSubject(place, settings, name) for name in names], trusted)
     finally:
         for catalog in opened:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from siltstone.catalog.epochs import check_catalog
-from siltstone.catalog.place import Place
 from siltstone.catalog.processes import is_known_dead, is_known_gone
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.change.recover import span
 from siltstone.doctor.findings import Finding, State
@@ -21,7 +21,7 @@ from siltstone.settings import Settings
 class StreamSubject:
     """One stream, and all that its checks need."""
 
-    place: Place
+    place: OpenWarehouse
     settings: Settings
     name: str
 

@@ -108,7 +108,7 @@ def unit_tasks(
     return tasks, plan.bytes
 
 
-def chosen(manifest: Manifest, names: Sequence[str]) -> list[tuple[str, str]]:
+def select_tables(manifest: Manifest, names: Sequence[str]) -> list[tuple[str, str]]:
     """(operator, table or opaque variable) of everything that `names`, each `OPERATOR` or `OPERATOR.VARIABLE`, name.
 
     Raises:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.restore.verify import Failure, ProofPlan, check_indexes, plan_proof, prove
 
 Map: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
@@ -21,7 +21,7 @@ class Proof:
     restore_bytes: dict[int, int]
 
 
-def plan_checkpoints(place: Place, stream: str, wanted: Sequence[int]) -> ProofPlan:
+def plan_checkpoints(place: OpenWarehouse, stream: str, wanted: Sequence[int]) -> ProofPlan:
     """Plan the proof of some checkpoints; to be called under a lease.
 
     Raises:
@@ -35,7 +35,7 @@ def plan_checkpoints(place: Place, stream: str, wanted: Sequence[int]) -> ProofP
     return plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
 
 
-def prove_checkpoints(place: Place, stream: str, wanted: Sequence[int], run: Map) -> Proof:
+def prove_checkpoints(place: OpenWarehouse, stream: str, wanted: Sequence[int], run: Map) -> Proof:
     """Prove checkpoints; to be called under a lease.
 
     Raises:

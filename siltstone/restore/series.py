@@ -83,7 +83,7 @@ def digest_of(parts: Iterable[SeriesPart], manifest: Manifest) -> tuple[str, int
     return checkpoint_digest(whole), rows
 
 
-def lying(root: Path, label: str) -> RestoredLabel | None:
+def read_label(root: Path, label: str) -> RestoredLabel | None:
     """What lies under a label; None where nothing does, or nothing that can be told."""
     try:
         said = json.loads((root / label / NOTE).read_text())

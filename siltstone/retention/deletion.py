@@ -17,12 +17,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from siltstone.catalog.audit import Doomed
+from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.epochs import check_catalog
 from siltstone.catalog.passes import Pass
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import LeaseRecord, ObjectKind, ObjectRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.log import get_logger
 from siltstone.retention.deletion_rules import DeletionPlan, plan_deletion
 from siltstone.retention.leases import this_process
@@ -51,7 +51,7 @@ class DeletionResult:
 
 
 def delete_checkpoints(
-    place: Place,
+    place: OpenWarehouse,
     stream: str,
     ids: Collection[int],
     *,
@@ -96,10 +96,10 @@ def delete_checkpoints(
     by = Pass.begin(reason, who or this_process())
     spared = catalog.mark_deleted(stream, epoch, ids, spare_leased=spare_leased, by=by)
     plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream), limit, restores_from)
-    doomed: list[Doomed] = []
+    doomed: list[Tombstone] = []
     goes = plan.goes[:limit]
     if goes or objects:
-        doomed = [Doomed(stored.name, stored.bytes, reason) for stored in objects]
+        doomed = [Tombstone(stored.name, stored.bytes, reason) for stored in objects]
         doomed = catalog.record_deletion(stream, epoch, by.who, doomed, by)
         place.warehouse.store.delete([each.name for each in doomed])
         catalog.forget(stream, epoch, goes, [stored.name for stored in objects])

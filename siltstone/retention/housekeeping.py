@@ -11,7 +11,7 @@ process. So the run says what its steps restore from, and that stays, whatever t
 
 import logging
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.log import get_logger
 from siltstone.retention.retention_rules import RetentionOptions, retention_in_force
 from siltstone.retention.sweep import sweep_killed
@@ -32,7 +32,7 @@ class Housekeeper:
         given: rules that stand in for those recorded with the stream.
     """
 
-    def __init__(self, place: Place, stream: str, epoch: int, given: RetentionOptions) -> None:
+    def __init__(self, place: OpenWarehouse, stream: str, epoch: int, given: RetentionOptions) -> None:
         self._place, self._stream, self._epoch, self._given = place, stream, epoch, given
         self._swept = False
         self._look_from = 1

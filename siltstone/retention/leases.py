@@ -31,7 +31,7 @@ def this_process() -> str:
 
 
 @contextmanager
-def reading(
+def hold_lease(
     catalog: Catalog,
     stream: str,
     checkpoints: Iterable[int] | None,

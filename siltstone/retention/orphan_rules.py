@@ -28,7 +28,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from siltstone.catalog.records import RunRecord, Standing
+from siltstone.catalog.records import CatalogView, RunRecord
 from siltstone.store.paths import CheckpointPath, epoch_prefix, is_built_here
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ DELETES = frozenset({Reason.FENCED, Reason.ENDED, Reason.LATE, Reason.ABANDONED,
 """the reasons to delete"""
 
 
-def judge(name: str, standing: Standing, age_guard: timedelta, modified_at: datetime | None = None) -> Reason | None:
+def judge(name: str, standing: CatalogView, age_guard: timedelta, modified_at: datetime | None = None) -> Reason | None:
     """Why an object found in the store is to be deleted or kept; None if it is referred to.
 
     Args:
@@ -85,7 +85,7 @@ def judge(name: str, standing: Standing, age_guard: timedelta, modified_at: date
     return _judge_place(name, standing, age_guard, modified_at)
 
 
-def judge_unfinished(write: "Unfinished", standing: Standing, age_guard: timedelta) -> Reason:
+def judge_unfinished(write: "Unfinished", standing: CatalogView, age_guard: timedelta) -> Reason:
     """Why an unfinished write is to be discarded or kept. By its age, but for those of runs that commit nothing more.
 
     One whose object is not known may be of another stream.
@@ -99,7 +99,7 @@ def judge_unfinished(write: "Unfinished", standing: Standing, age_guard: timedel
     return Reason.ABANDONED if standing.at - write.began_at > age_guard else Reason.WRITING
 
 
-def _judge_place(name: str, standing: Standing, age_guard: timedelta, modified_at: datetime | None) -> Reason:
+def _judge_place(name: str, standing: CatalogView, age_guard: timedelta, modified_at: datetime | None) -> Reason:
     place = CheckpointPath.of(name)
     assert place is not None
     later = [rewinding for rewinding in standing.rewindings if place.epoch < rewinding.epoch]
@@ -122,7 +122,7 @@ def _judge_place(name: str, standing: Standing, age_guard: timedelta, modified_a
     return Reason.WRITING
 
 
-def incomplete_prefixes(runs: Sequence[RunRecord], standing: Standing) -> list[str]:
+def incomplete_prefixes(runs: Sequence[RunRecord], standing: CatalogView) -> list[str]:
     """What the names of all objects begin with that are of checkpoints that never completed.
 
     One for each run: the whole epoch, where no checkpoint of it is left, or else the checkpoint it had begun when the
@@ -139,7 +139,7 @@ def incomplete_prefixes(runs: Sequence[RunRecord], standing: Standing) -> list[s
     ]
 
 
-def killed_prefixes(runs: Sequence[RunRecord], standing: Standing, epoch: int) -> list[str]:
+def killed_prefixes(runs: Sequence[RunRecord], standing: CatalogView, epoch: int) -> list[str]:
     """Those of `incomplete_prefixes` of the newest runs before `epoch` that did not end well, a few: whoever ends well
     sweeps behind itself, and what is older, a run before this one has swept.
 

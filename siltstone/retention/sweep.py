@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain
 
-from siltstone.catalog.audit import Doomed
+from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.epochs import check_catalog
 from siltstone.catalog.passes import Pass
-from siltstone.catalog.place import Place
-from siltstone.catalog.records import Standing
+from siltstone.catalog.records import CatalogView
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
 from siltstone.log import get_logger
 from siltstone.retention.leases import this_process
@@ -98,7 +98,9 @@ class SweepResult:
     reasons: list[Finding]
 
 
-def sweep(place: Place, stream: str, options: SweepOptions | None = None, who: str | None = None) -> SweepResult:
+def sweep(
+    place: OpenWarehouse, stream: str, options: SweepOptions | None = None, who: str | None = None
+) -> SweepResult:
     """Delete the orphans of a stream, and discard writes that never ended. A run may be at work meanwhile.
 
     Args:
@@ -124,7 +126,7 @@ def sweep(place: Place, stream: str, options: SweepOptions | None = None, who: s
     return work.result(time.perf_counter() - start)
 
 
-def sweep_ended(place: Place, stream: str, epoch: int) -> None:
+def sweep_ended(place: OpenWarehouse, stream: str, epoch: int) -> None:
     """Delete what a run left of the checkpoint it was writing when it ended: one short listing.
 
     For the run itself, when its end is in the catalog; one that was fenced meanwhile deletes nothing (promise 5). What
@@ -148,7 +150,7 @@ def sweep_ended(place: Place, stream: str, epoch: int) -> None:
         _LOG.warning("what the last checkpoint left is not swept", stream=stream, epoch=epoch, error=str(error))
 
 
-def sweep_killed(place: Place, stream: str, epoch: int) -> SweepResult:
+def sweep_killed(place: OpenWarehouse, stream: str, epoch: int) -> SweepResult:
     """Delete what the stream's newest runs left that did not end well, before the run `epoch`: a short listing each.
 
     For that run, and nobody else: once it is fenced, it deletes nothing (promise 5).
@@ -169,7 +171,7 @@ class _Work:
 
     def __init__(
         self,
-        place: Place,
+        place: OpenWarehouse,
         stream: str,
         who: str,
         options: SweepOptions,
@@ -196,7 +198,7 @@ class _Work:
         standing = self._catalog.standing(self._stream, sizes if self._options.incomplete else None)
         ages: dict[str, datetime] = {}
 
-        def reason(name: str, standing: Standing) -> Reason | None:
+        def reason(name: str, standing: CatalogView) -> Reason | None:
             return judge(name, standing, self._options.age_guard, ages.get(name))
 
         undecided = [name for name in sizes if reason(name, standing) is Reason.WRITING]
@@ -219,7 +221,7 @@ class _Work:
         sizes = dict.fromkeys(by_name, 0)  # not told by stores
         ages = {name: write.began_at for name, write in by_name.items()}
 
-        def reason(name: str, standing: Standing) -> Reason:
+        def reason(name: str, standing: CatalogView) -> Reason:
             return judge_unfinished(by_name[name], standing, self._options.age_guard)
 
         for name in by_name:
@@ -233,19 +235,19 @@ class _Work:
         self,
         names: Sequence[str],
         sizes: dict[str, int],
-        reason: Callable[[str, Standing], Reason | None],
+        reason: Callable[[str, CatalogView], Reason | None],
         ages: dict[str, datetime],
         delete: Callable[[Iterable[str]], None],
     ) -> None:
         """Judge some orphans again, write down those that still are, and delete these; in a dry run only judge."""
         judged: dict[str, Reason | None] = {}
 
-        def decide(standing: Standing) -> list[Doomed]:
+        def decide(standing: CatalogView) -> list[Tombstone]:
             if self._epoch is not None and standing.epoch != self._epoch:
                 return []
             judged.update((name, reason(name, standing)) for name in names)
             return [
-                Doomed(name, sizes[name], why.value, ages.get(name))
+                Tombstone(name, sizes[name], why.value, ages.get(name))
                 for name, why in judged.items()
                 if why is not None and why in self._reasons
             ]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from siltstone.catalog.epochs import check_catalog
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.retention.deletion import SUBSUMED, DeletionResult, delete_checkpoints, foresee
 from siltstone.retention.retention_rules import RetentionOptions, plan_retention, retention_in_force
 
@@ -54,7 +54,7 @@ class Truncation:
 
 
 def truncate(
-    place: Place,
+    place: OpenWarehouse,
     stream: str,
     options: RetentionOptions,
     *,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.costs import Gathered, cost_of, materialized_chain, written_form
+from siltstone.chains.costs import StepReports, cost_of, materialized_chain, written_form
 from siltstone.chains.policy_rules import Decision, Policy, PolicyState, RestoreBound, RestoreCost
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, StoredObject
@@ -122,7 +122,7 @@ class RunChains:
             manifests.append(self._materialized[operator])
         return RestorePoint(self._checkpoint, self._step, tuple(manifests))
 
-    def preview(self, checkpoint: int, gathered: Gathered) -> NextChains:
+    def preview(self, checkpoint: int, gathered: StepReports) -> NextChains:
         """Tell what the chains become with the next checkpoint; they change only with `advance`.
 
         Args:
@@ -150,7 +150,7 @@ class RunChains:
         self._manifests[manifest.checkpoint] = stored
         self.decide()
 
-    def _learned(self, operator: str, gathered: Gathered) -> PolicyState:
+    def _learned(self, operator: str, gathered: StepReports) -> PolicyState:
         """What the policy knows after a checkpoint of one operator."""
         state = self._policies[operator]
         restore_s = gathered.restore_s.get(operator)

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import Rows, State
-from siltstone.run.clock import Clock
+from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import HASH, Taken, call, calls, original, rows_of, users_code
 from siltstone.run.row_json import json_rows
 from siltstone.run.task import StepTask
@@ -83,7 +83,7 @@ class SortedOut:
         scratch: a directory on the disk of the working state.
     """
 
-    def __init__(self, task: StepTask, batches: Iterable[pa.RecordBatch], clock: Clock, scratch: Path) -> None:
+    def __init__(self, task: StepTask, batches: Iterable[pa.RecordBatch], clock: PhaseTimer, scratch: Path) -> None:
         self._task, self._clock, self._scratch = task, clock, scratch
         self._held = _Spilled(scratch / "rows.arrow", batches)
         self._bad: dict[int, list[tuple[np.ndarray, str]]] = {}

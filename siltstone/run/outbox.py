@@ -21,9 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import Output
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import CorruptObject, Fenced, Unreachable, UsageError
 from siltstone.format.output import OutputWriter, read_output
@@ -58,7 +58,7 @@ class Outbox:
         logged: the checkpoints that were given up and are to be made again.
     """
 
-    def __init__(self, stream: Stream, place: Place, epoch: int, logged: Collection[int]) -> None:
+    def __init__(self, stream: Stream, place: OpenWarehouse, epoch: int, logged: Collection[int]) -> None:
         self._stream, self._place, self._epoch = stream, place, epoch
         self._store, self._catalog = place.warehouse.store, place.catalog
         self._repeated = frozenset(logged) if stream.sinks else frozenset()

@@ -23,7 +23,7 @@ from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
 from siltstone.format.segment import Segment
 from siltstone.model import Form, Handle, KeyGroupRange, StoredObject
-from siltstone.run.clock import Clock
+from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import CheckpointOrder, StepTask
 from siltstone.state.backend import StateTable, SubtaskState
 from siltstone.store.open import Warehouse
@@ -73,7 +73,7 @@ class _Inlining:
 
 
 def write_part(
-    task: StepTask, order: CheckpointOrder, subtask: int, attempt: str, state: SubtaskState, clock: Clock
+    task: StepTask, order: CheckpointOrder, subtask: int, attempt: str, state: SubtaskState, clock: PhaseTimer
 ) -> Part:
     """Persist this subtask's part of a checkpoint and start a new interval of changes.
 
@@ -91,7 +91,7 @@ def write_part(
 
 
 def _deltas(
-    task: StepTask, order: CheckpointOrder, state: SubtaskState, clock: Clock, uploader: Uploader
+    task: StepTask, order: CheckpointOrder, state: SubtaskState, clock: PhaseTimer, uploader: Uploader
 ) -> tuple[Part | None, int]:
     """Every table's changes; no part, but how large they are, if that is beyond the limit (promise 7)."""
     inlining = _Inlining(uploader, task.upload.inline_bytes)
@@ -129,7 +129,7 @@ def _bases(
     subtask: int,
     attempt: str,
     state: SubtaskState,
-    clock: Clock,
+    clock: PhaseTimer,
     uploader: Uploader,
 ) -> Part:
     """Every table whole, an object each."""
@@ -158,7 +158,7 @@ def _persisted(
     writers: Mapping[KeyGroupRange, ChangelogWriter],
     inlining: _Inlining,
     state: SubtaskState,
-    clock: Clock,
+    clock: PhaseTimer,
     uploader: Uploader,
 ) -> Part:
     """The opaque variables too, and then wait until all of it is durable."""

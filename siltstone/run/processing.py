@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.operator import Operator, Rows, State
-from siltstone.run.clock import Clock
+from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
 from siltstone.state.backend import SubtaskState
 
@@ -105,7 +105,7 @@ def rows_of(task: StepTask, table: pa.Table) -> Rows:
     return Rows.of(task.operator, table.drop_columns(internal), hashes, task.max_parallelism)
 
 
-def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: Clock) -> list[pa.RecordBatch]:
+def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: PhaseTimer) -> list[pa.RecordBatch]:
     """One call of `Operator.process`; returns its output (`step_schema`) and counts it.
 
     Raises:
@@ -121,7 +121,7 @@ def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: Clock) -
 
 
 def process(
-    task: StepTask, state: SubtaskState, batches: Iterator[pa.RecordBatch], taken: Taken, clock: Clock
+    task: StepTask, state: SubtaskState, batches: Iterator[pa.RecordBatch], taken: Taken, clock: PhaseTimer
 ) -> Iterator[pa.RecordBatch]:
     """Run a step, begun in `state`, call by call; yields its output (`step_schema`).
 

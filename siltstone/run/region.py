@@ -4,11 +4,11 @@ The coordinator's side, on the driver. It decides the form of each operator's pa
 gathers the acknowledgements, writes the manifest and then, in one catalog transaction guarded by the writer epoch,
 makes the checkpoint exist (promises 1 and 5). Before that transaction nothing is visible; after it everything is.
 
-    Region.open            register, fence older writers, continue from the newest completed checkpoint
-      begin_step           -> a task an operator
-      acknowledge          <- what its subtasks said
-      complete             outputs, manifest, commit
-      outbox.deliver       what sinks are to have, once it is committed
+    open             register, fence older writers, continue from the newest completed checkpoint
+      begin_step     -> a task per operator
+      acknowledge    <- what its subtasks said
+      complete       outputs, manifest, commit
+      outbox.deliver what sinks are to have, once it is committed
 """
 
 import time
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from siltstone.catalog.epochs import begin_epoch
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import Edit, InputPosition, Step, StepRecord
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.costs import Gathered, statistics_of, uploads_of
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.chains.policy_rules import Decision, Policy, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
@@ -89,8 +89,8 @@ class Completed:
     """the steps of the next checkpoint restore from this checkpoint's objects or later ones, and from no earlier"""
 
 
-class Region:
-    """One run of one stream. Use `Region.open`; not safe for use by two threads."""
+class ConsistentRegion:
+    """One run of one stream. Use `ConsistentRegion.open`; not safe for use by two threads."""
 
     def __init__(
         self, stream: Stream, warehouse: Warehouse, catalog: Catalog, policy: Policy, options: RegionOptions, epoch: int
@@ -121,12 +121,12 @@ class Region:
         self._dropped: tuple[str, ...] = ()
         """whose state it gives up"""
         self._event_time_max: datetime | None = None
-        self._gathered = Gathered()
+        self._gathered = StepReports()
         self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
         """operator -> the digests that the newest step came to, as they were accepted"""
         self._logged = catalog.logged_steps(stream.name)
         """steps of checkpoints that were given up and have not come again"""
-        self.outbox = Outbox(stream, Place(warehouse, catalog), epoch, {s.checkpoint for s in self._logged})
+        self.outbox = Outbox(stream, OpenWarehouse(warehouse, catalog), epoch, {s.checkpoint for s in self._logged})
 
     @classmethod
     def open(
@@ -137,7 +137,7 @@ class Region:
         policy: Policy,
         options: RegionOptions,
         who: str,
-    ) -> "Region":
+    ) -> "ConsistentRegion":
         """Take the stream over: older writers are fenced, and the run continues from the newest completed checkpoint.
 
         Args:
@@ -153,7 +153,7 @@ class Region:
         definition = definition_of(stream, options.options)
         record = catalog.register(stream.name, stream.max_parallelism, definition, NEW_STREAM.to_record())
         check_follows(catalog, record, definition, options.drop)
-        epoch = begin_epoch(Place(warehouse, catalog), stream.name, who)
+        epoch = begin_epoch(OpenWarehouse(warehouse, catalog), stream.name, who)
         region = cls(stream, warehouse, catalog, policy, options, epoch)
         try:
             # Again, since only now nobody else makes checkpoints under another definition.
@@ -340,7 +340,7 @@ class Region:
         """Note in the catalog how the run ended, and delete what it left of a checkpoint that did not complete."""
         self.outbox.clean()
         self.catalog.end_epoch(self.stream.name, self.epoch, outcome)
-        sweep_ended(Place(self.warehouse, self.catalog), self.stream.name, self.epoch)
+        sweep_ended(OpenWarehouse(self.warehouse, self.catalog), self.stream.name, self.epoch)
 
     def _store_manifest(
         self, path: CheckpointPath, manifest: Manifest, uploads: UploadStatistics
@@ -379,7 +379,7 @@ class Region:
         self._definition, self._dropped = None, ()
         self._event_time_max = manifest.event_time_max
         self.digest = manifest.digest
-        self._gathered = Gathered()
+        self._gathered = StepReports()
         self.outbox.committed()
         self.completed, self.completed_step = manifest.checkpoint, manifest.step
         self._logged = [step for step in self._logged if step.checkpoint > self.completed]

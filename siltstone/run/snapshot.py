@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState
 from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest
@@ -101,7 +101,7 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
     return SnapshotPart(objects, rows)
 
 
-def find_obstacle(place: Place, stream: str) -> str | None:
+def find_obstacle(place: OpenWarehouse, stream: str) -> str | None:
     """Why no snapshot of the newest checkpoint needs to be taken, or can be taken here; None if one may be tried.
 
     Raises:

@@ -19,9 +19,9 @@ from siltstone.errors import SiltstoneError
 from siltstone.format.output import OutputWriter, Staged
 from siltstone.log import get_logger
 from siltstone.restore.restore import digests_of
-from siltstone.run.clock import Clock
 from siltstone.run.dead_letters import LETTERS, SortedOut
 from siltstone.run.persist import Part, write_part
+from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, output_schema, process, step_schema
 from siltstone.run.task import DeadLetterOrder, StepTask
 from siltstone.run.working_state import working_copy, working_state
@@ -65,9 +65,9 @@ def _run(
     subtask: int,
     attempt: str,
     batches: Iterator[pa.RecordBatch],
-    find: Callable[[StepTask, int, Clock], AbstractContextManager[SubtaskState]],
+    find: Callable[[StepTask, int, PhaseTimer], AbstractContextManager[SubtaskState]],
 ) -> Iterator[pa.RecordBatch]:
-    clock, operator, staged = Clock(), task.operator, dict[str, Staged]()
+    clock, operator, staged = PhaseTimer(), task.operator, dict[str, Staged]()
     with ExitStack() as stack:
         with clock.phase("open"):
             state = stack.enter_context(find(task, subtask, clock))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from siltstone.errors import StateError
 from siltstone.restore.restore import digests_of, load_state
-from siltstone.run.clock import Clock
+from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask, identity
 from siltstone.state.backend import SubtaskState
 from siltstone.state.backends.named import backend
@@ -28,7 +28,7 @@ LOCK_POLL_S = 0.02
 
 
 @contextmanager
-def working_state(task: StepTask, subtask: int, clock: Clock) -> Iterator[SubtaskState]:
+def working_state(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[SubtaskState]:
     """The state of one subtask at version `task.base_step`, with exclusive use of its directory.
 
     A restore from the changelog is counted as phase "restore" of `clock`, and what it reads.
@@ -52,7 +52,7 @@ def working_state(task: StepTask, subtask: int, clock: Clock) -> Iterator[Subtas
 
 
 @contextmanager
-def working_copy(task: StepTask, subtask: int, clock: Clock) -> Iterator[SubtaskState]:
+def working_copy(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[SubtaskState]:
     """As `working_state`, in a copy that is thrown away: the state itself is only read.
 
     Raises:
@@ -99,7 +99,7 @@ def _is_accepted(task: StepTask, subtask: int, state: SubtaskState) -> bool:
     return bool(task.base) and identity(task.operator.name, digests_of(state)) == task.base[subtask]
 
 
-def _restored(task: StepTask, subtask: int, directory: Path, clock: Clock) -> SubtaskState:
+def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState:
     """Empty state, or the last checkpoint's, read from the changelog."""
     if task.base_step != task.restore.step:
         raise StateError(

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
@@ -16,7 +16,7 @@ def is_local(master: str) -> bool:
     return _LOCAL.fullmatch(master) is not None
 
 
-def check_cluster(spark: Any, stream: Stream, place: Place) -> None:
+def check_cluster(spark: Any, stream: Stream, place: OpenWarehouse) -> None:
     """Make sure that a stream's sinks and catalog can be used by the machines of the session's master.
 
     Args:

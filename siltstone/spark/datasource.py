@@ -27,8 +27,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import parse_time
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.restore.keys import parse_key_groups, parse_keys
@@ -80,7 +80,7 @@ class StateSource:
             raise UsageError("the options at and as_of exclude each other: leave one out")
         settings = load_settings(warehouse=options.get("warehouse"), catalog=options.get("catalog"))
         stream, at, as_of = options["stream"], options.get("at", "latest"), options.get("as_of")
-        with Place.existing(settings.warehouse, settings.catalog) as place:
+        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
             catalog = place.catalog
             checkpoint = catalog.as_of(stream, parse_time(as_of)) if as_of else catalog.resolve(stream, at)
             record = catalog.checkpoint(stream, checkpoint)
@@ -133,7 +133,7 @@ class StateReader(DataSourceReader):
         """
         source = self._source
         selection = Selection(tuple(self._schema.names), source.key_groups, source.keys)
-        with Place.existing(source.warehouse.url, source.catalog) as place:
+        with OpenWarehouse.existing(source.warehouse.url, source.catalog) as place:
             stored = place.catalog.chain_manifests(source.stream, source.checkpoint)
             manifests = read_manifests(place.warehouse.store, stored, source.stream)
         return [StatePartition(task) for task in plan_scan(manifests, source.shape, selection, source.parallelism)]

@@ -30,7 +30,7 @@ from siltstone.change.replay import follow
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.log import bound, get_logger
 from siltstone.operator import SOURCE
-from siltstone.run.region import Completed, Region
+from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
 from siltstone.secret import Secret, hide
 from siltstone.spark.delivery import deliverers
@@ -60,7 +60,7 @@ class StreamRunner:
     def __init__(
         self,
         spark: SparkSession,
-        region: Region,
+        region: ConsistentRegion,
         *,
         max_steps: int | None = None,
         on_checkpoint: Callable[[Completed], None] = lambda _: None,
@@ -237,7 +237,7 @@ class StreamRunner:
         Args:
             run: runs the tasks of its operators.
             changed: is told what they said, before the checkpoint comes to exist; what it returns is recorded with it
-                (see `Region.complete`), what it raises keeps it from existing.
+                (see `ConsistentRegion.complete`), what it raises keeps it from existing.
         """
         with self._processing():
             done = run(self.spark, self.region.begin_step(ends=True))
@@ -290,7 +290,7 @@ class StreamRunner:
             raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
 
 
-def remove_old_work(region: Region) -> None:
+def remove_old_work(region: ConsistentRegion) -> None:
     """Remove the working directories of epochs from which none is taken over: they hold nothing of use."""
     for directory in region.warehouse.local.work(region.stream.name, region.epoch).parent.glob("*"):
         if directory.name.isdigit() and int(directory.name) < (region.oldest_epoch or region.epoch):

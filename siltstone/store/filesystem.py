@@ -44,7 +44,7 @@ _HINTS = {
 
 
 @contextmanager
-def reaching(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Turn an OSError into Unreachable: `what`, the system's reason, and what to check."""
     try:
         yield
@@ -70,7 +70,7 @@ class FileWriter:
         if self.closed:
             raise ValueError(f"{self._label} is already closed")
         view = memoryview(data).cast("B")
-        with reaching(f"write {self._label}"):
+        with translate_errors(f"write {self._label}"):
             for start in range(0, len(view), _PIECE_BYTES):
                 self._append(view[start : start + _PIECE_BYTES])
         return len(view)
@@ -122,12 +122,12 @@ class FilesystemStore:
     def create(self, name: str) -> Iterator[FileWriter]:
         """Write a new object piece by piece; it appears whole when the block ends, or not at all."""
         label = self._label(name)
-        with reaching(f"write {label}"):
+        with translate_errors(f"write {label}"):
             if self._path(name).exists():
                 raise ObjectExists(f"{label} is already there: objects are written once")
             self._make_root()
         with ExitStack() as held:
-            with reaching(f"write {label}"):
+            with translate_errors(f"write {label}"):
                 directory = held.enter_context(opened_directories(self.root, [TEMPORARY], make=True))[-1]
                 temporary = f"{os.getpid()}-{uuid.uuid4().hex}"
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | _NO_LINK
@@ -136,7 +136,7 @@ class FilesystemStore:
                 writer = FileWriter(descriptor, label, self.checksums)
                 yield writer
                 writer.closed = True
-                with reaching(f"write {label}"):
+                with translate_errors(f"write {label}"):
                     os.fsync(descriptor)
                     self._link(directory, temporary, name)
                 writer.stored = StoredObject(name, writer.bytes, writer.checksum.text())
@@ -188,7 +188,7 @@ class FilesystemStore:
                     done += count
                 return found.st_size, data
         except OSError as error:
-            with reaching(f"read {label}"):
+            with translate_errors(f"read {label}"):
                 if path.is_file():
                     raise
                 if not self.root.is_dir():
@@ -197,14 +197,14 @@ class FilesystemStore:
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """(name, bytes) of every object whose name starts with `prefix`, in name order, lazily."""
-        with reaching(f"list {self.url}"):
+        with translate_errors(f"list {self.url}"):
             yield from self._walk("", check_prefix(prefix))
 
     def modified_at(self, names: Iterable[str]) -> dict[str, datetime]:
         """When each object was written: its file's time."""
         found = {}
         for name in names:
-            with reaching(f"list {self._label(check_object_name(name))}"), suppress(FileNotFoundError):
+            with translate_errors(f"list {self._label(check_object_name(name))}"), suppress(FileNotFoundError):
                 found[name] = datetime.fromtimestamp(self._path(name).stat().st_mtime, UTC)
         return found
 
@@ -213,7 +213,7 @@ class FilesystemStore:
         for name in names:
             *parts, last = check_object_name(name).split("/")
             with (
-                reaching(f"delete {self._label(name)}"),
+                translate_errors(f"delete {self._label(name)}"),
                 suppress(FileNotFoundError),
                 opened_directories(self.root, parts) as directories,
             ):
@@ -226,7 +226,7 @@ class FilesystemStore:
     def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
         """The files under `.tmp/`; which objects they were to be is not known."""
         check_prefix(prefix)
-        with reaching(f"list {self.url}"):
+        with translate_errors(f"list {self.url}"):
             try:
                 found = sorted(os.scandir(below(self.root, TEMPORARY)), key=lambda entry: entry.name)
             except FileNotFoundError:
@@ -243,7 +243,7 @@ class FilesystemStore:
         for write in unfinished:
             token = check_object_name(write.token)
             with (
-                reaching(f"delete {TEMPORARY}/{token} in {self.url}"),
+                translate_errors(f"delete {TEMPORARY}/{token} in {self.url}"),
                 suppress(FileNotFoundError),
                 opened_directories(self.root, [TEMPORARY]) as directories,
             ):
@@ -251,7 +251,7 @@ class FilesystemStore:
 
     def check(self, *, writable: bool) -> None:
         """The directory can be read, or written; one that is not there yet can be made by the first write."""
-        with reaching(f"use {self.url}"):
+        with translate_errors(f"use {self.url}"):
             if not self.root.exists():
                 return
             if not self.root.is_dir():

@@ -13,10 +13,10 @@ from siltstone.errors import Unreachable, UsageError
 from siltstone.log import get_logger
 from siltstone.store.base import Store
 from siltstone.store.checksums import DEFAULT, OPTION, check_algorithm
-from siltstone.store.filesystem import FilesystemStore, reaching
+from siltstone.store.filesystem import FilesystemStore, translate_errors
 from siltstone.store.paths import LocalLayout
 from siltstone.store.private import make_private_directory
-from siltstone.store.url import shown, split, take_option
+from siltstone.store.url import redacted, split, take_option
 
 _LOG = get_logger(__name__)
 ROCKSDB = "rocksdb"
@@ -65,12 +65,12 @@ def local_path(url: str) -> Path:
     if url.startswith("file://"):
         parts = split(url)
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
-            raise UsageError(f"{shown(url)!r} is not a file URL: write file:///absolute/path")
+            raise UsageError(f"{redacted(url)!r} is not a file URL: write file:///absolute/path")
         text = unquote(parts.path)
     elif "://" not in url and _SCHEME.match(url):
         raise UsageError(f"a {url.partition(':')[0]} URL has two slashes after its colon: use {SCHEMES}")
     elif "://" in url:
-        raise UsageError(f"{shown(url)!r} is no file:// URL: use {SCHEMES}")
+        raise UsageError(f"{redacted(url)!r} is no file:// URL: use {SCHEMES}")
     if not text or "\0" in text:
         raise UsageError(f"{url!r} names no directory: use {SCHEMES}")
     return Path(os.path.abspath(text))
@@ -116,13 +116,13 @@ class Warehouse:
             path, question, query = url.partition("?")
             local = LocalLayout(local_path(unquote(path.removeprefix(f"{ROCKSDB}://"))))
             objects = f"{ROCKSDB}://{quote(str(local.objects))}{question}{query}"
-            warehouse = cls(url, shown(url), objects, local)
+            warehouse = cls(url, redacted(url), objects, local)
         else:
             store_url, local_dir = take_option(url, "local")
             local = LocalLayout(
                 Path(os.path.abspath(local_dir)) if local_dir else _state_directory(take_option(store_url, OPTION)[0])
             )
-            warehouse = cls(url, shown(url), store_url, local, remote=True)
+            warehouse = cls(url, redacted(url), store_url, local, remote=True)
         if "?" in str(warehouse.local.root):
             raise UsageError(f"a warehouse path may not contain '?': name another than {warehouse.local.root}")
         open_store(warehouse.store_url)
@@ -152,7 +152,7 @@ class Warehouse:
     def _check_directory(self) -> None:
         """Of a local warehouse."""
         root = self.local.root
-        with reaching(f"read the warehouse {root}"):
+        with translate_errors(f"read the warehouse {root}"):
             self._check_no_file()
             there = root.exists()
         if not there:
@@ -173,7 +173,7 @@ class Warehouse:
             for remark in self.store.remarks():
                 if remark.advice is not None:
                     _LOG.warning("store needs attention", store=self.label, found=remark.found, advice=remark.advice)
-        with reaching(f"write the warehouse {root}"):
+        with translate_errors(f"write the warehouse {root}"):
             self._check_no_file()
             if not (self.remote or root.parent.is_dir()):
                 raise UsageError(f"cannot make the warehouse {root}: make the directory {root.parent} first")

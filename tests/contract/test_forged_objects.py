@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.recover import recover
 from siltstone.change.replay import restore_points
 from siltstone.errors import CorruptObject
@@ -47,7 +47,7 @@ from tests.store_cases import FACTORIES
 from tests.store_reads import counted_reads
 from tests.tiny_stream import LAST, NAME, STREAM, Stored, readers, written
 
-POLICY = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
+POLICY = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 KINDS = ("filesystem", "s3-moto", "redis")
 
 
@@ -190,9 +190,9 @@ def test_no_forged_and_no_older_manifest_is_believed(stored: Stored) -> None:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Place]:
+def small(tmp_path: Path) -> Iterator[OpenWarehouse]:
     """A warehouse with four checkpoints, whose outputs no sink has taken yet."""
-    with Place.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         run = RegionRun(place, SMALL, POLICY)
         for rows in purchases()[:4]:
             run.step(rows)
@@ -200,7 +200,7 @@ def small(tmp_path: Path) -> Iterator[Place]:
         yield place
 
 
-def test_forged_staged_rows_reach_no_sink(small: Place) -> None:
+def test_forged_staged_rows_reach_no_sink(small: OpenWarehouse) -> None:
     store, taken = small.warehouse.store, []
     outputs = small.catalog.outputs(SMALL.name, outstanding=True)
     [stored] = outputs[-1].objects
@@ -221,7 +221,7 @@ def test_forged_staged_rows_reach_no_sink(small: Place) -> None:
     assert stored not in taken
 
 
-def test_recovery_takes_a_forged_manifest_for_damage(small: Place) -> None:
+def test_recovery_takes_a_forged_manifest_for_damage(small: OpenWarehouse) -> None:
     store, catalog = small.warehouse.store, small.catalog
     records = {c.id: c for c in catalog.checkpoints(SMALL.name)}
     newest = records[4].manifest
@@ -237,7 +237,9 @@ def test_recovery_takes_a_forged_manifest_for_damage(small: Place) -> None:
     assert not failures(small, SMALL.name)
 
 
-def test_a_manifest_is_not_believed_against_the_catalog_even_where_its_checksum_can_be_forged(small: Place) -> None:
+def test_a_manifest_is_not_believed_against_the_catalog_even_where_its_checksum_can_be_forged(
+    small: OpenWarehouse,
+) -> None:
     """Of what version 0.1 stored the checksum is xxh3-128, of which anybody finds a second preimage."""
     store, catalog = small.warehouse.store, small.catalog
     older, newest = (catalog.checkpoint(SMALL.name, id).manifest for id in (3, 4))
@@ -254,14 +256,14 @@ def test_a_manifest_is_not_believed_against_the_catalog_even_where_its_checksum_
 def test_what_version_0_1_stored_is_read_and_continued(tmp_path: Path) -> None:
     """Bare xxh3-128 everywhere, in the formats of then; what is added says its algorithm."""
     url = str(tmp_path / "w")
-    with Place.writable(f"{url}?checksums=xxh3-128") as place:
+    with OpenWarehouse.writable(f"{url}?checksums=xxh3-128") as place:
         run = RegionRun(place, SMALL, POLICY)
         for rows in purchases()[:3]:
             run.step(rows)
         run.region.close("done")
         recorded = {o.name: o.checksum for o in place.catalog.objects(SMALL.name)}
     assert {len(checksum) for checksum in recorded.values()} == {32}
-    with Place.writable(url) as place:
+    with OpenWarehouse.writable(url) as place:
         assert not failures(place, SMALL.name)
         run = RegionRun(place, SMALL, POLICY)
         run.step(purchases()[3])

@@ -18,12 +18,12 @@ from checks import __main__ as command
 from checks import facts, suites
 from checks.facts import Subject
 from checks.validation import Outcome, check, validate
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.materialize import materialize
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.cli import main
 from siltstone.errors import Unreachable
 from siltstone.restore.restore import read_manifest
@@ -35,7 +35,7 @@ from tests.proofs import in_order
 from tests.region_run import RegionRun
 
 STEPS = 4
-POLICY = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
+POLICY = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 """one base, then deltas"""
 
 
@@ -43,7 +43,7 @@ POLICY = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_ampli
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warehouse in which everything holds: a base and three deltas, a snapshot, what a sink would show."""
     root = tmp_path_factory.mktemp("sound") / "warehouse"
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         run = RegionRun(place, SMALL, POLICY, parallelism=2)
         for rows in purchases()[:STEPS]:
             run.step(rows)
@@ -70,8 +70,8 @@ class Checked:
     def subject(self, **options: Any) -> Subject:
         return Subject(Settings(warehouse=str(self.root), **options), SMALL)
 
-    def place(self) -> Place:
-        return Place.existing(str(self.root))
+    def place(self) -> OpenWarehouse:
+        return OpenWarehouse.existing(str(self.root))
 
     def object(self, kind: ObjectKind, checkpoint: int) -> Path:
         """An object that a checkpoint wrote."""
@@ -197,7 +197,7 @@ def test_a_sink_that_shows_too_little_or_too_much_is_told(checked: Checked) -> N
 
 def test_a_checkpoint_without_input_has_no_output_to_show(checked: Checked) -> None:
     """Such as one of a rescale: a sink never hears of it."""
-    with Place.existing(str(checked.root)) as place:
+    with OpenWarehouse.existing(str(checked.root)) as place:
         RegionRun(place, SMALL, POLICY, parallelism=3).step_without_rows()
     outcome = checked.outcome(suites.SINK_AGREES)
     assert outcome.holds and outcome.facts == STEPS

@@ -20,10 +20,10 @@ from orchestration.definitions import definitions_of
 from resources import WebhookNotifier
 from resources.notifier import Alert
 from siltstone import demo, log, ui
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import SiltstoneError
-from siltstone.run.region import Region, RegionOptions
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.secret import Secret
 from siltstone.settings import Settings, given_settings, load_settings
 from siltstone.spark.runner import open_source
@@ -35,7 +35,7 @@ from tests.region_run import RegionSteps
 from tests.servers import free_port
 
 PLANTED = "pl4nted"
-POLICY = named("adjust-d", PolicyOptions())
+POLICY = policy_by_name("adjust-d", PolicyOptions())
 
 
 def secret(place: str) -> str:
@@ -103,8 +103,10 @@ def test_a_planted_secret_is_found_nowhere(
     told = [repr(settings)]
 
     # State, catalog, manifests, and the tasks that Spark would get.
-    with Place.writable(settings.warehouse) as place:
-        run = RegionSteps(Region.open(STREAM, place.warehouse, place.catalog, POLICY, RegionOptions(), "a test"))
+    with OpenWarehouse.writable(settings.warehouse) as place:
+        run = RegionSteps(
+            ConsistentRegion.open(STREAM, place.warehouse, place.catalog, POLICY, RegionOptions(), "a test")
+        )
         run.step(purchases()[0])
         run.step(purchases()[1])
         pickled = [cloudpickle.dumps(task) for task in run.region.begin_step(ends=True).values()]
@@ -120,7 +122,7 @@ def test_a_planted_secret_is_found_nowhere(
     told.append(refusal(lambda: WebhookNotifier().notify(alert)))
 
     # What cannot be reached, and what is given in arguments.
-    told.append(refusal(lambda: Place.writable(settings.warehouse, settings.catalog, 0.0)))
+    told.append(refusal(lambda: OpenWarehouse.writable(settings.warehouse, settings.catalog, 0.0)))
     redis = f"redis://me:{secret('warehouse')}@{HOST}:{free_port()}/0?attempts=1"
     told.append(refusal(lambda: open_store(redis)))
     given_settings(redis, settings.catalog)

@@ -13,8 +13,8 @@ from assets.failures import told_clearly
 from assets.stream_run import BY_DAGSTER
 from orchestration.operations import RecoverConfig, job_tags
 from orchestration.recovery import ATTEMPT_TAG, FOLLOWS_TAG, LOOK_BACK_S, MENDS_TAG, due_recoveries, newest_run
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import RunRecord
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, Fenced, SiltstoneError, UsageError
 from siltstone.settings import RecoveryOptions, load_settings
 from tests.fault.small_stream import SMALL
@@ -191,7 +191,7 @@ def test_no_sensor_accepts_a_loss(instance: dg.DagsterInstance) -> None:
 def test_who_wrote_last_is_read_from_the_catalog(tmp_path: Path) -> None:
     settings = load_settings(warehouse=str(tmp_path / "w"))
     assert newest_run(settings, SMALL.name) is None
-    with Place.writable(settings.warehouse) as place:
+    with OpenWarehouse.writable(settings.warehouse) as place:
         assert newest_run(settings, SMALL.name) is None
         place.catalog.register(SMALL.name, 8, {})
         for who in ("first", "second"):

@@ -17,19 +17,19 @@ from orchestration.definitions import definitions_of
 from orchestration.operations import job_tags
 from resources import SparkResource, WarehouseResource, WebhookNotifier
 from resources.notifier import Alert, LogNotifier, Notifier
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.model import StoredObject
-from siltstone.run.region import Region, RegionOptions
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.store.paths import CheckpointPath
 from tests.dagster_runs import plain
 from tests.fault.small_stream import SMALL, purchases
 from tests.older_catalogs import make_revision
 from tests.region_run import RegionSteps
 
-POLICY = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
+POLICY = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 DEFINITIONS = definitions_of({SMALL.name: SMALL}, {})
 PARTS = {f"{operator}_base_checkpoint" for operator in ("accounts", "daily", "places")}
 
@@ -40,8 +40,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def place(url: str) -> Iterator[Place]:
-    with Place.writable(url) as opened:
+def place(url: str) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(url) as opened:
         yield opened
 
 
@@ -52,10 +52,10 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield made
 
 
-def run(place: Place, who: str, steps: int) -> RegionSteps:
+def run(place: OpenWarehouse, who: str, steps: int) -> RegionSteps:
     """Take the stream over and make so many checkpoints; the run stays open."""
     options = RegionOptions(parallelism=1, checkpoint_steps=1, upload=UploadOptions())
-    steps_of = RegionSteps(Region.open(SMALL, place.warehouse, place.catalog, POLICY, options, who))
+    steps_of = RegionSteps(ConsistentRegion.open(SMALL, place.warehouse, place.catalog, POLICY, options, who))
     done = place.catalog.last_id(SMALL.name)
     for rows in islice(purchases(), done, done + steps):
         steps_of.step(rows)
@@ -84,7 +84,7 @@ def told(tick: Any) -> list[tuple[str, int]]:
 
 
 def test_checkpoints_of_runs_outside_dagster_become_events_once(
-    place: Place, url: str, instance: dg.DagsterInstance
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance
 ) -> None:
     run(place, "somebody", 2)
     first = look("new_checkpoints", instance, None, url)
@@ -111,7 +111,7 @@ def test_checkpoints_of_runs_outside_dagster_become_events_once(
 
 
 def test_an_hour_becomes_a_partition_when_it_is_over(
-    place: Place, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(place, "somebody", 1)
     (record,) = place.catalog.checkpoints(SMALL.name)
@@ -128,7 +128,7 @@ def test_an_hour_becomes_a_partition_when_it_is_over(
 
 
 def test_a_look_tells_of_some_and_the_next_goes_on(
-    place: Place, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestration.observation.AT_ONCE", 2)
     run(place, "somebody", 3)
@@ -146,7 +146,7 @@ def test_a_warehouse_or_catalog_that_is_away_is_a_reason_to_wait(
     tick = look(name, instance, '{"seen": {"small": 2}}' if name == "new_checkpoints" else '["a"]', url, **more)
     assert f"no warehouse at {url}" in tick.skip_message
     assert tick.cursor in (None, '{"seen": {"small": 2}}', '["a"]'), "what was told stays told"
-    Place.writable(url).__exit__(None, None, None)
+    OpenWarehouse.writable(url).__exit__(None, None, None)
     make_revision(f"sqlite:///{tmp_path}/older.db", "0003")
     monkeypatch.setenv("SILTSTONE_CATALOG", f"sqlite:///{tmp_path}/older.db")
     tick = look(name, instance, None, url, **more)
@@ -197,7 +197,7 @@ def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Chat]:
 
 
 def test_a_failed_proof_is_told_once_for_as_long_as_it_lasts(
-    place: Place, url: str, instance: dg.DagsterInstance, chat: Chat
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance, chat: Chat
 ) -> None:
     run(place, "somebody", 2)
     fine = look("alerts", instance, None, url, notifier=chat.notifier)
@@ -217,7 +217,7 @@ def test_a_failed_proof_is_told_once_for_as_long_as_it_lasts(
 
 
 def test_what_could_not_be_told_is_told_again(
-    place: Place, url: str, instance: dg.DagsterInstance, chat: Chat, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
     run(place, "somebody", 1)
@@ -235,7 +235,7 @@ def test_what_could_not_be_told_is_told_again(
 
 
 def test_a_stream_that_stands_still_is_told(
-    place: Place, url: str, instance: dg.DagsterInstance, chat: Chat, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = run(place, "somebody", 1)
     assert "0 alerts" in look("alerts", instance, None, url, notifier=chat.notifier).skip_message
@@ -249,7 +249,7 @@ def test_a_stream_that_stands_still_is_told(
     assert len(chat.got) == 1, "a stream at rest stands still, and that is fine"
 
 
-def test_a_notifier_of_ones_own_can_be_plugged_in(place: Place, url: str, instance: dg.DagsterInstance) -> None:
+def test_a_notifier_of_ones_own_can_be_plugged_in(place: OpenWarehouse, url: str, instance: dg.DagsterInstance) -> None:
     heard: list[Alert] = []
 
     class Ear(Notifier):
@@ -270,7 +270,9 @@ def tick(operation: str, instance: dg.DagsterInstance, url: str) -> Any:
         return found.evaluate_tick(context)
 
 
-def test_a_tick_waits_for_the_run_of_an_earlier_one(place: Place, url: str, instance: dg.DagsterInstance) -> None:
+def test_a_tick_waits_for_the_run_of_an_earlier_one(
+    place: OpenWarehouse, url: str, instance: dg.DagsterInstance
+) -> None:
     run(place, "somebody", 1)
     (request,) = tick("sweep", instance, url).run_requests
     assert request.tags.items() >= job_tags(SMALL, "sweep").items()
@@ -284,7 +286,7 @@ def test_a_tick_waits_for_the_run_of_an_earlier_one(place: Place, url: str, inst
     assert tick("sweep", instance, url).run_requests
 
 
-def work_prefix(place: Place) -> str:
+def work_prefix(place: OpenWarehouse) -> str:
     newest = place.catalog.latest(SMALL.name)
     return CheckpointPath(SMALL.name, newest.epoch, newest.id).prefix
 
@@ -293,7 +295,7 @@ def test_a_tick_is_skipped_where_there_is_nothing_to_do(
     url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert f"no warehouse at {url}" in tick("verify", instance, url).skip_message
-    with Place.writable(url) as place:
+    with OpenWarehouse.writable(url) as place:
         assert "no checkpoint yet" in tick("verify", instance, url).skip_message
         run(place, "somebody", 2)
         assert tick("verify", instance, url).run_requests

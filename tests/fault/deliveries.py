@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import StreamRecord
+from siltstone.catalog.warehouse import OpenWarehouse
 from tests.fault.journal import Delivered, journal_of, published
 from tests.fault.reference import Reference
 
@@ -37,7 +37,9 @@ class Memory:
     births: dict[str, Birth] = field(default_factory=dict)
 
 
-def birth_of(place: Place, stream: StreamRecord, held: Mapping[int, Sequence[int]], memory: Memory) -> Birth | None:
+def birth_of(
+    place: OpenWarehouse, stream: StreamRecord, held: Mapping[int, Sequence[int]], memory: Memory
+) -> Birth | None:
     """With what a stream began; None for a fork that was met too late to tell, since its log was pruned."""
     if stream.forked_at is None:
         return Birth(0, 0)
@@ -63,7 +65,7 @@ class Sinks:
     """
 
     reference: Reference
-    place: Place
+    place: OpenWarehouse
     stream: StreamRecord
     birth: Birth | None
     held: Mapping[int, Sequence[int]]

@@ -8,7 +8,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.store.paths import is_opaque
 from tests.fault.disk import Disk
 from tests.proxy import LOST_ANSWER, LOST_REQUEST, Fault, Proxy, http, resp
@@ -97,7 +97,7 @@ def faults_of(store: str, disk: Disk, chance: Random) -> Faults:
             return Faults(kind, chance, gone_after=chance.randrange(40))
 
 
-def damage(place: Place, stream: str, chance: Random) -> str:
+def damage(place: OpenWarehouse, stream: str, chance: Random) -> str:
     """Alter an object that a restore of the newest checkpoint needs, or lose its manifest; says which."""
     catalog, store = place.catalog, place.warehouse.store
     newest = catalog.last_id(stream)

@@ -5,13 +5,13 @@ from tests.fault.rounds import Round, Rounds
 
 LOST = 0.3
 """a share of the attempts at tasks whose acknowledgements do not arrive"""
-COMPLETE = Within("run/region.py", "Region.complete", 500)
+COMPLETE = Within("run/region.py", "ConsistentRegion.complete", 500)
 ACKNOWLEDGING = [
     Within("run/subtask.py", "run_subtask", 3000),
-    Within("run/region.py", "Region.acknowledge"),
+    Within("run/region.py", "ConsistentRegion.acknowledge"),
     COMPLETE,
     COMPLETE,
-    Within("run/region.py", "Region._advance"),
+    Within("run/region.py", "ConsistentRegion._advance"),
     Within("run/outbox.py", "Outbox.deliver", 500),
 ]
 """between what a task commits and what is heard of it, and between a checkpoint's commit and its delivery"""

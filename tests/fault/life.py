@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.state.schema import DELETED
 from siltstone.state.variables import ValueState
@@ -233,7 +233,7 @@ class Life:
         """The promises; restoring every checkpoint only if asked for."""
         if not self.step:
             return []
-        with Place.existing(self.url) as place:
+        with OpenWarehouse.existing(self.url) as place:
             unpublished = () if ended else (self.stream,)
             return promises.broken(self.reference, place, unpublished=unpublished, proven=proven)
 
@@ -290,7 +290,7 @@ class Life:
 
     def _fingerprint(self) -> tuple[object, ...]:
         """What is recorded, what is published, and every object that a checkpoint names."""
-        with Place.existing(self.url) as place:
+        with OpenWarehouse.existing(self.url) as place:
             store = place.warehouse.store
             objects = [store.read(o.stored).size for o in place.catalog.objects(self.stream)]  # their bytes checked
             recorded = promises.recorded(place, self.stream)

@@ -11,8 +11,8 @@ from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import InputPosition, RetainedCheckpoint, StepRecord, StreamRecord
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.retention.orphan_rules import AGE_GUARD, DELETES, judge
 from siltstone.store.paths import stream_prefix
 from tests.fault.deliveries import Memory, Sinks, birth_of
@@ -25,7 +25,7 @@ UNFINISHED = timedelta(seconds=10)
 
 def broken(
     reference: Reference,
-    place: Place,
+    place: OpenWarehouse,
     *,
     unpublished: Collection[str] = (),
     proven: bool = True,
@@ -52,7 +52,7 @@ def broken(
 
 def _broken(
     reference: Reference,
-    place: Place,
+    place: OpenWarehouse,
     stream: StreamRecord,
     sink: Path,
     published: bool,
@@ -76,7 +76,7 @@ def _broken(
     return found
 
 
-def _chains(place: Place, name: str) -> dict[int, object]:
+def _chains(place: OpenWarehouse, name: str) -> dict[int, object]:
     """Visible checkpoint -> what names all that its restore reads."""
     catalog = place.catalog
     of: dict[int, list[str]] = {}
@@ -103,7 +103,7 @@ def _held(steps: Iterable[StepRecord]) -> dict[int, list[int]]:
     return of
 
 
-def _oracle(reference: Reference, place: Place, newest: int, found: list[str]) -> list[str]:
+def _oracle(reference: Reference, place: OpenWarehouse, newest: int, found: list[str]) -> list[str]:
     if reference.oracle is None or found:
         return []
     try:
@@ -114,7 +114,11 @@ def _oracle(reference: Reference, place: Place, newest: int, found: list[str]) -
 
 
 def _histories(
-    reference: Reference, place: Place, stream: StreamRecord, steps: list[StepRecord], of: Mapping[int, list[int]]
+    reference: Reference,
+    place: OpenWarehouse,
+    stream: StreamRecord,
+    steps: list[StepRecord],
+    of: Mapping[int, list[int]],
 ) -> Iterable[str]:
     """Promises 1 and 2: what is recorded is what the undisturbed run did, step by step."""
     catalog, name = place.catalog, stream.name
@@ -144,7 +148,7 @@ def _histories(
         yield f"epochs {open_} were taken over and are still open"
 
 
-def _input(place: Place, name: str, newest: int) -> Iterable[str]:
+def _input(place: OpenWarehouse, name: str, newest: int) -> Iterable[str]:
     """Promise 2: however the log was pruned, it is known of each file that it was read, by one batch and no other.
 
     Where sources' beginnings are recorded, as they are under Spark: each batch there is a file.
@@ -170,7 +174,7 @@ def _files(position: InputPosition) -> Counter[str]:
     return Counter(json.loads(line)["path"] for line in lines if "path" in json.loads(line))
 
 
-def _references(place: Place, name: str) -> Iterable[str]:
+def _references(place: OpenWarehouse, name: str) -> Iterable[str]:
     """Promise 3: whatever a checkpoint that is kept may need is there, whole, and nobody is about to delete it."""
     catalog = place.catalog
     retained = {row.id: row for row in catalog.retained(name)}
@@ -199,7 +203,7 @@ def _needed(checkpoint: int, retained: Mapping[int, RetainedCheckpoint], sentenc
     return not (retained[checkpoint].deleted and object in sentenced)
 
 
-def _orphans(place: Place, name: str) -> Iterable[str]:
+def _orphans(place: OpenWarehouse, name: str) -> Iterable[str]:
     """Promise 4: once the next run has ended and leases have expired, every orphan is one that a sweep deletes."""
     standing = place.catalog.standing(name)
     later = replace(standing, epoch=standing.epoch + 1, ended=True, leases=(), at=standing.at + 2 * AGE_GUARD)
@@ -208,7 +212,7 @@ def _orphans(place: Place, name: str) -> Iterable[str]:
             yield f"object {object}, which nothing refers to, would be kept for good: {reason}"
 
 
-def left_over(place: Place, name: str) -> Iterable[str]:
+def left_over(place: OpenWarehouse, name: str) -> Iterable[str]:
     """Promise 4, after a run that ended, expired leases and a sweep: what is stored is what is referred to."""
     catalog = place.catalog
     names = [stream.name for stream in catalog.streams()]
@@ -222,11 +226,11 @@ def left_over(place: Place, name: str) -> Iterable[str]:
             yield f"the unfinished write {write.token} of {write.name} is left"
 
 
-def _sizes(place: Place, name: str) -> dict[str, int]:
+def _sizes(place: OpenWarehouse, name: str) -> dict[str, int]:
     return dict(place.warehouse.store.list(stream_prefix(name)))
 
 
-def recorded(place: Place, name: str) -> tuple[object, ...]:
+def recorded(place: OpenWarehouse, name: str) -> tuple[object, ...]:
     """All that somebody who was fenced may not have changed."""
     catalog = place.catalog
     ids = [row.id for row in catalog.retained(name) if not row.deleted]

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import DEFAULT_POLICY, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
 from siltstone.model import KeyGroupRange
 from siltstone.restore.export import UnitTask, rebuild
 from siltstone.restore.plan_rules import plan_restore
@@ -44,7 +44,7 @@ class Reference:
     written: Sequence[pa.Table]
     steps: int
     """how many a warehouse of the campaign takes"""
-    oracle: Callable[[Place, int], None] | None = None
+    oracle: Callable[[OpenWarehouse, int], None] | None = None
     """asserts that a checkpoint's state is what an independent computation says"""
     journaled: bool = False
     """whether its sink keeps a journal of deliveries, where the campaign runs it"""
@@ -77,8 +77,8 @@ class Reference:
 
 def _undisturbed(stream: Stream, sink: str, batches: Iterable[pa.Table]) -> tuple[list[str], list[pa.Table]]:
     digests, written = [], []
-    with TemporaryDirectory() as directory, Place.writable(f"{directory}/warehouse") as place:
-        run = RegionRun(place, stream, named(DEFAULT_POLICY))
+    with TemporaryDirectory() as directory, OpenWarehouse.writable(f"{directory}/warehouse") as place:
+        run = RegionRun(place, stream, policy_by_name(DEFAULT_POLICY))
         for rows in batches:
             completed = run.step(rows)
             assert completed is not None
@@ -108,7 +108,7 @@ def flights() -> Reference:
     return Reference(FLIGHTS, "aircraft", named_, digests, written, WEEKS, _as_pandas_says)
 
 
-def restored(place: Place, stream: Stream, checkpoint: int) -> dict[str, MemoryState]:
+def restored(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str, MemoryState]:
     """Operator -> its whole state at a checkpoint, rebuilt from the store alone."""
     store = place.warehouse.store
     manifests = read_manifests(store, place.catalog.chain_manifests(stream.name, checkpoint))
@@ -121,7 +121,7 @@ def restored(place: Place, stream: Stream, checkpoint: int) -> dict[str, MemoryS
     return states
 
 
-def _as_pandas_says(place: Place, checkpoint: int) -> None:
+def _as_pandas_says(place: OpenWarehouse, checkpoint: int) -> None:
     newest = place.catalog.steps(FLIGHTS.name, checkpoint)[-1]  # of what is left of the log, whose beginning is pruned
     flown = sum(len(rows) for rows in flights().batches[: newest.batch_id + 1])
     states = restored(place, FLIGHTS, checkpoint)

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from siltstone.catalog.open import NoCatalog, open_catalog
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.store.open import Warehouse
 from tests.fault import promises
 from tests.fault.commands import COMMANDS, NAME, Arguments, Known, wrong
@@ -74,19 +74,19 @@ class Rounds:
         self._count = 0
         self.unpublished: set[str] = set()
         self._memory = Memory()
-        self._opened: Place | None = None
+        self._opened: OpenWarehouse | None = None
         self._later = timedelta(0)
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def place(self, later: timedelta = timedelta(0)) -> Iterator[Place | None]:
+    def place(self, later: timedelta = timedelta(0)) -> Iterator[OpenWarehouse | None]:
         """The warehouse, its catalog's clock ahead; None while there is none. Opened once."""
         if self._opened is None:
             with suppress(NoCatalog):
                 now = lambda: datetime.now(UTC) + self._later  # noqa: E731
                 catalog = open_catalog(self.site.catalog_url, create=False, now=now)
-                self._opened = Place(Warehouse.at(self.site.hosts[0]), catalog)
+                self._opened = OpenWarehouse(Warehouse.at(self.site.hosts[0]), catalog)
         self._later = later
         try:
             yield self._opened

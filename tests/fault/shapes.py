@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import SiltstoneError
 from siltstone.store.open import Warehouse
 from tests.fault import promises
@@ -37,7 +37,7 @@ OLD_WORK, SINK = Within("spark/runner.py", "remove_old_work"), Within("sinks/par
 _TAKE_OVER = [
     Within("catalog/epochs.py", "begin_epoch"),
     Within("catalog/epochs.py", "_mark"),
-    Within("run/region.py", "Region.open"),
+    Within("run/region.py", "ConsistentRegion.open"),
     Within("run/working_state.py", "_take_over"),
 ]
 TAKE_OVER = {
@@ -242,7 +242,7 @@ def wrong(rounds: Rounds, round: Round, kind: str) -> None:
     url, catalog = WAREHOUSES[rounds.store](elsewhere), rounds.site.catalog_url
     what = rounds.chance.choice(["an empty store", "another store", "another catalog", "no catalog"])
     if what in ("another store", "another catalog"):
-        with Place.writable(url) as other:
+        with OpenWarehouse.writable(url) as other:
             other.catalog.register(NAME, 4, {"operators": {}, "options": {}})
     if what in ("another catalog", "no catalog"):
         url, catalog = rounds.site.hosts[0], Warehouse.at(url).catalog_url

@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone import cli
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind, ObjectRecord
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest
 from siltstone.model import Handle, Kind
@@ -41,7 +41,7 @@ class Stored:
     """A small warehouse in which everything is proven, and what each object's damage must be noticed by."""
 
     url: str
-    place: Place
+    place: OpenWarehouse
     objects: dict[ObjectKind, list[ObjectRecord]]
     manifests: dict[int, Manifest]
 
@@ -73,8 +73,8 @@ def _needs(manifest: Manifest, handle: Handle, written_at: int) -> bool:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     """Five checkpoints by two subtasks an operator: base, delta, delta, base, delta; the last has a snapshot."""
     url = str(tmp_path_factory.mktemp("corruption") / "warehouse")
-    with Place.writable(url) as place:
-        run = RegionRun(place, SMALL, named("adjust-d", PolicyOptions(d0=2)), parallelism=2)
+    with OpenWarehouse.writable(url) as place:
+        run = RegionRun(place, SMALL, policy_by_name("adjust-d", PolicyOptions(d0=2)), parallelism=2)
         for rows in purchases()[:5]:
             run.step(rows)
         run.region.close("done")

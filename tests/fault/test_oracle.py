@@ -15,10 +15,10 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import DEFAULT_POLICY, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
 from siltstone.errors import Unreachable
-from siltstone.run.region import Region, RegionOptions
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.store.paths import LocalLayout
 from tests.fault import promises
 from tests.fault.attempts import LostAttempts
@@ -39,45 +39,47 @@ FUNCTIONS = sorted({*(each for places in TAKE_OVER.values() for each in places),
 def worked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warehouse of the small stream with some checkpoints, each of a batch."""
     directory = tmp_path_factory.mktemp("worked")
-    with Place.writable(str(directory)) as opened:
+    with OpenWarehouse.writable(str(directory)) as opened:
         work(opened, range(STEPS))
         assert not broken(opened)
     return directory
 
 
 @pytest.fixture
-def place(worked: Path, tmp_path: Path) -> Iterator[Place]:
+def place(worked: Path, tmp_path: Path) -> Iterator[OpenWarehouse]:
     """A copy of it."""
     shutil.copytree(worked, tmp_path / "warehouse")
-    with Place.writable(str(tmp_path / "warehouse")) as opened:
+    with OpenWarehouse.writable(str(tmp_path / "warehouse")) as opened:
         yield opened
 
 
-def work(place: Place, batches: range, checkpoint_steps: int = 1, lost: LostAttempts | None = None) -> None:
+def work(place: OpenWarehouse, batches: range, checkpoint_steps: int = 1, lost: LostAttempts | None = None) -> None:
     """A run."""
     options = RegionOptions(parallelism=2, checkpoint_steps=checkpoint_steps)
-    region = Region.open(SMALL, place.warehouse, place.catalog, named(DEFAULT_POLICY), options, "a test")
+    region = ConsistentRegion.open(
+        SMALL, place.warehouse, place.catalog, policy_by_name(DEFAULT_POLICY), options, "a test"
+    )
     steps = SinkingSteps(region, lost=lost)
     for number in batches:
         steps.step(purchases()[number])
     region.close("done")
 
 
-def broken(place: Place, **named: Any) -> str:
-    return "\n".join(promises.broken(small(), place, proven=False, **named))
+def broken(place: OpenWarehouse, **policy_by_name: Any) -> str:
+    return "\n".join(promises.broken(small(), place, proven=False, **policy_by_name))
 
 
-def sink(place: Place) -> Path:
+def sink(place: OpenWarehouse) -> Path:
     return place.warehouse.local.sink(SMALL.name) / "accounts"
 
 
-def deliver(place: Place, id: int, *batches: int) -> None:
+def deliver(place: OpenWarehouse, id: int, *batches: int) -> None:
     """Hand the sink the rows of these batches."""
     rows: Any = Frame(pa.concat_tables([small().written[batch - 1] for batch in batches]))
     JournaledSink(sink(place)).deliver(rows, id)
 
 
-def forget(place: Place, id: int) -> None:
+def forget(place: OpenWarehouse, id: int) -> None:
     """Let the sink not have been handed an id."""
     for file in (sink(place) / "_journal").iterdir():
         if json.loads(file.read_text())["id"] == id:
@@ -98,7 +100,7 @@ def forget(place: Place, id: int) -> None:
     ],
 )
 def test_a_sink_that_got_something_else_is_noticed(
-    place: Place, wrong: Callable[[Place], object], noticed: str
+    place: OpenWarehouse, wrong: Callable[[OpenWarehouse], object], noticed: str
 ) -> None:
     wrong(place)
     found = broken(place)
@@ -106,13 +108,13 @@ def test_a_sink_that_got_something_else_is_noticed(
         raise AssertionError(found)
 
 
-def test_what_is_delivered_once_more_is_no_fault(place: Place) -> None:
+def test_what_is_delivered_once_more_is_no_fault(place: OpenWarehouse) -> None:
     deliver(place, 3, 3)
     assert len(journal_of(sink(place))) == STEPS + 1
     assert not broken(place)
 
 
-def test_the_newest_rows_may_be_outstanding_while_a_run_has_not_ended_well(place: Place) -> None:
+def test_the_newest_rows_may_be_outstanding_while_a_run_has_not_ended_well(place: OpenWarehouse) -> None:
     forget(place, 4)
     assert "lacks" in broken(place)
     assert not broken(place, unpublished=[SMALL.name])
@@ -129,7 +131,7 @@ def test_a_function_in_which_processes_are_hurt_is_one_of_the_engine(within: Wit
 @pytest.mark.parametrize("checkpoint_steps", [1, 3])
 def test_hosts_that_lose_acknowledgements_break_nothing(tmp_path: Path, checkpoint_steps: int) -> None:
     """Of the same rows and of others, on the host that does the task then and on the other one."""
-    with Place.writable(str(tmp_path / "warehouse")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "warehouse")) as place:
         other = replace(place.warehouse, local=LocalLayout(tmp_path / "other"))
         lost = LostAttempts([place.warehouse, other], lost=0.6, seed=checkpoint_steps)
         work(place, range(3), checkpoint_steps, lost)
@@ -138,13 +140,13 @@ def test_hosts_that_lose_acknowledgements_break_nothing(tmp_path: Path, checkpoi
         assert not promises.broken(small(), place)
 
 
-def prune(place: Place, sql: str) -> None:
+def prune(place: OpenWarehouse, sql: str) -> None:
     with closing(sqlite3.connect(place.warehouse.local.catalog)) as connection:
         connection.execute(sql)
         connection.commit()
 
 
-def test_a_log_that_is_pruned_as_far_as_may_be_is_no_fault_and_one_pruned_further_is(place: Place) -> None:
+def test_a_log_that_is_pruned_as_far_as_may_be_is_no_fault_and_one_pruned_further_is(place: OpenWarehouse) -> None:
     catalog = place.catalog
     catalog.mark_deleted(SMALL.name, 1, iter([1, 2]))
     assert catalog.prune_input_log(SMALL.name, 1, at_least=1) == 1
@@ -153,12 +155,12 @@ def test_a_log_that_is_pruned_as_far_as_may_be_is_no_fault_and_one_pruned_furthe
     assert "steps were pruned that a replay from checkpoint 3 needs" in broken(place)
 
 
-def test_a_hole_in_the_log_is_noticed(place: Place) -> None:
+def test_a_hole_in_the_log_is_noticed(place: OpenWarehouse) -> None:
     prune(place, "DELETE FROM step WHERE step = 3")
     assert "are not the batches in order" in broken(place)
 
 
-def test_a_stream_that_began_anew_delivers_all_once_more_under_higher_ids(place: Place) -> None:
+def test_a_stream_that_began_anew_delivers_all_once_more_under_higher_ids(place: OpenWarehouse) -> None:
     catalog = place.catalog
     catalog.mark_deleted(SMALL.name, 1, iter([1, 2]))
     catalog.prune_input_log(SMALL.name, 1, at_least=1)
@@ -172,7 +174,7 @@ def test_a_stream_that_began_anew_delivers_all_once_more_under_higher_ids(place:
     assert r"lacks the rows of checkpoints [2]" in broken(place)
 
 
-def test_a_run_that_dies_between_a_delivery_and_its_mark_delivers_once_more(place: Place) -> None:
+def test_a_run_that_dies_between_a_delivery_and_its_mark_delivers_once_more(place: OpenWarehouse) -> None:
     with (
         patch.object(type(place.catalog), "mark_delivered", side_effect=Unreachable("gone")),
         pytest.raises(Unreachable),

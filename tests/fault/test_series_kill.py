@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
-from siltstone.chains.policies import PolicyOptions, named
-from siltstone.restore.series import RestoredLabel, lying
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.restore.series import RestoredLabel, read_label
 from siltstone.settings import Settings
 from siltstone.spark.operations import series
 from tests.fault.small_stream import SMALL, purchases
@@ -22,13 +22,13 @@ from tests.region_run import RegionRun
 CHECKPOINTS = 5
 LABELS = {f"day-{n}": min(n, CHECKPOINTS) for n in range(1, CHECKPOINTS + 2)}
 """the last two show the same checkpoint"""
-SOME_CHAINS = named("adjust-d", PolicyOptions(d0=3, size_ratio_max=None, space_amplification_max=None))
+SOME_CHAINS = policy_by_name("adjust-d", PolicyOptions(d0=3, size_ratio_max=None, space_amplification_max=None))
 
 
 @pytest.fixture
 def warehouse(tmp_path: Path) -> str:
     url = str(tmp_path / "w")
-    with Place.writable(url) as place:
+    with OpenWarehouse.writable(url) as place:
         run = RegionRun(place, SMALL, SOME_CHAINS, parallelism=2)
         for rows in purchases()[:CHECKPOINTS]:
             run.step(rows)
@@ -81,14 +81,14 @@ def test_killed_and_run_again(warehouse: str, monkeypatch: pytest.MonkeyPatch, w
     process.join()
     assert process.exitcode == -signal.SIGKILL
 
-    with Place.existing(warehouse) as place:
+    with OpenWarehouse.existing(warehouse) as place:
         digests = {record.id: record.digest for record in place.catalog.checkpoints(SMALL.name)}
         rows = {record.id: record.rows for record in place.catalog.checkpoints(SMALL.name)}
         root = place.warehouse.local.restored_series(SMALL.name)
     appeared = {path.name for path in root.iterdir() if not path.name.startswith(".")}
     assert (where == "piece" and after == 1) == (not appeared)
     for label in appeared:
-        found = lying(root, label)
+        found = read_label(root, label)
         assert found is not None and found.digest == digests[LABELS[label]]
         assert sum(pq.read_table(t).num_rows for t in tables(root / label)) == rows[LABELS[label]]
     before = contents(root)
@@ -102,7 +102,7 @@ def test_killed_and_run_again(warehouse: str, monkeypatch: pytest.MonkeyPatch, w
     after_it = contents(root)
     assert all(after_it[name] == content for name, content in before.items() if not name.startswith("."))
     for label, checkpoint in LABELS.items():
-        assert lying(root, label) == RestoredLabel(label, checkpoint, digests[checkpoint], rows[checkpoint])
+        assert read_label(root, label) == RestoredLabel(label, checkpoint, digests[checkpoint], rows[checkpoint])
         assert sum(pq.read_table(t).num_rows for t in tables(root / label)) == rows[checkpoint]
 
 
@@ -112,7 +112,7 @@ def tables(label: Path) -> list[Path]:
 
 
 def test_one_that_is_at_work_keeps_what_it_writes(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Place.existing(warehouse) as place:
+    with OpenWarehouse.existing(warehouse) as place:
         root = place.warehouse.local.restored_series(SMALL.name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(series, "NEW_S", 0.0)
@@ -124,7 +124,7 @@ def test_one_that_is_at_work_keeps_what_it_writes(warehouse: str, monkeypatch: p
 
 
 def test_damage_costs_only_the_checkpoints_behind_it(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Place.existing(warehouse) as place:
+    with OpenWarehouse.existing(warehouse) as place:
         damaged = [o for o in place.catalog.objects(SMALL.name) if o.kind is ObjectKind.SEGMENT][-1]
         path = place.warehouse.local.objects / damaged.name
         root = place.warehouse.local.restored_series(SMALL.name)

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import DEFAULT_POLICY, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
 from siltstone.store.base import Store
@@ -502,8 +502,8 @@ def warehouse(room: Room, tmp_path: Path) -> str:
 
 def test_a_store_that_dies_at_any_request_of_a_checkpoint_leaves_no_half_of_it(room: Room, warehouse: str) -> None:
     """Each attempt at step 4 gets one request further; the last gets through, and all is as on a filesystem."""
-    reference, policy = small(), named(DEFAULT_POLICY)
-    with Place.writable(warehouse) as place:
+    reference, policy = small(), policy_by_name(DEFAULT_POLICY)
+    with OpenWarehouse.writable(warehouse) as place:
 
         def dies_after(run: RegionRun, requests: int) -> bool:
             """Whether the store's death was felt in the next step; nothing of that may be seen."""
@@ -552,10 +552,10 @@ def test_a_store_that_dies_at_any_request_of_a_checkpoint_leaves_no_half_of_it(r
 
 def test_steps_on_a_bad_network_are_those_on_a_filesystem(room: Room, warehouse: str) -> None:
     reference = small()
-    with Place.writable(warehouse.replace("attempts=2", "attempts=12")) as place:
+    with OpenWarehouse.writable(warehouse.replace("attempts=2", "attempts=12")) as place:
         chance = random.Random(9)
         room.proxy.sometimes(chance, {LOST_REQUEST: 0.04, LOST_ANSWER: 0.04, room.at.busy[0]: 0.04})
-        run = RegionRun(place, SMALL, named(DEFAULT_POLICY), parallelism=2)
+        run = RegionRun(place, SMALL, policy_by_name(DEFAULT_POLICY), parallelism=2)
         outputs: list[pa.Table] = []
         for rows in purchases()[:6]:
             run.step(rows)

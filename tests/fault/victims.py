@@ -27,13 +27,13 @@ import pyarrow.parquet as pq
 
 from siltstone import cli
 from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import stream_named
 from siltstone.change.replay import follow
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import Fenced, Unreachable
 from siltstone.format.output import read_output
-from siltstone.run.region import Completed, Region
+from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
 from siltstone.settings import load_settings
 from siltstone.spark import operations, step
@@ -153,7 +153,7 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
     wanted = dict(options)
     batches = int(wanted.pop("batches", len(purchases())))
     settings = load_settings(**wanted)
-    with Place.writable(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.writable(settings.warehouse, settings.catalog) as place:
         region = operations.open_region(settings, stream_named(settings, name), place, {}, 2)
         outcome = "failed"
         try:
@@ -189,7 +189,7 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
 class SinkingSteps(RegionSteps):
     """Steps whose output goes to the stream's sink, in the order of the stream's runner."""
 
-    def __init__(self, region: Region, sinks: Path | None = None, lost: LostAttempts | None = None) -> None:
+    def __init__(self, region: ConsistentRegion, sinks: Path | None = None, lost: LostAttempts | None = None) -> None:
         super().__init__(region)
         name = region.stream.name
         self.sink = JournaledSink((sinks / name if sinks else region.warehouse.local.sink(name)) / SINK)

@@ -18,8 +18,8 @@ from siltstone.errors import BadRow
 from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
 from siltstone.restore.restore import digests_of
 from siltstone.run import dead_letters, processing
-from siltstone.run.clock import Clock
 from siltstone.run.dead_letters import SortedOut
+from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import DeadLetterOrder, RestorePoint, StepTask
 from siltstone.state.backend import SubtaskState
 from siltstone.state.hashing import xxhash64
@@ -96,7 +96,7 @@ def changes(state: SubtaskState) -> dict[str, list[dict[str, Any]]]:
 
 def outcome(operator: Operator, batches: list[pa.RecordBatch], *, sorts_out: bool) -> tuple[Any, ...]:
     """(digests, changes, output, dead letters) of one step after one that left something in the state."""
-    task, clock = task_of(operator), Clock()
+    task, clock = task_of(operator), PhaseTimer()
     with subtask(operator, GROUPS) as one, TemporaryDirectory() as scratch:
         state = one.state
         state.begin(1, tracking=True)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.catalog.records import LeaseRecord, RewindingRecord, RunRecord, Standing
+from siltstone.catalog.records import CatalogView, LeaseRecord, RewindingRecord, RunRecord
 from siltstone.format.segment import Section
 from siltstone.retention.orphan_rules import Reason, incomplete_prefixes, judge, judge_unfinished
 from siltstone.store.base import Unfinished
@@ -100,9 +100,9 @@ class History:
     def _store(self, name: str) -> None:
         self.stored[name] = None
 
-    def standing(self) -> Standing:
+    def standing(self) -> CatalogView:
         leases = tuple(LeaseRecord(str(c), "s", c, c, "a test", NOON, NOON + DAY) for c in self.leased)
-        return Standing(
+        return CatalogView(
             "s",
             self.epoch,
             self.ended,
@@ -114,7 +114,7 @@ class History:
             tuple(self.rewindings),
         )
 
-    def later(self) -> Standing:
+    def later(self) -> CatalogView:
         """What was given up was so long ago."""
         return replace(self.standing(), at=NOON + 1000 * DAY)
 
@@ -129,7 +129,7 @@ def _run(epoch: int, first: int) -> RunRecord:
     return RunRecord("s", epoch, first, "a test", NOON, None, None)
 
 
-def orphans(standing: Standing, names, guard=DAY, ages=None) -> set[str]:
+def orphans(standing: CatalogView, names, guard=DAY, ages=None) -> set[str]:
     reasons = {name: judge(name, standing, guard, (ages or {}).get(name)) for name in names}
     return {name for name, reason in reasons.items() if reason is not None and reason.deletes}
 
@@ -230,7 +230,7 @@ def test_the_prefixes_of_the_incomplete_hold_all_their_objects_and_none_of_the_c
 
 PLACES = st.builds(CheckpointPath, st.just("s"), st.integers(0, 6), st.integers(0, 6))
 STANDINGS = st.builds(
-    Standing,
+    CatalogView,
     stream=st.just("s"),
     epoch=st.integers(0, 5),
     ended=st.booleans(),

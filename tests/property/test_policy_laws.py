@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siltstone.chains import chain_rules as chain
-from siltstone.chains.policies import POLICIES, CheckpointCost, PolicyOptions, PolicyState, RestoreCost, named
+from siltstone.chains.policies import POLICIES, CheckpointCost, PolicyOptions, PolicyState, RestoreCost, policy_by_name
 from siltstone.model import Form
 
 MB = 1_000_000
@@ -63,7 +63,7 @@ def take(policy, state, base, delta, rate=1.0, log_s=None, rows=True, keeps_limi
 
 @given(names, options, steps)
 def test_chains_keep_count_and_size_where_the_limit_is_kept(name, opts, history):
-    policy = named(name, opts)
+    policy = policy_by_name(name, opts)
     state = policy.start()
     for base, delta, rate, log_s, rows in history:
         decision, _, state = take(policy, state, base, delta, rate, log_s, rows)
@@ -75,7 +75,7 @@ def test_chains_keep_count_and_size_where_the_limit_is_kept(name, opts, history)
 
 @given(names, options, steps)
 def test_a_delta_is_predicted_to_fit_or_is_a_probe_and_a_passed_bound_ends_the_chain(name, opts, history):
-    policy = named(name, opts)
+    policy = policy_by_name(name, opts)
     state = policy.start()
     for base, delta, rate, log_s, rows in history:
         passed = (
@@ -102,7 +102,7 @@ def test_a_delta_is_predicted_to_fit_or_is_a_probe_and_a_passed_bound_ends_the_c
 
 @given(names, options, steps)
 def test_chains_keep_the_cap_on_space_where_the_limit_is_kept(name, opts, history):
-    policy = named(name, opts)
+    policy = policy_by_name(name, opts)
     state = policy.start()
     for base, delta, rate, log_s, rows in history:
         before = state
@@ -124,7 +124,7 @@ def test_chains_keep_the_cap_on_space_where_the_limit_is_kept(name, opts, histor
     st.booleans(),
 )
 def test_state_that_shrinks_steadily_never_passes_the_cap_on_space(name, cap, shrinks, part, n, limits):
-    policy = named(name, PolicyOptions(space_amplification_max=cap, size_ratio_max=2.0 if limits else None))
+    policy = policy_by_name(name, PolicyOptions(space_amplification_max=cap, size_ratio_max=2.0 if limits else None))
     state, rows = policy.start(), 10**9
     for _ in range(n):
         known = state.rows_before > 0
@@ -136,7 +136,7 @@ def test_state_that_shrinks_steadily_never_passes_the_cap_on_space(name, cap, sh
 
 @given(names, options, st.integers(10 * MB, 200 * MB), st.floats(0.01, 2), st.integers(20, 120))
 def test_a_steady_trace_never_passes_the_restore_budget_once_deltas_are_known(name, opts, base, part, n):
-    policy = named(name, opts)
+    policy = policy_by_name(name, opts)
     state = policy.start()
     delta = int(base * part)
     for _ in range(n):
@@ -148,7 +148,7 @@ def test_a_steady_trace_never_passes_the_restore_budget_once_deltas_are_known(na
 
 @given(names, options, steps)
 def test_the_restore_bound_covers_the_newest_checkpoint_and_steady_going_on(name, opts, history):
-    policy = named(name, opts)
+    policy = policy_by_name(name, opts)
     state = policy.start()
     for base, delta, rate, log_s, rows in history:
         _, _, state = take(policy, state, base, delta, rate, log_s, rows)
@@ -169,7 +169,7 @@ def test_the_restore_bound_covers_the_newest_checkpoint_and_steady_going_on(name
 
 @given(names, options, steps, st.integers(0, 60))
 def test_a_resumed_policy_goes_on_as_if_nothing_had_happened(name, opts, history, cut):
-    policy = named(name, opts)
+    policy = policy_by_name(name, opts)
     straight = resumed = policy.start()
     for i, (base, delta, rate, log_s, rows) in enumerate(history):
         if i == cut:
@@ -190,7 +190,7 @@ def test_a_resumed_policy_goes_on_as_if_nothing_had_happened(name, opts, history
     st.integers(0, 20),
 )
 def test_a_state_that_changes_completely_ends_in_bases_and_probes(name, part, probe_after, weight, step, d0):
-    policy = named(name, PolicyOptions(d0=d0, probe_after=probe_after, restore_weight=weight, step=step))
+    policy = policy_by_name(name, PolicyOptions(d0=d0, probe_after=probe_after, restore_weight=weight, step=step))
     state = policy.start()
     for _ in range(400):
         _, _, state = take(policy, state, 100 * MB, int(100 * MB * part))
@@ -212,7 +212,7 @@ def test_a_state_that_changes_completely_ends_in_bases_and_probes(name, part, pr
 
 @given(names, st.floats(1.0, 1.5), st.integers(1, 12), st.integers(30, 120))
 def test_probing_recovers_when_the_changes_turn_small(name, part, probe_after, dear_for):
-    policy = named(name, PolicyOptions(probe_after=probe_after))
+    policy = policy_by_name(name, PolicyOptions(probe_after=probe_after))
     state = policy.start()
     for _ in range(dear_for):
         _, _, state = take(policy, state, 100 * MB, int(100 * MB * part))
@@ -226,7 +226,7 @@ def test_probing_recovers_when_the_changes_turn_small(name, part, probe_after, d
 
 @given(names, steps, st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500), st.floats(0, 2000)), max_size=20))
 def test_restore_factors_stay_positive_and_finite(name, history, restores):
-    policy = named(name, PolicyOptions(restore_budget_s=100))
+    policy = policy_by_name(name, PolicyOptions(restore_budget_s=100))
     state = policy.start()
     for base, delta, rate, log_s, rows in history:
         _, _, state = take(policy, state, base, delta, rate, log_s, rows)
@@ -239,7 +239,7 @@ def test_restore_factors_stay_positive_and_finite(name, history, restores):
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_the_state_of_a_policy_does_not_grow(name):
-    policy = named(name)
+    policy = policy_by_name(name)
     state = policy.start()
     fields = len(state.to_json())
     for i in range(300):

@@ -14,8 +14,8 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.adjust_d_rules import AdjustD
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policy_rules import PolicyOptions
@@ -24,13 +24,13 @@ from siltstone.change.recover import recover
 from siltstone.change.rollback_rules import AUTOMATIC_CHECKPOINTS
 from siltstone.errors import Fenced, StateError, Unreachable, UsageError
 from siltstone.retention.deletion import delete_checkpoints
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.savepoints import drop_savepoint, set_savepoint
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
 from siltstone.run.definition import definition_of
-from siltstone.run.region import Region, RegionOptions
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.store.identity import write_identity
 from siltstone.store.paths import CheckpointPath
 from tests.simulation.oracle import Oracle
@@ -53,7 +53,7 @@ STARTS = (
     *("run", "materialize", "truncate", "delete", "sweep", "read", "snapshot", "savepoint", "fork", "recover"),
     "rewind",
 )
-Work = Callable[[Process, Place, str], Any]
+Work = Callable[[Process, OpenWarehouse, str], Any]
 
 
 class World:
@@ -89,7 +89,7 @@ class World:
         def run(process: Process) -> None:
             catalog = SimulatedCatalog(self.engine, self.clock.now, process)
             warehouse = SimpleNamespace(store=SimulatedStore(self.memory, process), label="memory")
-            work(process, Place(cast(Any, warehouse), catalog), stream)
+            work(process, OpenWarehouse(cast(Any, warehouse), catalog), stream)
 
         process = Process(kind, stream, run)
         self.processes.append(process)
@@ -145,9 +145,9 @@ class World:
         chance = random.Random(a)
         options = RegionOptions(parallelism=chance.choice([1, 2]), checkpoint_steps=chance.choice([1, 1, 2]))
 
-        def work(process: Process, place: Place, stream: str) -> None:
+        def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             definition = replace(STREAM, name=stream)
-            region = Region.open(definition, place.warehouse, place.catalog, POLICY, options, "a writer")
+            region = ConsistentRegion.open(definition, place.warehouse, place.catalog, POLICY, options, "a writer")
             process.epoch = region.epoch
             Writer(place.warehouse.store, chance).run(region)
 
@@ -156,7 +156,7 @@ class World:
     def _materialize(self, a: int) -> Work:
         operator, id = OPERATORS[a % 2], uuid.uuid5(uuid.NAMESPACE_OID, self._new("m")).hex
 
-        def work(process: Process, place: Place, stream: str) -> None:
+        def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             visible = [c.id for c in place.catalog.checkpoints(stream)]
             checkpoint = visible[-1 - a // 2 % len(visible)] if visible else 1
             if place.catalog.firsts(stream, checkpoint).get(operator) != checkpoint:
@@ -170,7 +170,7 @@ class World:
         return lambda process, place, stream: truncate(place, stream, options, dry_run=a % 11 == 0)
 
     def _delete(self, a: int) -> Work:
-        def work(process: Process, place: Place, stream: str) -> None:
+        def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             last = place.catalog.last_id(stream)
             delete_checkpoints(place, stream, random.Random(a).sample(range(1, last + 1), min(last, 1 + a % 3)))
 
@@ -183,10 +183,10 @@ class World:
     def _read(self, a: int) -> Work:
         lease = self._new("r")
 
-        def work(process: Process, place: Place, stream: str) -> None:
+        def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             visible = [c.id for c in place.catalog.checkpoints(stream)]
             checkpoint = visible[a % len(visible)] if visible else 1
-            with reading(place.catalog, stream, [checkpoint] if a % 5 else None, id=lease):
+            with hold_lease(place.catalog, stream, [checkpoint] if a % 5 else None, id=lease):
                 manifests = place.catalog.chain_manifests(stream, checkpoint)
                 expected = self.oracle.contents(stream, checkpoint)
                 try:
@@ -204,9 +204,9 @@ class World:
     def _snapshot(self, a: int) -> Work:
         label = self._new("s")
 
-        def work(process: Process, place: Place, stream: str) -> None:
+        def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             record, epoch = place.catalog.latest(stream), place.catalog.stream(stream).epoch
-            with reading(place.catalog, stream, [record.id], id=label):
+            with hold_lease(place.catalog, stream, [record.id], id=label):
                 path = CheckpointPath(stream, record.epoch, record.id).snapshot("a", TABLE, 0, label)
                 stored = place.warehouse.store.put(path, b"rows")
                 place.catalog.add_snapshot(stream, epoch, record.id, [stored], 1)
@@ -214,7 +214,7 @@ class World:
         return work
 
     def _savepoint(self, a: int) -> Work:
-        def work(process: Process, place: Place, stream: str) -> None:
+        def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             name = f"p{a % 3}"
             if a % 4 == 0:
                 drop_savepoint(place.catalog, stream, name)
@@ -228,14 +228,14 @@ class World:
     def _fork(self, a: int) -> Work:
         new = f"f{a % 2}"
 
-        def work(process: Process, place: Place, stream: str) -> None:
+        def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             last = place.catalog.last_id(stream)
             fork(place, stream, new, str(max(1, last - a % 3)))
 
         return work
 
     def _recover(self, a: int) -> Work:
-        def work(process: Process, place: Place, stream: str) -> None:
+        def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             before, damaged = self.oracle.written_by(stream), set(self.oracle.damaged)
             rewindings = self.oracle.rewindings(stream)
             whole = [id for id in before if self.oracle.whole(stream, id)]
@@ -255,7 +255,7 @@ class World:
         return work
 
     def _rewind(self, a: int) -> Work:
-        def work(process: Process, place: Place, stream: str) -> None:
+        def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             epoch = place.catalog.new_epoch(stream, "rewinds")
             last = place.catalog.last_id(stream)
             place.catalog.rewind(stream, epoch, max(last - a % 3, 0), "the schedule says so", "a test")

@@ -16,7 +16,7 @@ from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.restore.export import rebuild, unit_tasks
 from siltstone.restore.restore import read_manifests
-from siltstone.run.region import Region
+from siltstone.run.region import ConsistentRegion
 from siltstone.run.task import CheckpointOrder, StepTask
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import key_groups, xxhash64
@@ -105,7 +105,7 @@ class Writer:
         self.contents: Contents = {}
         self.changed: dict[str, set[int]] = {}
 
-    def run(self, region: Region) -> None:
+    def run(self, region: ConsistentRegion) -> None:
         """Some steps, and the clean end of the run."""
         steps: list[Step] = []
         logged = {step.step: step.offsets for step in region.logged_steps()}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import MaterializationRecord
+from siltstone.catalog.warehouse import OpenWarehouse
 from tests.command_line import plain, siltstone
 from tests.fault.reference import small
 from tests.fault.small_stream import SMALL
@@ -36,7 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def materializations(place: Place, stream: str) -> list[MaterializationRecord]:
+def materializations(place: OpenWarehouse, stream: str) -> list[MaterializationRecord]:
     return [m for m in place.catalog.materializations(stream) if m.manifest is not None]
 
 
@@ -49,7 +49,7 @@ def test_chains_shorten_while_the_stream_runs(
     metrics = project / "metrics.txt"
     ran = siltstone("run", "little", "--set", f"files={FILES}", "--json", "--openmetrics", metrics).json
     assert ran["digest"] == small().digests[FILES - 1]
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         done = materializations(place, "little")
         last = place.catalog.latest("little")
         # Beside the run, not behind it.
@@ -70,7 +70,7 @@ def test_chains_shorten_while_the_stream_runs(
 
 def test_what_the_command_line_says(spark: SparkSession, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = siltstone("run", "little", "--materialize-every", "off", "--json").json
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         assert place.catalog.materializations("little") == []
     siltstone("run", "little", "--materialize-every", "often").failed(2, "'often' is not a length of time", "15m")
     siltstone("materialize", "little", "--due", "--at", "2").failed(2, "--due and --at exclude each other")

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, StateError
-from siltstone.run.region import Region
+from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, open_region, replay, restore, run, stream_runner
 from siltstone.spark.runner import StreamRunner, open_source, run_stream
@@ -29,7 +29,7 @@ def stopping() -> Iterator[None]:
         raise StateError("stopped")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Region, "begin_step", stop)
+        patch.setattr(ConsistentRegion, "begin_step", stop)
         yield
 
 
@@ -77,7 +77,7 @@ def test_input_before_the_first_checkpoint_is_not_lost_with_a_source_that_begins
     arrive(source, 15)
     run(settings, MESSAGES, RunRequest())
     assert totals_of(settings, "messages", tmp_path / "then") == counted(*range(5, 15))
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         assert [s.batch_id for s in place.catalog.steps("messages", 9)] == [0, 1]
 
 
@@ -88,34 +88,34 @@ def test_a_replay_and_a_rollback_to_nothing_begin_where_the_stream_began(
     for messages in (8, 12):
         arrive(source, messages)
         run(settings, MESSAGES, RunRequest())
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         digests = [c.digest for c in place.catalog.checkpoints("messages")]
     arrive(source, 20)
     replayed = replay(settings, MESSAGES)
     assert (replayed.since, replayed.rows, replayed.proven, replayed.compared) == (0, 7, True, 3)
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         place.catalog.fork("messages", "again", 2)
         place.catalog.rewind("messages", place.catalog.new_epoch("messages", "a test"), 0, "a test", "a test")
     run(settings, MESSAGES, RunRequest())
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         assert [c.digest for c in place.catalog.checkpoints("messages")][:3] == digests
         place.catalog.rewind("again", place.catalog.new_epoch("again", "a test"), 0, "a test", "a test")
     assert calls(source, "initial") == [5]
     assert totals_of(settings, "messages", tmp_path / "out") == counted(*range(5, 20))
     run(settings, MESSAGES.forked("again", "messages"), RunRequest())
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         assert [c.digest for c in place.catalog.checkpoints("again")][:2] == digests[:2]
     assert totals_of(settings, "again", tmp_path / "fork") == counted(*range(5, 20))
 
 
 def test_a_rate_source_goes_on_from_when_it_first_began(settings: Settings, tmp_path: Path) -> None:
     stopped(settings, RATE)
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         begun = place.catalog.input_position("rate", 0).beginning
         assert begun is not None and begun.sources.startswith('{"0": {"0": "v1')
     time.sleep(1.1)
     run(settings, RATE, RunRequest(batches=1))
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         assert place.catalog.input_position("rate", 0).beginning == begun
         [step] = place.catalog.steps("rate", 1)
         seconds = int(step.offsets.splitlines()[-1])
@@ -133,7 +133,7 @@ def test_a_users_own_query_begins_where_its_first_one_did(
             writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
             writer.trigger(availableNow=True).start().awaitTermination()
 
-    with Place.writable(settings.warehouse) as place:
+    with OpenWarehouse.writable(settings.warehouse) as place:
         with stopping(), pytest.raises(Exception, match="stopped"):
             query()
         arrive(source, 9)
@@ -144,7 +144,7 @@ def test_a_users_own_query_begins_where_its_first_one_did(
 def test_a_fenced_runner_records_no_beginning_and_the_newer_one_does(
     spark: SparkSession, settings: Settings, source: Path
 ) -> None:
-    with Place.writable(settings.warehouse) as place, Place.writable(settings.warehouse) as other:
+    with OpenWarehouse.writable(settings.warehouse) as place, OpenWarehouse.writable(settings.warehouse) as other:
         rows = open_source(spark, MESSAGES, place.warehouse, {})
         older = StreamRunner(spark, open_region(settings, MESSAGES, place, {}, 1))
         newer = StreamRunner(spark, open_region(settings, MESSAGES, other, {}, 1), max_steps=1)
@@ -163,7 +163,7 @@ def test_nothing_is_processed_if_the_beginning_cannot_be_recorded(
     def away(_: object) -> None:
         raise StateError("the catalog is away")
 
-    with Place.writable(settings.warehouse) as place:
+    with OpenWarehouse.writable(settings.warehouse) as place:
         rows = open_source(spark, MESSAGES, place.warehouse, {})
         runner = StreamRunner(spark, open_region(settings, MESSAGES, place, {}, 1))
         monkeypatch.setattr(runner.region, "record_beginning", away)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.spark.operations import materializing, proving, restoring, snapshots
 from tests.command_line import siltstone
 
@@ -56,7 +56,7 @@ def test_what_is_deleted_once_the_lease_is_lost_is_no_damage(
     assert siltstone("materialize", "little").code == 0  # so that the newest checkpoint needs none of the others
 
     def after_a_long_sleep(*arguments: Any) -> list[Any]:
-        with Place.existing("w") as place:
+        with OpenWarehouse.existing("w") as place:
             for lease in place.catalog.live_leases("little"):
                 place.catalog.release_lease(lease.id)
         assert siltstone("truncate", "little", "--keep-last", 1).code == 0

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.restore.restore import read_manifest
 from siltstone.settings import Settings
 from siltstone.spark import operations
@@ -38,19 +38,19 @@ def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def state() -> tuple[Any, ...]:
     """All that a refused command must leave alone."""
     files = sorted(str(p) for p in Path("w").rglob("*") if not p.name.startswith("catalog.db"))
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         names = [s.name for s in place.catalog.streams()]
         return files, place.catalog.streams(), [(place.catalog.runs(n), place.catalog.checkpoints(n)) for n in names]
 
 
 def digests(stream: str, checkpoint: int) -> dict[str, dict[str, list[int]]]:
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         manifest = read_manifest(place.warehouse.store, place.catalog.checkpoint(stream, checkpoint).manifest)
     return {op: {name: d.tolist() for name, d in by_name.items()} for op, by_name in manifest.digests.items()}
 
 
 def parallelism(stream: str) -> int:
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         return place.catalog.latest(stream).statistics["parallelism"]
 
 
@@ -70,7 +70,7 @@ def test_rescale_keeps_every_digest_and_is_what_later_runs_have() -> None:
     assert (done["checkpoint"], done["parallelism"], done["before"], done["proven"]) == (4, 7, 3, True)
     assert (done["rows"], done["digest"]) == (newest["rows"], newest["digest"]) and done["bytes"] > 0
     assert digests("little", 4) == digests("little", 3)
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         assert place.catalog.stream("little").parallelism == 7 == parallelism("little")
         assert [r.outcome for r in place.catalog.runs("little")] == ["done", "done"]
     assert siltstone("run", "little", "--batches", 1, "--json").json["rows"] == 300

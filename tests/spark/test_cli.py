@@ -22,8 +22,8 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.tables import REVISION_TABLE
+from siltstone.catalog.warehouse import OpenWarehouse
 from tests.command_line import Ended, plain, siltstone
 from tests.spark_streams import COUNTS
 
@@ -48,7 +48,7 @@ def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
 def contents(warehouse: Path) -> tuple[Any, ...]:
     """All that a command that fails must leave alone: streams, runs, checkpoints and every file but the catalog's."""
     files = sorted((str(p), p.stat().st_size) for p in warehouse.rglob("*") if not p.name.startswith("catalog.db"))
-    with Place.existing(str(warehouse)) as place:
+    with OpenWarehouse.existing(str(warehouse)) as place:
         streams = place.catalog.streams()
         return files, [(s, place.catalog.runs(s.name), place.catalog.checkpoints(s.name)) for s in streams]
 
@@ -193,7 +193,7 @@ def test_a_process_of_its_own_until_interrupted(new_project: Path) -> None:
     assert [line for line in err.splitlines() if "incubator" not in line] == []
     first = Ended(0, out, "").json
     assert first["checkpoints"][:2] == [1, 2] and first["stopped"] == "SIGINT"
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         assert [r.outcome for r in place.catalog.runs("counts")] == ["stopped"]
     rest = siltstone("run", "counts", "--json").json
     assert first["checkpoints"] + rest["checkpoints"] == [1, 2, 3, 4]

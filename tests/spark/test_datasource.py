@@ -17,7 +17,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ProofFailed, UsageError
 from siltstone.model import Form, StoredObject
 from siltstone.operator import MapState, OpaqueState, Operator, Rows, State, ValueState
@@ -110,7 +110,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     settings = Settings(warehouse=str(home / "warehouse"), parallelism=2)
     result = run(settings, STREAM, RunRequest(options={"input": (home / "input").as_uri()}))
     assert result.checkpoints == [1, 2, 3]
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         forms = [place.catalog.checkpoint("kinds", c).forms["kinds"] for c in result.checkpoints]
     assert forms == [Form.BASE, Form.DELTA, Form.DELTA]
     return Ran(spark, settings, inputs)
@@ -215,7 +215,7 @@ class CountingStore:
 
 
 def test_a_task_reads_only_the_blocks_of_its_key_groups(ran: Ran) -> None:
-    with Place.existing(ran.settings.warehouse) as place:
+    with OpenWarehouse.existing(ran.settings.warehouse) as place:
         store = place.warehouse.store
         manifests = read_manifests(store, place.catalog.chain_manifests("kinds", 3))
     shape = TableShape.of(manifests[3], "kinds", "row")
@@ -231,7 +231,7 @@ def test_a_task_reads_only_the_blocks_of_its_key_groups(ran: Ran) -> None:
 
 @pytest.mark.parametrize(("at", "variable"), [(1, "row"), (3, "row"), (3, "counts")])
 def test_another_digest_than_the_recorded_one_fails_the_task(ran: Ran, at: int, variable: str) -> None:
-    with Place.existing(ran.settings.warehouse) as place:
+    with OpenWarehouse.existing(ran.settings.warehouse) as place:
         store = place.warehouse.store
         manifests = read_manifests(store, place.catalog.chain_manifests("kinds", at))
     shape = TableShape.of(manifests[at], "kinds", variable)
@@ -244,7 +244,7 @@ def test_another_digest_than_the_recorded_one_fails_the_task(ran: Ran, at: int, 
 
 
 def test_a_flipped_bit_of_the_footer_fails_a_query_of_some_columns(ran: Ran) -> None:
-    with Place.existing(ran.settings.warehouse) as place:
+    with OpenWarehouse.existing(ran.settings.warehouse) as place:
         manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("kinds", 1))
         objects = place.warehouse.local.objects
     bases = [h.object for h in manifests[1].handles if h.variable == "row"]
@@ -327,7 +327,7 @@ def damaged(ran: Ran) -> Any:
 
 @pytest.mark.parametrize("variable", ["row", "counts"])
 def test_a_damaged_object_is_named(ran: Ran, damaged: Callable[[str, int], None], variable: str) -> None:
-    with Place.existing(ran.settings.warehouse) as place:
+    with OpenWarehouse.existing(ran.settings.warehouse) as place:
         [manifest] = read_manifests(place.warehouse.store, [place.catalog.checkpoint("kinds", 3).manifest]).values()
     handle = next(h for h in manifest.handles if h.variable == variable)
     damaged(handle.object, handle.offset + handle.length // 2)

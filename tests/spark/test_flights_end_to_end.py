@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.format.index import field_bytes
 from siltstone.format.segment import Segment
@@ -55,7 +55,7 @@ def some_weeks(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 
 def restored(settings: Settings) -> dict[str, MemoryState]:
     """Operator -> its state at the newest checkpoint, rebuilt from the store alone."""
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         store, catalog = place.warehouse.store, place.catalog
         newest = catalog.last_id(FLIGHTS.name)
         # With what was materialized beside the run, which on a slow machine is some of it.
@@ -98,7 +98,7 @@ def test_flights_end_as_pandas_says(spark: SparkSession, tmp_path: Path) -> None
 def the_four_fields_are_short(settings: Settings) -> None:
     """Form, offset and what a delta builds on: few bytes an entry, for every operator, whatever the form."""
     found: dict[tuple[str, Form], list[float]] = {}
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         store = place.warehouse.store
         for record in place.catalog.checkpoints(FLIGHTS.name):
             handles = read_manifest(store, record.manifest).handles
@@ -119,5 +119,5 @@ def test_an_unknown_period_changes_nothing(spark: SparkSession, tmp_path: Path) 
     settings = Settings(warehouse=str(tmp_path / "warehouse"), parallelism=2)
     with pytest.raises(UsageError, match=r"period is 'hour': use day or week"):
         run(settings, FLIGHTS, RunRequest(options={"period": "hour"}))
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         assert place.catalog.streams() == []

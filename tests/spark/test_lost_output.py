@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.operator import Operator, Rows, State, ValueState
@@ -130,7 +130,7 @@ def test_a_recomputation_that_fails_fails_the_step(
     with pytest.raises(StateError, match="lost and computed again: this machine is another one"):
         run(at, stream, RunRequest())
     assert list((tmp_path / "calls").glob("*-again")), "it was computed again"
-    with Place.existing(at.warehouse) as place:
+    with OpenWarehouse.existing(at.warehouse) as place:
         assert place.catalog.last_id("chained") == 1
     assert set(sink(tmp_path / "w").column("checkpoint").to_pylist()) == {1}
     (tmp_path / "fresh").mkdir()
@@ -146,7 +146,7 @@ def test_a_recomputation_that_comes_to_other_rows_fails_the_step(
     losing(2, tmp_path / "w" / "work")
     with pytest.raises(StateError, match="lost and computed again: it came to other rows or another state"):
         run(at, stream, RunRequest())
-    with Place.existing(at.warehouse) as place:
+    with OpenWarehouse.existing(at.warehouse) as place:
         assert place.catalog.last_id("chained") == 1
 
 

@@ -7,8 +7,8 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.warehouse import OpenWarehouse
 from tests.command_line import Ended, plain, siltstone
 
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
@@ -51,7 +51,7 @@ def sinks(project: Path) -> list:
 
 
 def objects(checkpoint: int, kind: ObjectKind) -> list[Path]:
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         found = place.catalog.objects("little", [checkpoint])
         return [place.warehouse.local.objects / o.name for o in found if o.kind is kind]
 
@@ -92,7 +92,7 @@ def test_a_run_does_not_begin_from_nothing_by_itself(project: Project, damaged: 
     for command in (("run", "little"), ("recover", "little")):
         ended = siltstone(*command)
         assert ended.code == 2 and refused in ended.err and "siltstone recover little --accept-loss" in ended.err
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         assert place.catalog.last_id("little") == 5 and len(place.catalog.savepoints("little")) == 1
     assert siltstone("recover", "little", "--accept-loss", "--json").json["given_up"] == [1, 2, 3, 4, 5]
     check_begun_again(project, damaged, siltstone("run", "little"), 0)
@@ -101,7 +101,7 @@ def test_a_run_does_not_begin_from_nothing_by_itself(project: Project, damaged: 
 def check_begun_again(project: Project, damaged: Path, ran: Ended, newest: int) -> None:
     check_whole(ran, project[2])
     assert sinks(damaged) == project[3]
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         assert [r.checkpoint for r in place.catalog.rewindings("little")] == [newest]
         assert [s.batch_id for s in place.catalog.steps("little", 99)] == list(range(6))
         assert [r.outcome for r in place.catalog.runs("little")][1:] == ["failed", "recovered", "done"]
@@ -120,7 +120,7 @@ def test_a_run_that_may_not_recover_says_what_is_damaged(damaged: Path) -> None:
     with (damaged / "siltstone.toml").open("a") as file:
         file.write("[recovery]\nautomatic = false\n")
     siltstone("run", "little").failed(1, manifest.name)
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         assert place.catalog.last_id("little") == BATCHES and place.catalog.rewindings("little") == []
 
 
@@ -129,7 +129,7 @@ def test_recover(project: Project, damaged: Path) -> None:
     manifest.unlink()
     assert siltstone("savepoint", "little", "lost").code == 0
     foreseen = siltstone("recover", "little", "--dry-run", "--json").json
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         assert place.catalog.last_id("little") == BATCHES and len(place.catalog.runs("little")) == 1
     siltstone("recover", "little").failed(2, "savepoint lost", "siltstone recover little --accept-loss")
     head, reason = plain(siltstone("recover", "little", "--accept-loss"))
@@ -151,11 +151,11 @@ def test_what_is_not_there_or_cannot_be_reached_changes_nothing(damaged: Path) -
     siltstone("recover", "nothing").failed(2, "no stream 'nothing'", "little")
     siltstone("recover", "little", "--warehouse", "elsewhere").failed(2, "elsewhere")
     siltstone("recover").failed(2, "STREAM")
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         place.catalog.register("empty", 8, {"operators": {}, "options": {}})
     siltstone("recover", "empty").failed(2, "of stream empty: it has none yet, run it first")
     away = "redis://127.0.0.1:1?local=w&attempts=1"
     siltstone("recover", "little", "--warehouse", away, "--catalog", "sqlite:///w/catalog.db").failed(3, "127.0.0.1:1")
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         assert [r.outcome for r in place.catalog.runs("little")] == ["done"]
         assert place.catalog.last_id("little") == BATCHES

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import SiltstoneError
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
@@ -48,7 +48,7 @@ def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
         run(settings(1), UNEVEN, RunRequest(), fail)
     arrive(path, 7)
     assert run(settings(2), UNEVEN, RunRequest()).checkpoints == [3]
-    with Place.existing(str(path / "w")) as place:
+    with OpenWarehouse.existing(str(path / "w")) as place:
         assert [(s.checkpoint, s.step) for s in place.catalog.steps("uneven", 3)] == [(1, 1), (1, 2), (2, 3), (3, 4)]
     return path
 
@@ -63,14 +63,14 @@ def arrive(path: Path, files: int) -> None:
 
 
 def digests() -> dict[int, str]:
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         return {c.id: c.digest for c in place.catalog.checkpoints("uneven")}
 
 
 def everything() -> tuple[object, ...]:
     """All that a replay must leave alone."""
     files = {p: p.stat().st_mtime_ns for p in Path("w").rglob("*") if not p.name.startswith("catalog.db")}
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         return files, digests(), place.catalog.stream("uneven"), place.catalog.runs("uneven")
 
 
@@ -179,7 +179,7 @@ def test_bad_input(arguments: list[object], said: str) -> None:
 def test_a_run_makes_checkpoints_that_were_given_up_again(project: Path) -> None:
     """With the boundaries they had, not those that it would have made, before it goes on."""
     recorded, sink = digests(), sink_rows()
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         epoch = place.catalog.new_epoch("uneven", "a test")
         place.catalog.rewind("uneven", epoch, 0, "a test", "a test")
         assert digests() == {}

@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import StreamRecord
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.inspect import show_checkpoint
 from siltstone.chains.policies import PolicyOptions
 from siltstone.errors import BadRow, Fenced, SchemaConflict, StateError, UsageError
@@ -54,14 +54,14 @@ def at(path: Path, **options: object) -> Settings:
 
 def digests(settings: Settings, stream: str) -> dict[int, str]:
     """Step of every checkpoint -> digest."""
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         steps = {s.checkpoint: s.step for s in place.catalog.steps(stream, place.catalog.last_id(stream))}
         return {steps[c.id]: c.digest for c in place.catalog.checkpoints(stream)}
 
 
 def recorded(settings: Settings, stream: str) -> tuple[StreamRecord, int, int]:
     """All that a run that is refused must leave alone."""
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         catalog = place.catalog
         return catalog.stream(stream), len(catalog.runs(stream)), catalog.last_id(stream)
 
@@ -101,10 +101,10 @@ def undisturbed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_spark_makes_no_difference(undisturbed: Undisturbed, tmp_path: Path) -> None:
     """Three operators, two of them chained: the same checkpoints as in one process without Spark."""
-    with Place.writable(str(tmp_path / "w")) as place:
-        from siltstone.chains.policies import named
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+        from siltstone.chains.policies import policy_by_name
 
-        alone = RegionRun(place, replace(LITTLE, source=None), named("marginal-cost"), parallelism=3)
+        alone = RegionRun(place, replace(LITTLE, source=None), policy_by_name("marginal-cost"), parallelism=3)
         found = {step: alone.step(rows).digest for step, rows in enumerate(purchases()[:FILES], 1)}
     assert found == undisturbed.digests
     rows = undisturbed.sink
@@ -163,7 +163,7 @@ def test_a_checkpoint_of_several_steps_and_one_for_the_rest(
     assert (result.checkpoints, result.rows, result.digest) == (wanted, 1500, undisturbed.digests[5])
     if "checkpoint_steps" in every:
         assert undisturbed.digests[3] in digests(settings, "little").values()
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         assert [s.batch_id for s in place.catalog.steps("little", 9)] == [0, 1, 2, 3, 4]
         directory = place.warehouse.local.source("little")
     assert sink_rows(settings).num_rows == 1500
@@ -209,7 +209,7 @@ class Query:
         self.calls.append((checkpoint, sorted(row.n for row in rows.collect())))
 
     def runner(self, max_steps: int | None = None) -> StreamRunner:
-        self.place = Place.writable(self.settings.warehouse)
+        self.place = OpenWarehouse.writable(self.settings.warehouse)
         return StreamRunner(self.spark, open_region(self.settings, self.stream, self.place, {}, 2), max_steps=max_steps)
 
     def start(self, runner: StreamRunner, location: str | None = None):
@@ -241,7 +241,7 @@ def test_as_the_readme_does_it(spark: SparkSession, tmp_path: Path) -> None:
         writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
         writer.trigger(availableNow=True).start().awaitTermination()
     run(at(tmp_path / "steady"), COUNTS, RunRequest())
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         assert [r.outcome for r in place.catalog.runs("counts")] == ["done"]
         digest = place.catalog.latest("counts").digest
         stored = len(place.catalog.objects("counts"))
@@ -249,7 +249,7 @@ def test_as_the_readme_does_it(spark: SparkSession, tmp_path: Path) -> None:
     assert f'siltstone_upload_objects_total{{stream="counts"}} {stored}.0\n' in metrics, (
         "a user's own query writes them"
     )
-    with Place.existing(at(tmp_path / "steady").warehouse) as place:
+    with OpenWarehouse.existing(at(tmp_path / "steady").warehouse) as place:
         assert place.catalog.latest("counts").digest == digest
     with pytest.raises(UsageError, match="no source of its own"):
         run(settings, stream, RunRequest())
@@ -273,7 +273,7 @@ def test_in_the_users_own_query_what_was_taken_back_comes_again_first(spark: Spa
     query(3, follow=True)
     before, recorded = heard.copy(), digests(at(tmp_path / "w"), "own")
     assert [id for id, _ in before] == [1, 2] and len(recorded) == 2, "of three steps and of one"
-    with Place.existing(at(tmp_path / "w").warehouse) as place:
+    with OpenWarehouse.existing(at(tmp_path / "w").warehouse) as place:
         place.catalog.rewind("own", place.catalog.new_epoch("own", "a test"), 0, "a test", "a test")
         with pytest.raises(
             Exception, match=r"4 logged steps are to be run again first: call runner.follow_log\(rows\)"
@@ -296,7 +296,7 @@ def test_an_empty_micro_batch_under_adaptive_execution(spark: SparkSession, tmp_
             writer.trigger(availableNow=True).start().awaitTermination()
     finally:
         spark.conf.set("spark.sql.adaptive.enabled", before)
-    with Place.existing(at(tmp_path / "w").warehouse) as place:
+    with OpenWarehouse.existing(at(tmp_path / "w").warehouse) as place:
         assert place.catalog.last_id("counts") == len(STEPS)
 
 
@@ -308,7 +308,7 @@ def test_state_of_sparks_own_before_the_runner_is_refused(spark: SparkSession, t
         with pytest.raises(Exception, match="foreachBatch"):
             writer.trigger(availableNow=True).start().awaitTermination()
         assert isinstance(runner.failure, UsageError) and "dropDuplicates" in str(runner.failure)
-    with Place.existing(at(tmp_path / "w").warehouse) as place:
+    with OpenWarehouse.existing(at(tmp_path / "w").warehouse) as place:
         assert (place.catalog.last_id("counts"), place.catalog.runs("counts")[-1].outcome) == (0, "failed")
 
 
@@ -331,7 +331,7 @@ def test_another_checkpoint_location_is_refused(spark: SparkSession, tmp_path: P
 
 def test_a_runner_that_failed_takes_no_further_batch(spark: SparkSession, tmp_path: Path) -> None:
     settings = at(tmp_path / "w")
-    with Place.writable(settings.warehouse) as place:
+    with OpenWarehouse.writable(settings.warehouse) as place:
         runner = StreamRunner(spark, open_region(settings, BREAKING, place, {}, 2))
         rows = open_source(spark, BREAKING, place.warehouse, {})
         for _ in range(2):
@@ -489,7 +489,7 @@ def test_a_definition_the_state_cannot_follow_is_refused(
 
 def test_a_second_writer_fences_the_first(spark: SparkSession, tmp_path: Path) -> None:
     settings = at(tmp_path / "w")
-    with Place.writable(settings.warehouse) as place, Place.writable(settings.warehouse) as other:
+    with OpenWarehouse.writable(settings.warehouse) as place, OpenWarehouse.writable(settings.warehouse) as other:
         rows = open_source(spark, COUNTS, place.warehouse, {})
         older = StreamRunner(spark, open_region(settings, COUNTS, place, {}, 2))
         newer = StreamRunner(spark, open_region(settings, COUNTS, other, {}, 2), max_steps=2)
@@ -512,7 +512,7 @@ def test_operators_hear_of_a_checkpoint_once_it_is_complete(tmp_path: Path, monk
 def test_without_deltas_nothing_is_tracked(tmp_path: Path) -> None:
     settings = at(tmp_path / "w", policy_options=PolicyOptions(d_max=0))
     run(settings, COUNTS, RunRequest(batches=3))
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         assert [(c.forms, c.d) for c in place.catalog.checkpoints("counts")] == [
             ({"counts": Form.BASE}, {"counts": 0})
         ] * 3
@@ -577,6 +577,6 @@ def test_a_source_that_cannot_be_read_changes_nothing(
         before = recorded(counted, "counts")
         with pytest.raises(UsageError, match=said):
             run(settings, replace(COUNTS, source=source), RunRequest())
-        with Place.existing(settings.warehouse) as place:
+        with OpenWarehouse.existing(settings.warehouse) as place:
             assert known is any(s.name == "counts" for s in place.catalog.streams())
         assert recorded(counted, "counts") == before

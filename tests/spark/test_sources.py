@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.settings import Settings
@@ -25,7 +25,7 @@ def at(path: Path) -> Settings:
 
 
 def newest(settings: Settings, stream: str) -> tuple[int, str]:
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         found = place.catalog.latest(stream)
         return found.id, found.digest
 
@@ -51,7 +51,7 @@ def test_after_a_pruning_of_the_input_log_no_file_is_read_again(tmp_path: Path) 
     tables = [STEPS[n % 4] for n in range(14)]
     stream = replace(COUNTS, source=source_of(tables[:12]))
     run(settings, stream, RunRequest())
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         delete_checkpoints(place, "counts", range(1, 12))
         epoch = place.catalog.stream("counts").epoch
         assert place.catalog.prune_input_log("counts", epoch, at_least=1) == 10
@@ -82,7 +82,7 @@ def test_a_source_that_takes_away_what_it_has_read_is_refused(spark: SparkSessio
         UsageError, match=rf"option cleanSource={value} .* a rollback or a replay reads again: leave it"
     ):
         run(settings, stream, RunRequest())
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         assert place.catalog.streams() == [], "before the stream is taken over"
     rows = cleaning(value)(spark, {DIRECTORY: str(tmp_path / "files")})
     for followed in (True, False):
@@ -93,7 +93,7 @@ def test_a_source_that_takes_away_what_it_has_read_is_refused(spark: SparkSessio
                     runner.follow_log(rows)
                 writer.trigger(availableNow=True).start().awaitTermination()
             assert followed or (isinstance(runner.failure, UsageError) and "cleanSource" in str(runner.failure))
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         assert place.catalog.last_id("counts") == 0
     assert len(list((tmp_path / "files").glob("*.parquet"))) == len(STEPS)
 
@@ -114,7 +114,7 @@ def test_spark_calls_commit_of_a_source_when_it_plans_the_next_batch(
     told: list[int] = []
     request = RunRequest(batches=6, follow=True)
     run(settings, MESSAGES, request, lambda _: told.append(len(calls(source, "commit"))))
-    with Place.existing(settings.warehouse) as place:
+    with OpenWarehouse.existing(settings.warehouse) as place:
         last = [place.catalog.steps("messages", c.id)[-1].batch_id for c in place.catalog.checkpoints("messages")]
     assert last == list(range(checkpoint_steps - 1, 6, checkpoint_steps))
     # Of the batches of a checkpoint all but the last have been committed when it completes.

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import DEFAULT_POLICY, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import DEFAULT_POLICY, policy_by_name
 from siltstone.errors import SiltstoneError
-from siltstone.run.region import Region, RegionOptions
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.settings import load_settings
 from siltstone.store.open import Warehouse, open_store
 from tests import servers, store_cases_s3
@@ -257,9 +257,11 @@ def test_no_secret_is_anywhere(project: Project, url: str, spark: SparkSession) 
 
 def shown_by_objects(url: str) -> None:
     """`repr` and `str` of everything that knows the URL."""
-    with Place.writable(url) as place:
+    with OpenWarehouse.writable(url) as place:
         options = RegionOptions(parallelism=1)
-        region = Region.open(SMALL, place.warehouse, place.catalog, named(DEFAULT_POLICY), options, "a test")
+        region = ConsistentRegion.open(
+            SMALL, place.warehouse, place.catalog, policy_by_name(DEFAULT_POLICY), options, "a test"
+        )
         tasks = region.begin_step()
         store = open_store(url.partition("&local")[0])
         settings = load_settings(warehouse=url, catalog=place.warehouse.catalog_url)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from tests.fault.life import Life
 from tests.fault.processes import Run
@@ -30,7 +30,7 @@ def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, mo
 
     def at_work() -> bool:
         try:
-            with Place.existing(str(warehouse)) as place:
+            with OpenWarehouse.existing(str(warehouse)) as place:
                 found = place.catalog.materializations("small")
         except UsageError:  # the run has not come so far
             return False
@@ -42,7 +42,7 @@ def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, mo
         time.sleep(0.1)
     finally:
         run.kill_all()
-    with Place.existing(str(warehouse)) as place:
+    with OpenWarehouse.existing(str(warehouse)) as place:
         done = place.catalog.last_id("small")
         assert done + MORE <= len(digests), "it was killed in the middle"
         assert not failures(place, "small")
@@ -56,7 +56,7 @@ def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, mo
         again.kill_all()
     assert end.code == 0 and end.result is not None, end.said
     assert end.result["digest"] == digests[done + MORE - 1]
-    with Place.existing(str(warehouse)) as place:
+    with OpenWarehouse.existing(str(warehouse)) as place:
         assert not failures(place, "small")
         ended = place.catalog.materializations("small")
         assert any(m.manifest for m in ended if m.checkpoint > done)

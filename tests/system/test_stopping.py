@@ -13,7 +13,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from tests.system.lingering_stream import BATCHES, LINGER
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def in_its_second_step(project: Path, command: Sequence[str]) -> Iterator[subpro
 
 def recorded(project: Path) -> tuple[int, str | None, int]:
     """The newest checkpoint, how the newest run ended, and how many leases are left."""
-    with Place.existing(str(project / "w")) as place:
+    with OpenWarehouse.existing(str(project / "w")) as place:
         catalog = place.catalog
         return catalog.last_id(STREAM), catalog.runs(STREAM)[-1].outcome, len(catalog.live_leases(STREAM))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from tests.clock import Clock
 from tests.places import place_at
 
@@ -24,7 +24,7 @@ def clock() -> Clock | None:
 
 
 @pytest.fixture
-def place(written: Path | None, clock: Clock | None, tmp_path: Path) -> Iterator[Place]:
+def place(written: Path | None, clock: Clock | None, tmp_path: Path) -> Iterator[OpenWarehouse]:
     """A warehouse `w` in the test's directory: a copy of `written`, or an empty one."""
     if written is not None:
         shutil.copytree(written, tmp_path / "w")

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains import inspect
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.due import OperatorHealth, chain_facts, materialization_health
 from siltstone.chains.materialization_rules import Health, MaterializationOptions
 from siltstone.chains.materialize import materialize
 from siltstone.chains.metrics import health_metrics
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.changelog.upload_metrics import UploadStatistics, openmetrics
 from siltstone.errors import UnknownStream, Unreachable
 from siltstone.model import StoredObject
@@ -34,7 +34,7 @@ from tests.stored import stream_objects
 NAME = SMALL.name
 OPERATORS = [operator.name for operator in SMALL.operators]
 UNBOUND = PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None)
-LONG = named("adjust-d", UNBOUND)
+LONG = policy_by_name("adjust-d", UNBOUND)
 EVERY = MaterializationOptions(interval_s=100)
 
 
@@ -43,24 +43,26 @@ def clock() -> Clock:
     return Clock()
 
 
-def epoch_of(place: Place) -> int:
+def epoch_of(place: OpenWarehouse) -> int:
     return place.catalog.stream(NAME).epoch
 
 
-def background(place: Place, options: BackgroundOptions | None = None, run=in_order, cancel=lambda: None) -> Background:
+def background(
+    place: OpenWarehouse, options: BackgroundOptions | None = None, run=in_order, cancel=lambda: None
+) -> Background:
     return Background(
         place, NAME, epoch_of(place), options or BackgroundOptions(EVERY, UNBOUND, parallelism=2), run, cancel
     )
 
 
-def run_some(place: Place, count: int = 4) -> tuple[RegionRun, Iterator]:
+def run_some(place: OpenWarehouse, count: int = 4) -> tuple[RegionRun, Iterator]:
     run, rows = RegionRun(place, SMALL, LONG, parallelism=2), iter(purchases())
     for _ in range(count):
         run.step(next(rows))
     return run, rows
 
 
-def health(place: Place, options: MaterializationOptions = EVERY) -> dict[str, OperatorHealth]:
+def health(place: OpenWarehouse, options: MaterializationOptions = EVERY) -> dict[str, OperatorHealth]:
     return dict(materialization_health(place.catalog, NAME, options, UNBOUND))
 
 
@@ -87,7 +89,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
 
 @pytest.mark.slow
-def test_a_chain_is_materialized_when_its_interval_has_passed(place: Place, clock: Clock) -> None:
+def test_a_chain_is_materialized_when_its_interval_has_passed(place: OpenWarehouse, clock: Clock) -> None:
     run, rows = run_some(place)
     worker = background(place)
     clock.move(seconds=99)
@@ -112,7 +114,7 @@ def test_a_chain_is_materialized_when_its_interval_has_passed(place: Place, cloc
 
 @pytest.mark.slow
 def test_what_a_materialization_stores_is_counted_with_the_runs_uploads(
-    place: Place, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bases and manifests; those of one that does not complete were stored all the same."""
     run_some(place)
@@ -144,7 +146,7 @@ def test_what_a_materialization_stores_is_counted_with_the_runs_uploads(
 
 @pytest.mark.slow
 def test_facts_between_a_materialization_and_the_streams_next_checkpoint_count_what_came_meanwhile(
-    place: Place, clock: Clock
+    place: OpenWarehouse, clock: Clock
 ) -> None:
     run, rows = run_some(place)
 
@@ -186,7 +188,7 @@ def test_bytes_and_amplification_make_a_chain_due_too(place, options, policy, wh
 
 
 @pytest.mark.slow
-def test_a_restore_predicted_over_its_budget_makes_it_due_where_a_base_mends_it(place: Place) -> None:
+def test_a_restore_predicted_over_its_budget_makes_it_due_where_a_base_mends_it(place: OpenWarehouse) -> None:
     run = RegionRun(place, SMALL, LONG)
     for _ in range(6):
         run.step(purchases()[0])  # the same keys again and again
@@ -206,7 +208,7 @@ def test_a_restore_predicted_over_its_budget_makes_it_due_where_a_base_mends_it(
 
 @pytest.mark.slow
 def test_failures_are_counted_retried_ever_later_and_told_loudly(
-    place: Place, clock: Clock, refusing: list[bool], caplog: pytest.LogCaptureFixture
+    place: OpenWarehouse, clock: Clock, refusing: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
     run, rows = run_some(place)
     options = MaterializationOptions(interval_s=100, max_failures_allowed=2)
@@ -238,8 +240,8 @@ def test_failures_are_counted_retried_ever_later_and_told_loudly(
 
 
 @pytest.mark.slow
-def test_a_base_ends_a_row_of_failures(place: Place, clock: Clock, refusing: list[bool]) -> None:
-    short = named("adjust-d", PolicyOptions(d0=2, d_max=2, size_ratio_max=None))
+def test_a_base_ends_a_row_of_failures(place: OpenWarehouse, clock: Clock, refusing: list[bool]) -> None:
+    short = policy_by_name("adjust-d", PolicyOptions(d0=2, d_max=2, size_ratio_max=None))
     run, rows = RegionRun(place, SMALL, short), iter(purchases())
     for _ in range(2):
         run.step(next(rows))
@@ -253,7 +255,7 @@ def test_a_base_ends_a_row_of_failures(place: Place, clock: Clock, refusing: lis
 
 
 @pytest.mark.slow
-def test_a_stall_shows_everywhere_and_a_stream_at_rest_does_not_stall(place: Place, clock: Clock) -> None:
+def test_a_stall_shows_everywhere_and_a_stream_at_rest_does_not_stall(place: OpenWarehouse, clock: Clock) -> None:
     run, rows = run_some(place)
     clock.move(seconds=299)
     assert {h.health for h in health(place).values()} == {Health.FINE}
@@ -287,7 +289,7 @@ def test_a_stall_shows_everywhere_and_a_stream_at_rest_does_not_stall(place: Pla
     assert {h.health for h in health(place, off).values()} == {Health.FINE}
 
 
-def test_a_stream_without_checkpoints_is_fine_and_an_unknown_one_is_not_there(place: Place) -> None:
+def test_a_stream_without_checkpoints_is_fine_and_an_unknown_one_is_not_there(place: OpenWarehouse) -> None:
     with pytest.raises(UnknownStream):
         health(place)
     RegionRun(place, SMALL, LONG)
@@ -295,7 +297,7 @@ def test_a_stream_without_checkpoints_is_fine_and_an_unknown_one_is_not_there(pl
 
 
 @pytest.mark.slow
-def test_the_thread_looks_after_a_checkpoint_and_ends_with_the_run(place: Place, clock: Clock) -> None:
+def test_the_thread_looks_after_a_checkpoint_and_ends_with_the_run(place: OpenWarehouse, clock: Clock) -> None:
     run, rows = run_some(place)
     worker = background(place)
     worker.start()
@@ -315,7 +317,7 @@ def test_the_thread_looks_after_a_checkpoint_and_ends_with_the_run(place: Place,
 
 
 @pytest.mark.slow
-def test_what_is_under_way_when_a_run_fails_is_given_up_and_is_no_failure(place: Place, clock: Clock) -> None:
+def test_what_is_under_way_when_a_run_fails_is_given_up_and_is_no_failure(place: OpenWarehouse, clock: Clock) -> None:
     run_some(place)
     begun, cancelled = threading.Event(), threading.Event()
 
@@ -338,7 +340,7 @@ def test_what_is_under_way_when_a_run_fails_is_given_up_and_is_no_failure(place:
 
 
 @pytest.mark.slow
-def test_another_process_at_it_is_no_failure_but_worth_waiting_for(place: Place, clock: Clock) -> None:
+def test_another_process_at_it_is_no_failure_but_worth_waiting_for(place: OpenWarehouse, clock: Clock) -> None:
     run_some(place)
     place.catalog.take_lease(NAME, [4], id="other", who="another", lasts=timedelta(seconds=1000))
     place.catalog.begin_materialization(NAME, OPERATORS[0], 4, id="other", who="another")
@@ -349,7 +351,7 @@ def test_another_process_at_it_is_no_failure_but_worth_waiting_for(place: Place,
 
 
 @pytest.mark.slow
-def test_a_catalog_that_is_away_does_not_end_it(place: Place, clock: Clock, monkeypatch, caplog) -> None:
+def test_a_catalog_that_is_away_does_not_end_it(place: OpenWarehouse, clock: Clock, monkeypatch, caplog) -> None:
     run_some(place)
     clock.move(seconds=100)
 
@@ -366,7 +368,9 @@ def test_a_catalog_that_is_away_does_not_end_it(place: Place, clock: Clock, monk
 
 
 @pytest.mark.slow
-def test_retention_is_applied_after_a_success_once_no_step_needs_the_old_chain(place: Place, clock: Clock) -> None:
+def test_retention_is_applied_after_a_success_once_no_step_needs_the_old_chain(
+    place: OpenWarehouse, clock: Clock
+) -> None:
     run, rows = run_some(place)
     keeps = RetentionOptions.model_validate({"keep_last": 1})
     worker = background(place, BackgroundOptions(EVERY, UNBOUND, keeps, parallelism=2))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.tables import REVISION
+from siltstone.catalog.warehouse import OpenWarehouse
 from tests.command_line import plain, siltstone
 from tests.older_catalogs import make_revision, make_shape
 
@@ -17,7 +17,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def older_warehouse(root: Path) -> None:
-    with Place.writable(str(root)):
+    with OpenWarehouse.writable(str(root)):
         pass
     for path in root.glob("catalog.db*"):
         path.unlink()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark.cluster import check_cluster, is_local
@@ -18,8 +18,8 @@ FUNCTION = replace(STREAM, sinks={SINK: lambda rows, checkpoint: None})
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place.writable(str(tmp_path / "w")) as opened:
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
         yield opened
 
 
@@ -28,26 +28,26 @@ def session(master: str, **settings: str) -> Any:
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[2,4]"])
-def test_a_local_master_may_have_all(place: Place, master: str) -> None:
+def test_a_local_master_may_have_all(place: OpenWarehouse, master: str) -> None:
     assert is_local(master)
     check_cluster(session(master), STREAM, place)
 
 
 @pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "spark://one:7077", "yarn", "k8s://https://one"])
 @pytest.mark.parametrize("path", [None, "/tmp/out"])
-def test_a_sink_of_one_machine_is_refused_on_a_cluster(place: Place, master: str, path: str | None) -> None:
+def test_a_sink_of_one_machine_is_refused_on_a_cluster(place: OpenWarehouse, master: str, path: str | None) -> None:
     """Seen: two workers, eight checkpoints committed, and the sink held `_SUCCESS` and no rows."""
     stream = replace(STREAM, sinks={SINK: ParquetSink(path)})
     with pytest.raises(UsageError, match=r"ParquetSink of by_key .* a function .* or run on a local master"):
         check_cluster(session(master), stream, place)
 
 
-def test_a_sqlite_catalog_is_refused_on_a_cluster(place: Place) -> None:
+def test_a_sqlite_catalog_is_refused_on_a_cluster(place: OpenWarehouse) -> None:
     with pytest.raises(UsageError, match=r"Name a database \(--catalog postgresql://"):
         check_cluster(session("spark://one:7077"), FUNCTION, place)
 
 
-def test_speculation_is_refused_on_a_cluster_and_the_rest_is_not(place: Place) -> None:
+def test_speculation_is_refused_on_a_cluster_and_the_rest_is_not(place: OpenWarehouse) -> None:
     shared: Any = SimpleNamespace(catalog=SimpleNamespace(url="postgresql://db/s"))
     check_cluster(session("yarn"), FUNCTION, shared)
     with pytest.raises(UsageError, match=r"set spark\.speculation to false"):

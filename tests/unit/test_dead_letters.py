@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from siltstone.aggregates.operator import Aggregate, Sum
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import follow
 from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.operator import Operator, Rows, State, WindowState
@@ -42,8 +42,8 @@ PUTS_ASIDE = replace(STREAM, operators=[Choosy(name=SINK)], on_bad_row="dead-let
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place.writable(str(tmp_path / "w")) as opened:
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
         yield opened
 
 
@@ -66,7 +66,7 @@ def expected(n: int) -> list[tuple[str, int]]:
     return [("13 is unlucky", 1000 * n + 13), ("operator by_key: key column k is null", 1000 * n + 5)]
 
 
-def test_one_bad_row_does_not_stop_a_stream_for_ever(place: Place) -> None:
+def test_one_bad_row_does_not_stop_a_stream_for_ever(place: OpenWarehouse) -> None:
     heard, letters = Heard(), Heard()
     with pytest.raises(BadRow, match=r'key column k is null in 1 of .* rows: .*on_bad_row="dead-letter"'):
         Outboxed(place, heard).step(dirty(1))
@@ -83,7 +83,7 @@ def test_one_bad_row_does_not_stop_a_stream_for_ever(place: Place) -> None:
     assert staged(place) == [] and failures(place, NAME) == []
 
 
-def test_dead_letters_of_a_crash_after_the_commit_come_with_the_next_run_once(place: Place) -> None:
+def test_dead_letters_of_a_crash_after_the_commit_come_with_the_next_run_once(place: OpenWarehouse) -> None:
     heard, letters = Heard(), Heard()
     Outboxed(place, heard, stream=PUTS_ASIDE, delivers=False).step(dirty(1))
     assert outstanding(place) == [1, 1] and letters.calls == []
@@ -91,7 +91,7 @@ def test_dead_letters_of_a_crash_after_the_commit_come_with_the_next_run_once(pl
     assert heard.ids == [1, 2] and told(letters) == [(1, expected(1)), (2, expected(2))]
 
 
-def test_a_checkpoint_that_is_made_again_brings_no_dead_letter_again(place: Place) -> None:
+def test_a_checkpoint_that_is_made_again_brings_no_dead_letter_again(place: OpenWarehouse) -> None:
     heard, letters = Heard(), Heard()
     run = Outboxed(place, heard, stream=PUTS_ASIDE, letters=letters)
     digests = [run.step(dirty(n)) for n in (1, 2, 3)]
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_is_made_again_brings_no_dead_letter_again(place: Plac
     assert [id for id, _ in told(letters)] == [1, 2, 3] == heard.ids
 
 
-def test_several_steps_are_one_delivery(place: Place) -> None:
+def test_several_steps_are_one_delivery(place: OpenWarehouse) -> None:
     letters = Heard()
     run = Outboxed(place, Heard(), stream=PUTS_ASIDE, letters=letters, checkpoint_steps=2)
     run.step(dirty(1))
@@ -118,7 +118,7 @@ def test_several_steps_are_one_delivery(place: Place) -> None:
     assert not list(Path(place.warehouse.local.root).rglob("step-*")), "and has left no file"
 
 
-def test_each_operator_tells_of_its_own(place: Place) -> None:
+def test_each_operator_tells_of_its_own(place: OpenWarehouse) -> None:
     sums = Aggregate("sums", {"k": pa.int64()}, [Sum("total", "sum", pa.int64())], reads=SINK)
     both = replace(PUTS_ASIDE, operators=[Tallies(name=SINK), sums], max_parallelism=4)
     heard, letters = Heard(), Heard()
@@ -133,7 +133,7 @@ def test_each_operator_tells_of_its_own(place: Place) -> None:
     assert json.loads(letters.calls[1][1][0]["row"]) == {"k": 1, "sum": 2**62 + 2**61}
 
 
-def test_dead_letters_that_were_lost_come_again_even_if_there_are_none_any_more(place: Place) -> None:
+def test_dead_letters_that_were_lost_come_again_even_if_there_are_none_any_more(place: OpenWarehouse) -> None:
     run = Outboxed(place, Heard(), stream=PUTS_ASIDE, delivers=False)
     run.step(batch(1))
     run.step(batch(2, 20))
@@ -147,7 +147,7 @@ def test_dead_letters_that_were_lost_come_again_even_if_there_are_none_any_more(
     assert heard.ids == [1, 2, 3] and letters.calls == [(2, [])] and outstanding(place) == []
 
 
-def test_what_was_acknowledged_and_lost_is_made_again_without_the_bad_rows(place: Place) -> None:
+def test_what_was_acknowledged_and_lost_is_made_again_without_the_bad_rows(place: OpenWarehouse) -> None:
     run = Outboxed(place, Heard(), stream=PUTS_ASIDE, parallelism=1)
     task = run.region.begin_step()[SINK]
     rows = shuffled(task, dirty(1))
@@ -168,7 +168,7 @@ def test_what_was_acknowledged_and_lost_is_made_again_without_the_bad_rows(place
     ],
 )
 def test_an_error_that_does_not_name_its_rows_stops_the_stream(
-    error: BadRow, wanted: type[Exception], said: str, place: Place
+    error: BadRow, wanted: type[Exception], said: str, place: OpenWarehouse
 ) -> None:
     class Vague(Tallies):
         def process(self, rows: Rows, state: State) -> pa.Table:
@@ -179,7 +179,7 @@ def test_an_error_that_does_not_name_its_rows_stops_the_stream(
         run.step(batch(1))
 
 
-def test_other_errors_stop_the_stream_as_ever(place: Place) -> None:
+def test_other_errors_stop_the_stream_as_ever(place: OpenWarehouse) -> None:
     class Broken(Tallies):
         def process(self, rows: Rows, state: State) -> pa.Table:
             raise StateError("broken")
@@ -249,7 +249,7 @@ def test_a_row_can_be_told_whatever_is_in_it(value: pa.Array, shown: Any) -> Non
     assert json.loads(text, parse_constant=pytest.fail) == {'odd "name".x': shown}
 
 
-def letters_of(place: Place, operator: Operator, rows: pa.Table) -> list[tuple[str, Any]]:
+def letters_of(place: OpenWarehouse, operator: Operator, rows: pa.Table) -> list[tuple[str, Any]]:
     letters = Heard()
     stream = replace(PUTS_ASIDE, operators=[operator], sinks={})
     Outboxed(place, Heard(), stream=stream, letters=letters).step(rows)
@@ -257,7 +257,7 @@ def letters_of(place: Place, operator: Operator, rows: pa.Table) -> list[tuple[s
     return sorted(found, key=str)
 
 
-def test_a_key_that_its_type_cannot_hold_is_a_dead_letter(place: Place) -> None:
+def test_a_key_that_its_type_cannot_hold_is_a_dead_letter(place: OpenWarehouse) -> None:
     """Spark holds an unsigned key in a wider type, so no cast of its own finds it."""
     sums = Aggregate("sums", {"k": pa.uint8()}, [Sum("total", "n", pa.int64())])
     rows = pa.table({"k": pa.array([1, 300, -1, None, 255], pa.int16()), "n": pa.array([1, 2, 3, 4, 5])})
@@ -268,7 +268,7 @@ def test_a_key_that_its_type_cannot_hold_is_a_dead_letter(place: Place) -> None:
     ]
 
 
-def test_a_value_that_an_aggregate_cannot_hold_is_a_dead_letter(place: Place) -> None:
+def test_a_value_that_an_aggregate_cannot_hold_is_a_dead_letter(place: OpenWarehouse) -> None:
     sums = Aggregate("sums", {"k": pa.int64()}, [Sum("total", "n", pa.int64())])
     rows = pa.table({"k": [1, 1, 2, 3], "n": ["1", "x", None, "1e99"]})
     reason = "operator sums: column n does not fit int64"
@@ -294,18 +294,18 @@ class Straight(Turned):
         state.week.insert(rows.keys, rows.group, {"n": rows.table.column("n")})
 
 
-def test_entries_of_one_key_in_another_order_name_no_good_row_in_place_of_the_bad_one(place: Place) -> None:
+def test_entries_of_one_key_in_another_order_name_no_good_row_in_place_of_the_bad_one(place: OpenWarehouse) -> None:
     rows = pa.table({"k": [1, 1, 1, 1], "n": pa.array([7, 8, None, 9], pa.int64())})
     told = [row["n"] for _, row in letters_of(place, Turned(name="turned"), rows)]
     assert sorted(map(str, told)) == ["7", "8", "9", "None"], "which of them it was is not known: all of the key"
 
 
-def test_entries_that_are_the_rows_name_the_bad_row_alone(place: Place) -> None:
+def test_entries_that_are_the_rows_name_the_bad_row_alone(place: OpenWarehouse) -> None:
     rows = pa.table({"k": [1, 1, 1], "n": pa.array([7, None, 8], pa.int64())})
     assert [row["n"] for _, row in letters_of(place, Straight(name="straight"), rows)] == [None]
 
 
-def test_a_column_of_the_source_that_is_called_like_one_of_ours_reaches_the_operator(place: Place) -> None:
+def test_a_column_of_the_source_that_is_called_like_one_of_ours_reaches_the_operator(place: OpenWarehouse) -> None:
     class Reads(Straight):
         def process(self, rows: Rows, state: State) -> None:
             assert rows.table.column_names == ["k", "__original_n", "n"]

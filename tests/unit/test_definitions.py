@@ -8,20 +8,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.inspect import list_checkpoints
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import SchemaConflict, UsageError
 from siltstone.model import Form
 from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
 from siltstone.retention.deletion import delete_checkpoints
-from siltstone.run.region import Region, RegionOptions
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionSteps
 
 NAME = "deploys"
-POLICY = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
+POLICY = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 
 
 class Counts(Operator):
@@ -64,17 +64,17 @@ OLD, NEW = stream(Counts()), stream(More(), Others())
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place.writable(str(tmp_path / "w")) as opened:
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
         yield opened
 
 
-def opened(place: Place, of: Stream, drop: Sequence[str] = ()) -> RegionSteps:
+def opened(place: OpenWarehouse, of: Stream, drop: Sequence[str] = ()) -> RegionSteps:
     options = RegionOptions(parallelism=2, drop=drop)
-    return RegionSteps(Region.open(of, place.warehouse, place.catalog, POLICY, options, "a test"))
+    return RegionSteps(ConsistentRegion.open(of, place.warehouse, place.catalog, POLICY, options, "a test"))
 
 
-def run(place: Place, of: Stream, steps: int = 1, drop: Sequence[str] = ()) -> list[Any]:
+def run(place: OpenWarehouse, of: Stream, steps: int = 1, drop: Sequence[str] = ()) -> list[Any]:
     """Some checkpoints of a run of its own; everything is proven after it."""
     steps_of = opened(place, of, drop)
     made = [steps_of.step(pa.table({"k": range(step, step + 5)})) for step in range(steps)]
@@ -83,13 +83,13 @@ def run(place: Place, of: Stream, steps: int = 1, drop: Sequence[str] = ()) -> l
     return made
 
 
-def proven(place: Place) -> None:
+def proven(place: OpenWarehouse) -> None:
     assert not failures(place, NAME)
     for checkpoint in place.catalog.checkpoints(NAME):
         assert restored_digest(place, NAME, checkpoint.id, 3) == checkpoint.digest
 
 
-def test_a_bad_deploy_that_completes_no_checkpoint_leaves_nothing(place: Place) -> None:
+def test_a_bad_deploy_that_completes_no_checkpoint_leaves_nothing(place: OpenWarehouse) -> None:
     run(place, OLD)
     recorded = place.catalog.stream(NAME).definition
     bad = opened(place, NEW)
@@ -101,13 +101,13 @@ def test_a_bad_deploy_that_completes_no_checkpoint_leaves_nothing(place: Place) 
     assert [one.checkpoint for one in place.catalog.definitions(NAME)] == [1]
 
 
-def test_so_does_a_first_one(place: Place) -> None:
+def test_so_does_a_first_one(place: OpenWarehouse) -> None:
     opened(place, NEW).region.close("failed")
     run(place, OLD)
     assert place.catalog.stream(NAME).definition["operators"].keys() == {"counts"}
 
 
-def test_old_code_after_new_code_completed_a_checkpoint_is_refused_and_told_what_to_do(place: Place) -> None:
+def test_old_code_after_new_code_completed_a_checkpoint_is_refused_and_told_what_to_do(place: OpenWarehouse) -> None:
     run(place, OLD)
     run(place, NEW)
     epoch = place.catalog.stream(NAME).epoch
@@ -118,7 +118,7 @@ def test_old_code_after_new_code_completed_a_checkpoint_is_refused_and_told_what
     assert place.catalog.stream(NAME).epoch == epoch, "nothing was fenced"
 
 
-def test_a_rollback_brings_back_the_definition_of_its_checkpoint(place: Place) -> None:
+def test_a_rollback_brings_back_the_definition_of_its_checkpoint(place: OpenWarehouse) -> None:
     run(place, OLD, 2)
     run(place, NEW, 2)
     place.catalog.rewind(NAME, place.catalog.new_epoch(NAME, "a test"), 2, "damaged", "a test")
@@ -126,18 +126,18 @@ def test_a_rollback_brings_back_the_definition_of_its_checkpoint(place: Place) -
     assert made.id == 3 and len(place.catalog.definitions(NAME)) == 1
 
 
-def test_a_fork_at_an_id_takes_the_definition_of_that_id(place: Place) -> None:
+def test_a_fork_at_an_id_takes_the_definition_of_that_id(place: OpenWarehouse) -> None:
     run(place, OLD, 2)
     run(place, NEW)
     place.catalog.fork(NAME, "fork", 2)
     fork = replace(OLD, name="fork", origin=NAME)
-    steps = RegionSteps(Region.open(fork, place.warehouse, place.catalog, POLICY, RegionOptions(), "a test"))
+    steps = RegionSteps(ConsistentRegion.open(fork, place.warehouse, place.catalog, POLICY, RegionOptions(), "a test"))
     assert steps.step(pa.table({"k": [1]})) is not None
     steps.region.close("done")
     assert not failures(place, "fork")
 
 
-def test_variables_and_operators_are_dropped_by_saying_so_and_come_again_empty(place: Place) -> None:
+def test_variables_and_operators_are_dropped_by_saying_so_and_come_again_empty(place: OpenWarehouse) -> None:
     run(place, NEW, 2)
     dropped = ("counts.marks", "counts.noted", "others")
     with pytest.raises(SchemaConflict, match="--drop others"):
@@ -153,7 +153,7 @@ def test_variables_and_operators_are_dropped_by_saying_so_and_come_again_empty(p
     assert again.state_rows == 6 + 5 + 5, "marks and others begin empty"
 
 
-def test_what_was_dropped_is_deleted_with_the_checkpoints_that_hold_it(place: Place) -> None:
+def test_what_was_dropped_is_deleted_with_the_checkpoints_that_hold_it(place: OpenWarehouse) -> None:
     run(place, NEW, 2)
     run(place, OLD, 2, ["counts.marks", "counts.noted", "others"])
     assert any("others" in o.name or "marks" in o.name for o in place.catalog.objects(NAME))
@@ -174,14 +174,14 @@ def test_what_was_dropped_is_deleted_with_the_checkpoints_that_hold_it(place: Pl
     ],
 )
 def test_to_drop_what_is_not_there_or_not_missing_is_an_error_of_usage(
-    place: Place, drop: list[str], said: str
+    place: OpenWarehouse, drop: list[str], said: str
 ) -> None:
     run(place, NEW)
     with pytest.raises(UsageError, match=said):
         opened(place, OLD, drop)
 
 
-def test_a_killed_run_that_was_to_drop_has_dropped_nothing(place: Place) -> None:
+def test_a_killed_run_that_was_to_drop_has_dropped_nothing(place: OpenWarehouse) -> None:
     run(place, NEW)
     killed = opened(place, OLD, ["counts.marks", "counts.noted", "others"])
     killed.step(pa.table({"k": [1]}), ends=False)

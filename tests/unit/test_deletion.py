@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.doctor.stream_checks import StreamSubject, check_deletions
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
 from siltstone.model import Form
@@ -63,7 +63,7 @@ rows = partial(sums.rows, keys=200, changed=20)
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warehouse with 12 checkpoints; operator `new` begins at the third, so that bases fall at different ones."""
     root = tmp_path_factory.mktemp("deletion") / "w"
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         run = RegionRun(place, stream("old"), POLICY)
         for n in (1, 2):
             run.step(rows(n))
@@ -78,7 +78,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def check_whole(place: Place, visible: Iterable[int]) -> None:
+def check_whole(place: OpenWarehouse, visible: Iterable[int]) -> None:
     """Exactly these are to be seen, and prove; the store holds exactly what the catalog names."""
     visible = sorted(visible)
     recorded = place.catalog.checkpoints(NAME)
@@ -94,13 +94,13 @@ def needed(first: dict[int, int], visible: Iterable[int]) -> set[int]:
     return {c for id in visible for c in range(first[id], id + 1)}
 
 
-def firsts(place: Place) -> dict[int, int]:
+def firsts(place: OpenWarehouse) -> dict[int, int]:
     return {r.id: r.first for r in place.catalog.retained(NAME)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [20130704, 9471438, 158])
-def test_in_any_order_what_is_left_proves_and_nothing_else_is_stored(place: Place, seed: int) -> None:
+def test_in_any_order_what_is_left_proves_and_nothing_else_is_stored(place: OpenWarehouse, seed: int) -> None:
     first, chance = firsts(place), random.Random(seed)
     order = chance.sample(range(1, CHECKPOINTS), CHECKPOINTS - 1)
     visible, stored = set(first), set(first)
@@ -125,10 +125,12 @@ def test_in_any_order_what_is_left_proves_and_nothing_else_is_stored(place: Plac
 
 
 @pytest.mark.slow
-def test_a_stream_runs_on_after_its_checkpoints_were_deleted(place: Place, tmp_path: Path, written: Path) -> None:
+def test_a_stream_runs_on_after_its_checkpoints_were_deleted(
+    place: OpenWarehouse, tmp_path: Path, written: Path
+) -> None:
     shutil.copytree(written, tmp_path / "undisturbed")
     delete_checkpoints(place, NAME, range(1, CHECKPOINTS))
-    with Place.writable(str(tmp_path / "undisturbed")) as other:
+    with OpenWarehouse.writable(str(tmp_path / "undisturbed")) as other:
         runs = [RegionRun(p, stream("old", "new"), POLICY) for p in (place, other)]
         assert runs[0].region.input_position() == runs[1].region.input_position()
         assert [s.step for s in runs[0].region.input_position().newest] == [CHECKPOINTS - 1, CHECKPOINTS]
@@ -145,7 +147,7 @@ def test_a_stream_runs_on_after_its_checkpoints_were_deleted(place: Place, tmp_p
 
 
 @pytest.mark.slow
-def test_a_snapshot_goes_at_once_though_its_checkpoint_waits(place: Place) -> None:
+def test_a_snapshot_goes_at_once_though_its_checkpoint_waits(place: OpenWarehouse) -> None:
     run = RegionRun(place, stream("old", "new"), POLICY, parallelism=2)
     completed = run.step(rows(13))
     assert completed
@@ -161,7 +163,7 @@ def test_a_snapshot_goes_at_once_though_its_checkpoint_waits(place: Place) -> No
     check_whole(place, [*range(1, 13), 14])
 
 
-def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(place: Place) -> None:
+def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(place: OpenWarehouse) -> None:
     """As a store without ranges keeps them; the segments themselves are of no interest here."""
     store, catalog = place.warehouse.store, place.catalog
     catalog.register("apart", 4, {})
@@ -198,7 +200,7 @@ def test_what_is_left_proves_without_the_opaque_variables_of_those_that_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(FilesystemStore, "ranged", False)
-    with Place.writable(str(tmp_path / "apart")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "apart")) as place:
         run = RegionRun(place, stream("old"), POLICY, parallelism=2)
         for n in range(1, 8):
             run.step(rows(n))
@@ -217,7 +219,7 @@ def test_what_is_left_proves_without_the_opaque_variables_of_those_that_wait(
         check_whole(place, [7, 8])
 
 
-def test_a_report_counts_what_waits_in_the_chains_of_others(place: Place) -> None:
+def test_a_report_counts_what_waits_in_the_chains_of_others(place: OpenWarehouse) -> None:
     before = {point.id: point for point in report_data(place.catalog, NAME).checkpoints}
     delete_checkpoints(place, NAME, IDS)
     after = report_data(place.catalog, NAME).checkpoints
@@ -230,20 +232,20 @@ def test_a_report_counts_what_waits_in_the_chains_of_others(place: Place) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ids", [[3, 13], [0], [-1, 4], [2**80]])
-def test_with_an_unknown_checkpoint_none_is_deleted(place: Place, ids: list[int]) -> None:
+def test_with_an_unknown_checkpoint_none_is_deleted(place: OpenWarehouse, ids: list[int]) -> None:
     with pytest.raises(UnknownCheckpoint, match=r"no checkpoint -?\d+ of stream sums: it has 12, 1 to 12"):
         delete_checkpoints(place, NAME, ids)
     check_whole(place, range(1, 13))
 
 
 @pytest.mark.slow
-def test_with_the_newest_none_is_deleted(place: Place) -> None:
+def test_with_the_newest_none_is_deleted(place: OpenWarehouse) -> None:
     with pytest.raises(UsageError, match="checkpoint 12 of stream sums is its newest, which the next run resumes from"):
         delete_checkpoints(place, NAME, [1, 12])
     check_whole(place, range(1, 13))
 
 
-def test_a_stream_that_never_ran_has_nothing_to_delete(place: Place) -> None:
+def test_a_stream_that_never_ran_has_nothing_to_delete(place: OpenWarehouse) -> None:
     with pytest.raises(UnknownStream, match="it has sums"):
         delete_checkpoints(place, "some", [1])
     place.catalog.register("idle", 4, {})
@@ -251,7 +253,7 @@ def test_a_stream_that_never_ran_has_nothing_to_delete(place: Place) -> None:
         delete_checkpoints(place, "idle", [1])
 
 
-def test_deleting_again_is_no_error_and_does_nothing(place: Place) -> None:
+def test_deleting_again_is_no_error_and_does_nothing(place: OpenWarehouse) -> None:
     first = delete_checkpoints(place, NAME, [4, 4, 6, 8])
     assert (first.deleted, first.marked) == ((), (4, 6, 8))
     assert delete_checkpoints(place, NAME, [8, 6, 4]) == DeletionResult((), (4, 6, 8), 0, 0)
@@ -289,7 +291,7 @@ def stop() -> None:
     raise Stop
 
 
-def check_stopped(place: Place) -> None:
+def check_stopped(place: OpenWarehouse) -> None:
     """After a deletion of IDS that did not end: what is to be seen proves, and what is left of the rest is known."""
     recorded = place.catalog.checkpoints(NAME)
     assert [c.id for c in recorded] == [6, 7, 10, 11, 12]
@@ -307,7 +309,7 @@ def test_stopped_in_the_store_it_is_completed_by_the_next(
     while deletes < total:
         root = tmp_path / f"w{deletes}"
         shutil.copytree(written, root)
-        with Place.writable(str(root)) as place:
+        with OpenWarehouse.writable(str(root)) as place:
             first = firsts(place)
             total = len(place.catalog.objects(NAME, set(first) - needed(first, set(first) - set(IDS))))
             with monkeypatch.context() as patch, pytest.raises(Stop):
@@ -323,7 +325,7 @@ def test_stopped_in_the_store_it_is_completed_by_the_next(
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["mark_deleted", "live_leases", "retained", "record_deletion", "forget"])
 def test_stopped_at_the_catalog_it_is_completed_by_the_next(
-    place: Place, monkeypatch: pytest.MonkeyPatch, method: str
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(Catalog, method, lambda *_, **__: stop())
@@ -337,7 +339,7 @@ def test_stopped_at_the_catalog_it_is_completed_by_the_next(
 
 
 @pytest.mark.slow
-def test_a_store_that_fails_leaves_it_to_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_leaves_it_to_the_next(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise Unreachable("the disk is gone")
 
@@ -351,7 +353,7 @@ def test_a_store_that_fails_leaves_it_to_the_next(place: Place, monkeypatch: pyt
 
 KILLED = """
 import os, signal, sys
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import Place
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.store.filesystem import FilesystemStore
 
@@ -374,7 +376,7 @@ with Place.existing(root) as place:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deletes", [0, 3])
-def test_killed_it_is_completed_by_the_next(place: Place, deletes: int) -> None:
+def test_killed_it_is_completed_by_the_next(place: OpenWarehouse, deletes: int) -> None:
     arguments = [str(place.warehouse.local.root), str(deletes), NAME, *map(str, IDS)]
     ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False)
     assert ended.returncode == -signal.SIGKILL
@@ -388,7 +390,7 @@ def test_killed_it_is_completed_by_the_next(place: Place, deletes: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["mark_deleted", "record_deletion"])
-def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_whoever_is_fenced_deletes_nothing(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     guarded = getattr(Catalog, method)
 
     def too_late(catalog: Catalog, *arguments: object, **named: object) -> None:
@@ -405,7 +407,7 @@ def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.Mon
     check_whole(place, [6, 7, 10, 11, 12])
 
 
-def test_two_deletions_at_once_do_what_both_were_asked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_deletions_at_once_do_what_both_were_asked(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is whole between what the first decides and what it does."""
     check, results = Catalog.record_deletion, []
 

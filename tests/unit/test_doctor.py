@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.doctor.examine import examine
 from siltstone.doctor.warehouse_checks import check_clock
 from siltstone.retention.deletion import delete_checkpoints
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.settings import load_settings
 from tests import outbox_run, tiny_stream
 from tests.command_line import plain, siltstone
@@ -98,7 +98,7 @@ def test_an_unknown_stream_is_refused_as_elsewhere(root: Path) -> None:
 
 
 def test_the_store_of_another_warehouse(root: Path, tmp_path: Path) -> None:
-    with Place.writable(str(tmp_path / "other")):
+    with OpenWarehouse.writable(str(tmp_path / "other")):
         pass
     result = doctor("--warehouse", tmp_path / "other", "--catalog", f"sqlite:///{root}/catalog.db")
     state, said = found(result, "identity")
@@ -221,7 +221,7 @@ def of_store(url: str) -> list[tuple[str, str, str]]:
 def test_a_redis_that_may_lose_or_refuse_state(root: Path, tmp_path: Path) -> None:
     server = RedisServer()
     client, url = server.client(), server.url(f"local={tmp_path}/local")
-    with Place.writable(url):
+    with OpenWarehouse.writable(url):
         pass
     [_, (state, said, _)] = of_store(url)
     assert state == "ok" and "which maxmemory does not limit; policy noeviction" in said
@@ -296,7 +296,7 @@ def test_runs_that_were_killed_or_hang(root: Path) -> None:
 
 
 def delete(root: Path, *ids: int) -> None:
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         delete_checkpoints(place, NAME, ids)
 
 
@@ -316,7 +316,7 @@ def test_a_deletion_that_was_killed(root: Path) -> None:
     told = re.match(
         r"unfinished: 2 checkpoints \(checkpoints 1 to 2\), marked since (\S+), with (\d+) objects of ", said
     )
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         assert told and int(told[2]) == len(place.catalog.deletions(NAME)) > 0
         assert {c.deleted_at.isoformat(timespec="seconds") for c in place.catalog.retained(NAME) if c.deleted_at} == {
             told[1]
@@ -334,13 +334,13 @@ def test_a_deletion_that_was_killed(root: Path) -> None:
 def test_what_waits_for_others_is_no_deletion_that_stopped(root: Path) -> None:
     delete(root, 3)
     assert of_deletions(root) == "1 marked checkpoints wait for newer ones that build on them"
-    with Place.existing(str(root)) as place, reading(place.catalog, NAME, [2], what="reads"):
+    with OpenWarehouse.existing(str(root)) as place, hold_lease(place.catalog, NAME, [2], what="reads"):
         place.catalog.mark_deleted(NAME, place.catalog.stream(NAME).epoch, [2])
         assert of_deletions(root).endswith("; 1 marked checkpoints are being read")
 
 
 def test_a_manifest_that_is_missing_or_altered(root: Path) -> None:
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         path = place.warehouse.local.objects / place.catalog.latest(NAME).manifest.name
     data = path.read_bytes()
     path.chmod(0o600)
@@ -353,12 +353,12 @@ def test_a_manifest_that_is_missing_or_altered(root: Path) -> None:
 
 
 def test_a_proof_that_failed(root: Path) -> None:
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         place.catalog.record_proof(NAME, 4, False, "another digest")
     state, said = found(doctor("--warehouse", root), "proofs")
     assert state == "problem" and "checkpoint 4 is not proven: another digest" in said
     assert f"`siltstone recover {NAME}`" in said
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         place.catalog.record_proof(NAME, 4, True)
         place.catalog.record_proof(NAME, 1, False, "another digest")
     assert f"`siltstone verify {NAME} --at 1`" in found(doctor("--warehouse", root), "proofs")[1]
@@ -366,14 +366,14 @@ def test_a_proof_that_failed(root: Path) -> None:
 
 def test_a_catalog_from_a_backup(root: Path) -> None:
     shutil.copy(root / "catalog.db", root / "backup.db")
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         RegionRun(place, tiny_stream.STREAM, outbox_run.POLICY).region.close("done")
     state, said = found(doctor("--warehouse", root, "--catalog", f"sqlite:///{root}/backup.db"), "epochs")
     assert state == "problem" and "older than the store" in said and f"`siltstone recover {NAME} --accept-loss`" in said
 
 
 def test_an_output_that_no_run_delivers(root: Path, tmp_path: Path) -> None:
-    with Place.writable(str(tmp_path / "outbox")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "outbox")) as place:
         run = RegionRun(place, outbox_run.STREAM, outbox_run.POLICY)
         run.step(outbox_run.batch(0))
         run.region.close("failed")

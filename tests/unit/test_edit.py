@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import Edit
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.edit import COUNTS, Editing, check_columns, conformed, editable
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import UsageError
@@ -26,7 +26,7 @@ from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
 
-POLICY = named("marginal-cost", PolicyOptions())
+POLICY = policy_by_name("marginal-cost", PolicyOptions())
 MICROS = pa.timestamp("us")
 
 
@@ -188,7 +188,7 @@ def subtasks(task: StepTask, parts: dict[int, pa.Table]) -> tuple[pa.Table, list
     return pa.concat_tables(output).drop_columns([ACKNOWLEDGEMENT]), said
 
 
-def edit(place: Place, variable: str, changes: pa.Table, parallelism: int = 2) -> tuple[dict[str, int], int]:
+def edit(place: OpenWarehouse, variable: str, changes: pa.Table, parallelism: int = 2) -> tuple[dict[str, int], int]:
     """Take the stream over and edit; what was counted, and the new checkpoint."""
     region = RegionRun(place, STREAM, POLICY, parallelism).region
     tasks, counts = region.begin_step(ends=True), {}
@@ -208,7 +208,7 @@ def edit(place: Place, variable: str, changes: pa.Table, parallelism: int = 2) -
     return counts, completed.id
 
 
-def state_of(place: Place, checkpoint: int, variable: str) -> dict[tuple[Any, ...], Any]:
+def state_of(place: OpenWarehouse, checkpoint: int, variable: str) -> dict[tuple[Any, ...], Any]:
     """Primary key -> values, as a restore rebuilds them."""
     from siltstone.restore.export import rebuild, unit_tasks
     from siltstone.restore.restore import read_manifests
@@ -227,7 +227,7 @@ def state_of(place: Place, checkpoint: int, variable: str) -> dict[tuple[Any, ..
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 3])
-def test_rows_are_put_and_deleted_and_nothing_else_changes(place: Place, parallelism: int) -> None:
+def test_rows_are_put_and_deleted_and_nothing_else_changes(place: OpenWarehouse, parallelism: int) -> None:
     RegionRun(place, STREAM, POLICY, 2).step(rows(100))
     before = {name: state_of(place, 1, name) for name in ("totals", "places", "last", "last.bounds")}
     changes = pa.table(
@@ -253,7 +253,7 @@ def test_rows_are_put_and_deleted_and_nothing_else_changes(place: Place, paralle
 
 
 @pytest.mark.slow
-def test_a_stream_goes_on_from_what_was_edited(place: Place) -> None:
+def test_a_stream_goes_on_from_what_was_edited(place: OpenWarehouse) -> None:
     run = RegionRun(place, STREAM, POLICY, 2)
     for count in (100, 60):
         run.step(rows(count))
@@ -266,7 +266,7 @@ def test_a_stream_goes_on_from_what_was_edited(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_map_keys_are_one_key_however_they_are_written(place: Place) -> None:
+def test_map_keys_are_one_key_however_they_are_written(place: OpenWarehouse) -> None:
     """Zeros, NaNs and cast types are what the operator's own puts would have made of them."""
     RegionRun(place, STREAM, POLICY, 2).step(rows(1))
     nan = float("nan")

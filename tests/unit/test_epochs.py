@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.epochs import begin_epoch, check_catalog
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.fork import fork
 from siltstone.change.recover import recover
 from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
@@ -30,17 +30,17 @@ from tests.region_run import RegionRun
 from tests.stored import stream_objects
 
 NAME = SMALL.name
-POLICY = named("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
+POLICY = policy_by_name("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
 
 
-def run_on(place: Place, first: int, last: int) -> None:
+def run_on(place: OpenWarehouse, first: int, last: int) -> None:
     run, rows = RegionRun(place, SMALL, POLICY), purchases()
     for n in range(first, last + 1):
         run.step(rows[n - 1])
     run.region.close("done")
 
 
-def marks(place: Place) -> list[str]:
+def marks(place: OpenWarehouse) -> list[str]:
     return [name.removeprefix(epoch_marks(NAME)) for name, _ in place.warehouse.store.list(epoch_marks(NAME))]
 
 
@@ -48,10 +48,10 @@ def marks(place: Place) -> list[str]:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of two checkpoints each; and the catalog as it was between them."""
     root = tmp_path_factory.mktemp("epochs") / "w"
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         run_on(place, 1, 2)
     shutil.copy(root / "catalog.db", root / "backup.db")
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         run_on(place, 3, 4)
     return root
 
@@ -63,17 +63,17 @@ def root(written: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def restored(root: Path) -> Iterator[Place]:
+def restored(root: Path) -> Iterator[OpenWarehouse]:
     """The catalog is that of the backup."""
     for path in root.glob("catalog.db*"):
         path.unlink()
     (root / "backup.db").rename(root / "catalog.db")
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         yield place
 
 
 def test_each_epoch_is_marked_and_only_the_newest_mark_stays(root: Path) -> None:
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         assert marks(place) == ["00000002"]
         assert [begin_epoch(place, NAME, "a test") for _ in range(3)] == [3, 4, 5]
         assert marks(place) == ["00000005"]
@@ -82,7 +82,7 @@ def test_each_epoch_is_marked_and_only_the_newest_mark_stays(root: Path) -> None
             begin_epoch(place, "nothing", "a test")
 
 
-def test_a_catalog_from_a_backup_is_noticed(restored: Place) -> None:
+def test_a_catalog_from_a_backup_is_noticed(restored: OpenWarehouse) -> None:
     catalog, before = restored.catalog, sorted(restored.warehouse.store.list(""))
     runs = catalog.runs(NAME)
     said = "writer epochs up to 1 and checkpoints up to 2, the store .*recover small --accept-loss"
@@ -102,7 +102,7 @@ def test_a_catalog_from_a_backup_is_noticed(restored: Place) -> None:
     assert catalog.runs(NAME) == runs and catalog.last_id(NAME) == 2
 
 
-def test_the_loss_is_accepted_and_the_stream_goes_on_above_the_stores_epoch(restored: Place) -> None:
+def test_the_loss_is_accepted_and_the_stream_goes_on_above_the_stores_epoch(restored: OpenWarehouse) -> None:
     unknown = {name for name, _ in stream_objects(restored.warehouse.store)}
     outputs = [o for output in restored.catalog.outputs(NAME) for o in output.objects]
     unknown -= {o.name for o in (*restored.catalog.objects(NAME), *outputs)}
@@ -126,7 +126,7 @@ def test_the_loss_is_accepted_and_the_stream_goes_on_above_the_stores_epoch(rest
 @pytest.mark.slow
 def test_a_backup_that_was_taken_while_the_newest_run_was_at_work(root: Path) -> None:
     """Its newest writer epoch is that of the store."""
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         run, rows = RegionRun(place, SMALL, POLICY), purchases()
         run.step(rows[4])
         with sqlite3.connect(root / "catalog.db") as now, sqlite3.connect(root / "during.db") as backup:
@@ -135,7 +135,7 @@ def test_a_backup_that_was_taken_while_the_newest_run_was_at_work(root: Path) ->
         for n in (5, 6, 7):
             run.step(rows[n])
         run.region.close("done")
-    with Place.writable(str(root), f"sqlite:///{root}/during.db") as place:
+    with OpenWarehouse.writable(str(root), f"sqlite:///{root}/during.db") as place:
         assert (place.catalog.last_id(NAME), place.catalog.stream(NAME).epoch, marks(place)) == (5, 3, ["00000003"])
         for refused in (lambda: RegionRun(place, SMALL, POLICY), lambda: sweep(place, NAME)):
             with pytest.raises(WrongWarehouse, match="epochs up to 3 and checkpoints up to 5, the store has"):
@@ -148,7 +148,7 @@ def test_a_backup_that_was_taken_while_the_newest_run_was_at_work(root: Path) ->
 
 
 def test_a_run_that_goes_on_meanwhile_is_no_sign_of_a_backup(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         run, rows = RegionRun(place, SMALL, POLICY), iter(purchases()[4:])
         names = FilesystemStore.list
 
@@ -164,7 +164,9 @@ def test_a_run_that_goes_on_meanwhile_is_no_sign_of_a_backup(root: Path, monkeyp
         assert place.catalog.last_id(NAME) == 8
 
 
-def test_stopped_while_it_goes_on_above_the_stores_epoch(restored: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_while_it_goes_on_above_the_stores_epoch(
+    restored: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between catalog and store."""
     put = FilesystemStore.put
 
@@ -184,15 +186,15 @@ def test_stopped_while_it_goes_on_above_the_stores_epoch(restored: Place, monkey
 
 def test_a_stream_without_checkpoints_in_the_backup(tmp_path: Path) -> None:
     root = tmp_path / "w"
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         place.catalog.register(NAME, SMALL.max_parallelism, definition_of(SMALL, {}))
     shutil.copy(root / "catalog.db", root / "backup.db")
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         run_on(place, 1, 2)
     for path in root.glob("catalog.db*"):
         path.unlink()
     (root / "backup.db").rename(root / "catalog.db")
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         with pytest.raises(WrongWarehouse):
             RegionRun(place, SMALL, POLICY)
         assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 0
@@ -203,7 +205,10 @@ def test_a_stream_without_checkpoints_in_the_backup(tmp_path: Path) -> None:
 def test_two_catalogs_that_write_to_one_store(root: Path) -> None:
     """A copied catalog without an identity of its own: both begin the same epoch, and one is refused."""
     shutil.copy(root / "catalog.db", root / "copy.db")
-    with Place.writable(str(root)) as place, Place.writable(str(root), f"sqlite:///{root}/copy.db") as copy:
+    with (
+        OpenWarehouse.writable(str(root)) as place,
+        OpenWarehouse.writable(str(root), f"sqlite:///{root}/copy.db") as copy,
+    ):
         put = FilesystemStore.put
 
         def begun_meanwhile(self: FilesystemStore, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
@@ -227,7 +232,7 @@ def test_two_catalogs_that_write_to_one_store(root: Path) -> None:
 def test_an_epoch_without_a_mark_does_nothing(
     root: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
 
         def failed(*_: object) -> StoredObject:
             raise error
@@ -247,11 +252,11 @@ def test_a_late_writer_deletes_no_newer_mark(root: Path, monkeypatch: pytest.Mon
     def frozen(self: FilesystemStore, names: list[str]) -> None:
         if not begun:
             begun.append(1)
-            with Place.existing(str(root)) as other:
+            with OpenWarehouse.existing(str(root)) as other:
                 begin_epoch(other, NAME, "another")
         delete(self, names)
 
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         with monkeypatch.context() as patch:
             patch.setattr(FilesystemStore, "delete", frozen)
             assert begin_epoch(place, NAME, "late") == 3
@@ -267,7 +272,7 @@ FORK = replace(SMALL, name="what-if")
 def forked(root: Path) -> list[str]:
     """Restore a backup that does not know of a fork which was made, and has run, since; all names in the store."""
     shutil.copy(root / "catalog.db", root / "backup.db")
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         fork(place, NAME, FORK.name)
         run = RegionRun(place, FORK, POLICY)
         run.step(purchases()[4])
@@ -278,14 +283,14 @@ def forked(root: Path) -> list[str]:
     return names
 
 
-def accepted(place: Place, stream: str) -> None:
+def accepted(place: OpenWarehouse, stream: str) -> None:
     assert recover(place, stream, run=in_order, accept_loss=True).fenced
 
 
 def test_nothing_of_a_fork_that_the_backup_does_not_know_is_deleted(root: Path) -> None:
     """It shares objects with the stream it was made from, whose writer epochs the backup knows all of."""
     names, keep_one = forked(root), RetentionOptions.model_validate({"keep_last": 1})
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         for refused in (
             lambda: RegionRun(place, SMALL, POLICY),
             lambda: recover(place, NAME, run=in_order),
@@ -298,13 +303,13 @@ def test_nothing_of_a_fork_that_the_backup_does_not_know_is_deleted(root: Path) 
             with pytest.raises(WrongWarehouse, match=r"not know what-if, made from stream small, .*--accept-loss"):
                 refused()
         assert [name for name, _ in place.warehouse.store.list("")] == names
-    with Place.writable(str(root), f"sqlite:///{root}/newer.db") as place:
+    with OpenWarehouse.writable(str(root), f"sqlite:///{root}/newer.db") as place:
         assert not failures(place, FORK.name)
 
 
 def test_a_stream_of_the_name_of_an_unknown_fork_overwrites_and_sweeps_nothing_of_it(root: Path) -> None:
     names = forked(root)
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         accepted(place, NAME)
         place.catalog.skip_epochs(NAME, "a test", above=90, newest=4)  # a fork made now would have newer epochs
         with pytest.raises(WrongWarehouse, match=r"holds a stream what-if that the catalog .* does not know"):
@@ -324,7 +329,7 @@ def test_a_stream_of_the_name_of_an_unknown_fork_overwrites_and_sweeps_nothing_o
 
 def test_a_new_stream_is_not_begun_over_objects_from_before_there_were_marks(tmp_path: Path) -> None:
     old = CheckpointPath(NAME, 1, 1).manifest()
-    with Place.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         place.warehouse.store.put(old, b"of another stream")
         with pytest.raises(WrongWarehouse, match="epochs up to 0 and checkpoints up to 0, the store has newer"):
             RegionRun(place, SMALL, POLICY)
@@ -334,7 +339,7 @@ def test_a_new_stream_is_not_begun_over_objects_from_before_there_were_marks(tmp
 
 
 def test_forks_of_forks_are_marked_for_all_that_they_share_with(root: Path) -> None:
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         fork(place, NAME, "once")
         fork(place, "once", "twice")
         assert marks(place) == ["00000002", "fork-once", "fork-twice"]
@@ -353,7 +358,7 @@ def test_a_fork_that_could_not_be_marked_is_marked_by_its_first_run(
     def away(*_: object) -> StoredObject:
         raise Unreachable("the store is away")
 
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         with monkeypatch.context() as patch:
             patch.setattr(FilesystemStore, "put", away)
             fork(place, NAME, FORK.name)
@@ -363,7 +368,7 @@ def test_a_fork_that_could_not_be_marked_is_marked_by_its_first_run(
 
 
 def test_a_fork_has_marks_of_its_own(root: Path) -> None:
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         fork(place, NAME, "fork")
         assert begin_epoch(place, "fork", "a test") == 3
         assert marks(place) == ["00000002", "fork-fork"]

@@ -45,7 +45,7 @@ FOR_PEOPLE = (
 MAY_BE_SECRET = re.compile(r"\b(?:url|settings|options|password|token|webhook|environ|storage|credentials)\b")
 """in lower case: a name in capitals is a constant of the code"""
 HIDES = re.compile(
-    r"^(?:shown\(|label\(|hide\(|redact\(|len\()"  # functions that leave out what is secret
+    r"^(?:redacted\(|redacted_url\(|label\(|hide\(|redact\(|len\()"  # functions that leave out what is secret
     r"|\.(?:label|keys\(\))$"
     r"|(?:catalog|self|found)\.url$"  # of catalogs (`Transactions.url`) and of directories: without passwords
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from siltstone.catalog.epochs import begin_epoch, check_catalog
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.recover import recover
 from siltstone.errors import WrongWarehouse
 from siltstone.model import MAX_EPOCH
@@ -16,12 +16,12 @@ from tests.tiny_stream import NAME, written
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenWarehouse]:
     with written(str(tmp_path_factory.mktemp("marks") / "w")) as stored:
         yield stored.place
 
 
-def _plant(place: Place, name: str) -> Path:
+def _plant(place: OpenWarehouse, name: str) -> Path:
     planted = place.warehouse.local.objects / name
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_bytes(b"")
@@ -32,7 +32,7 @@ def _plant(place: Place, name: str) -> Path:
     "name",
     [f"{epoch_marks(NAME)}99999999", f"{NAME}/99999999/000000000001/x", f"{NAME}/00000001/999999999999/x"],
 )
-def test_an_epoch_far_above_the_catalog_s_is_refused_and_changes_nothing(place: Place, name: str) -> None:
+def test_an_epoch_far_above_the_catalog_s_is_refused_and_changes_nothing(place: OpenWarehouse, name: str) -> None:
     """It was taken for a newer run's: the catalog's epoch became 100000000, and the stream was dead for good."""
     planted = [_plant(place, name), _plant(place, fork_mark(NAME, "x"))]
     before = place.catalog.stream(NAME), place.catalog.rewindings(NAME)
@@ -45,7 +45,7 @@ def test_an_epoch_far_above_the_catalog_s_is_refused_and_changes_nothing(place: 
     assert begin_epoch(place, NAME, "a test") == before[0].epoch + 1
 
 
-def test_of_a_mark_far_above_the_catalog_s_each_command_says_at_once_what_helps(place: Place) -> None:
+def test_of_a_mark_far_above_the_catalog_s_each_command_says_at_once_what_helps(place: OpenWarehouse) -> None:
     """It was said to accept a loss, which was refused then."""
     name = f"{epoch_marks(NAME)}99999999"
     planted = [_plant(place, name), _plant(place, fork_mark(NAME, "x"))]
@@ -66,13 +66,13 @@ def test_of_a_mark_far_above_the_catalog_s_each_command_says_at_once_what_helps(
 
 
 @pytest.mark.parametrize("mark", ["9" * 19, "9" * 30, "\u0663" * 3, "\u0663" * 8, "9" * 9])
-def test_what_is_no_epoch_s_mark_is_not_taken_for_one(place: Place, mark: str) -> None:
+def test_what_is_no_epoch_s_mark_is_not_taken_for_one(place: OpenWarehouse, mark: str) -> None:
     planted = _plant(place, f"{epoch_marks(NAME)}{mark}")
     check_catalog(place, NAME)
     planted.unlink()
 
 
-def test_an_epoch_that_no_name_could_hold_is_not_begun(place: Place) -> None:
+def test_an_epoch_that_no_name_could_hold_is_not_begun(place: OpenWarehouse) -> None:
     before = place.catalog.stream(NAME)
     with pytest.raises(WrongWarehouse, match="used up"):
         place.catalog.skip_epochs(NAME, "a test", above=MAX_EPOCH, newest=1)

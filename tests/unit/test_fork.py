@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from siltstone.catalog import rows as catalog_rows
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork, stream_named
 from siltstone.errors import StateError, UnknownCheckpoint, UnknownStream, UsageError
@@ -43,21 +43,21 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "w"
 
 
-def run_of(place: Place, name: str, parallelism: int = 2) -> RegionRun:
+def run_of(place: OpenWarehouse, name: str, parallelism: int = 2) -> RegionRun:
     return RegionRun(place, replace(STREAM, name=name), POLICY, parallelism=parallelism)
 
 
-def stored(place: Place) -> dict[str, int]:
+def stored(place: OpenWarehouse) -> dict[str, int]:
     """Every object there is, and its bytes."""
     return dict(stream_objects(place.warehouse.store))
 
 
-def names_of(place: Place, *streams: str) -> set[str]:
+def names_of(place: OpenWarehouse, *streams: str) -> set[str]:
     """What these streams refer to."""
     return {o.name for stream in streams for o in place.catalog.objects(stream)}
 
 
-def check_whole(place: Place, *streams: str, orphans: set[str] | None = None) -> None:
+def check_whole(place: OpenWarehouse, *streams: str, orphans: set[str] | None = None) -> None:
     """All that is to be seen restores and proves; the store holds what these streams refer to, and the orphans."""
     for stream in streams:
         assert not failures(place, stream)
@@ -66,13 +66,13 @@ def check_whole(place: Place, *streams: str, orphans: set[str] | None = None) ->
     assert set(stored(place)) == names_of(place, *streams) | (orphans or set())
 
 
-def consolidate(place: Place, stream: str, checkpoint: int, id: str) -> None:
+def consolidate(place: OpenWarehouse, stream: str, checkpoint: int, id: str) -> None:
     options: dict[str, Any] = {"parallelism": 2, "run": in_order}
     materialize(place, stream, "by_key", checkpoint, id=id, **options)
 
 
 @pytest.mark.slow
-def test_a_fork_copies_no_object_and_restores_to_the_same(place: Place) -> None:
+def test_a_fork_copies_no_object_and_restores_to_the_same(place: OpenWarehouse) -> None:
     before, parent = stored(place), place.catalog.stream(NAME)
     made = fork(place, NAME, NEW, "3")
     at = place.catalog.checkpoint(NAME, 3)
@@ -94,7 +94,7 @@ def test_a_fork_copies_no_object_and_restores_to_the_same(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_a_fork_goes_its_own_way(place: Place) -> None:
+def test_a_fork_goes_its_own_way(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW, "3")
     ours, theirs = run_of(place, NEW, parallelism=1), new_run(place)
     assert list(ours.region.input_position().newest) == place.catalog.steps(NAME, 3)[-2:]
@@ -108,7 +108,7 @@ def test_a_fork_goes_its_own_way(place: Place) -> None:
     check_whole(place, NAME, NEW)
 
 
-def test_a_fork_that_is_taken_back_behind_its_beginning_says_nothing_twice(place: Place) -> None:
+def test_a_fork_that_is_taken_back_behind_its_beginning_says_nothing_twice(place: OpenWarehouse) -> None:
     """It does again what its parent did, whose sinks have that; its own begin where it began."""
     fork(place, NAME, NEW, "3")
     epoch = place.catalog.new_epoch(NEW, "a test")
@@ -118,7 +118,7 @@ def test_a_fork_that_is_taken_back_behind_its_beginning_says_nothing_twice(place
     assert [s.checkpoint for s in ours.region.logged_steps()] == [1, 2, 3]
 
 
-def test_what_the_parent_deletes_stays_for_the_fork(place: Place) -> None:
+def test_what_the_parent_deletes_stays_for_the_fork(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW, "3")
     kept, before = names_of(place, NEW), stored(place)
     _, ahead = foresee(place.catalog, NAME, [1, 2, 3, 4])
@@ -134,7 +134,7 @@ def test_what_the_parent_deletes_stays_for_the_fork(place: Place) -> None:
     check_whole(place, NAME, NEW)
 
 
-def test_a_fork_becomes_independent_and_the_last_one_deletes(place: Place) -> None:
+def test_a_fork_becomes_independent_and_the_last_one_deletes(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW, "4")
     delete_checkpoints(place, NAME, [1, 2, 3, 4])
     run = run_of(place, NEW)
@@ -155,7 +155,7 @@ def test_a_fork_becomes_independent_and_the_last_one_deletes(place: Place) -> No
     assert run.step(rows(6))
 
 
-def test_a_fork_that_lets_go_leaves_the_parent_whole(place: Place) -> None:
+def test_a_fork_that_lets_go_leaves_the_parent_whole(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW, "4")
     run = run_of(place, NEW)
     run.step(rows(5))
@@ -166,7 +166,7 @@ def test_a_fork_that_lets_go_leaves_the_parent_whole(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_a_fork_begins_with_materialized_bases(place: Place) -> None:
+def test_a_fork_begins_with_materialized_bases(place: OpenWarehouse) -> None:
     consolidate(place, NAME, 3, "m1")
     consolidate(place, NAME, 4, "m2")
     fork(place, NAME, NEW, "3")
@@ -181,7 +181,7 @@ def test_a_fork_begins_with_materialized_bases(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_a_fork_of_a_fork(place: Place) -> None:
+def test_a_fork_of_a_fork(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW, "3")
     run_of(place, NEW).step(rows(4))
     fork(place, NEW, "again")
@@ -198,7 +198,7 @@ def test_a_fork_of_a_fork(place: Place) -> None:
 
 
 def test_two_that_let_go_at_once_leave_an_orphan_which_a_sweep_finds(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sees that the other still refers to it; the second is whole while the first is between its transactions."""
     fork(place, NAME, NEW, "4")
@@ -232,7 +232,7 @@ def test_a_fork_at_any_moment_of_a_deletion_is_whole_or_refused(written: Path, t
             reached: list[bool] = []
             left = [moment]
 
-            def forking(place: Place = place, left: list[int] = left, reached: list[bool] = reached) -> None:
+            def forking(place: OpenWarehouse = place, left: list[int] = left, reached: list[bool] = reached) -> None:
                 left[0] -= 1
                 if left[0] == -1:
                     try:
@@ -278,7 +278,7 @@ def _around(method: Callable[..., Any], action: Callable[[], None]) -> Callable[
     return called
 
 
-def test_stopped_anywhere_there_is_no_fork_at_all(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_anywhere_there_is_no_fork_at_all(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stop(Exception):
         """Stands for the end of the process."""
 
@@ -294,7 +294,7 @@ def test_stopped_anywhere_there_is_no_fork_at_all(place: Place, monkeypatch: pyt
     check_whole(place, NAME, NEW)
 
 
-def test_what_a_fork_has_no_live_state_of_is_not_copied_from_the_parent(place: Place) -> None:
+def test_what_a_fork_has_no_live_state_of_is_not_copied_from_the_parent(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW)
     manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(NEW, 5), NEW)
     task = snapshot_tasks(place.warehouse, manifests[5], "heap", "a")[0]
@@ -318,7 +318,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, more: 
 
 
 def test_a_fork_is_run_by_the_definition_of_the_stream_it_goes_back_to(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = project(tmp_path, monkeypatch, "defines_parent")
     fork(place, NAME, NEW, "3")
@@ -339,7 +339,9 @@ def test_a_fork_is_run_by_the_definition_of_the_stream_it_goes_back_to(
         check_recorded(place.catalog, replace(STREAM, name=NEW), {})
 
 
-def test_a_fork_may_have_a_definition_of_its_own(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_may_have_a_definition_of_its_own(
+    place: OpenWarehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     more = f"OWN = Stream({NEW!r}, source=None, operators=STREAM.operators, max_parallelism=4)"
     settings = project(tmp_path, monkeypatch, "defines_both", more)
     assert stream_named(settings, NEW).origin is None
@@ -368,7 +370,7 @@ def replace_output(stream: Stream) -> Any:
 # The command line
 
 
-def test_the_commands_say_where_a_fork_comes_from(place: Place, tmp_path: Path) -> None:
+def test_the_commands_say_where_a_fork_comes_from(place: OpenWarehouse, tmp_path: Path) -> None:
     options = ("--warehouse", tmp_path / "w")
     before = stored(place)
     digest = place.catalog.checkpoint(NAME, 3).digest
@@ -414,7 +416,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
 
 
 @pytest.mark.slow
-def test_a_mistake_is_one_line_and_changes_nothing(place: Place, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_and_changes_nothing(place: OpenWarehouse, tmp_path: Path) -> None:
     place.catalog.register("idle", 4, {})
     fork(place, NAME, "taken", "2")
     delete_checkpoints(place, NAME, [1])

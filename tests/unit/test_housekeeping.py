@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.materialize import materialize
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import Fenced, Unreachable
 from siltstone.retention.deletion import SUBSUMED
 from siltstone.retention.housekeeping import Housekeeper
@@ -29,8 +29,10 @@ from tests.sums import NAME, STREAM, rows
 
 pytestmark = pytest.mark.slow
 
-OFTEN = named("adjust-d", PolicyOptions(d0=14, d_max=14, size_ratio_max=None, space_amplification_max=None))
-NEVER = named("adjust-d", PolicyOptions(d0=10_000, d_max=10_000, size_ratio_max=None, space_amplification_max=None))
+OFTEN = policy_by_name("adjust-d", PolicyOptions(d0=14, d_max=14, size_ratio_max=None, space_amplification_max=None))
+NEVER = policy_by_name(
+    "adjust-d", PolicyOptions(d0=10_000, d_max=10_000, size_ratio_max=None, space_amplification_max=None)
+)
 NONE_GIVEN = RetentionOptions()
 
 
@@ -40,7 +42,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def place(tmp_path: Path, clock: Clock) -> Iterator[Place]:
+def place(tmp_path: Path, clock: Clock) -> Iterator[OpenWarehouse]:
     with place_at(tmp_path / "w", clock) as opened:
         yield opened
 
@@ -56,16 +58,16 @@ def step(run: RegionRun, n: int) -> int:
     return done.restores_from
 
 
-def checkpoints(place: Place) -> list[int]:
+def checkpoints(place: OpenWarehouse) -> list[int]:
     return [c.id for c in place.catalog.checkpoints(NAME)]
 
 
-def stored(place: Place) -> int:
+def stored(place: OpenWarehouse) -> int:
     return len(list(place.warehouse.store.list("")))
 
 
 def test_a_checkpoint_per_second_leaves_the_store_bounded_whatever_materialization_does(
-    place: Place, clock: Clock
+    place: OpenWarehouse, clock: Clock
 ) -> None:
     """Seen: keep_last = 50, bases every 45 steps, so no materialization due: after eight minutes 506 of 506 were kept.
 
@@ -85,7 +87,9 @@ def test_a_checkpoint_per_second_leaves_the_store_bounded_whatever_materializati
     assert not failures(place, NAME)
 
 
-def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization(place: Place, clock: Clock) -> None:
+def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization(
+    place: OpenWarehouse, clock: Clock
+) -> None:
     run = RegionRun(place, STREAM, NEVER)
     options = BackgroundOptions(
         MaterializationOptions(interval_s=30), PolicyOptions(size_ratio_max=None), RetentionOptions(keep_last=10)
@@ -101,7 +105,7 @@ def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization
     assert not failures(place, NAME)
 
 
-def test_the_default_keeps_the_newest_and_hours_and_days(place: Place, clock: Clock) -> None:
+def test_the_default_keeps_the_newest_and_hours_and_days(place: OpenWarehouse, clock: Clock) -> None:
     run = RegionRun(place, STREAM, OFTEN)
     assert place.catalog.stream(NAME).retention == NEW_STREAM.to_record()
     keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
@@ -117,7 +121,7 @@ def test_the_default_keeps_the_newest_and_hours_and_days(place: Place, clock: Cl
     assert not failures(place, NAME)
 
 
-def test_a_stream_of_before_keeps_everything_until_it_is_told(place: Place) -> None:
+def test_a_stream_of_before_keeps_everything_until_it_is_told(place: OpenWarehouse) -> None:
     run = RegionRun(place, STREAM, OFTEN)
     place.catalog.set_retention(NAME, None)
     keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
@@ -129,8 +133,10 @@ def test_a_stream_of_before_keeps_everything_until_it_is_told(place: Place) -> N
     assert checkpoints(place) == [118, 119, 120]
 
 
-def test_it_is_told_once_where_people_see_it_and_recorded(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    run = RegionRun(place, STREAM, named("adjust-d", PolicyOptions(d_max=0)))
+def test_it_is_told_once_where_people_see_it_and_recorded(
+    place: OpenWarehouse, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RegionRun(place, STREAM, policy_by_name("adjust-d", PolicyOptions(d_max=0)))
     keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=2))
     caplog.set_level(logging.INFO)
     for n in range(1, 6):
@@ -146,7 +152,7 @@ def test_it_is_told_once_where_people_see_it_and_recorded(place: Place, caplog: 
     assert all(any(f" objects={p.objects} bytes={p.bytes}" in message for _, message in told) for p in passes)
 
 
-def test_the_hour_long_first_deletion_is_done_in_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hour_long_first_deletion_is_done_in_parts(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RegionRun(place, STREAM, OFTEN)
     for n in range(1, 31):
         run.step(rows(n))
@@ -160,7 +166,7 @@ def test_the_hour_long_first_deletion_is_done_in_parts(place: Place, monkeypatch
     assert not failures(place, NAME)
 
 
-def test_a_step_that_has_begun_finds_the_chain_it_was_told_of(place: Place) -> None:
+def test_a_step_that_has_begun_finds_the_chain_it_was_told_of(place: OpenWarehouse) -> None:
     """Another process materializes: what the chain began with before goes when the step has its checkpoint."""
     run = RegionRun(place, STREAM, NEVER)
     keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=1))
@@ -178,7 +184,7 @@ def test_a_step_that_has_begun_finds_the_chain_it_was_told_of(place: Place) -> N
 
 @pytest.mark.parametrize("call", ["retained", "savepoints", "mark_deleted", "live_leases"])
 def test_a_materialization_that_completes_while_retention_decides_takes_nothing_from_a_step(
-    place: Place, monkeypatch: pytest.MonkeyPatch, call: str
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """It comes between any two calls of the catalog, and the step under way has lost its working state."""
     run = RegionRun(place, STREAM, NEVER)
@@ -202,7 +208,7 @@ def test_a_materialization_that_completes_while_retention_decides_takes_nothing_
     assert sum(a.restored_bytes for a in run_tasks(task, shuffled(task, rows(4)), "again")[1])
 
 
-def test_what_killed_runs_left_is_swept_by_the_next(place: Place) -> None:
+def test_what_killed_runs_left_is_swept_by_the_next(place: OpenWarehouse) -> None:
     store, epochs = place.warehouse.store, []
     for n in range(3):  # none of them says how it ended
         run = RegionRun(place, STREAM, OFTEN)
@@ -220,7 +226,7 @@ def test_what_killed_runs_left_is_swept_by_the_next(place: Place) -> None:
     assert not failures(place, NAME)
 
 
-def test_whoever_is_fenced_sweeps_and_deletes_nothing(place: Place) -> None:
+def test_whoever_is_fenced_sweeps_and_deletes_nothing(place: OpenWarehouse) -> None:
     run = RegionRun(place, STREAM, OFTEN)
     for n in range(1, 5):
         run.step(rows(n))
@@ -236,9 +242,9 @@ def test_whoever_is_fenced_sweeps_and_deletes_nothing(place: Place) -> None:
 
 
 def test_a_store_that_fails_does_not_fail_the_stream_and_the_deletion_is_completed(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = RegionRun(place, STREAM, named("adjust-d", PolicyOptions(d_max=0)))
+    run = RegionRun(place, STREAM, policy_by_name("adjust-d", PolicyOptions(d_max=0)))
     options = BackgroundOptions(MaterializationOptions(enabled=False), retention=RetentionOptions(keep_last=1))
     background = Background(place, NAME, run.region.epoch, options, in_order)
 

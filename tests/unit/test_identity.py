@@ -11,8 +11,8 @@ from threading import Barrier
 import pytest
 
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.fork import fork
 from siltstone.errors import CorruptObject, Unreachable, WrongWarehouse
 from siltstone.retention.sweep import sweep
@@ -24,14 +24,14 @@ from tests.identities import answer_not_found, identity_of, make_old, stop_at_id
 from tests.region_run import RegionRun
 
 NAME = SMALL.name
-POLICY = named("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
+POLICY = policy_by_name("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warehouse with two checkpoints."""
     root = tmp_path_factory.mktemp("identity") / "w"
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         run, rows = RegionRun(place, SMALL, POLICY), purchases()
         for n in range(2):
             run.step(rows[n])
@@ -54,13 +54,13 @@ def objects(root: Path) -> dict[str, bytes]:
 
 
 def test_a_new_warehouse_has_one_identity_in_both(tmp_path: Path) -> None:
-    with Place.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         first = identity_of(place)
         assert first is not None and len(first) == 32
-    for opened in (Place.existing, Place.writable):
+    for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
         with opened(str(tmp_path / "w")) as place:
             assert identity_of(place) == first
-    with Place.writable(str(tmp_path / "other")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "other")) as place:
         assert identity_of(place) != first
 
 
@@ -68,27 +68,27 @@ def test_an_empty_directory_with_an_objects_folder(root: Path, tmp_path: Path) -
     """As an empty volume, with the catalog elsewhere."""
     (tmp_path / "empty" / "objects").mkdir(parents=True)
     catalog = f"sqlite:///{root}/catalog.db"
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         identity = identity_of(place)
         runs = place.catalog.runs(NAME)
-    for opened in (Place.existing, Place.writable):
+    for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
         said = (
             rf"empty does not hold this catalog's warehouse: it has no identity, .* has {identity}; check --warehouse"
         )
         with pytest.raises(WrongWarehouse, match=said):
             opened(str(tmp_path / "empty"), catalog)
     assert objects(tmp_path / "empty") == {}
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         assert place.catalog.last_id(NAME) == 2 and place.catalog.runs(NAME) == runs
 
 
 def test_the_right_store_with_another_catalog(root: Path, tmp_path: Path) -> None:
-    with Place.writable(str(tmp_path / "other")) as other:
+    with OpenWarehouse.writable(str(tmp_path / "other")) as other:
         other.catalog.register(NAME, 128, {})
         second = identity_of(other)
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         first = identity_of(place)
-    for opened in (Place.existing, Place.writable):
+    for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
         with pytest.raises(
             WrongWarehouse, match=rf"it has identity {first}, the catalog .*other.* has identity {second}"
         ):
@@ -99,15 +99,15 @@ def test_a_forgotten_catalog_makes_no_new_one(root: Path, tmp_path: Path) -> Non
     (root / "catalog.db").rename(tmp_path / "elsewhere.db")
     before = sorted(root.rglob("*"))
     with pytest.raises(WrongWarehouse, match=r"there is no catalog at .*catalog.db: name its own with --catalog"):
-        Place.writable(str(root))
+        OpenWarehouse.writable(str(root))
     assert sorted(root.rglob("*")) == before
-    with Place.writable(str(root), f"sqlite:///{tmp_path}/elsewhere.db") as place:
+    with OpenWarehouse.writable(str(root), f"sqlite:///{tmp_path}/elsewhere.db") as place:
         assert place.catalog.last_id(NAME) == 2
 
 
 def test_objects_without_identity_and_a_catalog_without_streams(root: Path, tmp_path: Path) -> None:
     (root / "objects" / IDENTITY).unlink()
-    for opened in (Place.writable, Place.existing):
+    for opened in (OpenWarehouse.writable, OpenWarehouse.existing):
         with pytest.raises(WrongWarehouse, match=r"holds objects, but has no identity, .*knows no stream: name the"):
             opened(str(root), f"sqlite:///{tmp_path}/new.db")
 
@@ -116,11 +116,11 @@ def test_objects_without_identity_and_a_catalog_without_streams(root: Path, tmp_
 def test_stopped_while_an_identity_is_written(tmp_path: Path, after: bool) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_at_identity(patch, after=after)
-        Place.writable(str(tmp_path / "w"))
-    with Place.existing(str(tmp_path / "w")) as place:  # makes no identity, finds none that is not its own
+        OpenWarehouse.writable(str(tmp_path / "w"))
+    with OpenWarehouse.existing(str(tmp_path / "w")) as place:  # makes no identity, finds none that is not its own
         assert place.catalog.streams() == []
         proposed = place.catalog.recorded_identity()
-    with Place.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         assert identity_of(place) == (proposed.identity or proposed.next)
 
 
@@ -129,12 +129,12 @@ def test_many_processes_make_one_warehouse(tmp_path: Path) -> None:
 
     def make(_: int) -> str | None:
         start.wait()
-        with Place.writable(str(tmp_path / "w")) as place:
+        with OpenWarehouse.writable(str(tmp_path / "w")) as place:
             return place.catalog.recorded_identity().identity
 
     with ThreadPoolExecutor(4) as pool:
         found = set(pool.map(make, range(4)))
-    with Place.existing(str(tmp_path / "w")) as place:
+    with OpenWarehouse.existing(str(tmp_path / "w")) as place:
         assert found == {identity_of(place)}
 
 
@@ -163,32 +163,32 @@ def test_two_catalogs_make_a_warehouse_in_one_store(tmp_path: Path) -> None:
     urls = [f"sqlite:///{tmp_path}/{n}.db" for n in "ab"]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_at_identity(patch, after=False)
-        Place.writable(str(tmp_path / "w"), urls[0])
-    with Place.writable(str(tmp_path / "w"), urls[1]) as place:
+        OpenWarehouse.writable(str(tmp_path / "w"), urls[0])
+    with OpenWarehouse.writable(str(tmp_path / "w"), urls[1]) as place:
         assert identity_of(place)
     with pytest.raises(WrongWarehouse):
-        Place.writable(str(tmp_path / "w"), urls[0])
-    with Place.writable(str(tmp_path / "free"), urls[0]) as place:
+        OpenWarehouse.writable(str(tmp_path / "w"), urls[0])
+    with OpenWarehouse.writable(str(tmp_path / "free"), urls[0]) as place:
         assert identity_of(place)
 
 
 def test_a_warehouse_of_0_1_is_adopted(root: Path) -> None:
     make_old(root)
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         identity = identity_of(place)
         assert place.catalog.last_id(NAME) == 2 and sweep(place, NAME).deleted == 0
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         assert identity_of(place) == identity
 
 
 def test_a_warehouse_of_0_1_is_not_adopted_with_the_wrong_store(root: Path, tmp_path: Path) -> None:
     make_old(root)
     (tmp_path / "empty" / "objects").mkdir(parents=True)
-    for opened in (Place.existing, Place.writable):
+    for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
         with pytest.raises(WrongWarehouse, match=r"does not hold the warehouse of the catalog .*manifest.* is missing"):
             opened(str(tmp_path / "empty"), f"sqlite:///{root}/catalog.db")
     assert objects(tmp_path / "empty") == {}
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         assert identity_of(place)
 
 
@@ -199,20 +199,20 @@ def test_a_damaged_warehouse_of_0_1_is_adopted_by_hand(root: Path) -> None:
     connection.close()
     moved = (root / "objects" / newest).rename(root / "lost")
     with pytest.raises(WrongWarehouse, match="siltstone reidentify"):
-        Place.existing(str(root))
-    made = Place.reidentify(str(root))
+        OpenWarehouse.existing(str(root))
+    made = OpenWarehouse.reidentify(str(root))
     assert made.before is None
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         assert identity_of(place) == made.identity
     moved.rename(root / "objects" / newest)
 
 
 def test_a_moved_warehouse_keeps_its_identity_and_a_fork_shares_it(root: Path, tmp_path: Path) -> None:
-    with Place.existing(str(root)) as place:
+    with OpenWarehouse.existing(str(root)) as place:
         identity = identity_of(place)
         fork(place, NAME, "fork")
     root.rename(tmp_path / "moved")
-    with Place.existing(str(tmp_path / "moved")) as place:
+    with OpenWarehouse.existing(str(tmp_path / "moved")) as place:
         assert identity_of(place) == identity and {s.name for s in place.catalog.streams()} == {NAME, "fork"}
     (tmp_path / "moved").rename(root)
 
@@ -220,44 +220,44 @@ def test_a_moved_warehouse_keeps_its_identity_and_a_fork_shares_it(root: Path, t
 def test_a_cloned_warehouse_gets_an_identity_of_its_own(root: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     shutil.copytree(root, clone)
-    made = Place.reidentify(str(clone))
-    with Place.existing(str(clone)) as cloned, Place.existing(str(root)) as place:
+    made = OpenWarehouse.reidentify(str(clone))
+    with OpenWarehouse.existing(str(clone)) as cloned, OpenWarehouse.existing(str(root)) as place:
         assert identity_of(cloned) == made.identity != made.before == identity_of(place)
     with pytest.raises(WrongWarehouse):
-        Place.existing(str(root), f"sqlite:///{clone}/catalog.db")
+        OpenWarehouse.existing(str(root), f"sqlite:///{clone}/catalog.db")
     with pytest.raises(WrongWarehouse):
-        Place.existing(str(clone), f"sqlite:///{root}/catalog.db")
+        OpenWarehouse.existing(str(clone), f"sqlite:///{root}/catalog.db")
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the object", "after the object"])
 def test_stopped_while_a_new_identity_is_written(root: Path, after: bool) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_at_identity(patch, after=after)
-        Place.reidentify(str(root))
-    for opened in (Place.existing, Place.writable):
+        OpenWarehouse.reidentify(str(root))
+    for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
         with pytest.raises(WrongWarehouse, match="was cut short: run `siltstone reidentify` again"):
             opened(str(root))
-    made = Place.reidentify(str(root))
-    with Place.existing(str(root)) as place:
+    made = OpenWarehouse.reidentify(str(root))
+    with OpenWarehouse.existing(str(root)) as place:
         assert identity_of(place) == made.identity
 
 
 def test_no_new_identity_without_what_the_catalog_tells_of(root: Path, tmp_path: Path) -> None:
     (tmp_path / "empty" / "objects").mkdir(parents=True)
     with pytest.raises(WrongWarehouse):
-        Place.reidentify(str(tmp_path / "empty"), f"sqlite:///{root}/catalog.db")
-    with Place.existing(str(root)) as place:
+        OpenWarehouse.reidentify(str(tmp_path / "empty"), f"sqlite:///{root}/catalog.db")
+    with OpenWarehouse.existing(str(root)) as place:
         assert identity_of(place)
 
 
 def test_a_spell_of_404s_is_not_another_warehouse(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(Unreachable, match="lists _warehouse/identity but does not ret"):
         answer_not_found(patch)
-        Place.existing(str(root))
+        OpenWarehouse.existing(str(root))
     with monkeypatch.context() as patch, pytest.raises(WrongWarehouse, match="that the store answers"):
         answer_not_found(patch, listed=False)
-        Place.existing(str(root))
-    with Place.existing(str(root)) as place:
+        OpenWarehouse.existing(str(root))
+    with OpenWarehouse.existing(str(root)) as place:
         place.confirm_store()
         for listed in (True, False):
             with monkeypatch.context() as patch, pytest.raises(Unreachable):
@@ -272,9 +272,9 @@ def test_a_damaged_identity_is_written_anew_by_hand(root: Path) -> None:
     for bad in (good[:-1], good.replace(good[30:32], b"zz")):
         path.write_bytes(bad)
         with pytest.raises(CorruptObject, match="siltstone reidentify"):
-            Place.existing(str(root))
-    made = Place.reidentify(str(root))
-    with Place.existing(str(root)) as place:
+            OpenWarehouse.existing(str(root))
+    made = OpenWarehouse.reidentify(str(root))
+    with OpenWarehouse.existing(str(root)) as place:
         assert identity_of(place) == made.identity
         assert read_identity(FilesystemStore(root / "objects")) == made.identity
     assert path.read_bytes() == encode_identity(made.identity)

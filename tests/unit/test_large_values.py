@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.format import base
 from siltstone.model import KeyGroupRange
 from siltstone.restore import compare as comparison
@@ -33,7 +33,7 @@ SCHEMA = TableSchema(
 )
 MIB = 1 << 20
 KEYS, DELTAS = 44, 50
-LONG = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
+LONG = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 
 
 @pytest.mark.slow
@@ -84,14 +84,14 @@ def test_rows_are_cut_by_bytes_and_taken_from_several_tables() -> None:
         assert take_from(tables, np.array(rows, np.int64)).equals(whole.take(pa.array(rows, pa.int64())))
 
 
-def consolidate(place: Place, operator: str) -> None:
+def consolidate(place: OpenWarehouse, operator: str) -> None:
     materialize(place, SMALL.name, operator, 3, id=operator, parallelism=2, run=lambda f, tasks: [f(t) for t in tasks])
 
 
 @pytest.mark.slow
 def test_a_chain_reads_the_same_however_few_bytes_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(merge, "TOGETHER_BYTES"), (merge, "MERGED_BYTES"), (base, "PIECE_BYTES"), (base, "READ_BYTES")]
-    with Place.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         run = RegionRun(place, SMALL, LONG, parallelism=2)
         for rows in purchases()[:4]:
             run.step(rows)

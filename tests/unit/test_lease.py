@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.restore.export import restore_unit, unit_tasks, whole_digest
 from siltstone.restore.restore import read_manifests
 from siltstone.retention.deletion import DeletionResult, delete_checkpoints
-from siltstone.retention.leases import LeaseOptions, reading
+from siltstone.retention.leases import LeaseOptions, hold_lease
 from tests.clock import Clock
 from tests.orphans import check_whole, filesystem, write
 from tests.places import place_at
@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def place(tmp_path: Path, clock: Clock) -> Iterator[Place]:
+def place(tmp_path: Path, clock: Clock) -> Iterator[OpenWarehouse]:
     """Checkpoints 1 to 5, bases at 1 and 5."""
     with place_at(tmp_path / "w", clock) as opened:
         write(opened)
@@ -37,22 +37,22 @@ def place(tmp_path: Path, clock: Clock) -> Iterator[Place]:
         yield opened
 
 
-def leases(place: Place) -> list[str]:
+def leases(place: OpenWarehouse) -> list[str]:
     return [lease.who for lease in place.catalog.live_leases(NAME)]
 
 
 @pytest.mark.slow
-def test_a_restore_under_a_lease_ends_well_though_all_it_reads_is_deleted(place: Place) -> None:
+def test_a_restore_under_a_lease_ends_well_though_all_it_reads_is_deleted(place: OpenWarehouse) -> None:
     catalog, store = place.catalog, place.warehouse.store
     recorded = catalog.checkpoint(NAME, 3).digest
-    with reading(catalog, NAME, [3], what="restores"):
+    with hold_lease(catalog, NAME, [3], what="restores"):
         assert leases(place)[0].endswith(" restores")
         manifests = read_manifests(store, catalog.chain_manifests(NAME, 3))
         done = delete_checkpoints(place, NAME, [1, 2, 3, 4], who="a test")
         assert (done.deleted, done.leased, done.marked) == ((4,), (1, 2, 3), ())
         tasks, _ = unit_tasks(manifests, 3, 1, None)
         assert whole_digest([restore_unit(store, task) for task in tasks], 4) == recorded
-        with pytest.raises(UnknownCheckpoint), reading(catalog, NAME, [3]):
+        with pytest.raises(UnknownCheckpoint), hold_lease(catalog, NAME, [3]):
             raise AssertionError("what is marked cannot be leased")
     assert leases(place) == []
     assert delete_checkpoints(place, NAME, []).deleted == (1, 2, 3)
@@ -62,30 +62,30 @@ def test_a_restore_under_a_lease_ends_well_though_all_it_reads_is_deleted(place:
     assert {d.who for d in recorded if "/000000000004/" in d.name} == {"a test"}
 
 
-def test_what_is_missing_of_a_deleted_checkpoint_is_no_damage(place: Place, clock: Clock) -> None:
+def test_what_is_missing_of_a_deleted_checkpoint_is_no_damage(place: OpenWarehouse, clock: Clock) -> None:
     """Who slept until the lease was lost, and others had deleted what it read."""
     with (
         pytest.raises(UnknownCheckpoint, match="no checkpoint 3"),
-        reading(place.catalog, NAME, [3]),
+        hold_lease(place.catalog, NAME, [3]),
     ):
         clock.move(hours=24)
         assert delete_checkpoints(place, NAME, [1, 2, 3, 4]).deleted == (1, 2, 3, 4)
         raise CorruptObject("an object of checkpoint 3 is missing")
-    with pytest.raises(CorruptObject), reading(place.catalog, NAME, [5]):
+    with pytest.raises(CorruptObject), hold_lease(place.catalog, NAME, [5]):
         raise CorruptObject("an object of checkpoint 5 is missing")
 
 
-def test_what_waits_keeps_all_that_is_read_of_it(place: Place) -> None:
+def test_what_waits_keeps_all_that_is_read_of_it(place: OpenWarehouse) -> None:
     """Its opaque variables and snapshots too, which otherwise go at once."""
     catalog, store = place.catalog, place.warehouse.store
     name = "sums/00000001/000000000002/by_key.totals.00000.s1.snapshot.parquet"
     catalog.add_snapshot(NAME, 2, 2, [store.put(name, b"rows")], 1)
-    with reading(catalog, NAME, [2]):
+    with hold_lease(catalog, NAME, [2]):
         assert delete_checkpoints(place, NAME, [2]) == DeletionResult((), (2,), 0, 0)
     assert delete_checkpoints(place, NAME, []) == DeletionResult((), (2,), 1, 4)
 
 
-def test_an_expired_lease_keeps_nothing(place: Place, clock: Clock) -> None:
+def test_an_expired_lease_keeps_nothing(place: OpenWarehouse, clock: Clock) -> None:
     place.catalog.take_lease(NAME, [4], id="a", who="a reader that was killed", lasts=timedelta(minutes=2))
     assert delete_checkpoints(place, NAME, [1, 2, 3, 4]).leased == (1, 2, 3, 4)
     clock.move(2)
@@ -97,26 +97,28 @@ def test_a_lease_is_renewed_while_its_block_runs(tmp_path: Path) -> None:
     with filesystem(tmp_path) as place:
         write(place)
         options = LeaseOptions(lasts_s=2, renewed_every_s=0.1)
-        with reading(place.catalog, NAME, None, options=options):
+        with hold_lease(place.catalog, NAME, None, options=options):
             time.sleep(2.5)
             assert len(leases(place)) == 1
         assert leases(place) == []
         assert not [t for t in threading.enumerate() if t.name.startswith("siltstone-lease")]
 
 
-def test_a_lease_ends_with_an_error_too(place: Place) -> None:
-    with pytest.raises(KeyError), reading(place.catalog, NAME, [1]):
+def test_a_lease_ends_with_an_error_too(place: OpenWarehouse) -> None:
+    with pytest.raises(KeyError), hold_lease(place.catalog, NAME, [1]):
         raise KeyError
     assert leases(place) == []
 
 
-def test_who_may_only_read_the_catalog_reads_without_a_lease(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_may_only_read_the_catalog_reads_without_a_lease(
+    place: OpenWarehouse, caplog: pytest.LogCaptureFixture
+) -> None:
     def read_only(connection: object, _: object) -> None:
         connection.execute("PRAGMA query_only = ON")  # type: ignore[attr-defined]
 
     place.catalog.close()
     event.listen(place.catalog.engine, "connect", read_only)
-    with reading(place.catalog, NAME, [3]):
+    with hold_lease(place.catalog, NAME, [3]):
         manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(NAME, 3))
     assert len(manifests) == 3
     assert "no lease: a deletion may take away what is read stream=sums" in "\n".join(caplog.messages)
@@ -124,7 +126,7 @@ def test_who_may_only_read_the_catalog_reads_without_a_lease(place: Place, caplo
 
 
 def test_a_lease_that_is_lost_or_not_renewed_is_told_of(
-    place: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: OpenWarehouse, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     options, tried = LeaseOptions(renewed_every_s=0.02), threading.Event()
     renew = Catalog.renew_lease
@@ -133,7 +135,7 @@ def test_a_lease_that_is_lost_or_not_renewed_is_told_of(
         tried.set()
         raise Unreachable("the catalog is away")
 
-    with caplog.at_level(logging.WARNING), reading(place.catalog, NAME, [3], options=options):
+    with caplog.at_level(logging.WARNING), hold_lease(place.catalog, NAME, [3], options=options):
         monkeypatch.setattr(Catalog, "renew_lease", away)
         assert tried.wait(10)
         clock.move(3)
@@ -146,8 +148,8 @@ def test_a_lease_that_is_lost_or_not_renewed_is_told_of(
     assert "lease expired: a deletion may take away what is read stream=sums" in "\n".join(caplog.messages)
 
 
-def test_what_is_not_there_is_not_read(place: Place) -> None:
-    with pytest.raises(UnknownStream), reading(place.catalog, "some", [1]):
+def test_what_is_not_there_is_not_read(place: OpenWarehouse) -> None:
+    with pytest.raises(UnknownStream), hold_lease(place.catalog, "some", [1]):
         raise AssertionError
-    with pytest.raises(UnknownCheckpoint, match="no checkpoint 6"), reading(place.catalog, NAME, [6]):
+    with pytest.raises(UnknownCheckpoint, match="no checkpoint 6"), hold_lease(place.catalog, NAME, [6]):
         raise AssertionError

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from siltstone.catalog import tables
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from tests.command_line import Ended, siltstone
 from tests.orphans import NAME, filesystem, inject, write
 from tests.stored import stream_objects
@@ -27,7 +27,7 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def contents(warehouse: Path) -> tuple[Any, ...]:
     """Every row and every object."""
-    with Place.existing(str(warehouse)) as place, place.catalog.engine.connect() as connection:
+    with OpenWarehouse.existing(str(warehouse)) as place, place.catalog.engine.connect() as connection:
         rows = [tuple(connection.execute(table.select()).all()) for table in tables.METADATA.sorted_tables]
         return rows, sorted(stream_objects(place.warehouse.store)), sorted(warehouse.rglob("*.parquet"))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import Materialized, materialize
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import CorruptObject, Fenced, UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.model import Form, Kind
 from siltstone.restore.restore import read_manifest
@@ -25,25 +25,27 @@ from tests.region_run import RegionRun
 from tests.stored import stream_objects
 
 NAME = SMALL.name
-LONG = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
+LONG = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 """one base, then deltas"""
 
 
-def stored(place: Place) -> set[str]:
+def stored(place: OpenWarehouse) -> set[str]:
     """The objects of the stream, but for output that no sink has taken yet."""
     outputs = {o.name for output in place.catalog.outputs(NAME) for o in output.objects}
     return {name for name, _ in stream_objects(place.warehouse.store)} - outputs
 
 
-def consolidate(place: Place, operator: str, checkpoint: int, id: str = "m1", parallelism: int = 3) -> Materialized:
+def consolidate(
+    place: OpenWarehouse, operator: str, checkpoint: int, id: str = "m1", parallelism: int = 3
+) -> Materialized:
     return materialize(place, NAME, operator, checkpoint, id=id, parallelism=parallelism, run=in_order)
 
 
-def digests(place: Place) -> dict[int, str]:
+def digests(place: OpenWarehouse) -> dict[int, str]:
     return {c.id: c.digest for c in place.catalog.checkpoints(NAME)}
 
 
-def check(place: Place) -> None:
+def check(place: OpenWarehouse) -> None:
     """Everything proves, and restores at any parallelism."""
     assert not failures(place, NAME)
     for checkpoint, digest in digests(place).items():
@@ -51,7 +53,7 @@ def check(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_chains_begin_with_it_and_the_run_goes_on(place: Place) -> None:
+def test_chains_begin_with_it_and_the_run_goes_on(place: OpenWarehouse) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     rows = iter(purchases())
     for _ in range(5):
@@ -88,7 +90,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
-def test_whoever_dies_in_it_changes_nothing(place: Place) -> None:
+def test_whoever_dies_in_it_changes_nothing(place: OpenWarehouse) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:4]:
         run.step(rows)
@@ -142,8 +144,8 @@ def test_at_most_one_at_a_time_and_a_lease_that_expired_is_taken_over(tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_stream_goes_on_meanwhile_with_deltas_and_with_a_base(place: Place) -> None:
-    short = named("adjust-d", PolicyOptions(d0=4, size_ratio_max=None, space_amplification_max=None))
+def test_the_stream_goes_on_meanwhile_with_deltas_and_with_a_base(place: OpenWarehouse) -> None:
+    short = policy_by_name("adjust-d", PolicyOptions(d0=4, size_ratio_max=None, space_amplification_max=None))
     run = RegionRun(place, SMALL, short, parallelism=2)
     rows = iter(purchases())
     for _ in range(3):
@@ -172,7 +174,7 @@ def test_the_stream_goes_on_meanwhile_with_deltas_and_with_a_base(place: Place) 
 
 
 @pytest.mark.slow
-def test_a_damaged_chain_is_not_materialized(place: Place) -> None:
+def test_a_damaged_chain_is_not_materialized(place: OpenWarehouse) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:3]:
         run.step(rows)
@@ -194,7 +196,7 @@ def test_a_damaged_chain_is_not_materialized(place: Place) -> None:
     assert place.catalog.firsts(NAME, 3)[operator] == 1
 
 
-def test_what_is_not_there_is_not_materialized(place: Place) -> None:
+def test_what_is_not_there_is_not_materialized(place: OpenWarehouse) -> None:
     with pytest.raises(UnknownStream):
         consolidate(place, "x", 1)
     run = RegionRun(place, SMALL, LONG)
@@ -208,7 +210,7 @@ def test_what_is_not_there_is_not_materialized(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_what_it_reads_and_writes_is_kept_from_deletions_and_sweeps(place: Place) -> None:
+def test_what_it_reads_and_writes_is_kept_from_deletions_and_sweeps(place: OpenWarehouse) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:5]:
         run.step(rows)
@@ -240,7 +242,7 @@ def test_what_it_reads_and_writes_is_kept_from_deletions_and_sweeps(place: Place
 
 
 @pytest.mark.slow
-def test_a_run_that_waited_long_restores_from_what_is_there_by_then(place: Place) -> None:
+def test_a_run_that_waited_long_restores_from_what_is_there_by_then(place: OpenWarehouse) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     rows = iter(purchases())
     for _ in range(4):
@@ -254,7 +256,7 @@ def test_a_run_that_waited_long_restores_from_what_is_there_by_then(place: Place
 
 
 @pytest.mark.slow
-def test_a_damaged_materialization_is_noticed_by_restore_and_proof(place: Place) -> None:
+def test_a_damaged_materialization_is_noticed_by_restore_and_proof(place: OpenWarehouse) -> None:
     run = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:5]:
         run.step(rows)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, NewerFormat, StateError
 from siltstone.format import manifest as manifests
@@ -18,7 +18,7 @@ from tests.proofs import in_order
 from tests.region_run import RegionRun
 
 NAME = SMALL.name
-POLICY = named("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
+POLICY = policy_by_name("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
 
 
 def test_it_is_told_from_damage() -> None:
@@ -41,9 +41,9 @@ def test_a_segment() -> None:
 
 
 @pytest.fixture
-def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenWarehouse:
     """A stream whose newest checkpoint a newer Siltstone wrote."""
-    place = Place.writable(str(tmp_path / "w"))
+    place = OpenWarehouse.writable(str(tmp_path / "w"))
     run, rows = RegionRun(place, SMALL, POLICY), purchases()
     run.step(rows[0])
     with monkeypatch.context() as patch:
@@ -53,7 +53,7 @@ def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return place
 
 
-def test_a_newest_checkpoint_of_a_newer_siltstone_is_not_given_up(newer: Place) -> None:
+def test_a_newest_checkpoint_of_a_newer_siltstone_is_not_given_up(newer: OpenWarehouse) -> None:
     with newer as place:
         before = place.catalog.checkpoints(NAME)
         for refused in (

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import fork
 from siltstone.change.recover import recover
 from siltstone.change.replay import follow
@@ -24,8 +24,8 @@ from tests.proofs import failures
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place.writable(str(tmp_path / "w")) as opened:
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
         yield opened
 
 
@@ -38,7 +38,7 @@ def in_a_loop(function: Any, pieces: Any) -> list[Any]:
     return [function(piece) for piece in pieces]
 
 
-def rewind(place: Place, checkpoint: int) -> None:
+def rewind(place: OpenWarehouse, checkpoint: int) -> None:
     place.catalog.rewind(NAME, place.catalog.new_epoch(NAME, "a test"), checkpoint, "a test", "a test")
 
 
@@ -50,7 +50,7 @@ def follow_log(run: Outboxed) -> None:
             run.step(batch(piece.step.batch_id + 1), ends=piece.ends)
 
 
-def write(place: Place, heard: Heard, count: int, **options: Any) -> Outboxed:
+def write(place: OpenWarehouse, heard: Heard, count: int, **options: Any) -> Outboxed:
     run = Outboxed(place, heard, **options)
     for n in range(1, count + 1):
         run.step(batch(n))
@@ -60,7 +60,7 @@ def write(place: Place, heard: Heard, count: int, **options: Any) -> Outboxed:
 # The order of things
 
 
-def test_output_leaves_after_the_commit_and_is_cleaned_up_when_the_run_ends(place: Place, heard: Heard) -> None:
+def test_output_leaves_after_the_commit_and_is_cleaned_up_when_the_run_ends(place: OpenWarehouse, heard: Heard) -> None:
     run = write(place, heard, 3)
     assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
     assert outstanding(place) == [] and len(staged(place)) == 3, "an object per checkpoint, of small parts together"
@@ -69,7 +69,7 @@ def test_output_leaves_after_the_commit_and_is_cleaned_up_when_the_run_ends(plac
 
 
 def test_id_2_never_comes_with_other_rows_where_a_commit_failed(
-    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seen: the catalog failed over, and id 2 came with 2 rows, and then with 5."""
     run = Outboxed(place, heard)
@@ -91,7 +91,9 @@ def test_id_2_never_comes_with_other_rows_where_a_commit_failed(
     assert staged(place) == [], "what was staged for the commit that failed is an orphan"
 
 
-def test_a_crash_between_commit_and_delivery_is_made_up_for_from_what_is_staged(place: Place, heard: Heard) -> None:
+def test_a_crash_between_commit_and_delivery_is_made_up_for_from_what_is_staged(
+    place: OpenWarehouse, heard: Heard
+) -> None:
     """Whatever code runs next, at whatever parallelism."""
 
     class Doubling(Tallies):
@@ -111,7 +113,7 @@ def test_a_crash_between_commit_and_delivery_is_made_up_for_from_what_is_staged(
 
 
 def test_a_crash_between_delivery_and_mark_brings_the_same_id_with_the_same_rows(
-    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
         pass
@@ -128,7 +130,7 @@ def test_a_crash_between_delivery_and_mark_brings_the_same_id_with_the_same_rows
     assert heard.ids == [1, 1, 2] and heard.calls[0] == heard.calls[1] and heard.inputs == inputs([1, 2])
 
 
-def test_several_steps_are_one_output_and_one_without_rows_is_delivered_too(place: Place, heard: Heard) -> None:
+def test_several_steps_are_one_output_and_one_without_rows_is_delivered_too(place: OpenWarehouse, heard: Heard) -> None:
     run = Outboxed(place, heard, checkpoint_steps=3)
     for n, rows in ((1, 10), (2, 0), (3, 10), (4, 0)):
         run.step(batch(n, rows))
@@ -136,7 +138,7 @@ def test_several_steps_are_one_output_and_one_without_rows_is_delivered_too(plac
     assert heard.ids == [1, 2] and heard.inputs == inputs([1, 3]) and heard.calls[1][1] == []
 
 
-def test_a_checkpoint_without_input_has_no_output(place: Place, heard: Heard) -> None:
+def test_a_checkpoint_without_input_has_no_output(place: OpenWarehouse, heard: Heard) -> None:
     """Seen: a rescale committed id 2 without the sink, and its rows came again as the next."""
     run = write(place, heard, 1)
     Outboxed(place, Heard(), delivers=False).step(batch(2))
@@ -154,7 +156,7 @@ def test_a_checkpoint_without_input_has_no_output(place: Place, heard: Heard) ->
 # What fails
 
 
-def test_a_sink_that_fails_is_given_the_same_again_before_anything_else(place: Place, heard: Heard) -> None:
+def test_a_sink_that_fails_is_given_the_same_again_before_anything_else(place: OpenWarehouse, heard: Heard) -> None:
     run = write(place, heard, 1)
     heard.fails = OSError("the sink is full")
     with pytest.raises(OSError, match="full"):
@@ -167,7 +169,7 @@ def test_a_sink_that_fails_is_given_the_same_again_before_anything_else(place: P
     assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
 
 
-def test_output_for_a_sink_that_is_no_more_is_never_dropped_in_silence(place: Place, heard: Heard) -> None:
+def test_output_for_a_sink_that_is_no_more_is_never_dropped_in_silence(place: OpenWarehouse, heard: Heard) -> None:
     Outboxed(place, Heard(), delivers=False).step(batch(1))
     run = Outboxed(place, heard, stream=replace(STREAM, sinks={}), delivers=False)
     with pytest.raises(UsageError, match=r"checkpoint 1 of stream tallies has output for the sink of by_key, .* again"):
@@ -176,7 +178,7 @@ def test_output_for_a_sink_that_is_no_more_is_never_dropped_in_silence(place: Pl
 
 
 def test_large_output_is_staged_by_the_tasks_and_stays_in_order(
-    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("siltstone.format.output.OBJECT_BYTES", 1 << 14)
     run = Outboxed(place, heard)
@@ -187,7 +189,7 @@ def test_large_output_is_staged_by_the_tasks_and_stays_in_order(
 # Rollbacks
 
 
-def test_what_was_delivered_is_not_delivered_again_after_a_rollback(place: Place, heard: Heard) -> None:
+def test_what_was_delivered_is_not_delivered_again_after_a_rollback(place: OpenWarehouse, heard: Heard) -> None:
     write(place, heard, 3)
     rewind(place, 1)
     run = Outboxed(place, heard)
@@ -197,7 +199,7 @@ def test_what_was_delivered_is_not_delivered_again_after_a_rollback(place: Place
     assert heard.ids == [1, 2, 3, 4] and heard.inputs == inputs([1, 2, 3, 4])
 
 
-def test_a_rollback_delivers_what_is_outstanding_of_what_it_gave_up(place: Place, heard: Heard) -> None:
+def test_a_rollback_delivers_what_is_outstanding_of_what_it_gave_up(place: OpenWarehouse, heard: Heard) -> None:
     write(place, heard, 1)
     run = Outboxed(place, Heard(), delivers=False)
     run.step(batch(2))
@@ -212,7 +214,7 @@ def test_a_rollback_delivers_what_is_outstanding_of_what_it_gave_up(place: Place
     assert heard.ids == [1, 2, 3, 4] and heard.inputs == inputs([1, 2, 3, 4])
 
 
-def test_an_id_that_held_no_input_is_free_for_other_input_after_a_rollback(place: Place, heard: Heard) -> None:
+def test_an_id_that_held_no_input_is_free_for_other_input_after_a_rollback(place: OpenWarehouse, heard: Heard) -> None:
     """It was never delivered; taken for one that was, its rows would be lost."""
     write(place, heard, 2).step_without_rows()
     rewind(place, 1)
@@ -223,7 +225,7 @@ def test_an_id_that_held_no_input_is_free_for_other_input_after_a_rollback(place
     assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
 
 
-def begin_anew(place: Place, run: Outboxed) -> None:
+def begin_anew(place: OpenWarehouse, run: Outboxed) -> None:
     """Give up a stream of which the oldest input is not known any more."""
     newest = run.region.completed
     delete_checkpoints(place, NAME, range(1, newest - 1))
@@ -231,7 +233,9 @@ def begin_anew(place: Place, run: Outboxed) -> None:
     rewind(place, 0)
 
 
-def test_sinks_know_new_rows_by_new_ids_where_what_they_have_was_lost_for_good(place: Place, heard: Heard) -> None:
+def test_sinks_know_new_rows_by_new_ids_where_what_they_have_was_lost_for_good(
+    place: OpenWarehouse, heard: Heard
+) -> None:
     """A sink that skips ids it has would lose the rows of a stream that begins anew."""
     begin_anew(place, write(place, heard, 5))
     run = Outboxed(place, heard)
@@ -251,7 +255,7 @@ def test_sinks_know_new_rows_by_new_ids_where_what_they_have_was_lost_for_good(p
     assert heard.ids[-1] == 10 and heard.inputs == inputs(range(1, 11))
 
 
-def test_what_is_outstanding_of_a_stream_that_begins_anew_holds_nothing_up(place: Place, heard: Heard) -> None:
+def test_what_is_outstanding_of_a_stream_that_begins_anew_holds_nothing_up(place: OpenWarehouse, heard: Heard) -> None:
     """Its input is read again."""
     run = write(place, Heard(), 5, delivers=False)
     damage(place, 4)
@@ -263,10 +267,10 @@ def test_what_is_outstanding_of_a_stream_that_begins_anew_holds_nothing_up(place
 
 @pytest.mark.slow
 def test_sinks_know_new_rows_by_new_ids_where_the_catalog_is_from_a_backup(tmp_path: Path, heard: Heard) -> None:
-    with Place.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         write(place, heard, 2).region.close("done")
     shutil.copytree(tmp_path / "w", tmp_path / "backup")
-    with Place.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         run = Outboxed(place, heard)
         run.step(batch(3))
         run.step(batch(4))
@@ -274,7 +278,7 @@ def test_sinks_know_new_rows_by_new_ids_where_the_catalog_is_from_a_backup(tmp_p
     for path in (tmp_path / "w").glob("catalog.db*"):
         path.unlink()
     shutil.copy(tmp_path / "backup" / "catalog.db", tmp_path / "w")
-    with Place.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         recover(place, NAME, run=in_a_loop, accept_loss=True)
         run = Outboxed(place, heard)
         for n in (5, 6, 7):
@@ -289,7 +293,7 @@ def test_sinks_know_new_rows_by_new_ids_where_the_catalog_is_from_a_backup(tmp_p
 
 
 def test_staged_output_that_reads_wrongly_once_is_not_made_again(
-    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Made again by other code, it would come with other rows under an id that was perhaps delivered."""
     run = Outboxed(place, Heard(), delivers=False)
@@ -309,7 +313,7 @@ def test_staged_output_that_reads_wrongly_once_is_not_made_again(
     assert len(read) == 2 and heard.ids == [1, 2] and not any(o.lost for o in place.catalog.outputs(NAME))
 
 
-def test_other_boundaries_under_an_id_that_was_delivered_are_refused(place: Place, heard: Heard) -> None:
+def test_other_boundaries_under_an_id_that_was_delivered_are_refused(place: OpenWarehouse, heard: Heard) -> None:
     write(place, heard, 3)
     rewind(place, 1)
     run = Outboxed(place, heard, checkpoint_steps=2)
@@ -321,7 +325,7 @@ def test_other_boundaries_under_an_id_that_was_delivered_are_refused(place: Plac
     assert (place.catalog.last_id(NAME), heard.ids) == (3, [1, 2, 3])
 
 
-def test_staged_output_that_is_damaged_comes_again_of_the_same_input(place: Place, heard: Heard) -> None:
+def test_staged_output_that_is_damaged_comes_again_of_the_same_input(place: OpenWarehouse, heard: Heard) -> None:
     """The stream goes back behind it, makes it again, and delivers it in its turn."""
     write(place, heard, 1)
     run = Outboxed(place, Heard(), delivers=False)
@@ -342,7 +346,7 @@ def test_staged_output_that_is_damaged_comes_again_of_the_same_input(place: Plac
 # What keeps it
 
 
-def test_retention_and_sweep_spare_what_is_undelivered(place: Place, heard: Heard) -> None:
+def test_retention_and_sweep_spare_what_is_undelivered(place: OpenWarehouse, heard: Heard) -> None:
     run = Outboxed(place, Heard(), delivers=False)
     for n in range(1, 6):
         run.step(batch(n))
@@ -358,7 +362,7 @@ def test_retention_and_sweep_spare_what_is_undelivered(place: Place, heard: Hear
 
 
 def test_killed_while_it_cleans_up_a_run_leaves_orphans_and_no_row(
-    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write(place, heard, 2)
 
@@ -374,7 +378,7 @@ def test_killed_while_it_cleans_up_a_run_leaves_orphans_and_no_row(
     assert staged(place) == []
 
 
-def test_a_fork_delivers_its_own_output_and_none_of_its_parents(place: Place, heard: Heard) -> None:
+def test_a_fork_delivers_its_own_output_and_none_of_its_parents(place: OpenWarehouse, heard: Heard) -> None:
     run = Outboxed(place, Heard(), delivers=False)
     for n in (1, 2):
         run.step(batch(n))
@@ -396,7 +400,7 @@ def test_a_fork_delivers_its_own_output_and_none_of_its_parents(place: Place, he
 
 
 def test_a_process_frozen_in_the_take_over_wakes_up_and_delivers_nothing(
-    place: Place, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had read what is outstanding; meanwhile a newer writer delivers it, cleans up and goes on."""
     Outboxed(place, Heard(), delivers=False).step(batch(1))
@@ -417,7 +421,9 @@ def test_a_process_frozen_in_the_take_over_wakes_up_and_delivers_nothing(
     assert heard.ids == [1, 2] and heard.inputs == inputs([1, 2])
 
 
-def test_a_process_frozen_while_it_delivers_brings_the_same_and_marks_nothing(place: Place, heard: Heard) -> None:
+def test_a_process_frozen_while_it_delivers_brings_the_same_and_marks_nothing(
+    place: OpenWarehouse, heard: Heard
+) -> None:
     """At that one moment a newer writer cannot know of it: a sink that skips ids it has has the rows once."""
     Outboxed(place, Heard(), delivers=False).step(batch(1))
 
@@ -431,7 +437,7 @@ def test_a_process_frozen_while_it_delivers_brings_the_same_and_marks_nothing(pl
     assert heard.ids == [1, 2, 1] and heard.inputs == inputs([1, 2])
 
 
-def test_a_fenced_writer_marks_loses_and_forgets_nothing(place: Place, heard: Heard) -> None:
+def test_a_fenced_writer_marks_loses_and_forgets_nothing(place: OpenWarehouse, heard: Heard) -> None:
     run = Outboxed(place, heard, delivers=False)
     run.step(batch(1))
     epoch = run.region.epoch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assets.partitions import CheckpointGone, checkpoint_of
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UnknownCheckpoint
 from siltstone.stream import Stream
 from tests.catalog_cases import commit_of
@@ -21,7 +21,7 @@ DAYS = replace(HOURS, event_days=(date(2013, 7, 1), date(2013, 7, 31)))
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
     """Eight checkpoints, one each twenty minutes from noon on, each with events up to a day later than the last."""
     clock = Clock()
     with place_at(tmp_path / "w", clock) as place:
@@ -33,12 +33,12 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield place
 
 
-def delete(place: Place, *ids: int) -> None:
+def delete(place: OpenWarehouse, *ids: int) -> None:
     place.catalog.mark_deleted("flights", 1, ids)
     place.catalog.forget("flights", 1, ids, [o.name for o in place.catalog.objects("flights", ids)])
 
 
-def test_a_day_shows_its_own_checkpoint_or_says_that_it_is_gone(place: Place) -> None:
+def test_a_day_shows_its_own_checkpoint_or_says_that_it_is_gone(place: OpenWarehouse) -> None:
     def shown(day: int) -> int:
         return checkpoint_of(place.catalog, DAYS, f"2013-07-{day:02d}")
 
@@ -57,14 +57,14 @@ def test_a_day_shows_its_own_checkpoint_or_says_that_it_is_gone(place: Place) ->
     assert [shown(day) for day in (9, 10, 11, 20)] == [6, 7, 8, 8]
 
 
-def test_one_that_is_marked_only_is_known_by_its_time(place: Place) -> None:
+def test_one_that_is_marked_only_is_known_by_its_time(place: OpenWarehouse) -> None:
     place.catalog.mark_deleted("flights", 1, [4])
     assert checkpoint_of(place.catalog, DAYS, "2013-07-06") == 3
     with pytest.raises(CheckpointGone):
         checkpoint_of(place.catalog, DAYS, "2013-07-07")
 
 
-def test_an_hour_shows_its_newest_that_retention_kept_or_says_that_it_is_gone(place: Place) -> None:
+def test_an_hour_shows_its_newest_that_retention_kept_or_says_that_it_is_gone(place: OpenWarehouse) -> None:
     def shown(hour: int) -> int:
         return checkpoint_of(place.catalog, HOURS, f"2013-07-04-{hour}")
 

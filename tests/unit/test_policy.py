@@ -14,7 +14,7 @@ from siltstone.chains.policies import (
     PolicyOptions,
     PolicyState,
     RestoreCost,
-    named,
+    policy_by_name,
 )
 from siltstone.errors import StateError, UsageError
 from siltstone.model import Form
@@ -39,8 +39,8 @@ def drive(policy: Policy, sizes, state: PolicyState | None = None, log_s: float 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():
     with pytest.raises(UsageError, match=r"'always'.*marginal-cost, adjust-d"):
-        named("always")
-    assert type(named(DEFAULT_POLICY)).__name__ == "MarginalCost"
+        policy_by_name("always")
+    assert type(policy_by_name(DEFAULT_POLICY)).__name__ == "MarginalCost"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_an_option_out_of_range_is_refused_by_name(option, value):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_state_read_back_from_json_decides_the_same(name):
-    policy = named(name)
+    policy = policy_by_name(name)
     _, state = drive(policy, [(10 * MB, 3 * MB), (11 * MB, MB), (12 * MB, 2 * MB), (9 * MB, MB)], log_s=0.1)
     again = PolicyState.from_json(json.loads(json.dumps(state.to_json())))
     assert again == state
@@ -90,7 +90,7 @@ def test_a_state_of_another_version_takes_defaults_and_leaves_out_what_it_does_n
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_first_checkpoint_is_a_base_and_a_delta_before_it_is_an_error(name):
-    policy = named(name)
+    policy = policy_by_name(name)
     decision = policy.decide(policy.start())
     assert (decision.form, decision.tracking) == (Form.BASE, False)
     with pytest.raises(StateError, match="needs a base before it"):
@@ -99,48 +99,50 @@ def test_the_first_checkpoint_is_a_base_and_a_delta_before_it_is_an_error(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_with_no_deltas_allowed_every_checkpoint_is_a_base(name):
-    forms, _ = drive(named(name, PolicyOptions(d_max=0)), [(10 * MB, 1)] * 40)
+    forms, _ = drive(policy_by_name(name, PolicyOptions(d_max=0)), [(10 * MB, 1)] * 40)
     assert forms == "b" * 40
 
 
 def test_adjust_d_grows_by_one_while_deltas_are_cheap():
-    policy = named("adjust-d", PolicyOptions(d0=1, step="one", size_ratio_max=None))
+    policy = policy_by_name("adjust-d", PolicyOptions(d0=1, step="one", size_ratio_max=None))
     forms, state = drive(policy, [(100 * MB, MB)] * 15)
     assert forms == "bd" + "bdd" + "bddd" + "bdddd" + "b"
     assert state.d == 5
 
 
 def test_adjust_d_doubles_up_to_its_maximum_while_deltas_are_cheap():
-    policy = named("adjust-d", PolicyOptions(d0=1, d_max=3, size_ratio_max=None))
+    policy = policy_by_name("adjust-d", PolicyOptions(d0=1, d_max=3, size_ratio_max=None))
     forms, state = drive(policy, [(100 * MB, MB)] * 10)
     assert forms == "bd" + "bdd" + "bddd" + "b"
     assert state.d == 3
 
 
 def test_adjust_d_cuts_d_to_the_size_ratio_and_to_the_restore_budget():
-    _, state = drive(named("adjust-d", PolicyOptions(d0=4, size_ratio_max=0.5)), [(100 * MB, 10 * MB)] * 6)
+    _, state = drive(policy_by_name("adjust-d", PolicyOptions(d0=4, size_ratio_max=0.5)), [(100 * MB, 10 * MB)] * 6)
     assert state.d == 5  # 5 x 10 MB = 0.5 x 100 MB
     options = PolicyOptions(d0=4, size_ratio_max=None, restore_budget_s=200)
-    _, state = drive(named("adjust-d", options), [(100 * MB, 10 * MB)] * 6)
+    _, state = drive(policy_by_name("adjust-d", options), [(100 * MB, 10 * MB)] * 6)
     assert state.d == 6  # 1.2 x 100 s + 6 x 1.2 x 10 s = 192 s, and 8 would be 216 s
 
 
 @pytest.mark.parametrize(("step", "then"), [("one", 3), ("double", 2)])
 def test_adjust_d_shrinks_where_deltas_are_dear(step, then):
-    policy = named("adjust-d", PolicyOptions(d0=4, step=step, size_ratio_max=None, space_amplification_max=None))
+    policy = policy_by_name(
+        "adjust-d", PolicyOptions(d0=4, step=step, size_ratio_max=None, space_amplification_max=None)
+    )
     _, state = drive(policy, [(100 * MB, 95 * MB)] * 6)  # 95 grown by 10 % is more than 100
     assert state.d == then
 
 
 def test_adjust_d_counts_the_measured_logging_time():
     options = PolicyOptions(d0=1, step="one", measure="seconds", size_ratio_max=None)
-    cheap = drive(named("adjust-d", options), [(100 * MB, 60 * MB)] * 3)[1]
-    dear = drive(named("adjust-d", options), [(100 * MB, 60 * MB)] * 3, log_s=50.0)[1]  # 60 + 50 > 100
+    cheap = drive(policy_by_name("adjust-d", options), [(100 * MB, 60 * MB)] * 3)[1]
+    dear = drive(policy_by_name("adjust-d", options), [(100 * MB, 60 * MB)] * 3, log_s=50.0)[1]  # 60 + 50 > 100
     assert (cheap.d, dear.d) == (2, 0)
 
 
 def test_adjust_d_at_zero_tracks_nothing_but_probes_and_comes_back():
-    policy = named("adjust-d", PolicyOptions(d0=1, probe_after=4, size_ratio_max=None))
+    policy = policy_by_name("adjust-d", PolicyOptions(d0=1, probe_after=4, size_ratio_max=None))
     forms, state = drive(policy, [(100 * MB, 100 * MB)] * 20)
     assert state.d == 0
     assert forms == "bd" + "bbbbd" * 3 + "bbb"
@@ -151,7 +153,7 @@ def test_adjust_d_at_zero_tracks_nothing_but_probes_and_comes_back():
 def test_marginal_cost_meets_the_best_steady_chain():
     # b = 100, d = 1, w = 1.1, lambda = 0.05: the average cost is least at m = sqrt(2 (b - w d) / (lambda d))
     # = 62.9
-    policy = named("marginal-cost")
+    policy = policy_by_name("marginal-cost")
     forms, state = drive(policy, [(100 * MB, MB)] * 400)
     lengths = {len(c) + 1 for c in forms.split("b")[2:-1]}
     assert lengths <= {62, 63, 64}
@@ -160,21 +162,21 @@ def test_marginal_cost_meets_the_best_steady_chain():
 
 def test_marginal_cost_without_restores_goes_on_to_the_bound():
     options = PolicyOptions(restore_weight=0.0, d_max=20, size_ratio_max=None, space_amplification_max=None)
-    policy = named("marginal-cost", options)
+    policy = policy_by_name("marginal-cost", options)
     forms, _ = drive(policy, [(100 * MB, 50 * MB)] * 63)
     assert forms == ("b" + "d" * 20) * 3
 
 
 def test_marginal_cost_in_seconds_with_dear_logging_takes_bases():
     options = PolicyOptions(measure="seconds")
-    forms, _ = drive(named("marginal-cost", options), [(100 * MB, 60 * MB)] * 150, log_s=60.0)
+    forms, _ = drive(policy_by_name("marginal-cost", options), [(100 * MB, 60 * MB)] * 150, log_s=60.0)
     assert 0 < forms[-60:].count("d") <= 10
-    forms, _ = drive(named("marginal-cost", options), [(100 * MB, 20 * MB)] * 150, log_s=0.1)
+    forms, _ = drive(policy_by_name("marginal-cost", options), [(100 * MB, 20 * MB)] * 150, log_s=0.1)
     assert forms[-60:].count("d") >= 50
 
 
 def test_marginal_cost_takes_the_growth_of_the_state_from_its_rows():
-    policy = named("marginal-cost", PolicyOptions(restore_weight=0.2))
+    policy = policy_by_name("marginal-cost", PolicyOptions(restore_weight=0.2))
     _, state = drive(policy, [(10 * MB, 8 * MB), (10 * MB, 8 * MB)])
     assert chain.next_base(state)[0] == 10 * MB
     assert policy.decide(state).form is Form.BASE
@@ -185,7 +187,7 @@ def test_marginal_cost_takes_the_growth_of_the_state_from_its_rows():
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_base_forced_from_outside_begins_a_new_chain(name):
-    policy = named(name)
+    policy = policy_by_name(name)
     _, state = drive(policy, [(100 * MB, MB)] * 4)
     assert state.deltas == 3
     state = policy.observe(state, CheckpointCost(form=Form.BASE, bytes=90 * MB, seconds=90, rows=900_000))
@@ -195,7 +197,7 @@ def test_a_base_forced_from_outside_begins_a_new_chain(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_delta_that_was_too_large_and_became_a_base_is_learned_from(name):
-    policy = named(name, PolicyOptions(size_ratio_max=0.5, probe_after=100))
+    policy = policy_by_name(name, PolicyOptions(size_ratio_max=0.5, probe_after=100))
     _, state = drive(policy, [(100 * MB, MB)] * 2)
     decision = policy.decide(state)
     assert decision.form is Form.DELTA
@@ -209,14 +211,14 @@ def test_a_delta_that_was_too_large_and_became_a_base_is_learned_from(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_no_delta_larger_than_a_base_is_asked_for(name):
-    policy = named(name, PolicyOptions(size_ratio_max=None))
+    policy = policy_by_name(name, PolicyOptions(size_ratio_max=None))
     _, state = drive(policy, [(100 * MB, MB)] * 4)
     assert policy.decide(state).delta_limit_bytes == 100 * MB
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_probes_that_become_bases_are_still_apart(name):
-    policy = named(name, PolicyOptions(probe_after=5))
+    policy = policy_by_name(name, PolicyOptions(probe_after=5))
     state = policy.start()
     tracked = ""
     for _ in range(300):
@@ -235,13 +237,13 @@ def test_probes_that_become_bases_are_still_apart(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_base_that_alone_exceeds_the_budget_leaves_only_bases(name):
-    forms, _ = drive(named(name, PolicyOptions(restore_budget_s=100)), [(90 * MB, 1)] * 40)
+    forms, _ = drive(policy_by_name(name, PolicyOptions(restore_budget_s=100)), [(90 * MB, 1)] * 40)
     assert forms == "b" * 40  # 1.2 x 90 s
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_measured_restores_replace_both_factors(name):
-    policy = named(name)
+    policy = policy_by_name(name)
     _, state = drive(policy, [(100 * MB, 10 * MB)] * 4)
     assert (state.base_factor, state.delta_factor) == (1.2, 1.2)
     assert chain.restore_s(state) == pytest.approx(1.2 * 130)
@@ -257,19 +259,19 @@ def test_measured_restores_replace_both_factors(name):
 
 def test_the_restore_bound_is_what_the_bounds_still_allow():
     options = PolicyOptions(d0=4, size_ratio_max=None)
-    _, state = drive(named("adjust-d", options), [(100 * MB, 10 * MB)] * 2)
-    bound = named("adjust-d", options).restore_bound(state)
+    _, state = drive(policy_by_name("adjust-d", options), [(100 * MB, 10 * MB)] * 2)
+    bound = policy_by_name("adjust-d", options).restore_bound(state)
     assert bound.bytes == 140 * MB
     assert bound.seconds == pytest.approx(1.2 * 140)
-    bound = named("marginal-cost", PolicyOptions(size_ratio_max=0.5)).restore_bound(state)
+    bound = policy_by_name("marginal-cost", PolicyOptions(size_ratio_max=0.5)).restore_bound(state)
     assert bound.bytes == 150 * MB
-    bound = named("marginal-cost", PolicyOptions(restore_budget_s=150)).restore_bound(state)
+    bound = policy_by_name("marginal-cost", PolicyOptions(restore_budget_s=150)).restore_bound(state)
     assert bound.seconds == pytest.approx(150)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_window_that_shrinks_is_based_before_its_chain_passes_the_cap_on_space(name):
-    policy = named(name, PolicyOptions(d0=50, restore_weight=0.0))
+    policy = policy_by_name(name, PolicyOptions(d0=50, restore_weight=0.0))
     state, amplified = policy.start(), []
     for step in range(40):
         rows = max(int(1_000_000 * 0.8**step), 100)
@@ -285,7 +287,7 @@ def test_a_window_that_shrinks_is_based_before_its_chain_passes_the_cap_on_space
 
 
 def test_live_state_that_vanishes_makes_the_next_checkpoint_a_base():
-    policy = named("marginal-cost")
+    policy = policy_by_name("marginal-cost")
     _, state = drive(policy, [(100 * MB, MB)] * 4)
     assert chain.amplification(state) == pytest.approx(1.03)
     state = policy.observe(state, CheckpointCost(form=Form.DELTA, bytes=MB, seconds=1, rows=0))
@@ -296,7 +298,8 @@ def test_live_state_that_vanishes_makes_the_next_checkpoint_a_base():
 
 def test_indexes_count_where_space_does():
     lean, rich = (
-        drive_with_index(named("adjust-d", PolicyOptions(d0=90, size_ratio_max=None)), index) for index in (0, MB)
+        drive_with_index(policy_by_name("adjust-d", PolicyOptions(d0=90, size_ratio_max=None)), index)
+        for index in (0, MB)
     )
     assert lean > 1.9 * rich
 

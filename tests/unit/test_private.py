@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.run.working_state import locked
 from siltstone.store.private import VARIABLE, make_private_file, own_umask
@@ -37,7 +37,7 @@ def test_warehouse_catalog_and_working_state_are_private(
     if asked:
         monkeypatch.setenv(VARIABLE, asked)
     root = tmp_path / "w"
-    Place.writable(str(root)).catalog.close()
+    OpenWarehouse.writable(str(root)).catalog.close()
     assert (mode(root), mode(root / "catalog.db")) == (directory, file)
     with open_catalog(f"sqlite:///{tmp_path}/elsewhere.db"):
         found = {path.name: mode(path) for path in tmp_path.glob("elsewhere.db*")}
@@ -55,7 +55,7 @@ def test_what_a_command_writes_elsewhere_is_private(tmp_path: Path, monkeypatch:
         seen.append(mode(tmp_path / "made"))
 
     monkeypatch.setattr("siltstone.chains.inspect.list_checkpoints", look)
-    Place.writable(str(tmp_path / "w")).catalog.close()
+    OpenWarehouse.writable(str(tmp_path / "w")).catalog.close()
     siltstone("checkpoints", "none", "--warehouse", str(tmp_path / "w"))
     assert seen == [0o600]
     assert os.umask(0) == 0, "this process has its own again"

@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.materialize import materialize
 from siltstone.errors import CorruptObject, Fenced, StateError, UnknownCheckpoint
@@ -21,7 +21,7 @@ from siltstone.format.manifest import Manifest
 from siltstone.model import StoredObject
 from siltstone.restore.restore import read_manifests
 from siltstone.retention.deletion import delete_checkpoints
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
@@ -40,18 +40,18 @@ AT_ONCE = SweepOptions(age_guard=timedelta(0))
 NEWEST = RetentionOptions(keep_last=1)
 
 
-def retire(place: Place) -> None:
+def retire(place: OpenWarehouse) -> None:
     """Retire all that may go: every checkpoint but the newest, every orphan however young."""
     truncate(place, NAME, NEWEST)
     sweep(place, NAME, AT_ONCE)
 
 
-def manifests_of(place: Place, checkpoint: int) -> Mapping[int, Manifest]:
+def manifests_of(place: OpenWarehouse, checkpoint: int) -> Mapping[int, Manifest]:
     """What a restore of the checkpoint begins with."""
     return read_manifests(place.warehouse.store, place.catalog.chain_manifests(NAME, checkpoint), NAME)
 
 
-def consolidate(place: Place, checkpoint: int, id: str = "m1") -> None:
+def consolidate(place: OpenWarehouse, checkpoint: int, id: str = "m1") -> None:
     materialize(place, NAME, "by_key", checkpoint, id=id, parallelism=2, run=in_order)
 
 
@@ -88,7 +88,7 @@ def test_iceberg_4346_a_location_spelled_otherwise_makes_no_orphans(tmp_path: Pa
         write(place)
         injected = inject(place)
     (tmp_path / "link").symlink_to(tmp_path / "w")
-    with Place.writable(spelling.format(w=tmp_path / "w", link=tmp_path / "link")) as place:
+    with OpenWarehouse.writable(spelling.format(w=tmp_path / "w", link=tmp_path / "link")) as place:
         assert sweep(place, NAME).deleted == len(injected.orphans)
         check_whole(place, *injected.kept)
         assert new_run(place).step(rows(6))
@@ -96,7 +96,7 @@ def test_iceberg_4346_a_location_spelled_otherwise_makes_no_orphans(tmp_path: Pa
 
 
 def test_iceberg_4194_a_sweep_without_patience_loses_a_step_but_no_state(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There: files older than the chosen interval that a long job had written and not yet committed were removed as
     orphans; the job then committed metadata that named them, and the table could not be used any more.
@@ -117,7 +117,7 @@ def test_iceberg_4194_a_sweep_without_patience_loses_a_step_but_no_state(
 
 
 def test_iceberg_4194_by_default_what_is_being_written_is_too_young_to_go(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same with the guard that every sweep has unless told otherwise: the step completes."""
     run, deleted = write(place), list[int]()
@@ -128,7 +128,7 @@ def test_iceberg_4194_by_default_what_is_being_written_is_too_young_to_go(
     check_whole(place)
 
 
-def test_slatedb_604_a_reader_keeps_what_a_compaction_replaced(place: Place) -> None:
+def test_slatedb_604_a_reader_keeps_what_a_compaction_replaced(place: OpenWarehouse) -> None:
     """There: a read held a snapshot with a table, a compaction replaced the table, and the collector, which asked only
     the newest manifest, deleted it under the reader.
 
@@ -137,7 +137,7 @@ def test_slatedb_604_a_reader_keeps_what_a_compaction_replaced(place: Place) -> 
     """
     write(place)
     digest = place.catalog.checkpoint(NAME, 4).digest
-    with reading(place.catalog, NAME, [4]):
+    with hold_lease(place.catalog, NAME, [4]):
         manifests = manifests_of(place, 4)
         chain = {o.name for o in place.catalog.objects(NAME, [1, 2, 3, 4])}
         consolidate(place, 4)
@@ -150,7 +150,7 @@ def test_slatedb_604_a_reader_keeps_what_a_compaction_replaced(place: Place) -> 
 
 
 def test_slatedb_604_a_finished_compaction_is_not_collected_before_it_is_recorded(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There, too: the output of a compaction lay in the store, no manifest named it yet, and an eager collector deleted
     it before the manifest came to name it.
@@ -167,7 +167,7 @@ def test_slatedb_604_a_finished_compaction_is_not_collected_before_it_is_recorde
     check_whole(place)
 
 
-def test_slatedb_352_and_1622_a_stalled_writer_finds_no_free_name_where_a_fence_was(place: Place) -> None:
+def test_slatedb_352_and_1622_a_stalled_writer_finds_no_free_name_where_a_fence_was(place: OpenWarehouse) -> None:
     """There: a newer writer fenced an older one by taking its next log file's name; the collector deleted that file;
     the older writer woke up, could create it, and acknowledged a write that no recovery reads.
 
@@ -193,7 +193,7 @@ def test_slatedb_352_and_1622_a_stalled_writer_finds_no_free_name_where_a_fence_
 
 
 def test_slatedb_352_and_1622_a_stalled_writer_does_not_take_its_loss_for_damage(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a fenced run misses is retired, not damaged: it ends, rather than recover and so fence the newer run."""
     newer = write(place)
@@ -237,7 +237,7 @@ def test_litestream_771_every_kept_moment_can_be_restored_after_compactions(tmp_
 
 
 def test_litestream_1270_what_was_planned_and_is_gone_is_said_and_the_next_plan_holds(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There: retention deleted a file between the plan of a restore and its opening; the restore failed with a missing
     file, though compacted files held the same.
@@ -248,15 +248,15 @@ def test_litestream_1270_what_was_planned_and_is_gone_is_said_and_the_next_plan_
     write(place)
     with monkeypatch.context() as patch:
         before(patch, Catalog, "take_lease", lambda: retire(place))
-        with pytest.raises(UnknownCheckpoint, match="no checkpoint 4"), reading(place.catalog, NAME, [4]):
+        with pytest.raises(UnknownCheckpoint, match="no checkpoint 4"), hold_lease(place.catalog, NAME, [4]):
             raise AssertionError("what is gone cannot be leased")
-    with reading(place.catalog, NAME, [5]):
+    with hold_lease(place.catalog, NAME, [5]):
         assert restored_digest(place, NAME, 5) == place.catalog.checkpoint(NAME, 5).digest
     check_whole(place)
 
 
 def test_litestream_1307_a_restore_longer_than_any_interval_loses_nothing(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There: a restore planned once and read file after file; a new snapshot raised the mark up to which retention
     deletes, and files of the plan went before they were opened.
@@ -287,7 +287,7 @@ def test_litestream_1307_a_restore_longer_than_any_interval_loses_nothing(
         meanwhile()
         return read_range(self, name, offset, length)
 
-    with reading(place.catalog, NAME, [3]), monkeypatch.context() as patch:
+    with hold_lease(place.catalog, NAME, [3]), monkeypatch.context() as patch:
         manifests = manifests_of(place, 3)
         patch.setattr(FilesystemStore, "read", whole)
         patch.setattr(FilesystemStore, "read_range", part)
@@ -298,7 +298,7 @@ def test_litestream_1307_a_restore_longer_than_any_interval_loses_nothing(
 
 
 def test_spark_54697_a_late_upload_refers_to_nothing_that_was_deleted(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There: a snapshot was made, reusing files of older versions, and uploaded much later; meanwhile another
     executor's maintenance had deleted those versions with their files, and the uploaded snapshot could not be loaded.

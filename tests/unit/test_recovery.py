@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change import recover as recovery
 from siltstone.change.recover import Recovery, recover
 from siltstone.errors import CorruptObject, Fenced, LossRefused, UnknownCheckpoint, UnknownStream, Unreachable
@@ -22,11 +22,11 @@ from tests.region_run import RegionRun
 
 NAME = SMALL.name
 CHECKPOINTS = 9
-POLICY = named("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
+POLICY = policy_by_name("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
 """bases at 1, 5 and 9"""
 
 
-def new_run(place: Place, parallelism: int = 2) -> RegionRun:
+def new_run(place: OpenWarehouse, parallelism: int = 2) -> RegionRun:
     return RegionRun(place, SMALL, POLICY, parallelism=parallelism)
 
 
@@ -35,7 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A warehouse with nine checkpoints, by two runs."""
     root = tmp_path_factory.mktemp("recovery") / "w"
     rows = purchases()
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         first = new_run(place)
         for n in range(4):
             first.step(rows[n])
@@ -47,20 +47,20 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def digests(place: Place) -> dict[int, str]:
+def digests(place: OpenWarehouse) -> dict[int, str]:
     return {c.id: c.digest for c in place.catalog.checkpoints(NAME)}
 
 
-def objects(place: Place, checkpoint: int, kind: ObjectKind) -> list[str]:
+def objects(place: OpenWarehouse, checkpoint: int, kind: ObjectKind) -> list[str]:
     return [o.name for o in place.catalog.objects(NAME, [checkpoint]) if o.kind is kind]
 
 
-def delete(place: Place, *names: str) -> None:
+def delete(place: OpenWarehouse, *names: str) -> None:
     for name in names:
         (place.warehouse.local.objects / name).unlink()
 
 
-def alter(place: Place, *names: str) -> None:
+def alter(place: OpenWarehouse, *names: str) -> None:
     for name in names:
         path = place.warehouse.local.objects / name
         path.chmod(0o644)
@@ -69,14 +69,14 @@ def alter(place: Place, *names: str) -> None:
         path.write_bytes(data)
 
 
-def cut(place: Place, *names: str) -> None:
+def cut(place: OpenWarehouse, *names: str) -> None:
     for name in names:
         path = place.warehouse.local.objects / name
         path.chmod(0o644)
         path.write_bytes(path.read_bytes()[:-1])
 
 
-def check_goes_on(place: Place, done: Recovery, before: dict[int, str]) -> None:
+def check_goes_on(place: OpenWarehouse, done: Recovery, before: dict[int, str]) -> None:
     """The rest of the input makes the same checkpoints again, and those that come after."""
     assert not [f for f in failures(place, NAME) if f.checkpoint == done.checkpoint]
     assert place.catalog.last_id(NAME) == done.checkpoint
@@ -97,7 +97,7 @@ DAMAGE = pytest.mark.parametrize("damage", [delete, alter, cut])
 
 @pytest.mark.slow
 @DAMAGE
-def test_the_newest_manifest(place: Place, damage: Callable) -> None:
+def test_the_newest_manifest(place: OpenWarehouse, damage: Callable) -> None:
     before = digests(place)
     [manifest] = objects(place, CHECKPOINTS, ObjectKind.MANIFEST)
     damage(place, manifest)
@@ -116,7 +116,7 @@ def test_the_newest_manifest(place: Place, damage: Callable) -> None:
 
 
 @pytest.mark.slow
-def test_a_delta_in_the_middle(place: Place) -> None:
+def test_a_delta_in_the_middle(place: OpenWarehouse) -> None:
     """Without the newest base, which lies after it."""
     before = digests(place)
     alter(place, *objects(place, 9, ObjectKind.BASE)[:1], *objects(place, 7, ObjectKind.SEGMENT)[:1])
@@ -130,7 +130,7 @@ def test_a_delta_in_the_middle(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_a_base(place: Place) -> None:
+def test_a_base(place: OpenWarehouse) -> None:
     before = digests(place)
     delete(place, *objects(place, 9, ObjectKind.BASE))
     delete(place, objects(place, 5, ObjectKind.BASE)[0])
@@ -140,7 +140,7 @@ def test_a_base(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_everything(place: Place) -> None:
+def test_everything(place: OpenWarehouse) -> None:
     """Then the stream begins from nothing, with its logged input."""
     before = digests(place)
     place.catalog.add_savepoint(NAME, 2, "precious", 3)
@@ -159,7 +159,7 @@ def test_everything(place: Place) -> None:
     assert not failures(place, NAME)
 
 
-def test_everything_for_good_and_once_more_as_after_a_kill(place: Place) -> None:
+def test_everything_for_good_and_once_more_as_after_a_kill(place: OpenWarehouse) -> None:
     """Of a stream whose oldest input is not logged any more nothing is left, and that is no mistake of who asks."""
     delete_checkpoints(place, NAME, range(1, CHECKPOINTS - 1))
     place.catalog.prune_input_log(NAME, 2, at_least=1)
@@ -172,7 +172,7 @@ def test_everything_for_good_and_once_more_as_after_a_kill(place: Place) -> None
 
 
 @pytest.mark.slow
-def test_what_is_damaged_below_stays_and_is_said_to_be(place: Place) -> None:
+def test_what_is_damaged_below_stays_and_is_said_to_be(place: OpenWarehouse) -> None:
     delete(place, *objects(place, 2, ObjectKind.SEGMENT), objects(place, 9, ObjectKind.MANIFEST)[0])
     delete(place, *objects(place, 8, ObjectKind.SEGMENT))
     done = recover(place, NAME, run=in_order)
@@ -181,7 +181,7 @@ def test_what_is_damaged_below_stays_and_is_said_to_be(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_well_is_left_as_it_is(place: Place) -> None:
+def test_a_stream_that_is_well_is_left_as_it_is(place: OpenWarehouse) -> None:
     before = digests(place)
     for _ in range(2):
         done = recover(place, NAME, run=in_order)
@@ -190,7 +190,7 @@ def test_a_stream_that_is_well_is_left_as_it_is(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_the_run_at_work_is_fenced_where_something_is_damaged(place: Place) -> None:
+def test_the_run_at_work_is_fenced_where_something_is_damaged(place: OpenWarehouse) -> None:
     run = new_run(place)
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     done = recover(place, NAME, run=in_order)
@@ -200,7 +200,7 @@ def test_the_run_at_work_is_fenced_where_something_is_damaged(place: Place) -> N
 
 
 @pytest.mark.slow
-def test_working_state_that_went_on_is_not_taken_over(place: Place) -> None:
+def test_working_state_that_went_on_is_not_taken_over(place: OpenWarehouse) -> None:
     """It is at a checkpoint that is no more; and what is wrong with the checkpoint may be wrong with it."""
     before = digests(place)
     alter(place, *objects(place, 9, ObjectKind.BASE)[:1])
@@ -212,7 +212,7 @@ def test_working_state_that_went_on_is_not_taken_over(place: Place) -> None:
     assert run.region.oldest_epoch == run.region.epoch
 
 
-def test_a_dry_run_changes_nothing(place: Place) -> None:
+def test_a_dry_run_changes_nothing(place: OpenWarehouse) -> None:
     place.catalog.add_savepoint(NAME, 2, "newest", 9)
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
 
@@ -228,10 +228,10 @@ def test_a_dry_run_changes_nothing(place: Place) -> None:
     assert everything() == before
 
 
-def test_wrong_bytes_once_give_nothing_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_bytes_once_give_nothing_up(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = recovery.prove_checkpoints, []
 
-    def prove(place: Place, stream: str, some: list[int], run: Callable) -> object:
+    def prove(place: OpenWarehouse, stream: str, some: list[int], run: Callable) -> object:
         calls.append(some)
         if len(calls) > 1:
             return real(place, stream, some, run)
@@ -250,7 +250,7 @@ def test_wrong_bytes_once_give_nothing_up(place: Place, monkeypatch: pytest.Monk
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [Unreachable("the store is away"), KeyboardInterrupt()], ids=["away", "killed"])
 def test_a_store_that_is_away_says_nothing_about_checkpoints(
-    place: Place, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = digests(place)
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
@@ -267,7 +267,9 @@ def test_a_store_that_is_away_says_nothing_about_checkpoints(
 
 
 @pytest.mark.slow
-def test_killed_after_rewinding_the_rest_is_left_to_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_after_rewinding_the_rest_is_left_to_others(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = digests(place)
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
 
@@ -281,7 +283,7 @@ def test_killed_after_rewinding_the_rest_is_left_to_others(place: Place, monkeyp
     assert (done.checkpoint, done.given_up) == (8, ()) and before.items() >= digests(place).items()
 
 
-def test_deletions_under_way_are_completed_and_orphans_swept(place: Place) -> None:
+def test_deletions_under_way_are_completed_and_orphans_swept(place: OpenWarehouse) -> None:
     place.catalog.mark_deleted(NAME, 2, [1, 2, 3, 4])
     orphan = objects(place, 3, ObjectKind.MANIFEST)[0].replace("manifest", "lost").replace(".arrow", ".segment")
     place.warehouse.store.put(orphan, b"lost")
@@ -292,7 +294,7 @@ def test_deletions_under_way_are_completed_and_orphans_swept(place: Place) -> No
     assert [c.id for c in place.catalog.checkpoints(NAME, marked=True)] == [5, 6, 7, 8, 9]
 
 
-def test_a_damaged_snapshot_is_dropped_and_its_checkpoint_stays(place: Place) -> None:
+def test_a_damaged_snapshot_is_dropped_and_its_checkpoint_stays(place: OpenWarehouse) -> None:
     store, catalog, before = place.warehouse.store, place.catalog, digests(place)
     for checkpoint in (2, 5, 7, 9):
         prefix = objects(place, checkpoint, ObjectKind.MANIFEST)[0].rpartition("/")[0]
@@ -319,7 +321,7 @@ def test_a_damaged_snapshot_is_dropped_and_its_checkpoint_stays(place: Place) ->
 
 
 @pytest.mark.slow
-def test_what_was_given_up_is_left_for_people_and_swept_in_the_end(place: Place) -> None:
+def test_what_was_given_up_is_left_for_people_and_swept_in_the_end(place: OpenWarehouse) -> None:
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     left = set(objects(place, 9, ObjectKind.BASE) + objects(place, 9, ObjectKind.SEGMENT))
     done = recover(place, NAME, run=in_order)
@@ -334,10 +336,10 @@ def test_what_was_given_up_is_left_for_people_and_swept_in_the_end(place: Place)
     assert not failures(place, NAME)
 
 
-def test_no_stream_and_no_checkpoint_are_said_to_be(place: Place, tmp_path: Path) -> None:
+def test_no_stream_and_no_checkpoint_are_said_to_be(place: OpenWarehouse, tmp_path: Path) -> None:
     with pytest.raises(UnknownStream):
         recover(place, "unknown", run=in_order)
-    with Place.writable(str(tmp_path / "empty")) as empty:
+    with OpenWarehouse.writable(str(tmp_path / "empty")) as empty:
         new_run(empty)
         with pytest.raises(UnknownCheckpoint, match="it has none yet, run it first"):
             recover(empty, NAME, run=in_order)
@@ -347,7 +349,7 @@ def test_no_stream_and_no_checkpoint_are_said_to_be(place: Place, tmp_path: Path
 # Materialized bases
 
 
-def consolidate(place: Place, checkpoint: int, id: str) -> list[str]:
+def consolidate(place: OpenWarehouse, checkpoint: int, id: str) -> list[str]:
     """Materialize an operator there; the names of its bases."""
     operator = SMALL.operators[0].name
     materialize(place, NAME, operator, checkpoint, id=id, parallelism=2, run=in_order)
@@ -356,7 +358,7 @@ def consolidate(place: Place, checkpoint: int, id: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("damage", "what"), [(alter, "base"), (delete, "base"), (cut, "manifest")])
-def test_a_materialized_base_is_made_again(place: Place, damage: Callable, what: str) -> None:
+def test_a_materialized_base_is_made_again(place: OpenWarehouse, damage: Callable, what: str) -> None:
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     recover(place, NAME, run=in_order)
     before = digests(place)
@@ -377,7 +379,7 @@ def test_a_materialized_base_is_made_again(place: Place, damage: Callable, what:
 
 
 @pytest.mark.slow
-def test_without_what_it_was_made_of_the_stream_goes_back(place: Place) -> None:
+def test_without_what_it_was_made_of_the_stream_goes_back(place: OpenWarehouse) -> None:
     names = consolidate(place, 8, "m8")
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
     delete(place, *names, *objects(place, 6, ObjectKind.SEGMENT))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change import recover as recovery
 from siltstone.change.recover import recover
 from siltstone.change.rollback_rules import AUTOMATIC_CHECKPOINTS, explain_refusal
@@ -22,18 +22,18 @@ from tests.region_run import RegionRun
 
 NAME = SMALL.name
 CHECKPOINTS = 6
-POLICY = named("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
+POLICY = policy_by_name("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
 """bases at 1 and 5"""
 
 
-def new_run(place: Place) -> RegionRun:
+def new_run(place: OpenWarehouse) -> RegionRun:
     return RegionRun(place, SMALL, POLICY)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("limits") / "w"
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         run, rows = new_run(place), purchases()
         for n in range(CHECKPOINTS):
             run.step(rows[n])
@@ -42,17 +42,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(written: Path, tmp_path: Path) -> Iterator[Place]:
+def place(written: Path, tmp_path: Path) -> Iterator[OpenWarehouse]:
     shutil.copytree(written, tmp_path / "w")
-    with Place.writable(str(tmp_path / "w")) as opened:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
         yield opened
 
 
-def manifest(place: Place, checkpoint: int) -> Path:
+def manifest(place: OpenWarehouse, checkpoint: int) -> Path:
     return place.warehouse.local.objects / place.catalog.checkpoint(NAME, checkpoint).manifest.name
 
 
-def everything(place: Place) -> tuple[object, ...]:
+def everything(place: OpenWarehouse) -> tuple[object, ...]:
     catalog = place.catalog
     return catalog.checkpoints(NAME), catalog.savepoints(NAME), catalog.runs(NAME), catalog.rewindings(NAME)
 
@@ -70,7 +70,7 @@ def test_the_rule() -> None:
 
 
 @pytest.mark.slow
-def test_three_checkpoints_are_given_up_without_being_asked_four_are_not(place: Place) -> None:
+def test_three_checkpoints_are_given_up_without_being_asked_four_are_not(place: OpenWarehouse) -> None:
     for checkpoint in (6, 5, 4):
         manifest(place, checkpoint).unlink()
     foreseen = recover(place, NAME, run=in_order, dry_run=True)
@@ -90,7 +90,7 @@ def test_three_checkpoints_are_given_up_without_being_asked_four_are_not(place: 
 
 
 @pytest.mark.slow
-def test_a_savepoint_is_not_given_up_without_being_asked(place: Place) -> None:
+def test_a_savepoint_is_not_given_up_without_being_asked(place: OpenWarehouse) -> None:
     place.catalog.add_savepoint(NAME, 1, "precious", CHECKPOINTS)
     manifest(place, CHECKPOINTS).unlink()
     before = everything(place)
@@ -100,24 +100,24 @@ def test_a_savepoint_is_not_given_up_without_being_asked(place: Place) -> None:
     assert recover(place, NAME, run=in_order, accept_loss=True).savepoints == ("precious",)
 
 
-def test_a_savepoint_that_is_set_under_the_fence_is_seen(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_savepoint_that_is_set_under_the_fence_is_seen(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule holds in the transaction that gives up."""
     manifest(place, CHECKPOINTS).unlink()
-    confirm = Place.confirm_store
+    confirm = OpenWarehouse.confirm_store
 
-    def set_meanwhile(self: Place) -> None:
+    def set_meanwhile(self: OpenWarehouse) -> None:
         if len(self.catalog.runs(NAME)) == 2 and not self.catalog.savepoints(NAME):
             self.catalog.add_savepoint(NAME, 2, "late", CHECKPOINTS)
         confirm(self)
 
-    monkeypatch.setattr(Place, "confirm_store", set_meanwhile)
+    monkeypatch.setattr(OpenWarehouse, "confirm_store", set_meanwhile)
     with pytest.raises(LossRefused, match="savepoint late"):
         recover(place, NAME, run=in_order)
     assert place.catalog.last_id(NAME) == CHECKPOINTS and place.catalog.rewindings(NAME) == []
 
 
 def test_a_stream_of_one_checkpoint_is_not_given_up_without_being_asked(tmp_path: Path) -> None:
-    with Place.writable(str(tmp_path / "w")) as place:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         run = new_run(place)
         run.step(purchases()[0])
         run.region.close("done")
@@ -131,7 +131,7 @@ def test_a_stream_of_one_checkpoint_is_not_given_up_without_being_asked(tmp_path
 
 
 @pytest.mark.parametrize("listed", [True, False], ids=["reads only", "lists too"])
-def test_a_spell_of_404s_gives_nothing_up(place: Place, listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spell_of_404s_gives_nothing_up(place: OpenWarehouse, listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     before = everything(place)
     for accept_loss in (False, True):
         with monkeypatch.context() as patch, pytest.raises(Unreachable, match=r"not (believed|return)"):
@@ -141,7 +141,9 @@ def test_a_spell_of_404s_gives_nothing_up(place: Place, listed: bool, monkeypatc
     assert recover(place, NAME, run=in_order).given_up == ()
 
 
-def test_a_spell_of_404s_under_the_fence_gives_nothing_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spell_of_404s_under_the_fence_gives_nothing_up(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It begins when the loss was found to be small, and the stream is fenced."""
     manifest(place, CHECKPOINTS).unlink()
     before = place.catalog.checkpoints(NAME)
@@ -152,7 +154,7 @@ def test_a_spell_of_404s_under_the_fence_gives_nothing_up(place: Place, monkeypa
     assert recover(place, NAME, run=in_order).given_up == (6,)
 
 
-def test_an_unmounted_volume_gives_nothing_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unmounted_volume_gives_nothing_up(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty directory is where the objects were, while the recovery is at work."""
     before, objects = everything(place), place.warehouse.local.objects
     real = recovery.prove_checkpoints
@@ -171,7 +173,7 @@ def test_an_unmounted_volume_gives_nothing_up(place: Place, monkeypatch: pytest.
     assert everything(place) == before and recover(place, NAME, run=in_order).given_up == ()
 
 
-def test_a_lost_identity_is_no_reason_to_give_up(place: Place) -> None:
+def test_a_lost_identity_is_no_reason_to_give_up(place: OpenWarehouse) -> None:
     manifest(place, CHECKPOINTS).unlink()
     (place.warehouse.local.objects / IDENTITY).unlink()
     before = everything(place)
@@ -183,7 +185,7 @@ def test_a_lost_identity_is_no_reason_to_give_up(place: Place) -> None:
 # Beside a run
 
 
-def test_beside_a_healthy_run_nobody_is_fenced(place: Place) -> None:
+def test_beside_a_healthy_run_nobody_is_fenced(place: OpenWarehouse) -> None:
     run = new_run(place)
     done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.given_up, done.failures, done.fenced) == (6, (), (), False)
@@ -194,7 +196,7 @@ def test_beside_a_healthy_run_nobody_is_fenced(place: Place) -> None:
 
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_what_completes_while_it_looks_is_not_lost(
-    place: Place, dry_run: bool, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, dry_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, rows = new_run(place), iter(purchases()[CHECKPOINTS:])
     real = recovery.prove_checkpoints
@@ -211,7 +213,7 @@ def test_what_completes_while_it_looks_is_not_lost(
 
 
 def test_a_dry_run_beside_a_run_tells_only_of_what_it_has_looked_at(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, rows = new_run(place), iter(purchases()[CHECKPOINTS:])
     manifest(place, CHECKPOINTS).unlink()
@@ -226,7 +228,9 @@ def test_a_dry_run_beside_a_run_tells_only_of_what_it_has_looked_at(
     assert (done.checkpoint, done.given_up) == (5, (6,)) and place.catalog.last_id(NAME) > CHECKPOINTS
 
 
-def test_what_the_run_mends_while_it_looks_is_not_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_run_mends_while_it_looks_is_not_given_up(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The newest checkpoint is damaged at the first look; then the run completes a base, which needs nothing of it."""
     run, rows = new_run(place), iter(purchases()[CHECKPOINTS:])
     manifest(place, CHECKPOINTS).unlink()
@@ -243,7 +247,9 @@ def test_what_the_run_mends_while_it_looks_is_not_given_up(place: Place, monkeyp
     assert (done.checkpoint, done.given_up, done.fenced) == (9, (), True)
 
 
-def test_what_retention_deletes_while_it_looks_is_not_damaged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_retention_deletes_while_it_looks_is_not_damaged(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A deletion that was planned before the lease: what it takes away is no damage."""
     run, rows = new_run(place), purchases()
     real, looked = recovery.prove_checkpoints, []
@@ -269,7 +275,7 @@ def test_what_retention_deletes_while_it_looks_is_not_damaged(place: Place, monk
 # A newer format
 
 
-def test_a_newer_format_is_no_damage(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_format_is_no_damage(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     before = everything(place)
 
     def newer(*_: object) -> object:

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import cost_of
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.chains.policy_rules import CheckpointCost
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_options import UploadOptions
@@ -22,10 +22,10 @@ from siltstone.operator import OpaqueState, Rows, State
 from siltstone.restore.compare import compare, compare_tasks
 from siltstone.restore.export import (
     OPAQUE_SCHEMA,
-    chosen,
     opaque_rows,
     recorded_digest,
     restore_unit,
+    select_tables,
     unit_tasks,
     whole_digest,
 )
@@ -48,12 +48,12 @@ def rows(n: int, keys: int = 100) -> pa.Table:
     return pa.table({"k": np.arange(keys), "n": np.full(keys, n)})
 
 
-POLICY = named("marginal-cost", PolicyOptions())
+POLICY = policy_by_name("marginal-cost", PolicyOptions())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [2, 3])
-def test_a_new_operator_begins_empty_beside_one_that_goes_on(place: Place, parallelism: int) -> None:
+def test_a_new_operator_begins_empty_beside_one_that_goes_on(place: OpenWarehouse, parallelism: int) -> None:
     first = RegionRun(place, stream("old"), POLICY, parallelism=2)
     before = [first.step(rows(n)) for n in (1, 2)]
     run = RegionRun(place, stream("old", "new"), POLICY, parallelism=parallelism)
@@ -70,7 +70,7 @@ def test_a_new_operator_begins_empty_beside_one_that_goes_on(place: Place, paral
         assert completed and restored_digest(place, "sums", completed.id) == completed.digest
 
 
-def test_steps_that_only_an_earlier_epoch_made_are_never_taken_over(place: Place) -> None:
+def test_steps_that_only_an_earlier_epoch_made_are_never_taken_over(place: OpenWarehouse) -> None:
     """Its steps may have had other rows: what it made of them is no part of this run."""
     name = "sums"
     older = RegionRun(place, stream(name), POLICY, checkpoint_steps=9)
@@ -89,7 +89,7 @@ def test_steps_that_only_an_earlier_epoch_made_are_never_taken_over(place: Place
     again.step(rows(3))
     completed = again.step(rows(4), last=True)
     assert completed is not None
-    with Place.writable(str(local.root.parent / "undisturbed")) as other:
+    with OpenWarehouse.writable(str(local.root.parent / "undisturbed")) as other:
         run = RegionRun(other, stream(name), POLICY, checkpoint_steps=3)
         for n in (1, 3, 4):
             undisturbed = run.step(rows(n))
@@ -111,7 +111,7 @@ class Counted(Sums):
             state.calls[group] += 1
 
 
-def test_a_snapshot_is_what_a_restore_rebuilds(place: Place) -> None:
+def test_a_snapshot_is_what_a_restore_rebuilds(place: OpenWarehouse) -> None:
     run = RegionRun(place, replace(stream("sums"), operators=[Counted()]), POLICY, parallelism=2)
     for n in (1, 2):
         completed = run.step(rows(n))
@@ -140,7 +140,7 @@ class Talkative(Sums):
         return rows.table
 
 
-def test_rows_that_were_never_declared_are_refused(place: Place) -> None:
+def test_rows_that_were_never_declared_are_refused(place: OpenWarehouse) -> None:
     run = RegionRun(place, replace(stream("sums"), operators=[Talkative()]), POLICY)
     with pytest.raises(UsageError, match="operator sums returns rows but declares no output"):
         run.step(rows(1))
@@ -164,7 +164,7 @@ def test_a_delta_in_which_a_subtask_gave_way_to_a_base_says_how_large_it_would_h
     assert (all_gave_way.form, all_gave_way.seconds, all_gave_way.tracked_bytes) == (Form.BASE, 2.25, 70)
 
 
-def test_one_that_is_fenced_while_it_begins_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_fenced_while_it_begins_says_so(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen: a run was frozen there, a newer one truncated, and it said that there is no such checkpoint."""
     RegionRun(place, stream("old"), POLICY).step(rows(1))
     catalog = place.catalog
@@ -178,7 +178,7 @@ def test_one_that_is_fenced_while_it_begins_says_so(place: Place, monkeypatch: p
         RegionRun(place, stream("old"), POLICY)
 
 
-def test_a_run_that_cannot_resume_is_noted_as_failed(place: Place) -> None:
+def test_a_run_that_cannot_resume_is_noted_as_failed(place: OpenWarehouse) -> None:
     RegionRun(place, stream("old"), POLICY, parallelism=2).step(rows(1))
     manifest = place.warehouse.local.objects / place.catalog.latest("sums").manifest.name
     manifest.chmod(0o644)
@@ -198,7 +198,9 @@ def test_a_run_that_cannot_resume_is_noted_as_failed(place: Place) -> None:
     ],
     ids=["together", "apart", "preemptive"],
 )
-def test_however_segments_travel_the_state_is_the_same(place: Place, upload: UploadOptions, segments: int) -> None:
+def test_however_segments_travel_the_state_is_the_same(
+    place: OpenWarehouse, upload: UploadOptions, segments: int
+) -> None:
     """Two operators of three subtasks; preemptively, a subtask's opaque variable follows its table."""
     operators = [Counted(name="one"), Counted(name="other")]
     together = Stream("sums", source=lambda spark, options: spark.sql(""), operators=operators, max_parallelism=8)
@@ -206,7 +208,7 @@ def test_however_segments_travel_the_state_is_the_same(place: Place, upload: Upl
     done = [run.step(rows(n)) for n in (1, 2, 3)]
     written = [[o for o in place.catalog.objects("sums", [c.id]) if o.kind is ObjectKind.SEGMENT] for c in done if c]
     assert [len(objects) for objects in written[1:]] == [segments] * 2
-    with Place.writable(str(place.warehouse.local.root.parent / "other")) as plain:
+    with OpenWarehouse.writable(str(place.warehouse.local.root.parent / "other")) as plain:
         expected = [RegionRun(plain, together, POLICY, parallelism=1)]
         digests = [expected[0].step(rows(n)) for n in (1, 2, 3)]
     assert [c.digest for c in done if c] == [c.digest for c in digests if c]
@@ -225,7 +227,7 @@ def test_however_segments_travel_the_state_is_the_same(place: Place, upload: Upl
 @pytest.mark.slow
 @pytest.mark.parametrize("inline_bytes", [0, 1 << 14])
 def test_many_changes_are_written_in_parts_of_some_key_groups_each(
-    place: Place, monkeypatch: pytest.MonkeyPatch, inline_bytes: int
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, inline_bytes: int
 ) -> None:
     """Each part a segment with an index of its own, whose links lead to the index of all of it before."""
     monkeypatch.setattr(persist, "DELTA_ROWS", 20)
@@ -247,20 +249,20 @@ def test_many_changes_are_written_in_parts_of_some_key_groups_each(
     assert sum(part.rows for part in parts) == 100
     assert all(found.same for task in tasks for found in compare(place.warehouse.store, task))
     again = RegionRun(place, whole, POLICY, parallelism=3, upload=upload).step(rows(5))
-    with Place.writable(str(place.warehouse.local.root.parent / "other")) as plain:
+    with OpenWarehouse.writable(str(place.warehouse.local.root.parent / "other")) as plain:
         monkeypatch.undo()
         other = RegionRun(plain, whole, POLICY)
         undisturbed = [other.step(rows(n, keys)) for n, keys in ((1, 100), (2, 100), (3, 5), (4, 60), (5, 100))][-1]
     assert again is not None and undisturbed is not None and again.digest == undisturbed.digest
 
 
-def test_one_variable_is_restored_from_its_own_blocks(place: Place) -> None:
+def test_one_variable_is_restored_from_its_own_blocks(place: OpenWarehouse) -> None:
     run = RegionRun(place, stream("one", "other"), POLICY, parallelism=2)
     for n in (1, 2, 3):
         completed = run.step(rows(n))
     assert completed is not None
     manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("sums", 3))
-    wanted = chosen(manifests[3], ["one.totals"])
+    wanted = select_tables(manifests[3], ["one.totals"])
     tasks, size = unit_tasks(manifests, 3, 2, None, wanted)
     results = [restore_unit(place.warehouse.store, task) for task in tasks]
     assert whole_digest(results, 8) == recorded_digest(manifests[3], wanted) != completed.digest
@@ -269,10 +271,10 @@ def test_one_variable_is_restored_from_its_own_blocks(place: Place) -> None:
         h.length for m in manifests.values() for h in m.handles if h.variable == "totals" and h.operator == "one"
     )
     with pytest.raises(UsageError, match=r"no 'one\.tot': it has one\.totals, other\.totals"):
-        chosen(manifests[3], ["one.tot"])
+        select_tables(manifests[3], ["one.tot"])
 
 
-def test_an_index_that_says_something_else_than_the_manifest_fails_the_proof(place: Place) -> None:
+def test_an_index_that_says_something_else_than_the_manifest_fails_the_proof(place: OpenWarehouse) -> None:
     run = RegionRun(place, stream("sums"), POLICY)
     for n in (1, 2):
         run.step(rows(n))

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import Edit, StepRecord
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.replay import (
     Digests,
     Follow,
@@ -30,7 +30,7 @@ from siltstone.stream import Stream
 from tests.region_run import RegionRun
 from tests.spark_streams import COUNTS, STEPS, Grown
 
-POLICY = named("marginal-cost", PolicyOptions())
+POLICY = policy_by_name("marginal-cost", PolicyOptions())
 STREAM = replace(COUNTS, source=None)
 GROWN = replace(STREAM, operators=[Grown()])
 
@@ -44,12 +44,14 @@ class EditRun(RegionRun):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    with Place.writable(str(tmp_path)) as opened:
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(str(tmp_path)) as opened:
         yield opened
 
 
-def runs(place: Place, steps: int, *, stream: Stream = STREAM, kind: type[RegionRun] = RegionRun, a: int = 1) -> None:
+def runs(
+    place: OpenWarehouse, steps: int, *, stream: Stream = STREAM, kind: type[RegionRun] = RegionRun, a: int = 1
+) -> None:
     """A run of so many steps, `a` checkpoint; the last one takes what is left."""
     run = kind(place, stream, POLICY, checkpoint_steps=a)
     for n in range(steps):
@@ -57,7 +59,7 @@ def runs(place: Place, steps: int, *, stream: Stream = STREAM, kind: type[Region
     run.region.close("done")
 
 
-def plan(place: Place, to: int, since: int | None = None, stream: Stream = STREAM) -> ReplayPlan:
+def plan(place: OpenWarehouse, to: int, since: int | None = None, stream: Stream = STREAM) -> ReplayPlan:
     return plan_replay(place, stream, to, since)
 
 
@@ -67,7 +69,7 @@ def told(planned: ReplayPlan) -> tuple[list[int], list[int], list[list[int]]]:
     return [s.step for s in planned.position.newest], [s.step for s in planned.steps], compared
 
 
-def test_every_recorded_checkpoint_on_the_way_is_compared(place: Place) -> None:
+def test_every_recorded_checkpoint_on_the_way_is_compared(place: OpenWarehouse) -> None:
     runs(place, 5, a=2)
     assert told(plan(place, 3)) == ([], [1, 2, 3, 4, 5], [[], [], [1], [], [2], [3]])
     assert told(plan(place, 2)) == ([], [1, 2, 3, 4], [[], [], [1], [], [2]])
@@ -78,14 +80,14 @@ def test_every_recorded_checkpoint_on_the_way_is_compared(place: Place) -> None:
     assert checkpoint_digest(first.digests) == first.digest == place.catalog.checkpoint("counts", 1).digest
 
 
-def test_a_deleted_checkpoint_is_replayed_past_but_not_compared(place: Place) -> None:
+def test_a_deleted_checkpoint_is_replayed_past_but_not_compared(place: OpenWarehouse) -> None:
     runs(place, 3)
     delete_checkpoints(place, "counts", [2])
     assert told(plan(place, 3)) == ([], [1, 2, 3], [[], [1], [], [3]])
 
 
 @pytest.mark.slow
-def test_a_damaged_manifest_leaves_the_digest_in_the_catalog(place: Place) -> None:
+def test_a_damaged_manifest_leaves_the_digest_in_the_catalog(place: OpenWarehouse) -> None:
     runs(place, 2)
     record = place.catalog.checkpoint("counts", 1)
     (place.warehouse.local.objects / record.manifest.name).write_bytes(b"x")
@@ -93,7 +95,7 @@ def test_a_damaged_manifest_leaves_the_digest_in_the_catalog(place: Place) -> No
     assert (one.digest, one.digests) == (record.digest, None)
 
 
-def test_nothing_brings_an_edit_about_again(place: Place) -> None:
+def test_nothing_brings_an_edit_about_again(place: OpenWarehouse) -> None:
     runs(place, 2)
     runs(place, 1, kind=EditRun)
     runs(place, 2)
@@ -111,7 +113,7 @@ def test_nothing_brings_an_edit_about_again(place: Place) -> None:
     assert plan(place, 5).since == 4
 
 
-def test_an_edit_that_was_given_up_is_none(place: Place) -> None:
+def test_an_edit_that_was_given_up_is_none(place: OpenWarehouse) -> None:
     runs(place, 1)
     runs(place, 1, kind=EditRun)
     epoch = place.catalog.new_epoch("counts", "a test")
@@ -120,7 +122,7 @@ def test_an_edit_that_was_given_up_is_none(place: Place) -> None:
     assert told(plan(place, 3)) == ([], [1, 2, 3], [[], [1], [2], [3]])
 
 
-def test_what_an_older_definition_did_is_not_replayed_with_a_newer_one(place: Place) -> None:
+def test_what_an_older_definition_did_is_not_replayed_with_a_newer_one(place: OpenWarehouse) -> None:
     runs(place, 2)
     runs(place, 2, stream=GROWN)
     begins = plan(place, 4, stream=GROWN)
@@ -139,13 +141,13 @@ def test_what_an_older_definition_did_is_not_replayed_with_a_newer_one(place: Pl
     assert (points["counts"].checkpoint, points["counts"].step) == (2, 2) and points["counts"].manifests
 
 
-def test_another_max_parallelism_is_refused(place: Place) -> None:
+def test_another_max_parallelism_is_refused(place: OpenWarehouse) -> None:
     runs(place, 1)
     with pytest.raises(SchemaConflict, match="max_parallelism"):
         plan(place, 1, stream=replace(STREAM, max_parallelism=16))
 
 
-def test_what_to_and_from_mean(place: Place) -> None:
+def test_what_to_and_from_mean(place: OpenWarehouse) -> None:
     runs(place, 3)
     set_savepoint(place.catalog, "counts", "two", at="2")
     assert resolve_range(place.catalog, "counts", "latest", None) == (3, None)
@@ -206,7 +208,7 @@ def test_the_same_checkpoints_come_again(completed: int, steps: list[tuple[int, 
     assert way(follow(completed, logged(*steps))) == expected
 
 
-def test_what_was_pruned_of_the_input_log_is_not_replayed(place: Place) -> None:
+def test_what_was_pruned_of_the_input_log_is_not_replayed(place: OpenWarehouse) -> None:
     runs(place, 5)
     delete_checkpoints(place, "counts", [1, 2])
     assert plan(place, 5).since == 0, "a deletion that is not told how much to keep keeps all"

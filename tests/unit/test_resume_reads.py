@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.place import Place
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.format import base
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.restore.export import restore_unit, unit_tasks
@@ -19,7 +19,7 @@ from tests.fault.small_stream import SMALL, purchases
 from tests.region_run import RegionRun
 from tests.store_reads import counted_reads
 
-LONG = named("adjust-d", PolicyOptions(d0=50, size_ratio_max=None))
+LONG = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None))
 """one base, then deltas"""
 GROUPS = 64
 ROWS = 200_000
@@ -41,7 +41,7 @@ NUMBERS = Stream("numbers", lambda spark, options: spark.sql(""), [Numbers()], m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("died", ["after a checkpoint", "in the middle of an interval"])
-def test_where_the_working_state_is_here_only_the_newest_manifest_is_read(place: Place, died: str) -> None:
+def test_where_the_working_state_is_here_only_the_newest_manifest_is_read(place: OpenWarehouse, died: str) -> None:
     """Committed steps that no checkpoint holds are taken back locally, too."""
     first = RegionRun(place, SMALL, LONG, parallelism=3, checkpoint_steps=2)
     batches = iter(purchases())
@@ -60,7 +60,7 @@ def test_where_the_working_state_is_here_only_the_newest_manifest_is_read(place:
 
 
 @pytest.mark.slow
-def test_a_subtask_whose_working_state_is_gone_reads_and_the_others_do_not(place: Place) -> None:
+def test_a_subtask_whose_working_state_is_gone_reads_and_the_others_do_not(place: OpenWarehouse) -> None:
     first = RegionRun(place, SMALL, LONG, parallelism=2)
     for rows in purchases()[:3]:
         first.step(rows)
@@ -76,7 +76,7 @@ def test_a_subtask_whose_working_state_is_gone_reads_and_the_others_do_not(place
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 8), (8, 2), (3, 5), (1, 16)])
 def test_at_another_parallelism_each_task_reads_its_own_key_groups(
-    place: Place, monkeypatch: pytest.MonkeyPatch, before: int, after: int
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, before: int, after: int
 ) -> None:
     """All together read about what a plain restore reads: what is fetched or written together is small beside a task's
     share here, as it is where states are large."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.retention.deletion import delete_checkpoints
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.savepoints import drop_savepoint, list_savepoints, set_savepoint
 from siltstone.retention.truncate import Truncation, truncate
@@ -55,11 +55,11 @@ def clock() -> Clock:
     return Clock(MONDAY + timedelta(hours=8 * CHECKPOINTS))
 
 
-def visible(place: Place) -> list[int]:
+def visible(place: OpenWarehouse) -> list[int]:
     return [c.id for c in place.catalog.checkpoints(NAME)]
 
 
-def stored(place: Place) -> tuple[object, ...]:
+def stored(place: OpenWarehouse) -> tuple[object, ...]:
     """All that whoever is refused must leave alone."""
     catalog = place.catalog
     return (
@@ -70,7 +70,7 @@ def stored(place: Place) -> tuple[object, ...]:
     )
 
 
-def check_whole(place: Place, wanted: Iterable[int]) -> None:
+def check_whole(place: OpenWarehouse, wanted: Iterable[int]) -> None:
     """Exactly these are to be seen, and prove; the store holds exactly what the catalog names."""
     recorded = place.catalog.checkpoints(NAME)
     assert [c.id for c in recorded] == sorted(wanted)
@@ -85,7 +85,7 @@ def check_whole(place: Place, wanted: Iterable[int]) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_kept_and_why_and_what_happens_to_the_rest(place: Place) -> None:
+def test_what_is_kept_and_why_and_what_happens_to_the_rest(place: OpenWarehouse) -> None:
     set_savepoint(place.catalog, NAME, "stable", at="2")
     before = dict(stream_objects(place.warehouse.store))
     done = truncate(place, NAME, DAILY)
@@ -114,7 +114,9 @@ RULES = [
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
-def test_a_dry_run_foretells_and_changes_nothing_and_the_second_time_nothing_goes(place: Place, rules: dict) -> None:
+def test_a_dry_run_foretells_and_changes_nothing_and_the_second_time_nothing_goes(
+    place: OpenWarehouse, rules: dict
+) -> None:
     options = RetentionOptions(**rules)
     before = stored(place)
     foretold = truncate(place, NAME, options, dry_run=True)
@@ -135,7 +137,9 @@ def as_dict(done: Truncation) -> dict[str, object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [20130701, 9471438])
-def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(place: Place, clock: Clock, seed: int) -> None:
+def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(
+    place: OpenWarehouse, clock: Clock, seed: int
+) -> None:
     """A run goes on, savepoints come and go, and the stream is truncated by ever other rules."""
     chance, catalog = random.Random(seed), place.catalog
     run, n, names = RegionRun(place, STREAM, POLICY), CHECKPOINTS, 0
@@ -164,7 +168,9 @@ def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(place: 
         check_whole(place, kept)
 
 
-def test_without_a_rule_nothing_goes_but_what_was_deleted_before(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_rule_nothing_goes_but_what_was_deleted_before(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.catalog.set_retention(NAME, None)
     before = stored(place)
     done = truncate(place, NAME, RetentionOptions(min_count=1))
@@ -178,8 +184,8 @@ def test_without_a_rule_nothing_goes_but_what_was_deleted_before(place: Place, m
 
 
 @pytest.mark.slow
-def test_what_somebody_reads_waits_for_them(place: Place) -> None:
-    with reading(place.catalog, NAME, [7]):
+def test_what_somebody_reads_waits_for_them(place: OpenWarehouse) -> None:
+    with hold_lease(place.catalog, NAME, [7]):
         foretold = truncate(place, NAME, LAST, dry_run=True)
         done = truncate(place, NAME, LAST)
         assert foretold.leased == done.leased == (5, 6, 7)
@@ -189,7 +195,7 @@ def test_what_somebody_reads_waits_for_them(place: Place) -> None:
     check_whole(place, [13, 14])
 
 
-def test_after_a_materialization_nothing_before_it_waits(place: Place) -> None:
+def test_after_a_materialization_nothing_before_it_waits(place: OpenWarehouse) -> None:
     newest = RetentionOptions(keep_last=1)
     set_savepoint(place.catalog, NAME, "stable", at="6")
     assert [w.checkpoint for w in truncate(place, NAME, newest, dry_run=True).waiting] == [5, 13]
@@ -209,7 +215,7 @@ def test_after_a_materialization_nothing_before_it_waits(place: Place) -> None:
     "rules", [{"keep_last": 0}, {"keep_within": "1h"}, {"keep_daily": 0, "keep_hourly": 0}], ids=str
 )
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_rules_that_keep_none_are_refused(place: Place, rules: dict, dry_run: bool) -> None:
+def test_rules_that_keep_none_are_refused(place: OpenWarehouse, rules: dict, dry_run: bool) -> None:
     set_savepoint(place.catalog, NAME, "stable", at="3")
     before = stored(place)
     with pytest.raises(UsageError, match=r"keep none of 14 checkpoints \(keep_.*\): keep more"):
@@ -218,7 +224,7 @@ def test_rules_that_keep_none_are_refused(place: Place, rules: dict, dry_run: bo
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_there_is_nothing_to_truncate(place: Place, dry_run: bool) -> None:
+def test_there_is_nothing_to_truncate(place: OpenWarehouse, dry_run: bool) -> None:
     place.catalog.register("idle", 4, {})
     with pytest.raises(UnknownStream, match="it has idle, sums"):
         truncate(place, "nosuch", LAST, dry_run=dry_run)
@@ -233,7 +239,7 @@ def test_there_is_nothing_to_truncate(place: Place, dry_run: bool) -> None:
 # Savepoints
 
 
-def test_a_savepoint_outlives_every_rule_until_it_expires(place: Place, clock: Clock) -> None:
+def test_a_savepoint_outlives_every_rule_until_it_expires(place: OpenWarehouse, clock: Clock) -> None:
     digest = place.catalog.checkpoint(NAME, 7).digest
     made = set_savepoint(place.catalog, NAME, "release-1", at="7", expires_in=timedelta(days=1))
     assert (made.checkpoint, made.expires_at) == (7, clock() + timedelta(days=1))
@@ -259,7 +265,7 @@ def test_a_savepoint_outlives_every_rule_until_it_expires(place: Place, clock: C
     check_whole(place, [13, 14])
 
 
-def test_a_dropped_savepoint_keeps_nothing(place: Place) -> None:
+def test_a_dropped_savepoint_keeps_nothing(place: OpenWarehouse) -> None:
     for name, at in (("first", "1"), ("second", "first"), ("third", "2013-07-01T17:00")):
         set_savepoint(place.catalog, NAME, name, at=at)
     assert [(s.name, s.checkpoint) for s in place.catalog.savepoints(NAME)] == [
@@ -278,7 +284,7 @@ def test_a_dropped_savepoint_keeps_nothing(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_a_savepoint_set_meanwhile_is_not_lost(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_savepoint_set_meanwhile_is_not_lost(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = Catalog.mark_deleted
 
     def too_late(catalog: Catalog, *arguments: Any, **named: Any) -> tuple[int, ...]:
@@ -367,7 +373,7 @@ def test_stopped_anywhere_it_is_completed_by_the_next(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["retained", "savepoints", "mark_deleted", "record_deletion"])
-def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_whoever_is_fenced_deletes_nothing(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Also who was paused before it decided anything: what it decides is by what it had read."""
     call = getattr(Catalog, method)
 
@@ -387,7 +393,7 @@ def test_whoever_is_fenced_deletes_nothing(place: Place, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("method", ["add_savepoint", "drop_savepoint"])
-def test_whoever_is_fenced_names_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_whoever_is_fenced_names_nothing(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     set_savepoint(place.catalog, NAME, "stable", at="2")
     call, before = getattr(Catalog, method), place.catalog.savepoints(NAME)
 
@@ -407,7 +413,7 @@ def test_whoever_is_fenced_names_nothing(place: Place, monkeypatch: pytest.Monke
     assert len(place.catalog.savepoints(NAME)) == (2 if method == "add_savepoint" else 0)
 
 
-def test_two_truncations_at_once_keep_what_both_keep(place: Place, clock: Clock) -> None:
+def test_two_truncations_at_once_keep_what_both_keep(place: OpenWarehouse, clock: Clock) -> None:
     start = Barrier(2)
 
     def one(options: RetentionOptions) -> Truncation:

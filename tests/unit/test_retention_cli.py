@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.inspect import list_checkpoints
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
@@ -23,7 +23,7 @@ from tests.region_run import RegionRun
 from tests.stored import stream_objects
 
 NAME = "seen"
-POLICY = named("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
+POLICY = policy_by_name("marginal-cost", PolicyOptions(d_max=3, size_ratio_max=None))
 
 
 class Seen(Operator):
@@ -65,17 +65,17 @@ def project(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def contents() -> tuple[Any, ...]:
     """All that a command that fails must leave alone."""
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         objects = sorted(stream_objects(place.warehouse.store))
         return objects, place.catalog.retained(NAME), place.catalog.savepoints(NAME), place.catalog.deletions(NAME)
 
 
 def visible() -> list[int]:
     """What is to be seen; it proves, and the store holds just what the catalog names."""
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         assert not failures(place, NAME)
-        named = sorted((o.name, o.bytes) for o in place.catalog.objects(NAME))
-        assert sorted(stream_objects(place.warehouse.store)) == named
+        policy_by_name = sorted((o.name, o.bytes) for o in place.catalog.objects(NAME))
+        assert sorted(stream_objects(place.warehouse.store)) == policy_by_name
         return [c["id"] for c in list_checkpoints(place.catalog, NAME)]
 
 
@@ -155,7 +155,7 @@ def test_truncate_for_people() -> None:
 
 
 def test_rules_of_the_file_are_replaced_one_by_one(project: Path) -> None:
-    with Place.existing("w") as place:
+    with OpenWarehouse.existing("w") as place:
         place.catalog.set_retention(NAME, None)
     [line] = plain(siltstone("truncate", NAME))
     assert "6 checkpoints kept, 0 deleted" in line and line.endswith(

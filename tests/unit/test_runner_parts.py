@@ -6,13 +6,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import StepRecord
 from siltstone.catalog.repository import Catalog
-from siltstone.chains.policies import PolicyOptions, named
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import StateError
 from siltstone.operator import Operator, ValueState
-from siltstone.run.region import Region, RegionOptions
+from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.spark.runner import StreamRunner
 from siltstone.stream import Stream
 from tests import sums
@@ -31,10 +31,10 @@ NO_SPARK: Any = None
 
 def test_a_run_that_failed_takes_no_last_checkpoint(tmp_path: Path) -> None:
     """Its input log names a batch that no operator has seen to its end."""
-    with Place.writable(str(tmp_path / "w")) as place:
-        policy = named("marginal-cost", PolicyOptions())
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+        policy = policy_by_name("marginal-cost", PolicyOptions())
         options = RegionOptions(checkpoint_steps=9)
-        region = Region.open(STREAM, place.warehouse, place.catalog, policy, options, "a test")
+        region = ConsistentRegion.open(STREAM, place.warehouse, place.catalog, policy, options, "a test")
         runner = StreamRunner(NO_SPARK, region)
         offsets = Path(runner.checkpoint_location.removeprefix("file://")) / "offsets" / "0"
         offsets.parent.mkdir(parents=True)
@@ -48,9 +48,9 @@ def test_a_run_that_failed_takes_no_last_checkpoint(tmp_path: Path) -> None:
 
 
 def test_after_the_last_checkpoint_no_batch_is_taken(tmp_path: Path) -> None:
-    with Place.writable(str(tmp_path / "w")) as place:
-        policy = named("marginal-cost", PolicyOptions())
-        region = Region.open(STREAM, place.warehouse, place.catalog, policy, RegionOptions(), "a test")
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+        policy = policy_by_name("marginal-cost", PolicyOptions())
+        region = ConsistentRegion.open(STREAM, place.warehouse, place.catalog, policy, RegionOptions(), "a test")
         runner = StreamRunner(NO_SPARK, region)
         runner.finish()
         runner(NO_SPARK, 0)
@@ -68,14 +68,14 @@ def test_the_log_of_what_comes_next_is_read_once_when_a_run_starts(
         return read(self, stream)
 
     monkeypatch.setattr(Catalog, "logged_steps", counted)
-    with Place.writable(str(tmp_path / "w")) as place:
-        policy = named("marginal-cost", PolicyOptions())
-        region = Region.open(STREAM, place.warehouse, place.catalog, policy, RegionOptions(), "a test")
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+        policy = policy_by_name("marginal-cost", PolicyOptions())
+        region = ConsistentRegion.open(STREAM, place.warehouse, place.catalog, policy, RegionOptions(), "a test")
         StreamRunner(NO_SPARK, region)
         assert reads == ["kept"]
 
 
-def test_what_has_come_again_is_no_longer_to_come(place: Place) -> None:
+def test_what_has_come_again_is_no_longer_to_come(place: OpenWarehouse) -> None:
     run = RegionRun(place, sums.STREAM, sums.POLICY)
     for n in range(1, 5):
         run.step(sums.rows(n))

@@ -11,7 +11,7 @@ from siltstone.errors import UsageError
 from siltstone.run.definition import check_definition, definition_of, recorded_options
 from siltstone.secret import Secret, hide
 from siltstone.settings import given_settings, load_settings
-from siltstone.store.url import has_password, shown
+from siltstone.store.url import has_password, redacted
 from siltstone.stream import Stream
 from tests.fault.small_stream import SMALL
 
@@ -101,7 +101,7 @@ HOSTILE = [
 def test_no_part_of_a_password_is_shown_whatever_is_in_it(scheme: str, password: str) -> None:
     for url in (f"{scheme}://user:{password}@host:1/0", f"{scheme}://:{password}@host/0?a=b"):
         told = []
-        for show in (shown, lambda url: engine.shown(engine.parse_url(url))):
+        for show in (redacted, lambda url: engine.redacted_url(engine.parse_url(url))):
             try:
                 told.append(show(url))
             except UsageError as error:
@@ -112,7 +112,7 @@ def test_no_part_of_a_password_is_shown_whatever_is_in_it(scheme: str, password:
 
 def test_no_secret_in_the_query_of_a_database_is_shown() -> None:
     for name in ("password", "sslpassword", "sslkey", "passfile", "oauth_client_secret"):
-        assert PLANTED not in engine.shown(engine.parse_url(f"postgresql://user@host/d?{name}={PLANTED}"))
+        assert PLANTED not in engine.redacted_url(engine.parse_url(f"postgresql://user@host/d?{name}={PLANTED}"))
 
 
 def test_what_a_source_fails_with_is_told_without_its_secrets() -> None:

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.due import chain_facts
 from siltstone.chains.materialization_rules import MaterializationOptions
-from siltstone.chains.policies import POLICIES, PolicyOptions, named
+from siltstone.chains.policies import POLICIES, PolicyOptions, policy_by_name
 from siltstone.model import Form, Kind
 from siltstone.operator import Operator, Rows, State, WindowState
 from siltstone.restore.restore import read_manifest
@@ -66,7 +66,7 @@ def windows() -> Iterator[pa.Table]:
         yield pa.table({"key": keys, "tick": np.full(rows, tick), "value": random.integers(0, 1 << 40, rows)})
 
 
-def chain_bytes(place: Place, stream: str, operator: str, checkpoint: int) -> int:
+def chain_bytes(place: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> int:
     """What the manifests of a chain say it takes, indexes and all; of what a materialization stands in for, nothing."""
     first = place.catalog.firsts(stream, checkpoint)[operator]
     based = {m.operator: m for m in place.catalog.chain_materializations(stream, checkpoint)}
@@ -80,10 +80,10 @@ def chain_bytes(place: Place, stream: str, operator: str, checkpoint: int) -> in
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize(("stream", "rows"), [(UPDATES, updates), (WINDOWS, windows)], ids=["updates", "windows"])
-def test_no_chain_takes_more_than_the_cap_allows(place: Place, policy: str, stream: Stream, rows) -> None:
+def test_no_chain_takes_more_than_the_cap_allows(place: OpenWarehouse, policy: str, stream: Stream, rows) -> None:
     [operator] = (op.name for op in stream.operators)
     free = PolicyOptions(size_ratio_max=None, d0=60, restore_weight=0.0)  # nothing but the cap ends a chain
-    run, found, forms = RegionRun(place, stream, named(policy, free)), [], []
+    run, found, forms = RegionRun(place, stream, policy_by_name(policy, free)), [], []
     for step in rows():
         completed = run.step(step)
         assert completed is not None
@@ -97,13 +97,15 @@ def test_no_chain_takes_more_than_the_cap_allows(place: Place, policy: str, stre
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stream", "rows"), [(UPDATES, updates), (WINDOWS, windows)], ids=["updates", "windows"])
-def test_the_cap_is_of_what_is_live_indeed(place: Place, stream: Stream, rows) -> None:
+def test_the_cap_is_of_what_is_live_indeed(place: OpenWarehouse, stream: Stream, rows) -> None:
     """The live state is an estimate; here it is measured, by materializing each checkpoint in a copy of the chain."""
     [operator] = (op.name for op in stream.operators)
     free = PolicyOptions(size_ratio_max=None, d0=60, restore_weight=0.0)
-    capped = RegionRun(place, stream, named("adjust-d", free))
+    capped = RegionRun(place, stream, policy_by_name("adjust-d", free))
     whole = RegionRun(
-        Place.writable(str(place.warehouse.local.root) + "-bases"), stream, named("adjust-d", PolicyOptions(d_max=0))
+        OpenWarehouse.writable(str(place.warehouse.local.root) + "-bases"),
+        stream,
+        policy_by_name("adjust-d", PolicyOptions(d_max=0)),
     )
     found = []
     for step in rows():
@@ -119,9 +121,9 @@ def test_the_cap_is_of_what_is_live_indeed(place: Place, stream: Stream, rows) -
 
 
 @pytest.mark.slow
-def test_the_background_materializes_before_the_policy_has_to_take_a_base(place: Place) -> None:
+def test_the_background_materializes_before_the_policy_has_to_take_a_base(place: OpenWarehouse) -> None:
     free = PolicyOptions(size_ratio_max=None, d0=60, restore_weight=0.0)
-    run = RegionRun(place, UPDATES, named("adjust-d", free))
+    run = RegionRun(place, UPDATES, policy_by_name("adjust-d", free))
     options = BackgroundOptions(MaterializationOptions(interval_s=0), free)
     background = Background(place, "updates", run.region.epoch, options, in_order)
     forms, found = [], []

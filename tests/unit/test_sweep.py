@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.model import Form, StoredObject
 from siltstone.retention.deletion import delete_checkpoints
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.retention.orphan_rules import Reason
 from siltstone.retention.sweep import ORPHANS, SweepOptions, SweepResult, sweep
 from siltstone.store.filesystem import FilesystemStore
@@ -29,7 +29,7 @@ DRY = SweepOptions(dry_run=True)
 
 
 @pytest.fixture(params=marked(PLACES))
-def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def any_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenWarehouse]:
     with PLACES[request.param](tmp_path) as opened:
         yield opened
 
@@ -52,7 +52,7 @@ def counts(injected: Injected) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_orphans_of_every_class_on_every_store(any_place: Place) -> None:
+def test_orphans_of_every_class_on_every_store(any_place: OpenWarehouse) -> None:
     place = any_place
     run = write(place)
     injected = inject(place)
@@ -85,7 +85,7 @@ def test_orphans_of_every_class_on_every_store(any_place: Place) -> None:
 
 
 def test_where_checkpoints_did_not_complete_nothing_else_is_listed(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed: list[str] = []
     write(place)
@@ -107,7 +107,7 @@ def test_where_checkpoints_did_not_complete_nothing_else_is_listed(
     check_whole(place, *injected.kept, *(injected.orphans - gone))
 
 
-def test_of_runs_without_a_checkpoint_all_is_incomplete(place: Place) -> None:
+def test_of_runs_without_a_checkpoint_all_is_incomplete(place: OpenWarehouse) -> None:
     run = write(place)
     lost = [place.warehouse.store.put(CheckpointPath(NAME, e, 6).segment("x"), b"x").name for e in (3, 4)]
     for _ in lost:
@@ -118,7 +118,7 @@ def test_of_runs_without_a_checkpoint_all_is_incomplete(place: Place) -> None:
 
 
 @pytest.mark.parametrize("hours", [1, 71, 73])
-def test_what_a_run_may_be_writing_goes_beyond_the_age_guard(place: Place, hours: int) -> None:
+def test_what_a_run_may_be_writing_goes_beyond_the_age_guard(place: OpenWarehouse, hours: int) -> None:
     write(place)
     injected = inject(place)
     then = time.time() - 3600 * hours
@@ -143,7 +143,7 @@ def test_a_store_without_times_keeps_it_until_its_run_is_over(tmp_path: Path) ->
         check_whole(place, *injected.ahead, *injected.strange)
 
 
-def test_what_a_new_run_fences_goes_at_once(place: Place) -> None:
+def test_what_a_new_run_fences_goes_at_once(place: OpenWarehouse) -> None:
     write(place)
     injected = inject(place)
     new_run(place)
@@ -152,7 +152,7 @@ def test_what_a_new_run_fences_goes_at_once(place: Place) -> None:
     check_whole(place, *injected.strange, *injected.ahead[1:], injected.ahead[0])
 
 
-def test_marked_checkpoints_are_referred_to(place: Place) -> None:
+def test_marked_checkpoints_are_referred_to(place: OpenWarehouse) -> None:
     write(place)
     marked = delete_checkpoints(place, NAME, [1, 2]).marked
     assert marked
@@ -160,7 +160,7 @@ def test_marked_checkpoints_are_referred_to(place: Place) -> None:
     check_whole(place)
 
 
-def test_what_a_fork_refers_to_stays(place: Place) -> None:
+def test_what_a_fork_refers_to_stays(place: OpenWarehouse) -> None:
     write(place)
     injected = inject(place)
     shared = injected.fenced[0]
@@ -173,7 +173,7 @@ def test_what_a_fork_refers_to_stays(place: Place) -> None:
     check_whole(place, shared, *injected.kept)
 
 
-def test_a_limit_is_kept_and_the_rest_is_left_to_later(place: Place) -> None:
+def test_a_limit_is_kept_and_the_rest_is_left_to_later(place: OpenWarehouse) -> None:
     write(place)
     injected = inject(place)
     total, left = len(injected.orphans), len(injected.orphans)
@@ -217,12 +217,12 @@ def test_unfinished_writes_go_with_their_run_or_by_age(tmp_path: Path, kind: str
 # Leases
 
 
-def test_nothing_under_a_lease_is_swept_until_it_ends(place: Place) -> None:
+def test_nothing_under_a_lease_is_swept_until_it_ends(place: OpenWarehouse) -> None:
     """As a snapshot writes it: named after a run that may be fenced, and not referred to yet."""
     run = write(place)
     path = CheckpointPath(NAME, 1, 2)
     new_run(place)
-    with reading(place.catalog, NAME, [2], what="takes a snapshot"):
+    with hold_lease(place.catalog, NAME, [2], what="takes a snapshot"):
         written = place.warehouse.store.put(path.snapshot("by_key", "totals", 0, "s1"), b"rows")
         done = sweep(place, NAME, NO_GUARD)
         assert by_reason(done) == {Reason.LEASED: 1}
@@ -238,7 +238,7 @@ def test_nothing_under_a_lease_is_swept_until_it_ends(place: Place) -> None:
 
 
 def test_a_run_that_ends_clears_the_checkpoint_it_did_not_complete(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: OpenWarehouse, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = write(place)
     caplog.set_level("INFO")
@@ -253,7 +253,7 @@ def test_a_run_that_ends_clears_the_checkpoint_it_did_not_complete(
     check_whole(place, *injected.orphans, *injected.ahead, *injected.strange)
 
 
-def test_a_run_that_was_fenced_deletes_nothing_when_it_ends(place: Place) -> None:
+def test_a_run_that_was_fenced_deletes_nothing_when_it_ends(place: OpenWarehouse) -> None:
     run = write(place)
     injected = inject(place)
     before = stored(place)
@@ -264,7 +264,7 @@ def test_a_run_that_was_fenced_deletes_nothing_when_it_ends(place: Place) -> Non
 
 
 def test_a_store_that_is_away_does_not_keep_a_run_from_ending(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def away(*_: object) -> None:
         raise Unreachable("the disk is gone")
@@ -280,7 +280,7 @@ def test_a_store_that_is_away_does_not_keep_a_run_from_ending(
 # Bad input
 
 
-def test_with_nothing_to_sweep_nothing_is_changed(place: Place, tmp_path: Path) -> None:
+def test_with_nothing_to_sweep_nothing_is_changed(place: OpenWarehouse, tmp_path: Path) -> None:
     with pytest.raises(UnknownStream, match="it has none yet"):
         sweep(place, NAME)
     place.catalog.register(NAME, 4, {})
@@ -299,7 +299,7 @@ def test_with_nothing_to_sweep_nothing_is_changed(place: Place, tmp_path: Path) 
 
 
 def test_a_store_that_fails_is_told_of_and_what_was_deleted_is_recorded(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(place)
     injected = inject(place)
@@ -322,7 +322,7 @@ def test_a_store_that_fails_is_told_of_and_what_was_deleted_is_recorded(
 # The command line
 
 
-def test_the_command_says_what_and_why(place: Place, tmp_path: Path) -> None:
+def test_the_command_says_what_and_why(place: OpenWarehouse, tmp_path: Path) -> None:
     write(place)
     injected = inject(place)
     options = ("--warehouse", tmp_path / "w")
@@ -349,7 +349,9 @@ def test_the_command_says_what_and_why(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_objects_are_listed_once_and_take_few_statements(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_objects_are_listed_once_and_take_few_statements(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     epoch, objects, count, lists = 1, place.warehouse.local.objects, 4000, []
     place.catalog.register(NAME, 4, {})
     place.catalog.new_epoch(NAME, "a test")

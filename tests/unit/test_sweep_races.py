@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, StateError
 from siltstone.retention.deletion import delete_checkpoints
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
@@ -35,7 +35,7 @@ class Stop(Exception):
     """Stands for the end of the process."""
 
 
-def check_stopped(place: Place, injected: Injected) -> None:
+def check_stopped(place: OpenWarehouse, injected: Injected) -> None:
     """A sweep that did not end: all checkpoints prove, and what is gone is an orphan and was written down."""
     assert not failures(place, NAME)
     gone = injected.orphans - stored(place)
@@ -43,7 +43,7 @@ def check_stopped(place: Place, injected: Injected) -> None:
     assert gone <= {d.name for d in place.catalog.deletions(NAME)}
 
 
-def check_completed(place: Place, injected: Injected) -> None:
+def check_completed(place: OpenWarehouse, injected: Injected) -> None:
     """After the sweep that completes it."""
     sweep(place, NAME)
     check_whole(place, *injected.kept)
@@ -67,7 +67,9 @@ def one_by_one(patch: pytest.MonkeyPatch, before: Callable[[str], None]) -> None
 
 
 @pytest.mark.slow
-def test_stopped_after_any_delete_it_is_completed_by_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_after_any_delete_it_is_completed_by_the_next(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(place)
     injected = inject(place)
     for deletes in range(len(injected.orphans)):
@@ -89,7 +91,7 @@ def test_stopped_after_any_delete_it_is_completed_by_the_next(place: Place, monk
 
 @pytest.mark.parametrize("method", ["latest", "standing", "record_orphans"])
 def test_stopped_at_the_catalog_it_is_completed_by_the_next(
-    place: Place, monkeypatch: pytest.MonkeyPatch, method: str
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     def stop(*_: object) -> None:
         raise Stop
@@ -106,7 +108,7 @@ def test_stopped_at_the_catalog_it_is_completed_by_the_next(
 
 KILLED = """
 import os, signal, sys
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import Place
 from siltstone.retention.sweep import sweep
 from siltstone.store.filesystem import FilesystemStore
 
@@ -129,7 +131,7 @@ with Place.existing(root) as place:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deletes", [0, 4])
-def test_killed_it_is_completed_by_the_next(place: Place, deletes: int) -> None:
+def test_killed_it_is_completed_by_the_next(place: OpenWarehouse, deletes: int) -> None:
     run = write(place)
     injected = inject(place)
     arguments = [str(place.warehouse.local.root), str(deletes), NAME]
@@ -188,21 +190,21 @@ class Moments:
             self.action()
 
 
-def _snapshot(place: Place) -> None:
+def _snapshot(place: OpenWarehouse) -> None:
     """What `siltstone snapshot` does: objects named after the run that wrote the checkpoint."""
     epoch, newest = place.catalog.stream(NAME).epoch, place.catalog.latest(NAME)
-    with reading(place.catalog, NAME, [newest.id]):
+    with hold_lease(place.catalog, NAME, [newest.id]):
         name = CheckpointPath(NAME, newest.epoch, newest.id).snapshot("by_key", "totals", 0, "s1")
         written = place.warehouse.store.put(name, b"rows")
         place.catalog.add_snapshot(NAME, epoch, newest.id, [written], 1)
 
 
-def _lose(place: Place) -> None:
+def _lose(place: OpenWarehouse) -> None:
     for n, checkpoint in enumerate((4, 5, 6)):
         place.warehouse.store.put(CheckpointPath(NAME, 2, checkpoint).segment(f"late{n}"), b"x")
 
 
-ACTIONS: dict[str, Callable[[Place, RegionRun], object]] = {
+ACTIONS: dict[str, Callable[[OpenWarehouse, RegionRun], object]] = {
     "the run completes two checkpoints": lambda place, run: (run.step(rows(6)), run.step(rows(7))),
     "a new run takes over": lambda place, run: new_run(place).step(rows(6)),
     "the run ends": lambda place, run: run.region.close("done"),
@@ -231,7 +233,7 @@ def test_whatever_happens_at_any_moment_of_a_sweep_no_referenced_object_is_lost(
     for at in itertools.count(list(ACTIONS).index(name) % 4, 4):
         root = tmp_path / f"w{at}"
         shutil.copytree(source, root)
-        with Place.writable(str(root)) as place, pytest.MonkeyPatch.context() as patch:
+        with OpenWarehouse.writable(str(root)) as place, pytest.MonkeyPatch.context() as patch:
             # Nobody is at work but this run, which goes on: epoch 2 of the copy is taken over by epoch 3.
             run = new_run(place)
             moment = Moments(patch, at, lambda place=place, run=run: ACTIONS[name](place, run))
@@ -255,7 +257,9 @@ def test_whatever_happens_at_any_moment_of_a_sweep_no_referenced_object_is_lost(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [SweepOptions(), SweepOptions(incomplete=True), NO_GUARD], ids=str)
-def test_a_sweep_at_any_moment_of_a_step(place: Place, monkeypatch: pytest.MonkeyPatch, options: SweepOptions) -> None:
+def test_a_sweep_at_any_moment_of_a_step(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, options: SweepOptions
+) -> None:
     """By the age guard what the step writes is kept. Without one it may go, and then the step completes nothing."""
     write(place)
     outcomes, n = [], 6
@@ -296,7 +300,7 @@ def _swept_around(method: Callable[..., Any], sweeping: Callable[[], None]) -> C
 
 
 def test_a_run_fenced_while_its_checkpoint_is_swept_completes_nothing(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, commit = write(place), Catalog.commit
 
@@ -313,7 +317,7 @@ def test_a_run_fenced_while_its_checkpoint_is_swept_completes_nothing(
 
 
 @pytest.mark.slow
-def test_a_stream_runs_on_while_it_is_swept_and_thinned_out(place: Place) -> None:
+def test_a_stream_runs_on_while_it_is_swept_and_thinned_out(place: OpenWarehouse) -> None:
     run, lost, swept = write(place), [], 0
 
     def steps() -> None:
@@ -337,13 +341,13 @@ def test_a_stream_runs_on_while_it_is_swept_and_thinned_out(place: Place) -> Non
     check_whole(place)
 
 
-def test_two_sweeps_at_once_delete_what_one_does(place: Place) -> None:
+def test_two_sweeps_at_once_delete_what_one_does(place: OpenWarehouse) -> None:
     write(place)
     injected = inject(place)
     start = threading.Barrier(2)
 
     def swept() -> int:
-        with Place.existing(str(place.warehouse.local.root)) as own:
+        with OpenWarehouse.existing(str(place.warehouse.local.root)) as own:
             start.wait()
             return sweep(own, NAME).deleted
 

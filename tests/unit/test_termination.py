@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.place import Place
-from siltstone.retention.leases import reading
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.retention.leases import hold_lease
 from tests.catalog_cases import commit_of
 
 ROOT = Path(__file__).parents[2]
@@ -22,14 +22,14 @@ main(lambda: hold(sys.argv[1]))
 
 def hold(warehouse: str) -> None:
     """Read a checkpoint for as long as one lets it."""
-    with Place.existing(warehouse) as place, reading(place.catalog, "flights", [1]):
+    with OpenWarehouse.existing(warehouse) as place, hold_lease(place.catalog, "flights", [1]):
         print("reading", flush=True)
         signal.pause()
 
 
 @pytest.mark.slow
 def test_a_command_releases_its_leases(tmp_path: Path) -> None:
-    with Place.writable(str(tmp_path)) as place:
+    with OpenWarehouse.writable(str(tmp_path)) as place:
         place.catalog.register("flights", 8, {})
         place.catalog.commit("flights", place.catalog.new_epoch("flights", "a test"), commit_of(1))
         with subprocess.Popen(

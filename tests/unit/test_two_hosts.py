@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import Step
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState, StateError
 from siltstone.restore.compare import compare, compare_tasks
 from siltstone.restore.export import unit_tasks
 from siltstone.restore.restore import read_manifest, read_manifests
-from siltstone.run.region import Completed, Region, RegionOptions
+from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.run.task import StepTask
 from siltstone.store.open import Warehouse
@@ -39,10 +39,10 @@ def added(n: int) -> pa.Table:
 class Hosts:
     """One run whose tasks run on hosts with working state of their own."""
 
-    def __init__(self, place: Place, checkpoint_steps: int = 1) -> None:
+    def __init__(self, place: OpenWarehouse, checkpoint_steps: int = 1) -> None:
         self.place = place
         options = RegionOptions(parallelism=2, checkpoint_steps=checkpoint_steps)
-        self.region = Region.open(STREAM, place.warehouse, place.catalog, POLICY, options, "a test")
+        self.region = ConsistentRegion.open(STREAM, place.warehouse, place.catalog, POLICY, options, "a test")
         self.waiting: list[Step] = []
         self.restored_bytes = 0
         self.attempts = 0
@@ -75,7 +75,7 @@ class Hosts:
 
 def undisturbed(root: Path, accepted: Sequence[int]) -> str | None:
     """The digest after steps of these rows, on one host."""
-    with Place.writable(str(root)) as place:
+    with OpenWarehouse.writable(str(root)) as place:
         run = RegionRun(place, STREAM, POLICY, parallelism=1)
         for n in accepted:
             run.step(added(n))
@@ -83,7 +83,7 @@ def undisturbed(root: Path, accepted: Sequence[int]) -> str | None:
 
 
 def test_a_version_of_the_same_number_whose_acknowledgement_was_lost_is_not_gone_on_from(
-    place: Place, tmp_path: Path
+    place: OpenWarehouse, tmp_path: Path
 ) -> None:
     hosts = Hosts(place)
     hosts.step(("a", 1))
@@ -94,7 +94,7 @@ def test_a_version_of_the_same_number_whose_acknowledgement_was_lost_is_not_gone
     assert not failures(place, NAME)
 
 
-def test_an_attempt_that_came_to_the_same_is_gone_on_from(place: Place, tmp_path: Path) -> None:
+def test_an_attempt_that_came_to_the_same_is_gone_on_from(place: OpenWarehouse, tmp_path: Path) -> None:
     hosts = Hosts(place)
     hosts.step(("a", 1))
     hosts.step(("a", 2), ("b", 2))
@@ -104,7 +104,7 @@ def test_an_attempt_that_came_to_the_same_is_gone_on_from(place: Place, tmp_path
 
 
 def test_within_a_checkpoint_the_host_of_a_lost_attempt_refuses_and_the_one_that_counts_goes_on(
-    place: Place, tmp_path: Path
+    place: OpenWarehouse, tmp_path: Path
 ) -> None:
     hosts = Hosts(place, checkpoint_steps=9)
     hosts.step(("a", 10), ("b", 1))
@@ -118,7 +118,7 @@ def test_within_a_checkpoint_the_host_of_a_lost_attempt_refuses_and_the_one_that
     assert not failures(place, NAME)
 
 
-def test_the_next_run_on_the_host_of_a_lost_attempt_restores(place: Place, tmp_path: Path) -> None:
+def test_the_next_run_on_the_host_of_a_lost_attempt_restores(place: OpenWarehouse, tmp_path: Path) -> None:
     """The checkpoint holds what host b came to; host a is asked to take its own working state over."""
     Hosts(place).step(("a", 10), ("b", 1))
     hosts = Hosts(place)
@@ -127,7 +127,7 @@ def test_the_next_run_on_the_host_of_a_lost_attempt_restores(place: Place, tmp_p
     assert hosts.restored_bytes and not failures(place, NAME)
 
 
-def test_a_snapshot_is_of_the_attempt_that_was_accepted_and_of_no_other(place: Place) -> None:
+def test_a_snapshot_is_of_the_attempt_that_was_accepted_and_of_no_other(place: OpenWarehouse) -> None:
     """Host a has the step's number, and what it came to does not count: a witness from there would accuse a restore."""
     hosts = Hosts(place)
     hosts.step(("a", 1), ("b", 1))
@@ -155,7 +155,7 @@ def test_whatever_attempts_there_were_the_accepted_ones_make_the_state(
     plan: list[tuple[list[tuple[str, int]], bool]],
 ) -> None:
     """Steps of one to three attempts on two hosts, in runs that begin anew where a host cannot go on."""
-    with tempfile.TemporaryDirectory() as directory, Place.writable(f"{directory}/w") as place:
+    with tempfile.TemporaryDirectory() as directory, OpenWarehouse.writable(f"{directory}/w") as place:
         hosts, accepted, open_steps = Hosts(place), [], []
         for step_attempts, ends in plan:
             try:

@@ -7,8 +7,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.log import bound
 from siltstone.run.definition import check_definition, check_run, definition_of, recorded_options
@@ -50,12 +50,12 @@ def _check_log(catalog: Catalog, stream: str) -> None:
 
 @contextmanager
 def taken_over(
-    settings: Settings, stream: Stream, place: Place, spark: SparkSession, options: Mapping[str, str]
+    settings: Settings, stream: Stream, place: OpenWarehouse, spark: SparkSession, options: Mapping[str, str]
 ) -> Iterator[StreamRunner]:
     """One writer epoch without input: a run at work is fenced. How it ended is noted in the catalog.
 
     Raises:
-        SiltstoneError: see `Region.open`; or a step failed, and nothing of it is visible.
+        SiltstoneError: see `ConsistentRegion.open`; or a step failed, and nothing of it is visible.
     """
     if isinstance(spark, SparkSession):
         check_cluster(spark, stream, place)

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import Edit
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.edit import COUNTS, Editing, check_columns, conformed, editable
 from siltstone.errors import UsageError
 from siltstone.retention.leases import this_process
@@ -87,12 +87,12 @@ def edit(
     Raises:
         UnknownStream, UnknownCheckpoint: it has never run here, or completed nothing.
         UsageError: no such operator or variable, one that has no rows, or rows that do not fit; nothing was changed.
-        SiltstoneError: see `Region.open`.
+        SiltstoneError: see `ConsistentRegion.open`.
     """
     start = time.perf_counter()
     edited, schema = editable(stream, operator, variable)
     given = _given(rows, schema)
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         options = check_changeable(place.catalog, stream, settings.parallelism or 1)
         # Where the working state is here, it is used as it is.
         last = place.catalog.latest(stream.name).statistics["parallelism"]

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.chains.materialize import Materialized
 from siltstone.chains.materialize import materialize as materialize_operator
 from siltstone.errors import UsageError
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_parallelism
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
@@ -61,7 +61,7 @@ def materialize(
         CorruptObject, ProofFailed: a chain is damaged; nothing of that operator changed.
     """
     start = time.perf_counter()
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         checkpoint = place.catalog.resolve(stream, at)
         check_parallelism(settings.parallelism or 1, place.catalog.stream(stream).max_parallelism)
         begins = place.catalog.firsts(stream, checkpoint)
@@ -79,7 +79,7 @@ def materialize(
         kept = [name for name in wanted if begins[name] == checkpoint]
         done = []
         # Leased before Spark starts: others may be deleting.
-        with reading(place.catalog, stream, [checkpoint], what="materializes"):
+        with hold_lease(place.catalog, stream, [checkpoint], what="materializes"):
             for name in (name for name in wanted if name not in kept):
                 on_operator(name)
                 spark = spark_session(settings.master, settings.spark)

@@ -7,8 +7,8 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import SnapshotRecord
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.errors import StateError, UnknownCheckpoint, UsageError
 from siltstone.restore.compare import TableComparison, compare, compare_tasks
@@ -16,7 +16,7 @@ from siltstone.restore.export import unit_tasks
 from siltstone.restore.proof import prove_checkpoints
 from siltstone.restore.restore import read_manifests
 from siltstone.restore.verify import Failure, check_objects
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import cores, needs_spark, spark_session
@@ -55,11 +55,11 @@ def verify(
         UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
         UsageError: `deep` for a checkpoint that has no snapshot.
     """
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         catalog, store = place.catalog, place.warehouse.store
         named = None if every else [catalog.resolve(stream, at)]
         # Leased before they are listed, and before Spark starts: others may be deleting.
-        with reading(catalog, stream, named, what="verifies"):
+        with hold_lease(catalog, stream, named, what="verifies"):
             some = catalog.checkpoints(stream) if named is None else [catalog.checkpoint(stream, c) for c in named]
             written_by = {c.id: c.epoch for c in some}
             wanted = list(written_by)
@@ -120,18 +120,20 @@ def compare_snapshot(settings: Settings, stream: str) -> SnapshotComparison:
         UsageError: none has a snapshot.
         CorruptObject, ProofFailed: the chain or the snapshot is damaged.
     """
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         place.catalog.latest(stream)
         snapshots = place.catalog.snapshots(stream)
         if not snapshots:
             raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
-        with reading(place.catalog, stream, [snapshots[-1].checkpoint], what="compares"):
+        with hold_lease(place.catalog, stream, [snapshots[-1].checkpoint], what="compares"):
             spark = spark_session(settings.master, settings.spark)
             tables = _compared(settings, spark, place, snapshots[-1])
     return SnapshotComparison(stream, snapshots[-1].checkpoint, tables)
 
 
-def _deep(settings: Settings, spark: SparkSession, place: Place, snapshots: list[SnapshotRecord]) -> list[Failure]:
+def _deep(
+    settings: Settings, spark: SparkSession, place: OpenWarehouse, snapshots: list[SnapshotRecord]
+) -> list[Failure]:
     """Row by row against the full snapshots."""
     failures = []
     for snapshot in snapshots:
@@ -143,7 +145,9 @@ def _deep(settings: Settings, spark: SparkSession, place: Place, snapshots: list
     return failures
 
 
-def _compared(settings: Settings, spark: SparkSession, place: Place, snapshot: SnapshotRecord) -> list[TableComparison]:
+def _compared(
+    settings: Settings, spark: SparkSession, place: OpenWarehouse, snapshot: SnapshotRecord
+) -> list[TableComparison]:
     store = place.warehouse.store
     stored = place.catalog.chain_manifests(snapshot.stream, snapshot.checkpoint)
     manifests = read_manifests(store, stored, snapshot.stream)

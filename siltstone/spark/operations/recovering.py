@@ -5,7 +5,7 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change import recover as recovery
 from siltstone.change.recover import Recovery
 from siltstone.errors import CorruptObject, ProofFailed, StateError
@@ -41,7 +41,7 @@ def recover(
         Fenced: a run has taken the stream over meanwhile; nothing was given up.
         Unreachable: the store or the catalog failed; nothing was given up.
     """
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         recovery.check_recoverable(place.catalog, stream)
         spark = spark_session(settings.master, settings.spark)
         proofs = partial(spark_map, spark)
@@ -55,7 +55,7 @@ class SelfRecovery:
         done: what it did; None as long as it was not needed.
     """
 
-    def __init__(self, settings: Settings, place: Place, stream: str, spark: SparkSession) -> None:
+    def __init__(self, settings: Settings, place: OpenWarehouse, stream: str, spark: SparkSession) -> None:
         self.done: Recovery | None = None
         self._allowed = settings.recovery.automatic
         self._place, self._stream, self._spark = place, stream, spark

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import StepRecord
-from siltstone.chains.costs import Gathered
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.costs import StepReports
 from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
 from siltstone.errors import SiltstoneError, StateError, UsageError
 from siltstone.operator import SOURCE
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_run, recorded_options
 from siltstone.run.task import DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.settings import Settings
@@ -79,9 +79,9 @@ def replay(
         CorruptObject: the checkpoint it begins with is damaged.
         StateError: a step failed.
     """
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         last, first = resolve_range(place.catalog, stream.name, to, since)
-        with reading(place.catalog, stream.name, [c for c in (first, last) if c], what="replays"):
+        with hold_lease(place.catalog, stream.name, [c for c in (first, last) if c], what="replays"):
             plan = plan_replay(place, stream, last, first)
             spark = spark_session(settings.master, settings.spark, steps=True)
             parallelism = settings.parallelism or min(cores(spark), stream.max_parallelism)
@@ -119,7 +119,7 @@ class _Replay:
         self.parallelism = parallelism
         self.on_step = on_step
         self.compared = 0
-        self._gathered = Gathered()
+        self._gathered = StepReports()
         self._log = SourceLog(scratch / "spark", warehouse_paths)
         self._points = points
         self._version = max(point.step for point in points.values())

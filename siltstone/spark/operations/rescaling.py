@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.rescale import check_same_digests
 from siltstone.restore.restore import read_manifest
 from siltstone.settings import Settings
@@ -42,7 +42,7 @@ def rescale(settings: Settings, stream: Stream, parallelism: int) -> RescaleResu
         UsageError: more parallelism than key groups.
         CorruptObject, ProofFailed: the chain is damaged; the stream is as it was.
     """
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         options = check_changeable(place.catalog, stream, parallelism)
         spark = spark_session(settings.master, settings.spark)
         start = time.perf_counter()

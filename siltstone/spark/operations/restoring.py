@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import parse_time
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ProofFailed
 from siltstone.restore.export import (
-    chosen,
     discard,
     publish,
     recorded_digest,
     restore_unit,
+    select_tables,
     staging,
     unit_tasks,
     whole_digest,
 )
 from siltstone.restore.restore import read_manifests
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_parallelism
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
@@ -64,20 +64,20 @@ def restore(
         UsageError: `only` names what is not there, or more parallelism than key groups.
         CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
     """
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         catalog, store = place.catalog, place.warehouse.store
         checkpoint = catalog.as_of(stream, parse_time(as_of)) if as_of else catalog.resolve(stream, at)
         record = catalog.checkpoint(stream, checkpoint)
         check_parallelism(settings.parallelism or 1, catalog.stream(stream).max_parallelism)
         staged = None if to is None else staging(to)
         try:
-            with reading(catalog, stream, [checkpoint], what="restores"):
+            with hold_lease(catalog, stream, [checkpoint], what="restores"):
                 spark = spark_session(settings.master, settings.spark)
                 start = time.perf_counter()
                 manifests = read_manifests(store, catalog.chain_manifests(stream, checkpoint), stream)
                 parallelism = settings.parallelism or cores(spark)
                 manifest = manifests[checkpoint]
-                wanted = chosen(manifest, only) if only else None
+                wanted = select_tables(manifest, only) if only else None
                 tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged, wanted)
                 results = spark_map(spark, lambda task: restore_unit(store, task), tasks)
                 digest = whole_digest(results, manifest.max_parallelism)

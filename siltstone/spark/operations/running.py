@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
-from siltstone.chains.policies import named
+from siltstone.chains.policies import policy_by_name
 from siltstone.change.recover import Recovery
 from siltstone.errors import Fenced, Stopped, Unreachable
 from siltstone.log import bound
 from siltstone.retention.leases import this_process
 from siltstone.run.definition import check_recorded, check_run
-from siltstone.run.region import Completed, Region, RegionOptions
+from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.settings import Settings
 from siltstone.spark.background import SparkUnits
 from siltstone.spark.cluster import check_cluster
@@ -79,7 +79,7 @@ def run(
 
     Raises:
         Stopped: such a signal ended it before its input did; not with `follow`, which ends no other way.
-        SiltstoneError: see `Region.open`, `open_source` and `run_stream`.
+        SiltstoneError: see `ConsistentRegion.open`, `open_source` and `run_stream`.
     """
     start = time.perf_counter()
     done: list[Completed] = []
@@ -88,7 +88,7 @@ def run(
         done.append(checkpoint)
         on_checkpoint(checkpoint)
 
-    named(settings.policy, settings.policy_options)
+    policy_by_name(settings.policy, settings.policy_options)
     check_run(stream, request.options, settings.parallelism or 1)
     metrics = RunMetrics(settings, stream.name)
     with _writable(settings) as place:
@@ -142,7 +142,7 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
 
     Raises:
         UsageError: the session's master runs tasks elsewhere, where the stream's sinks or catalog are not.
-        SiltstoneError: see `Region.open`.
+        SiltstoneError: see `ConsistentRegion.open`.
     """
     metrics = RunMetrics(settings, stream.name)
     with _writable(settings) as place, ExitStack() as stack:
@@ -157,15 +157,15 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
             runner.finish()
 
 
-def _writable(settings: Settings) -> Place:
-    return Place.writable(settings.warehouse, settings.catalog, settings.catalog_timeout_s)
+def _writable(settings: Settings) -> OpenWarehouse:
+    return OpenWarehouse.writable(settings.warehouse, settings.catalog, settings.catalog_timeout_s)
 
 
 @contextmanager
 def _running(
     settings: Settings,
     stream: Stream,
-    place: Place,
+    place: OpenWarehouse,
     spark: SparkSession,
     request: RunRequest,
     metrics: RunMetrics,
@@ -178,9 +178,9 @@ def _running(
 
 
 def _run_in(
-    region: Region,
+    region: ConsistentRegion,
     settings: Settings,
-    place: Place,
+    place: OpenWarehouse,
     spark: SparkSession,
     request: RunRequest,
     metrics: RunMetrics,
@@ -220,7 +220,7 @@ def _run_in(
 
 
 def _background(
-    settings: Settings, place: Place, spark: SparkSession, region: Region, metrics: RunMetrics
+    settings: Settings, place: OpenWarehouse, spark: SparkSession, region: ConsistentRegion, metrics: RunMetrics
 ) -> Background:
     stream, units = region.stream.name, SparkUnits(spark, region.stream.name)
     options = BackgroundOptions(
@@ -234,13 +234,13 @@ def _background(
 def open_region(
     settings: Settings,
     stream: Stream,
-    place: Place,
+    place: OpenWarehouse,
     options: Mapping[str, str],
     default_parallelism: int,
     *,
     who: str | None = None,
     drop: Sequence[str] = (),
-) -> Region:
+) -> ConsistentRegion:
     """Take a stream over, as the settings say.
 
     The parallelism is the settings', else what a `rescale` recorded, else `default_parallelism`.
@@ -255,5 +255,5 @@ def open_region(
         upload=settings.upload,
         drop=drop,
     )
-    policy = named(settings.policy, settings.policy_options)
-    return Region.open(stream, place.warehouse, place.catalog, policy, region_options, who or this_process())
+    policy = policy_by_name(settings.policy, settings.policy_options)
+    return ConsistentRegion.open(stream, place.warehouse, place.catalog, policy, region_options, who or this_process())

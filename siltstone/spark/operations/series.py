@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
 from siltstone.restore.proof import plan_checkpoints
 from siltstone.restore.restore import read_manifest
@@ -17,12 +17,12 @@ from siltstone.restore.series import (
     RestoredLabel,
     digest_of,
     labels_by_checkpoint,
-    lying,
     publish_labels,
+    read_label,
     restore_chain,
 )
 from siltstone.restore.verify import Failure, check_indexes
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import needs_spark, spark_session
@@ -72,12 +72,12 @@ def restore_series(
     start = time.perf_counter()
     for label in labels:
         check_label(label)
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         catalog, root = place.catalog, place.warehouse.local.restored_series(stream)
         catalog.stream(stream)
         _clear_abandoned(root)
         recorded = {id: catalog.checkpoint(stream, id).digest for id in set(labels.values())}
-        there = {label: lying(root, label) for label in labels}
+        there = {label: read_label(root, label) for label in labels}
         kept = [
             found
             for label, found in there.items()
@@ -88,7 +88,7 @@ def restore_series(
         failed: list[Failure] = []
         by_checkpoint = labels_by_checkpoint(missing)
         for some in _parts(list(by_checkpoint)):
-            with staging(root) as staged, reading(catalog, stream, some, what="restores"):
+            with staging(root) as staged, hold_lease(catalog, stream, some, what="restores"):
                 done, failures = _restore(settings, place, stream, some, staged, recorded)
                 failed += failures
                 for id, rows in done.items():
@@ -101,7 +101,7 @@ def restore_series(
 
 
 def _restore(
-    settings: Settings, place: Place, stream: str, ids: Sequence[int], staged: Path, recorded: Mapping[int, str]
+    settings: Settings, place: OpenWarehouse, stream: str, ids: Sequence[int], staged: Path, recorded: Mapping[int, str]
 ) -> tuple[dict[int, int], list[Failure]]:
     """Write some checkpoints below `staged`: (id -> rows of those that are proven, why the others are not)."""
     catalog, store = place.catalog, place.warehouse.store

@@ -4,10 +4,10 @@ import os
 import time
 from dataclasses import dataclass
 
-from siltstone.catalog.place import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.restore.restore import read_manifest
-from siltstone.retention.leases import reading
+from siltstone.retention.leases import hold_lease
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
@@ -33,13 +33,13 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
         NoLiveState: this machine does not have the live state of the newest checkpoint, or a run has moved on.
         UsageError: the checkpoint has a snapshot already.
     """
-    with Place.existing(settings.warehouse, settings.catalog) as place:
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         catalog, warehouse = place.catalog, place.warehouse
         epoch, record = catalog.stream(stream).epoch, catalog.latest(stream)
         if any(s.checkpoint == record.id for s in catalog.snapshots(stream)):
             raise UsageError(f"checkpoint {record.id} of {stream} has a snapshot already")
         # The lease also covers what is written and not referred to yet.
-        with reading(catalog, stream, [record.id], what="takes a snapshot"):
+        with hold_lease(catalog, stream, [record.id], what="takes a snapshot"):
             spark = spark_session(settings.master, settings.spark)
             start = time.perf_counter()
             manifest = read_manifest(warehouse.store, record.manifest, stream)

@@ -44,13 +44,13 @@ from siltstone.store.keyvalue.redis_client import (
     Server,
     client,
     memory_remark,
-    reaching,
+    translate_errors,
     unreachable,
 )
 from siltstone.store.keyvalue.redis_scripts import BEGIN, COMMIT, DELETE, DISCARD, PART, TAKE_BACK, VALUES, Script
 from siltstone.store.paths import check_object_name
 from siltstone.store.retry import Retrying
-from siltstone.store.url import options_of, shown
+from siltstone.store.url import options_of, redacted
 
 _TRANSACTION_BYTES = 1 << 20
 _TRANSACTION_CHUNKS = _SCRIPT_KEYS = 1000  # a script takes some thousand arguments
@@ -78,7 +78,7 @@ class RedisKeyValue:
 
     def __init__(self, url: str, options: RedisOptions) -> None:
         Server.of(url, options)  # a URL that makes no sense is refused here
-        self.url, self.label = url, shown(url)
+        self.url, self.label = url, redacted(url)
         self.value_limit_bytes = options.chunk_bytes
         self._options = options
         self._prefix = options.prefix
@@ -97,14 +97,14 @@ class RedisKeyValue:
         """As `KeyValue.entries`; SCAN goes over all keys of the database."""
         start = self.key_of("")
         pattern = "".join(f"\\{c}" if c in "*?[]\\^-" else c for c in start + prefix) + "*"
-        with reaching("list entries", self.label):
+        with translate_errors("list entries", self.label):
             found = set(self.client.scan_iter(match=pattern, count=1000, _type="HASH"))
         names = (key.decode("utf-8", "replace").removeprefix(start) for key in found)
         return [name for name in names if not name.startswith(".")]
 
     def sizes(self, entry: str) -> Iterable[tuple[bytes, int]]:
         """As `KeyValue.sizes`."""
-        with reaching(f"list entry {entry}", self.label):
+        with translate_errors(f"list entry {entry}", self.label):
             keys: Any = self.client.hkeys(self.key_of(entry))
             keys = [key for key in keys if not key.startswith(CHUNK)]
             pipe = self.client.pipeline(transaction=False)
@@ -124,7 +124,7 @@ class RedisKeyValue:
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
         """As `KeyValue.add`: one HSETNX."""
-        with reaching(f"write object {join_name(entry, key)}", self.label):
+        with translate_errors(f"write object {join_name(entry, key)}", self.label):
             return bool(self._run("HSETNX", self.key_of(entry), key, value, durably=True))
 
     def stage(self, entry: str, key: bytes, write_id: bytes) -> "_StagedInRedis | None":
@@ -132,20 +132,20 @@ class RedisKeyValue:
         name = join_name(entry, key)
         token = write_id.hex()
         began = f"{datetime.now(UTC).isoformat()} {name}"
-        with reaching(f"write object {name}", self.label):
+        with translate_errors(f"write object {name}", self.label):
             if not self.run_script(BEGIN, entry, key, token, began):
                 return None
         return _StagedInRedis(self, entry, key, token)
 
     def delete(self, entry: str, keys: list[bytes]) -> None:
         """As `KeyValue.delete`: one script, so nobody sees a header without its chunks."""
-        with reaching(f"delete from entry {entry}", self.label):
+        with translate_errors(f"delete from entry {entry}", self.label):
             for start in range(0, len(keys), 1000):
                 self.run_script(DELETE, entry, *keys[start : start + 1000])
 
     def unfinished(self) -> Iterable[Unfinished]:
         """As `KeyValue.unfinished`; all names are known. What no writer here wrote is left alone."""
-        with reaching("list unfinished writes", self.label):
+        with translate_errors("list unfinished writes", self.label):
             tokens: Any = self.client.hkeys(self._writing)
         values = _Reading(self, WRITING, "list unfinished writes")(tokens, _WRITING_BYTES)
         writes = [_unfinished(token, value) for token, value in zip(tokens, values, strict=True)]
@@ -156,7 +156,7 @@ class RedisKeyValue:
         if unfinished.name is None:
             raise UsageError(f"unfinished write {unfinished.token} is not of {self.label}: its name is not known")
         entry, key = split_name(unfinished.name)
-        with reaching(f"discard a write of {unfinished.name}", self.label):
+        with translate_errors(f"discard a write of {unfinished.name}", self.label):
             self.run_script(DISCARD, entry, unfinished.token, key, bytes.fromhex(unfinished.token))
 
     def check(self, *, writable: bool) -> None:
@@ -166,15 +166,15 @@ class RedisKeyValue:
             UsageError: it may evict keys, or takes no value of `chunk_bytes`.
             Unreachable: it does not answer, or refuses the credentials.
         """
-        with reaching("use the store", self.label):
+        with translate_errors("use the store", self.label):
             self.client.ping()
         if writable:
-            with reaching("check the settings", self.label):
+            with translate_errors("check the settings", self.label):
                 self._check_settings()
 
     def remarks(self) -> Sequence[Remark]:
         """As `Store.remarks`: whether it keeps anything on disk, and its memory. A server may not say it."""
-        with reaching("ask for the settings", self.label):
+        with translate_errors("ask for the settings", self.label):
             about: Any = self._asked(self.client.info) or {}
             saves: Any = self._asked(lambda: self.client.config_get("save"))
         found = [] if (memory := memory_remark(about)) is None else [memory]
@@ -283,7 +283,7 @@ class _Reading:
         for start in range(0, len(keys), _SCRIPT_KEYS):
             some = keys[start : start + _SCRIPT_KEYS]
             try:
-                with reaching(self._what, self._driver.label):
+                with translate_errors(self._what, self._driver.label):
                     values += self._driver.run_script(VALUES, self._entry, most, *some)
             except Unreachable as error:
                 if not isinstance(error.__cause__, refusals.NoPermissionError):
@@ -294,7 +294,7 @@ class _Reading:
     def _without_script(self, keys: Keys, most: int) -> Values:
         """For who may only read, and run no script: in two steps, between which a value may be exchanged."""
         place, client = self._driver.key_of(self._entry), self._driver.client
-        with reaching(self._what, self._driver.label):
+        with translate_errors(self._what, self._driver.label):
             pipe = client.pipeline(transaction=False)
             for key in keys:
                 pipe.hstrlen(place, key)
@@ -306,7 +306,7 @@ class _Reading:
     def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
         """As `Get.part`."""
         try:
-            with reaching(self._what, self._driver.label):
+            with translate_errors(self._what, self._driver.label):
                 found = self._driver.run_script(PART, self._entry, key, start, stop)
         except Unreachable as error:
             if not isinstance(error.__cause__, refusals.NoPermissionError):
@@ -325,13 +325,13 @@ class _StagedInRedis:
 
     def put(self, chunks: Chunks) -> None:
         """As `Staged.put`."""
-        with reaching(self._what, self._driver.label):
+        with translate_errors(self._what, self._driver.label):
             if not self._driver.put_chunks(self._entry, self._token, chunks):
                 raise self._discarded()
 
     def commit(self, header: bytes) -> bool:
         """As `Staged.commit`."""
-        with reaching(self._what, self._driver.label):
+        with translate_errors(self._what, self._driver.label):
             done = self._driver.run_script(COMMIT, self._entry, self._token, self._key, header, durably=True)
         if done < 0:
             raise self._discarded()
@@ -339,7 +339,7 @@ class _StagedInRedis:
 
     def discard(self) -> None:
         """As `Staged.discard`."""
-        with reaching(self._what, self._driver.label):
+        with translate_errors(self._what, self._driver.label):
             write_id = bytes.fromhex(self._token)
             self._driver.run_script(DISCARD, self._entry, self._token, self._key, write_id)
 

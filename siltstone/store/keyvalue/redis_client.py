@@ -17,7 +17,7 @@ from siltstone.errors import Unreachable, UsageError
 from siltstone.secret import FILE, read_variable
 from siltstone.store.base import Remark
 from siltstone.store.keyvalue.protocol import SMALLEST_LIMIT_BYTES
-from siltstone.store.url import StoreOptions, shown, split
+from siltstone.store.url import StoreOptions, redacted, split
 
 PASSWORD = "SILTSTONE_REDIS_PASSWORD"
 """the variable that holds the password, if the URL names no other: URLs travel to tasks and into lists of processes"""
@@ -56,10 +56,10 @@ class Server:
         parts = split(url)
         number = parts.path.strip("/") or "0"
         if not parts.hostname or not number.isdecimal() or parts.fragment:
-            raise UsageError(f"{shown(url)} is no Redis URL: write redis://[user@]host:port/database-number")
+            raise UsageError(f"{redacted(url)} is no Redis URL: write redis://[user@]host:port/database-number")
         if parts.password:
             raise UsageError(
-                f"{shown(url)} holds a password, which would travel to every task: leave it out, and set "
+                f"{redacted(url)} holds a password, which would travel to every task: leave it out, and set "
                 f"{PASSWORD}, or {PASSWORD}{FILE} to the path of a file that holds it, on every host"
             )
         user, password = unquote(parts.username) if parts.username else None, read_variable(options.password_variable)
@@ -112,7 +112,7 @@ def memory_remark(about: Mapping[str, Any]) -> Remark | None:
 
 
 @contextmanager
-def reaching(what: str, label: str) -> Iterator[None]:
+def translate_errors(what: str, label: str) -> Iterator[None]:
     """Turn what Redis or the network says into Unreachable: `what` could not be done in `label`, and what to check."""
     try:
         yield

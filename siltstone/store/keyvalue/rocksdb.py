@@ -48,12 +48,12 @@ from siltstone.store.keyvalue.rocksdb_database import (
     Databases,
     database_options,
     open_database,
-    reaching,
     synced,
+    translate_errors,
 )
 from siltstone.store.paths import TEMPORARY, below, check_object_name
 from siltstone.store.retry import Retrying, RetryPolicy
-from siltstone.store.url import options_of, shown, split
+from siltstone.store.url import options_of, redacted, split
 
 _SIZE = b"\1"
 _NAME = "name"
@@ -91,7 +91,7 @@ def open_rocksdb(url: str) -> Retrying:
     parts = split(url)
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or parts.fragment or len(path) < 2 or "\0" in path:
-        raise UsageError(f"{shown(url)} is no RocksDB URL: write rocksdb:///absolute/path")
+        raise UsageError(f"{redacted(url)} is no RocksDB URL: write rocksdb:///absolute/path")
     driver = RocksDBKeyValue(url, Path(os.path.abspath(path)), options.chunk_bytes)
     return Retrying(ChunkedStore(driver, options.policy, options.checksums), options.policy)
 
@@ -108,7 +108,7 @@ class RocksDBKeyValue:
     def entries(self, prefix: str) -> Iterable[str]:
         """As `KeyValue.entries`: a walk over directories, those left out whose entries cannot match."""
         waiting = [""]
-        with reaching(f"list {self.label}"):
+        with translate_errors(f"list {self.label}"):
             while waiting:
                 folder = waiting.pop()
                 with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.root / folder) as found:
@@ -123,7 +123,10 @@ class RocksDBKeyValue:
 
     def sizes(self, entry: str) -> Iterable[tuple[bytes, int]]:
         """As `KeyValue.sizes`, without reading a value."""
-        with self.databases.reading(entry) as database, reaching(f"list {self.databases.what(entry)}", self.root):
+        with (
+            self.databases.reading(entry) as database,
+            translate_errors(f"list {self.databases.what(entry)}", self.root),
+        ):
             if database is None:
                 return
             for key, size in database.items(from_key=_SIZE):
@@ -158,7 +161,7 @@ class RocksDBKeyValue:
 
     def delete(self, entry: str, keys: list[bytes]) -> None:
         """As `KeyValue.delete`: one synced batch, or the database of an entry left empty moved away, then removed."""
-        with reaching(f"delete from {self.databases.what(entry)}"):
+        with translate_errors(f"delete from {self.databases.what(entry)}"):
             folder = self.databases.folder(entry)
             gone = below(self.root, TEMPORARY, uuid.uuid4().hex)
             if not (folder / DATABASE).is_dir():
@@ -175,7 +178,7 @@ class RocksDBKeyValue:
 
     def unfinished(self) -> Iterable[Unfinished]:
         """As `KeyValue.unfinished`; of unknown name are databases half removed."""
-        with reaching(f"list {self.label}"), suppress(FileNotFoundError):
+        with translate_errors(f"list {self.label}"), suppress(FileNotFoundError):
             for found in sorted(os.scandir(below(self.root, TEMPORARY)), key=lambda each: each.name):
                 with suppress(FileNotFoundError):
                     began = datetime.fromtimestamp(found.stat(follow_symlinks=False).st_mtime, UTC)
@@ -183,7 +186,7 @@ class RocksDBKeyValue:
 
     def discard(self, unfinished: Unfinished) -> None:
         """As `KeyValue.discard`: a writer whose files are gone cannot hand them over."""
-        with reaching(f"discard a write in {self.label}"), suppress(FileNotFoundError):
+        with translate_errors(f"discard a write in {self.label}"), suppress(FileNotFoundError):
             shutil.rmtree(below(self.root, TEMPORARY, check_object_name(unfinished.token)))
 
     def check(self, *, writable: bool) -> None:
@@ -271,14 +274,14 @@ class _Reading:
         """As `Get.__call__`."""
         if self._database is None:
             return [None] * len(keys)
-        with reaching(f"read {self._what}", self._root):
+        with translate_errors(f"read {self._what}", self._root):
             return _values(self._database, keys, most)
 
     def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
         """As `Get.part`."""
         if self._database is None:
             return None
-        with reaching(f"read {self._what}", self._root):
+        with translate_errors(f"read {self._what}", self._root):
             value = self._database.get(key)
         return None if value is None else (len(value), value[start:stop])
 
@@ -292,7 +295,7 @@ class _StagedInFiles:
         self._folder = below(driver.root, TEMPORARY, write_id.hex())
         self._name = join_name(entry, key)
         self._what = f"write {driver.databases.what(entry, key)}"
-        with reaching(self._what):
+        with translate_errors(self._what):
             self._folder.mkdir(parents=True)
             with open(self._folder / _NAME, "x") as file:  # "x" follows no link
                 file.write(self._name)
@@ -335,9 +338,9 @@ class _StagedInFiles:
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """As `reaching`; says so where the write was discarded."""
+        """As `translate_errors`; says so where the write was discarded."""
         try:
-            with reaching(self._what):
+            with translate_errors(self._what):
                 yield
         except Unreachable as error:
             if error.transient or self._folder.is_dir():

@@ -11,7 +11,7 @@ from rocksdict import AccessType, DBCompressionType, Options, Rdict, WriteOption
 
 from siltstone.errors import CorruptObject, SiltstoneError, Unreachable, UsageError
 from siltstone.store.filesystem import make_durable
-from siltstone.store.filesystem import reaching as reaching_files
+from siltstone.store.filesystem import translate_errors as reaching_files
 from siltstone.store.keyvalue.protocol import join_name
 from siltstone.store.paths import below
 
@@ -19,7 +19,7 @@ DATABASE = ".db"
 
 
 @contextmanager
-def reaching(what: str, reads: Path | None = None) -> Iterator[None]:
+def translate_errors(what: str, reads: Path | None = None) -> Iterator[None]:
     """Turn what RocksDB or the system says into this project's errors: `what` could not be done, and what to check.
 
     `reads` is the directory of a store of which a database is read: as long as it is there, what lacks in the database
@@ -148,7 +148,7 @@ class Databases:
         with _altered(f"read {self.what(entry, key)}"):
             folder = self.folder(entry)
         path = folder / DATABASE
-        with reaching(f"read {self.what(entry, key)}", self.root), self.locked(folder, fcntl.LOCK_SH) as there:
+        with translate_errors(f"read {self.what(entry, key)}", self.root), self.locked(folder, fcntl.LOCK_SH) as there:
             if not there or not (path / "CURRENT").exists():  # to open one that is not there would make its directory
                 yield None
                 return
@@ -163,7 +163,7 @@ class Databases:
     def writing(self, entry: str, key: bytes = b"") -> Iterator[Any]:
         """An entry's database for writing, made where there is none, by nobody else meanwhile."""
         folder = self.folder(entry)
-        with reaching(f"write {self.what(entry, key)}"):
+        with translate_errors(f"write {self.what(entry, key)}"):
             while True:
                 # A delete removed a directory left empty meanwhile, before or after mkdir saw it: make it again.
                 with suppress(FileNotFoundError, FileExistsError):

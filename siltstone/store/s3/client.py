@@ -20,7 +20,7 @@ from pydantic import Field, field_validator
 from urllib3.exceptions import HTTPError
 
 from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreachable, UsageError
-from siltstone.store.url import StoreOptions, shown
+from siltstone.store.url import StoreOptions, redacted
 
 MIB = 1 << 20
 PARALLEL = 8
@@ -116,7 +116,7 @@ class Link:
 
     def translated(self, error: Exception, verb: str, what: str, bucket: str) -> SiltstoneError:
         """The error people see for one of boto3's: holds no key, no secret, no query, nothing the server wrote."""
-        server = shown(self.client.meta.endpoint_url)
+        server = redacted(self.client.meta.endpoint_url)
         cannot = f"cannot {verb} {what}"
         if isinstance(error, boto.ClientError):
             return _refused(error, verb, what, bucket, server)

@@ -26,7 +26,7 @@ from siltstone.store.paths import check_object_name, check_prefix
 from siltstone.store.retry import Retrying
 from siltstone.store.s3.client import ERRORS, MIB, Gone, Link, S3Options, link
 from siltstone.store.s3.multipart import CHECKSUM, PARTS, Body, S3Writer, multipart
-from siltstone.store.url import options_of, shown, split
+from siltstone.store.url import options_of, redacted, split
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 _DELETED_AT_ONCE = 1000  # S3's own limit
@@ -44,7 +44,7 @@ def open_s3(url: str) -> Store:
         raise UsageError("an s3:// URL holds no credentials: set AWS_PROFILE, or the other variables boto3 reads")
     options = options_of(url, S3Options)
     if not _BUCKET.fullmatch(parts.netloc) or parts.fragment:
-        raise UsageError(f"{shown(url)} names no bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
+        raise UsageError(f"{redacted(url)} names no bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
     store = S3Store(url, parts.netloc, check_prefix(parts.path.strip("/")), options)
     return Retrying(store, options.policy)
 
@@ -56,7 +56,7 @@ class S3Store:
 
     def __init__(self, url: str, bucket: str, prefix: str, options: S3Options) -> None:
         self.url = url
-        self.label = shown(url)
+        self.label = redacted(url)
         self.bucket = bucket
         self.prefix = prefix
         self.options = options

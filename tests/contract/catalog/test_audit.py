@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.audit import RECORDS_KEPT, Doomed
+from siltstone.catalog.audit import RECORDS_KEPT, Tombstone
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.records import CheckpointCommit, Standing
+from siltstone.catalog.records import CatalogView, CheckpointCommit
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, StateError, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.model import Form, StoredObject
@@ -107,14 +107,14 @@ def test_of_a_lease_and_a_deletion_at_once_the_first_is_seen_by_the_other(catalo
         assert seen == has_lease
 
 
-# Standing
+# What the catalog says
 
 
 def test_the_standing_says_who_writes_what_is_newest_and_what_is_referred_to(catalog: Catalog, clock: Clock) -> None:
     clock.time += MINUTE
     there = catalog.standing("flights")
     everything = {name_of(id, "manifest.arrow") for id in range(1, 7)}
-    assert there == Standing("flights", 1, False, 6, frozenset({1}), (), frozenset(everything), NOON + MINUTE)
+    assert there == CatalogView("flights", 1, False, 6, frozenset({1}), (), frozenset(everything), NOON + MINUTE)
     some = [name_of(2, "manifest.arrow"), name_of(2, "x.segment"), *(f"n{i}" for i in range(1200))]
     assert catalog.standing("flights", some).referenced == {name_of(2, "manifest.arrow")}
     assert catalog.standing("flights", ()).referenced == frozenset()
@@ -144,8 +144,8 @@ def test_what_another_stream_refers_to_is_referred_to(catalog: Catalog) -> None:
 SWEPT = "2013-07-04T12:00:00"
 
 
-def condemn(catalog: Catalog, *names: str, reason: str = "of a fenced run") -> list[Doomed]:
-    doomed = [Doomed(name, 7, reason, NOON - MINUTE) for name in names]
+def condemn(catalog: Catalog, *names: str, reason: str = "of a fenced run") -> list[Tombstone]:
+    doomed = [Tombstone(name, 7, reason, NOON - MINUTE) for name in names]
     return catalog.record_orphans("flights", "host:9", names, lambda _: doomed)
 
 
@@ -171,7 +171,7 @@ def test_what_is_decided_is_decided_as_things_stand(catalog: Catalog, clock: Clo
     clock.time += 2 * MINUTE
     names, seen = [name_of(6, "manifest.arrow"), name_of(7, "a.segment")], []
 
-    def decide(standing: Standing) -> list[Doomed]:
+    def decide(standing: CatalogView) -> list[Tombstone]:
         seen.append(standing)
         return []
 
@@ -204,8 +204,8 @@ def test_of_a_commit_and_a_sweep_at_once_the_first_keeps_the_other_from_happenin
     for id in range(7, 13):
         name = name_of(id, "a.segment")
 
-        def decide(standing: Standing, name: str = name) -> list[Doomed]:
-            return [Doomed(name, 1, "")] if name not in standing.referenced else []
+        def decide(standing: CatalogView, name: str = name) -> list[Tombstone]:
+            return [Tombstone(name, 1, "")] if name not in standing.referenced else []
 
         with ThreadPoolExecutor(2) as pool:
             committing = pool.submit(commit, catalog, id, segments=[name])
@@ -219,11 +219,11 @@ def test_of_a_commit_and_a_sweep_at_once_the_first_keeps_the_other_from_happenin
 
 
 def test_deletions_of_checkpoints_are_written_down_by_the_newest_writer_only(catalog: Catalog) -> None:
-    doomed = [Doomed(name_of(1, "manifest.arrow"), 10, "of a deleted checkpoint")]
+    doomed = [Tombstone(name_of(1, "manifest.arrow"), 10, "of a deleted checkpoint")]
     catalog.record_deletion("flights", 1, "host:1", doomed)
     catalog.new_epoch("flights", "host:2")
     with pytest.raises(Fenced):
-        catalog.record_deletion("flights", 1, "host:1", [Doomed(name_of(2, "manifest.arrow"), 10, "")])
+        catalog.record_deletion("flights", 1, "host:1", [Tombstone(name_of(2, "manifest.arrow"), 10, "")])
     assert [d.name for d in catalog.deletions("flights")] == [name_of(1, "manifest.arrow")]
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from siltstone.catalog.audit import Doomed
+from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.records import CheckpointCommit, Edit, Step
 from siltstone.catalog.repository import Catalog
@@ -65,8 +65,8 @@ def names(catalog: Catalog, stream: str) -> set[str]:
     return {o.name for o in catalog.objects(stream)}
 
 
-def doomed(*objects: str) -> list[Doomed]:
-    return [Doomed(name, 10, "of a deleted checkpoint") for name in objects]
+def doomed(*objects: str) -> list[Tombstone]:
+    return [Tombstone(name, 10, "of a deleted checkpoint") for name in objects]
 
 
 def materialize(catalog: Catalog, operator: str, checkpoint: int, id: str, stream: str = "flights") -> list[str]:
@@ -249,7 +249,7 @@ def test_of_a_fork_and_a_deletion_at_once_the_first_is_seen_by_the_other(catalog
     for id in (1, 2, 3, 4):
         new, mine = f"new{id}", [o.name for o in catalog.objects("flights", [id])]
 
-        def delete(id: int = id, mine: Sequence[str] = mine) -> list[Doomed]:
+        def delete(id: int = id, mine: Sequence[str] = mine) -> list[Tombstone]:
             catalog.mark_deleted("flights", 2, [id])
             return catalog.record_deletion("flights", 2, "host:1", doomed(*mine))
 

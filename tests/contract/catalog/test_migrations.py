@@ -9,7 +9,7 @@ from sqlalchemy import Engine, create_engine, insert, make_url
 
 from siltstone.catalog import tables as t
 from siltstone.catalog import upgrade
-from siltstone.catalog.audit import Doomed
+from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.passes import Pass
 from siltstone.catalog.records import Step
@@ -120,6 +120,6 @@ def test_deletions_of_before_passes_were_recorded_stay_as_they_are(
     with open_catalog(catalog_url, now=lambda: NOON) as catalog:
         assert catalog.deletion_passes("flights") == []
         by = Pass.begin("a sweep", "host:2")
-        catalog.record_orphans("flights", "host:2", ["b"], lambda _: [Doomed("b", 5, "new")], by)
+        catalog.record_orphans("flights", "host:2", ["b"], lambda _: [Tombstone("b", 5, "new")], by)
         assert [(p.id, p.objects, p.bytes) for p in catalog.deletion_passes("flights")] == [(by.id, 1, 5)]
         assert {d.name for d in catalog.deletions("flights")} == {"a", "b"}

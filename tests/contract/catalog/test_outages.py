@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import URL, create_engine, text
 from sqlalchemy import exc as sa
 
-from siltstone.catalog.audit import Doomed
+from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.engine import is_passing
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
@@ -161,7 +161,7 @@ def rewind(catalog: Catalog) -> None:
 
 def delete(catalog: Catalog) -> None:
     assert catalog.mark_deleted("flights", 1, iter([1])) == ()
-    doomed = [Doomed(stored(1, "manifest.a.arrow").name, 10, "deleted")]
+    doomed = [Tombstone(stored(1, "manifest.a.arrow").name, 10, "deleted")]
     assert catalog.record_deletion("flights", 1, "me", doomed) == doomed
     catalog.forget("flights", 1, iter([]), iter([doomed[0].name]))
     assert [o.checkpoint for o in catalog.objects("flights")] == [2, 3]

@@ -5,15 +5,15 @@ from datetime import timedelta
 import pytest
 
 from siltstone.catalog import fencing, passes
-from siltstone.catalog.audit import Doomed
+from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.passes import RUNS, Pass, PassRecord
 from siltstone.catalog.records import Step
 from siltstone.catalog.repository import Catalog
 from tests.catalog_cases import NOON, Clock, commit_of
 
 
-def doomed(*names: str) -> list[Doomed]:
-    return [Doomed(name, 7, "of a test") for name in names]
+def doomed(*names: str) -> list[Tombstone]:
+    return [Tombstone(name, 7, "of a test") for name in names]
 
 
 def orphans(catalog: Catalog, by: Pass, *names: str) -> None:

@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import text
 
 from siltstone.catalog import audit
-from siltstone.catalog.audit import Doomed
+from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.input_log import PRUNE_AT_LEAST
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.place import Place
 from siltstone.catalog.records import CheckpointCommit, Step
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.source_entries import count_files, merge
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.model import Form, StoredObject
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.truncate import truncate
@@ -94,7 +94,7 @@ def commit_round(catalog: Catalog, number: int) -> None:
 @pytest.mark.slow
 def test_a_catalog_grows_by_what_is_stated_for_each_checkpoint_step_and_deletion(catalog: Catalog) -> None:
     store = SimpleNamespace(delete=lambda names: None, list=lambda prefix: iter(()))
-    place = Place(cast(Any, SimpleNamespace(store=store)), catalog)
+    place = OpenWarehouse(cast(Any, SimpleNamespace(store=store)), catalog)
     before = used_bytes(catalog)
     commit_round(catalog, 0)
     grown = used_bytes(catalog) - before
@@ -127,8 +127,8 @@ def test_a_catalog_grows_by_what_is_stated_for_each_checkpoint_step_and_deletion
 def test_records_of_deleted_checkpoints_make_room_and_those_of_orphans_stay(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def doomed(what: str, count: int, reason: str = "deleted") -> list[Doomed]:
-        return [Doomed(f"{NAME}/00000001/{i:012d}/{what}.segment", 10, reason) for i in range(count)]
+    def doomed(what: str, count: int, reason: str = "deleted") -> list[Tombstone]:
+        return [Tombstone(f"{NAME}/00000001/{i:012d}/{what}.segment", 10, reason) for i in range(count)]
 
     monkeypatch.setattr(audit, "RECORDS_MAX", 5)
     orphans = doomed("lost", 3, "an orphan")

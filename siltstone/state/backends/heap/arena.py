@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import UsageError
-from siltstone.state.backends.heap.region import Region
+from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.columns import spans
 
 EMPTY = 0
@@ -24,9 +24,9 @@ class Arena:
 
     def __init__(self, directory: Path | None, entries: int = 1) -> None:
         held = entries + 1 if entries > 1 else 0
-        self._offsets = Region(directory / "offsets" if directory else None, np.int64, held=held)
+        self._offsets = MappedArray(directory / "offsets" if directory else None, np.int64, held=held)
         held = int(self._offsets.items[entries]) if entries > 1 else 0
-        self._bytes = Region(directory / "bytes" if directory else None, np.uint8, held=held)
+        self._bytes = MappedArray(directory / "bytes" if directory else None, np.uint8, held=held)
         self._offsets.reserve(2)
         self.entries = entries
 

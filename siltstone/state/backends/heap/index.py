@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from siltstone.errors import StateError
-from siltstone.state.backends.heap.region import Region
+from siltstone.state.backends.heap.mapped_array import MappedArray
 
 MAX_ROWS = 2**32 - 2
 _MAX_LOAD = 0.6
@@ -34,7 +34,7 @@ class Index:
     def __init__(self, path: Path | None, rows: int = 0) -> None:
         """Open the index of `rows` rows, or make an empty one."""
         self._path = path
-        self._region = Region(path, np.uint64, held=int(rows / _MAX_LOAD), scattered=True)
+        self._region = MappedArray(path, np.uint64, held=int(rows / _MAX_LOAD), scattered=True)
         self._resize(max(_MIN_BITS, len(self._region.items).bit_length() - 1))
 
     def _resize(self, bits: int) -> None:
@@ -95,7 +95,7 @@ class Index:
         fresh = self._path.with_name(self._path.name + ".new") if self._path else None
         if fresh:
             fresh.unlink(missing_ok=True)
-        self._region = Region(fresh, np.uint64, scattered=True)
+        self._region = MappedArray(fresh, np.uint64, scattered=True)
         self._resize(bits)
         first = 0
         for part in hashes:

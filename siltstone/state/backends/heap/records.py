@@ -12,7 +12,7 @@ import pyarrow as pa
 from siltstone.state.backends.heap.arena import Arena
 from siltstone.state.backends.heap.index import Index, tags
 from siltstone.state.backends.heap.layout import Layout
-from siltstone.state.backends.heap.region import Region
+from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.columns import split_by_bytes
 
 BATCH_ROWS = 1 << 17
@@ -29,7 +29,7 @@ class Records:
         self.layout = layout
         self.rows = rows
         self.arena = Arena(home, entries)
-        self._region = Region(home / "rows" if home else None, layout.dtype, held=rows, scattered=True)
+        self._region = MappedArray(home / "rows" if home else None, layout.dtype, held=rows, scattered=True)
         self.index = Index(home / "index" if home else None, rows)
 
     def column(self, name: str) -> np.ndarray:

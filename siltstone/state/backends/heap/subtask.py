@@ -26,7 +26,7 @@ import xxhash
 from siltstone.errors import StateError, Unreachable, UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import StateTable
-from siltstone.state.backends.heap.region import forget_removed_files
+from siltstone.state.backends.heap.mapped_array import forget_removed_files
 from siltstone.state.backends.heap.table import Counts, HeapTable
 from siltstone.state.backends.heap.undo import HEADER, UndoWriter, read_frames
 from siltstone.state.schema import TableSchema

@@ -13,8 +13,8 @@ from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.state.backend import KeyBatch, Lookup
 from siltstone.state.backends.heap.layout import Layout
+from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.backends.heap.records import Records
-from siltstone.state.backends.heap.region import Region
 from siltstone.state.backends.heap.scan import ordered
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import normalise_keys
@@ -99,10 +99,10 @@ class HeapTable:
     def _home(self, generation: int) -> Path | None:
         return self.directory / str(generation) if self.directory else None
 
-    def _list(self, counts: Counts) -> Region:
+    def _list(self, counts: Counts) -> MappedArray:
         home = self._home(counts.generation)
         path = home / f"changes.{counts.interval}" if home else None
-        return Region(path, np.uint32, held=counts.listed)
+        return MappedArray(path, np.uint32, held=counts.listed)
 
     @property
     def rows(self) -> int:

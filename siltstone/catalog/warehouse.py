@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from siltstone.catalog.engine import parse_url, shown
+from siltstone.catalog.engine import parse_url, redacted_url
 from siltstone.catalog.identity import Reidentified, check_identity, confirm_store, reidentify
 from siltstone.catalog.open import OUTAGE_S, NoCatalog, open_catalog
 from siltstone.catalog.repository import Catalog
@@ -20,7 +20,7 @@ _LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class OpenWarehouse:
     """Where streams live. Close it, or use it in a `with` block."""
 
     warehouse: Warehouse
@@ -66,7 +66,7 @@ class Place:
         except NoCatalog as error:
             raise WrongWarehouse(
                 f"the store at {warehouse.label} holds warehouse {stored}, but there is no catalog at "
-                f"{shown(parse_url(url))}: name its own with --catalog, or an empty store with --warehouse"
+                f"{redacted_url(parse_url(url))}: name its own with --catalog, or an empty store with --warehouse"
             ) from error
         return cls(warehouse, catalog).checked(create=True)
 

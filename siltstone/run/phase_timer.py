@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Clock:
+class PhaseTimer:
     """Adds up how long each phase of one piece of work took, in seconds, and what it read."""
 
     seconds: dict[str, float] = field(default_factory=dict)

@@ -18,7 +18,7 @@ _KEPT_MAPPINGS = 256
 _mappings: OrderedDict[tuple[int, int], tuple[Path, mmap.mmap]] = OrderedDict()
 
 
-class Region:
+class MappedArray:
     """Fixed-width items that outlive the process once written, because the page cache does.
 
     `items` is the whole capacity, zeros where nothing was ever written; how many items count is the owner's
