@@ -33,7 +33,7 @@ demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proo
 
 # Some workers with a Spark session each, for much is waiting; tests/conftest.py puts what takes long first.
 TEST = $(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
 
 test: $(READY)dev $(READY)gateway $(READY)classes ## the tests, and a table of the slowest
 	@$(TEST) --ignore tests/system
@@ -45,7 +45,7 @@ test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## both with all exam
 	@$(TEST) --hypothesis-profile thorough
 
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute
-	@$(WITH_TMP) $(BIN)/python -m pytest -p tests.fast -n 2 --dist worksteal tests/unit tests/property tests/contract
+	@$(WITH_TMP) $(BIN)/python -m pytest -p tests.fast -n 3 --dist worksteal tests/unit tests/property tests/contract
 
 lint: $(READY)dev ## ruff, pyright and the import contracts
 	$(BIN)/ruff check

@@ -5,8 +5,8 @@
     persistent state        the working state of before lies on this machine, at the newest checkpoint: it is opened
 
 One stream of a fixed number of keys runs on; at some lengths a copy of its warehouse is resumed in each of the three
-ways, each in a process of its own, by the code that a run uses (`ConsistentRegion.open`, then its subtasks, one by one
-on one core), without Spark. Seconds are from the opening of the region to the end of a step without rows. Memory is that
+ways, each in a process of its own, by the code that a run uses (`ConsistentRegion.open`, then one subtask after the
+other), without Spark. Seconds are from the opening of the region to the end of a step without rows. Memory is that
 process's at its peak, anonymous pages only: working state lies in mapped files. Only the newest checkpoint is retained.
 """
 
