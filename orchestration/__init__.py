@@ -1,1 +1,1 @@
-"""Puts assets, checks and resources together for Dagster."""
+"""This project's own deployment: what Dagster loads."""

@@ -138,7 +138,7 @@ class Settings(BaseSettings):
     alerts: AlertOptions = Field(default_factory=AlertOptions, description="when people are told, and where")
     schedules: dict[str, dict[str, str]] = Field(
         default={},
-        description="by stream and operation: a cron expression (UTC), or off; see orchestration/schedules.py",
+        description="by stream and operation: a cron expression (UTC), or off; see siltstone/dagster/schedules.py",
     )
     openmetrics: Path | None = Field(
         default=None,

@@ -22,7 +22,7 @@ POSTGRES_DRIVER = "dagster_postgres"
 STORAGE = "SILTSTONE_UI__STORAGE"
 """the variable that Dagster reads the database's URL from: it may hold a password, and no file does"""
 HOST = "SILTSTONE_UI_HOST"
-"""the variable that `orchestration/webserver.py` reads its address from"""
+"""the variable that `siltstone.dagster.page.webserver` reads its address from"""
 TOKEN_CHARACTERS = 16
 """the shortest token that is taken"""
 OURS = "# Written by `siltstone ui` at each start.\n"
@@ -41,7 +41,7 @@ concurrency:
     default_limit: 1  # each operation on each stream is a pool of its own: one run of it at a time
     granularity: op
 run_launcher:  # a run whose code server is gone has failed, too
-  module: orchestration.launcher
+  module: siltstone.dagster.page.launcher
   class: CodeServerRunLauncher
 run_monitoring:  # a run whose process was killed becomes a failed run, which the sensors see
   enabled: true
@@ -87,7 +87,7 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     environment[HOST] = host
     # Dagster warns on every start that it has a second command line, `dg`, for projects of another layout.
     python = [sys.executable, "-W", "ignore:Function `dev_command` is superseded"]
-    dagster = ["-m", "orchestration.dev", "-w", str(WORKSPACE), "-p", str(port)]
+    dagster = ["-m", "siltstone.dagster.page.dev", "-w", str(WORKSPACE), "-p", str(port)]
     environment.pop("PYTHONSAFEPATH", None)  # the code location is here
     os.execve(sys.executable, [*python, *dagster], environment)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from orchestration.definitions import definitions_of
+from siltstone.dagster.definitions import definitions_of
 from siltstone.stream import Stream
 
 

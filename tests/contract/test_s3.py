@@ -15,12 +15,12 @@ from siltstone.errors import CorruptObject, ObjectExists, SiltstoneError, Unreac
 from siltstone.model import StoredObject
 from siltstone.store.open import open_store
 from siltstone.store.retry import Retrying
-from siltstone.store.s3.multipart import PARTS as PARTS_MOST
-from siltstone.store.s3.multipart import part_bytes
-from siltstone.store.s3.store import S3Store
 from siltstone.store.s3 import client as s3_client
 from siltstone.store.s3 import multipart as s3_multipart
 from siltstone.store.s3 import store as s3
+from siltstone.store.s3.multipart import PARTS as PARTS_MOST
+from siltstone.store.s3.multipart import part_bytes
+from siltstone.store.s3.store import S3Store
 from tests import servers, store_cases_s3
 from tests.servers import S3Server
 

@@ -7,9 +7,9 @@ from datetime import date
 import dagster as dg
 import pytest
 
-from assets.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key
-from checks.suites import SUITES
-from orchestration.definitions import definitions_of
+from siltstone.dagster.checks.suites import SUITES
+from siltstone.dagster.definitions import definitions_of
+from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key
 from siltstone.stream import Stream
 from tests.fault.small_stream import SMALL
 

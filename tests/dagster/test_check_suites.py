@@ -14,10 +14,6 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from checks import __main__ as command
-from checks import facts, suites
-from checks.facts import Subject
-from checks.validation import Outcome, check, validate
 from siltstone.catalog.records import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
@@ -25,6 +21,10 @@ from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.cli import main
+from siltstone.dagster.checks import __main__ as command
+from siltstone.dagster.checks import facts, suites
+from siltstone.dagster.checks.facts import Subject
+from siltstone.dagster.checks.validation import Outcome, check, validate
 from siltstone.errors import Unreachable
 from siltstone.restore.restore import read_manifest
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
@@ -329,7 +329,7 @@ def test_bad_usage_ends_with_2(checks: Callable[..., Ended], arguments: list[str
 
 
 def test_a_directory_for_pages_that_cannot_be_made_is_one_line(checked: Checked, tmp_path: Path) -> None:
-    from checks.data_docs import build_data_docs
+    from siltstone.dagster.checks.data_docs import build_data_docs
 
     (tmp_path / "file").write_text("")
     with pytest.raises(Unreachable, match="cannot make"):

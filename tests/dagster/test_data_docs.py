@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pandas as pd
 
-from checks.data_docs import build_data_docs
-from checks.facts import Subject
-from checks.suites import Suite
+from siltstone.dagster.checks.data_docs import build_data_docs
+from siltstone.dagster.checks.facts import Subject
+from siltstone.dagster.checks.suites import Suite
 
 HOSTILE = '<img src=x onerror=alert(1)> $HOME ${x} & "quoted"'
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from assets.names import asset_of
-from checks.suites import SUITES
-from orchestration.definitions import definitions_of, siltstone
+from siltstone.dagster.checks.suites import SUITES
+from siltstone.dagster.definitions import definitions_of, project_definitions
+from siltstone.dagster.names import asset_of
 from siltstone.errors import UsageError
 from siltstone.settings import Settings
 from siltstone.stream import Stream
@@ -138,7 +138,7 @@ def test_every_operation_has_a_job_a_pool_and_tags_that_tell_its_runs_apart(smal
 def test_restored_state_has_a_partition_a_day_or_an_hour(small: dg.Definitions) -> None:
     partitions = specs(small)["small/restored_state"].partitions_def
     assert isinstance(partitions, dg.DynamicPartitionsDefinition) and partitions.name == "small__hours"
-    flights = siltstone()
+    flights = project_definitions()
     days = specs(flights)["flights/restored_state"].partitions_def
     assert isinstance(days, dg.DailyPartitionsDefinition)
     keys = days.get_partition_keys()
@@ -198,9 +198,9 @@ def test_loading_costs_little_beside_dagster_itself_and_starts_no_jvm() -> None:
     # Side by side, in processor time and the better of two: a machine may be slow, and its neighbours busy.
     ours = (
         "import json, sys, time\n"
-        "from orchestration.definitions import siltstone\n"
+        "from siltstone.dagster.definitions import project_definitions\n"
         "import dagster as dg\n"
-        "dg.Definitions.validate_loadable(siltstone())\n"
+        "dg.Definitions.validate_loadable(project_definitions())\n"
         "heavy = {'pyspark', 'py4j', 'matplotlib', 'great_expectations'}\n"
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
         "print(time.process_time())\n"
@@ -234,7 +234,7 @@ def test_a_broken_module_shows_its_error_and_the_others_load(
     (tmp_path / "by_path.py").write_text("raise KeyError('nor this')\n")
     by_path = str(tmp_path / "by_path.py")
     monkeypatch.setenv("SILTSTONE_STREAMS", json.dumps(["streams_of_mine", by_path, "./streams"]))
-    found = specs(siltstone())
+    found = specs(project_definitions())
     assert "flights/checkpoints" in found
     broken = found["broken_stream_modules/streams_of_mine"]
     assert "KeyError: 'no such plan'" in (broken.description or "")
@@ -261,4 +261,4 @@ def test_no_stream_at_all_still_loads() -> None:
 def test_an_unknown_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SILTSTONE_CHECKPOINT_STEPS", "none")
     with pytest.raises(UsageError, match="option checkpoint_steps"):
-        siltstone()
+        project_definitions()

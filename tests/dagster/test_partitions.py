@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from assets.partitions import CheckpointGone, checkpoint_of
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.partitions import CheckpointGone, checkpoint_of
 from siltstone.errors import UnknownCheckpoint
 from siltstone.stream import Stream
 from tests.catalog_cases import commit_of

@@ -15,13 +15,13 @@ from dagster_shared.serdes import serialize_value
 from pyspark import cloudpickle
 from rich.console import Console
 
-from assets.stream_run import events_asset
-from orchestration.definitions import definitions_of
-from resources import WebhookNotifier
-from resources.notifier import Alert
 from siltstone import demo, log, ui
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.dagster.assets.run import events_asset
+from siltstone.dagster.definitions import definitions_of
+from siltstone.dagster.resources import WebhookNotifier
+from siltstone.dagster.resources.notifier import Alert
 from siltstone.errors import SiltstoneError
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.secret import Secret

@@ -9,12 +9,19 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from assets.failures import told_clearly
-from assets.stream_run import BY_DAGSTER
-from orchestration.operations import RecoverConfig, job_tags
-from orchestration.recovery import ATTEMPT_TAG, FOLLOWS_TAG, LOOK_BACK_S, MENDS_TAG, due_recoveries, newest_run
 from siltstone.catalog.records import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.assets.run import BY_DAGSTER
+from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.jobs import RecoverConfig, job_tags
+from siltstone.dagster.sensors.recovery import (
+    ATTEMPT_TAG,
+    FOLLOWS_TAG,
+    LOOK_BACK_S,
+    MENDS_TAG,
+    due_recoveries,
+    newest_run,
+)
 from siltstone.errors import CorruptObject, Fenced, SiltstoneError, UsageError
 from siltstone.settings import RecoveryOptions, load_settings
 from tests.fault.small_stream import SMALL

@@ -5,8 +5,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from resources import SparkResource, WarehouseResource
-from resources import spark as spark_module
+from siltstone.dagster.resources import SparkResource, WarehouseResource
+from siltstone.dagster.resources import spark as spark_module
 from siltstone.errors import UsageError
 
 

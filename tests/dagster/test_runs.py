@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from assets.names import asset_of
-from assets.partitions import hours_of
 from siltstone.catalog.records import CheckpointRecord, ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.names import asset_of
+from siltstone.dagster.partitions import hours_of
 from siltstone.retention.deletion import delete_checkpoints
 from tests.dagster_runs import Wing, checked, failure, made
 from tests.fault.small_stream import SMALL

@@ -12,15 +12,15 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.partitions import hours_of
-from orchestration.definitions import definitions_of
-from orchestration.operations import job_tags
-from resources import SparkResource, WarehouseResource, WebhookNotifier
-from resources.notifier import Alert, LogNotifier, Notifier
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.changelog.upload_options import UploadOptions
+from siltstone.dagster.definitions import definitions_of
+from siltstone.dagster.jobs import job_tags
+from siltstone.dagster.partitions import hours_of
+from siltstone.dagster.resources import SparkResource, WarehouseResource, WebhookNotifier
+from siltstone.dagster.resources.notifier import Alert, LogNotifier, Notifier
 from siltstone.model import StoredObject
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.store.paths import CheckpointPath
@@ -130,7 +130,7 @@ def test_an_hour_becomes_a_partition_when_it_is_over(
 def test_a_look_tells_of_some_and_the_next_goes_on(
     place: OpenWarehouse, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestration.observation.AT_ONCE", 2)
+    monkeypatch.setattr("siltstone.dagster.sensors.observation.AT_ONCE", 2)
     run(place, "somebody", 3)
     first = look("new_checkpoints", instance, None, url)
     assert {checkpoint for _, checkpoint in told(first)} == {1, 2}

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from orchestration.guard import SESSION_S, Guard
+from siltstone.dagster.page.guard import SESSION_S, Guard
 
 TOKEN = "the-token-of-this-page"
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

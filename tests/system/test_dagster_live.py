@@ -221,7 +221,7 @@ def test_what_runs_were_given_in_secret_is_found_nowhere(page: Page, warehouse: 
     runs = page.runs({})
     told += [json.dumps(page.events(run.id)) for run in runs]
     listed = subprocess.check_output(["ps", "-ewwo", "args="], text=True)
-    assert runs and any(NAME in each for each in told) and "orchestration.dev" in listed
+    assert runs and any(NAME in each for each in told) and "siltstone.dagster.page.dev" in listed
     written = [path for path in warehouse.parent.rglob("*") if path.is_file()]
     assert {"log", "catalog.db", "dagster.yaml"} <= {path.name for path in written}
     for path in written:

@@ -16,7 +16,7 @@ from siltstone.cli import main
 from siltstone.errors import SiltstoneError, says_what_to_do
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("siltstone", "jobs", "assets", "resources", "checks", "orchestration")
+PACKAGES = ("siltstone", "jobs", "orchestration")
 CLASSES = {
     name: each
     for name, each in {**vars(errors), "NoCatalog": NoCatalog}.items()
@@ -38,8 +38,12 @@ FOR_PEOPLE = (
     "siltstone/spark/datasource.py",
     "siltstone/spark/operations/",
     "jobs/",
-    "orchestration/",
-    "resources/",
+    "siltstone/dagster/jobs.py",
+    "siltstone/dagster/schedules.py",
+    "siltstone/dagster/definitions.py",
+    "siltstone/dagster/resources/",
+    "siltstone/dagster/sensors/",
+    "siltstone/dagster/page/",
 )
 """where what people type is judged: the general advice about bad input is not enough there"""
 MAY_BE_SECRET = re.compile(r"\b(?:url|settings|options|password|token|webhook|environ|storage|credentials)\b")

@@ -3,13 +3,12 @@
 import dagster as dg
 from pydantic import Field
 
-from assets.failures import told_clearly
-from assets.metadata import table
-from assets.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool
-from assets.stream_run import OWNERS
-from jobs.materialize import materialize
-from resources import SparkResource, WarehouseResource
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.assets.run import OWNERS
+from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.metadata import table
+from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool
+from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.stream import Stream
 
 COLUMNS = {"operator": "string", "checkpoint": "int", "rows": "int", "bytes": "int", "seconds": "float"}
@@ -44,6 +43,8 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
         config: MaterializationConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> dg.MaterializeResult:
         with told_clearly():
+            from siltstone.spark.operations import materialize
+
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             done = materialize(settings, stream.name, at=config.at, operators=config.operators, due=config.due)
             with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:

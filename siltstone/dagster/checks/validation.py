@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from checks.facts import Facts, Subject
-from checks.suites import Suite
+from siltstone.dagster.checks.facts import Facts, Subject
+from siltstone.dagster.checks.suites import Suite
 
 if TYPE_CHECKING:
     from great_expectations import ExpectationSuite

@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable
 
 import dagster as dg
 
-from assets.names import FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
-from orchestration.operations import MATERIALIZE, SNAPSHOT, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP, job_tags
-from resources import SparkResource, WarehouseResource
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
+from siltstone.dagster.jobs import MATERIALIZE, SNAPSHOT, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP, job_tags
+from siltstone.dagster.names import FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
+from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import SiltstoneError, UsageError
 from siltstone.run.snapshot import find_obstacle
 from siltstone.settings import CONFIGURATION, Settings

@@ -1,6 +1,6 @@
 """Dagster's web server with the guard before it; takes the arguments of `dagster-webserver`.
 
-`orchestration.dev` starts it. The address to listen on is in a variable of its own. The `--host` argument is a name
+`page.dev` starts it. The address to listen on is in a variable of its own. The `--host` argument is a name
 that cannot be bound, so that a Dagster that ignores this module, and with it the guard, fails to start.
 """
 
@@ -15,7 +15,7 @@ import uvicorn
 from dagster_webserver import cli
 from dagster_webserver.app import create_app_from_workspace_process_context
 
-from orchestration.guard import Guard
+from siltstone.dagster.page.guard import Guard
 from siltstone.settings import load_settings
 
 HOST = "SILTSTONE_UI_HOST"

@@ -11,12 +11,12 @@ from functools import partial
 
 import dagster as dg
 
-from assets.names import CHECKPOINTS, OF_OPERATORS, asset_of, dagster_name
-from assets.stream_run import BY_DAGSTER
-from orchestration.operations import OPERATION_TAG, RECOVER, RUN, STREAM_TAG, SWEEP, job_tags
-from orchestration.schedules import unfinished
 from siltstone.catalog.records import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.assets.run import BY_DAGSTER
+from siltstone.dagster.jobs import OPERATION_TAG, RECOVER, RUN, STREAM_TAG, SWEEP, job_tags
+from siltstone.dagster.names import CHECKPOINTS, OF_OPERATORS, asset_of, dagster_name
+from siltstone.dagster.schedules import unfinished
 from siltstone.errors import SiltstoneError
 from siltstone.settings import RecoveryOptions, Settings
 from siltstone.stream import Stream

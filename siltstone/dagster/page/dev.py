@@ -1,6 +1,6 @@
-"""`dagster dev` with a web server that is guarded (`orchestration.webserver`); `siltstone ui` becomes this.
+"""`dagster dev` with a web server that is guarded (`page.webserver`); `siltstone ui` becomes this.
 
-python -m orchestration.dev -w workspace.yaml -p PORT
+python -m siltstone.dagster.page.dev -w workspace.yaml -p PORT
 """
 
 import sys
@@ -8,6 +8,7 @@ from typing import Any
 
 from dagster._cli import dev
 
+GUARDED = "siltstone.dagster.page.webserver"
 NOBODY = "guarded.invalid"
 """no address: Dagster's own web server, should it be started after all, cannot listen there"""
 _start = dev.open_ipc_subprocess
@@ -15,7 +16,7 @@ _start = dev.open_ipc_subprocess
 
 def start(parts: list[str], **options: Any) -> Any:
     """Start a process as Dagster does, but for its web server the guarded one."""
-    return _start(["orchestration.webserver" if part == "dagster_webserver" else part for part in parts], **options)
+    return _start([GUARDED if part == "dagster_webserver" else part for part in parts], **options)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from assets.failures import told_clearly
-from assets.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name, pool
-from checks.suites import RESTORE_EQUALS_SNAPSHOT
-from jobs.recover import recover
-from jobs.sweep import sweep
-from jobs.truncate import truncate
-from resources import SparkResource, WarehouseResource
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.checks.suites import RESTORE_EQUALS_SNAPSHOT
+from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name, pool
+from siltstone.dagster.resources import SparkResource, WarehouseResource
+from siltstone.retention.sweep import SweepOptions, sweep
+from siltstone.retention.truncate import truncate
 from siltstone.stream import Stream
 
 RUN, MATERIALIZE, VERIFY, VERIFY_DEEP = "run", "materialize", "verify", "verify_deep"
@@ -100,21 +100,27 @@ def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
         context: dg.OpExecutionContext, config: SweepConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> None:
         with told_clearly():
-            options = {"dry_run": config.dry_run, "limit": config.limit, "incomplete": config.incomplete}
-            _tell(context, sweep(warehouse.settings(spark), name, **options))
+            options = SweepOptions(config.limit, config.dry_run, config.incomplete)
+            settings = warehouse.settings(spark)
+            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+                _tell(context, sweep(place, name, options))
 
     @dg.op(name=dagster_name(name, TRUNCATE, "op"), pool=pool(name, TRUNCATE), tags=job_tags(stream, TRUNCATE))
     def truncate_op(
         context: dg.OpExecutionContext, config: TruncateConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> None:
         with told_clearly():
-            _tell(context, truncate(warehouse.settings(spark), name, dry_run=config.dry_run))
+            settings = warehouse.settings(spark)
+            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+                _tell(context, truncate(place, name, settings.retention, dry_run=config.dry_run))
 
     @dg.op(name=dagster_name(name, RECOVER, "op"), pool=pool(name, RUN), tags=job_tags(stream, RECOVER))
     def recover_op(
         context: dg.OpExecutionContext, config: RecoverConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> None:
         with told_clearly():
+            from siltstone.spark.operations import recover
+
             settings = warehouse.settings(spark)
             _tell(context, recover(settings, name, dry_run=config.dry_run, on_step=context.log.info))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.names import EVENTS, SINK, asset_of
+from siltstone.dagster.names import EVENTS, SINK, asset_of
 from siltstone.stream import Stream
 
 

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 
 import dagster as dg
 
-from resources import SparkResource, WarehouseResource
-from resources.notifier import Alert, Notifier
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
+from siltstone.dagster.resources import SparkResource, WarehouseResource
+from siltstone.dagster.resources.notifier import Alert, Notifier
 from siltstone.errors import SiltstoneError
 from siltstone.settings import Settings
 from siltstone.stream import Stream

@@ -1,4 +1,4 @@
-"""Check a stream outside Dagster: `python -m checks STREAM`; exit code 1 if a property does not hold."""
+"""Check a stream outside Dagster: `python -m siltstone.dagster.checks STREAM`; exits 1 if a property does not hold."""
 
 import json
 import sys
@@ -6,18 +6,18 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from checks.data_docs import build_data_docs
-from checks.facts import Subject
-from checks.suites import RESTORE_EQUALS_SNAPSHOT, SUITES
-from checks.validation import check
 from siltstone.change.fork import stream_named
 from siltstone.cli import main
+from siltstone.dagster.checks.data_docs import build_data_docs
+from siltstone.dagster.checks.facts import Subject
+from siltstone.dagster.checks.suites import RESTORE_EQUALS_SNAPSHOT, SUITES
+from siltstone.dagster.checks.validation import check
 from siltstone.settings import load_settings
 
 
 def check_command() -> int:
     """The command: 0 if all holds, 1 if not."""
-    parser = ArgumentParser(prog="python -m checks", description=__doc__, allow_abbrev=False)
+    parser = ArgumentParser(prog="python -m siltstone.dagster.checks", description=__doc__, allow_abbrev=False)
     parser.add_argument("stream", help="name of the stream")
     parser.add_argument("--warehouse", metavar="URL", help="where objects lie [./warehouse]")
     parser.add_argument("--catalog", metavar="URL", help="SQLAlchemy URL [SQLite inside the warehouse]")

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from assets.names import MATERIALIZATION, asset_key
+from siltstone.dagster.names import MATERIALIZATION, asset_key
 from siltstone.stream import Stream
 
 CHANGED = dg.AutomationCondition.eager().with_label("when checkpoints changed")

@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from assets.names import dagster_name
 from siltstone.catalog.records import CheckpointRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.dagster.names import dagster_name
 from siltstone.errors import UnknownCheckpoint, UsageError
 from siltstone.stream import Stream
 

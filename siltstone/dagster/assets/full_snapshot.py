@@ -5,13 +5,12 @@ from collections.abc import Iterator
 import dagster as dg
 from pydantic import Field
 
-from assets.failures import told_clearly
-from assets.metadata import Metadata
-from assets.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, pool
-from assets.stream_run import OWNERS
-from jobs.take_snapshot import take_snapshot
-from resources import SparkResource, WarehouseResource
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.assets.run import OWNERS
+from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.metadata import Metadata
+from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, pool
+from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import NoLiveState
 from siltstone.settings import Settings
 from siltstone.stream import Stream
@@ -47,11 +46,13 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
         spark: SparkResource,
     ) -> Iterator[dg.MaterializeResult]:
         with told_clearly():
+            from siltstone.spark.operations import snapshot
+
             settings = warehouse.settings(spark)
             taken = {}
             if not _is_there(settings, stream.name):
                 try:
-                    taken = {"seconds": take_snapshot(settings, stream.name).seconds}
+                    taken = {"seconds": snapshot(settings, stream.name).seconds}
                 except NoLiveState as error:
                     if not config.if_possible:
                         raise

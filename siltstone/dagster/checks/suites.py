@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from checks import facts
-from checks.facts import Facts, Subject
+from siltstone.dagster.checks import facts
+from siltstone.dagster.checks.facts import Facts, Subject
 
 Expected = dict[str, Any]
 

@@ -1,21 +1,26 @@
 """The asset `<stream>/restored_state`: the state as it was, day by day or hour by hour, rebuilt and proven."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dagster as dg
 from pydantic import Field
 
-from assets.failures import told_clearly
-from assets.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key, dagster_name, pool
-from assets.partitions import CheckpointGone, checkpoint_of, partitions_of
-from assets.stream_run import OWNERS
-from jobs.restore_series import restore_series
-from resources import SparkResource, WarehouseResource
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.assets.run import OWNERS
+from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key, dagster_name, pool
+from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, partitions_of
+from siltstone.dagster.resources import SparkResource, WarehouseResource
+from siltstone.errors import ProofFailed
 from siltstone.restore.series import RestoredLabel
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
+
+if TYPE_CHECKING:
+    from siltstone.spark.operations import SeriesResult
 
 
 class RestoredStateConfig(dg.Config):
@@ -55,22 +60,15 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         def tell(label: RestoredLabel, anew: bool = True) -> None:
             context.log_event(_event(stream, label, root / label.label, anew))
 
-        def labels(catalog: Catalog) -> Mapping[str, int]:
-            found = {}
-            for key in context.partition_keys:
-                try:
-                    found[key] = checkpoint_of(catalog, stream, key)
-                except CheckpointGone as error:
-                    if len(context.partition_keys) == 1:
-                        raise
-                    context.log.error(str(error))
-                    context.log_event(_observation(stream, key, error))
-            return found
-
         with told_clearly():
+            from siltstone.spark.operations import restore_series
+
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             root = Warehouse.at(settings.warehouse).local.restored_series(stream.name)
-            result = restore_series(settings, stream.name, labels, on_label=tell)
+            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+                labels = _labels(context, place.catalog, stream)
+            result = restore_series(settings, stream.name, labels, tell)
+            _check_proven(result)
         for label in result.kept:
             tell(label, anew=False)
         checkpoints = len({label.checkpoint for label in result.restored})
@@ -81,6 +79,27 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         yield from ()
 
     return restored_state
+
+
+def _labels(context: dg.AssetExecutionContext, catalog: Catalog, stream: Stream) -> dict[str, int]:
+    """The checkpoint of each partition of the run; of many partitions, one whose checkpoint is gone is only told of."""
+    found = {}
+    for key in context.partition_keys:
+        try:
+            found[key] = checkpoint_of(catalog, stream, key)
+        except CheckpointGone as error:
+            if len(context.partition_keys) == 1:
+                raise
+            context.log.error(str(error))
+            context.log_event(_observation(stream, key, error))
+    return found
+
+
+def _check_proven(result: "SeriesResult") -> None:
+    """ProofFailed if a checkpoint could not be restored; all others were."""
+    if result.failed:
+        first, good = result.failed[0], len(result.restored) + len(result.kept)
+        raise ProofFailed(f"{len(result.failed)} checkpoints are not restored, {good} labels are: {first.reason}")
 
 
 def _observation(stream: Stream, partition: str, gone: CheckpointGone) -> dg.AssetObservation:

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from checks.facts import Subject
-from checks.suites import SUITES, Suite
-from checks.validation import expectation_suite, quiet_context
+from siltstone.dagster.checks.facts import Subject
+from siltstone.dagster.checks.suites import SUITES, Suite
+from siltstone.dagster.checks.validation import expectation_suite, quiet_context
 from siltstone.errors import Unreachable
 
 _SITE = "local_site"

@@ -3,7 +3,7 @@
 import dagster as dg
 from pydantic import Field
 
-from resources.spark import SparkResource
+from siltstone.dagster.resources.spark import SparkResource
 from siltstone.settings import Settings, load_settings
 
 

@@ -2,13 +2,13 @@
 
 import dagster as dg
 
-from assets.failures import told_clearly
-from assets.metadata import Metadata, table
-from assets.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
-from checks.facts import Subject
-from checks.suites import NOT_STALLED, RESTORE_EQUALS_SNAPSHOT, SUITES, Suite
-from checks.validation import Outcome, check
-from resources import SparkResource, WarehouseResource
+from siltstone.dagster.checks.facts import Subject
+from siltstone.dagster.checks.suites import NOT_STALLED, RESTORE_EQUALS_SNAPSHOT, SUITES, Suite
+from siltstone.dagster.checks.validation import Outcome, check
+from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.metadata import Metadata, table
+from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
+from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.stream import Stream
 
 ABOUT = {RESTORE_EQUALS_SNAPSHOT.name: FULL_SNAPSHOT, NOT_STALLED.name: MATERIALIZATION}

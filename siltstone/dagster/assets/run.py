@@ -5,12 +5,22 @@ from collections.abc import Iterator
 import dagster as dg
 from pydantic import Field
 
-from assets.failures import told_clearly
-from assets.metadata import checkpoints_metadata, operator_metadata, sink_metadata
-from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, EVENTS, SINK, asset_key, dagster_name, pool
-from jobs.run_stream import run_stream
-from resources import SparkResource, WarehouseResource
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.change.fork import stream_named
+from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata, sink_metadata
+from siltstone.dagster.names import (
+    BASE_CHECKPOINT,
+    CHECKPOINTS,
+    DELTA_CHAIN,
+    EVENTS,
+    SINK,
+    asset_key,
+    dagster_name,
+    pool,
+)
+from siltstone.dagster.resources import SparkResource, WarehouseResource
+from siltstone.errors import UsageError
 from siltstone.model import Form
 from siltstone.operator import SOURCE
 from siltstone.run.region import Completed
@@ -57,7 +67,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
         pool=pool(stream.name, "run"),
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "run"},
     )
-    def run(
+    def run_stream(
         context: dg.AssetExecutionContext, config: RunConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> Iterator[dg.MaterializeResult]:
         def tell(checkpoint: Completed) -> None:
@@ -67,15 +77,14 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                 context.log.warning(f"checkpoint {checkpoint.id}: {count:,} dead letters of operator {operator}")
 
         with told_clearly():
+            if config.batches is not None and config.batches < 1:
+                raise UsageError(f"batches is {config.batches}: run at least 1, or leave it out to run all there are")
+            from siltstone.spark.operations import RunRequest, run
+
             settings = warehouse.settings(spark, parallelism=config.parallelism, policy=config.policy)
-            result = run_stream(
-                settings,
-                stream.name,
-                batches=config.batches,
-                options=config.options,
-                on_checkpoint=tell,
-                who=f"{BY_DAGSTER}{context.run.run_id}",
-            )
+            who = f"{BY_DAGSTER}{context.run.run_id}"
+            request = RunRequest(config.batches, options=config.options, who=who)
+            result = run(settings, stream_named(settings, stream.name), request, tell)
             made = {
                 "checkpoints_made": len(result.checkpoints),
                 "rows": result.rows,
@@ -91,7 +100,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                     data_version=dg.DataVersion(result.digest) if result.digest else None,
                 )
 
-    return run
+    return run_stream
 
 
 def run_specs(stream: Stream) -> list[dg.AssetSpec]:

@@ -6,13 +6,13 @@ from typing import Any
 
 import dagster as dg
 
-from assets.metadata import checkpoints_metadata, operator_metadata
-from assets.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key
-from assets.partitions import hours_of, hours_over, partitions_of
-from assets.stream_run import run_by_dagster
-from resources import SparkResource, WarehouseResource
 from siltstone.catalog.records import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.dagster.assets.run import run_by_dagster
+from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata
+from siltstone.dagster.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key
+from siltstone.dagster.partitions import hours_of, hours_over, partitions_of
+from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import SiltstoneError
 from siltstone.model import Form
 from siltstone.stream import Stream

@@ -1,0 +1,1 @@
+"""Streams in Dagster: factories of assets, checks, jobs, schedules, sensors and resources (extra `dagster`)."""

@@ -1,0 +1,1 @@
+"""The guarded web server of `siltstone ui`, and the launcher of its runs."""
