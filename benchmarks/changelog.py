@@ -159,7 +159,7 @@ class Ten(Operator):
 
     def process(self, rows: Rows, state: State) -> None:
         first = np.zeros(len(rows.keys), np.int64)
-        first[rows.group] = np.arange(len(rows))
+        first[rows.key_index] = np.arange(len(rows))
         for i in range(VARIABLES):
             values = rows.table.column(f"x{i}").take(pa.array(first))
             getattr(state, f"v{i}").put(rows.keys, {f"x{i}": values})

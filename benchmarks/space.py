@@ -45,7 +45,7 @@ class Sliding(Operator):
     window = WindowState(value={"step": pa.int64(), "amount": pa.int64()}, order="step")
 
     def process(self, rows: Rows, state: State) -> None:
-        state.window.insert(rows.keys, rows.group, rows.table.select(["step", "amount"]))
+        state.window.insert(rows.keys, rows.key_index, rows.table.select(["step", "amount"]))
         newest = int(rows.table.column("step")[0].as_py())
         state.window.evict(rows.keys, newest - WINDOW_STEPS + 1)
 

@@ -35,7 +35,7 @@ class Balances(Operator):
 
     def process(self, rows: Rows, state: State) -> None:
         first = np.zeros(len(rows.keys), np.int64)
-        first[rows.group] = np.arange(len(rows))
+        first[rows.key_index] = np.arange(len(rows))
         state.balance.put(rows.keys, rows.table.select(_VALUES).take(pa.array(first)))
 
 

@@ -7,27 +7,23 @@
         totals = ValueState(value={"flights": pa.int64()})
 
         def process(self, rows, state):
-            old = state.totals.get(rows.keys)
-            flights = np.bincount(rows.group, minlength=len(rows.keys)) + old["flights"].fill_null(0).to_numpy()
+            old = state.totals.get(rows.keys)  # one row per key, null where there is none yet
+            flights = rows.count(initial=old["flights"])  # one value per key
             state.totals.put(rows.keys, {"flights": flights})
-            return pa.table({"tailnum": rows.keys.keys["tailnum"], "flights": flights})
+            return rows.keys.with_columns({"flights": flights})
 
-An operator keeps nothing between calls but its state: it is sent to where its subtasks run, and a call may
-come twice.
+`siltstone.rows` has what can be asked of `rows`. An operator keeps nothing between calls but its state: it is sent to
+where its subtasks run, and a call may come twice.
 """
 
-from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 
-from siltstone.errors import BadRow, UsageError
+from siltstone.errors import UsageError
 from siltstone.model import Kind, check_name
-from siltstone.state.backend import KeyBatch, SubtaskState
-from siltstone.state.columns import one_array
-from siltstone.state.hashing import distinct, key_groups, normalise_keys, xxhash64
+from siltstone.rows import Keys, Rows
+from siltstone.state.backend import SubtaskState
 from siltstone.state.schema import TableSchema
 from siltstone.state.variables import (
     ListState,
@@ -41,6 +37,7 @@ from siltstone.state.variables import (
 
 __all__ = [
     "SOURCE",
+    "Keys",
     "ListState",
     "MapState",
     "OpaqueState",
@@ -53,53 +50,6 @@ __all__ = [
 
 SOURCE = "source"
 """what an operator reads that reads no other operator"""
-
-
-class Rows:
-    """The rows of one call of `process`.
-
-    Attributes:
-        table: the rows; key columns have the operator's types, with -0.0 as 0.0 and one NaN.
-        hashes: uint64[n], Spark's xxhash64 of the operator key of each row.
-        key_groups: uint16[n], the key group of each row.
-    """
-
-    def __init__(self, table: pa.Table, hashes: np.ndarray, groups: np.ndarray, key_names: Sequence[str]) -> None:
-        self.table, self.hashes, self.key_groups = table, hashes, groups
-        self._key_names = list(key_names)
-
-    @classmethod
-    def of(cls, operator: "Operator", table: pa.Table, hashes: np.ndarray | None, max_parallelism: int) -> "Rows":
-        """Rows for an operator; `hashes` are computed where there are none yet.
-
-        Raises:
-            BadRow: a key column has nulls.
-            UsageError: a key column is missing or not of the declared type.
-        """
-        keys = normalise_keys(_key_columns(operator, table))
-        for field in operator.key:
-            table = table.set_column(table.column_names.index(field.name), field, keys.column(field.name))
-        hashes = xxhash64(keys.columns) if hashes is None else hashes
-        return cls(table, hashes, key_groups(hashes, max_parallelism), keys.column_names)
-
-    @property
-    def keys(self) -> KeyBatch:
-        """The distinct operator keys among the rows."""
-        return self._distinct[0]
-
-    @property
-    def group(self) -> np.ndarray:
-        """int64[n]: for each row the ordinal of its key in `keys`."""
-        return self._distinct[1]
-
-    def __len__(self) -> int:
-        return self.table.num_rows
-
-    @cached_property
-    def _distinct(self) -> tuple[KeyBatch, np.ndarray]:
-        columns = self.table.select(self._key_names)
-        first, group = distinct(self.hashes, columns.columns)
-        return KeyBatch(columns.take(pa.array(first)), self.hashes[first], self.key_groups[first]), group
 
 
 class State:
@@ -228,23 +178,3 @@ class Operator:
             self.tables()
         except UsageError as error:
             raise UsageError(f"{what}: {error}") from None
-
-
-def _key_columns(operator: Operator, table: pa.Table) -> pa.Table:
-    """The key columns, whole and of the declared types."""
-    arrays = []
-    for field in operator.key:
-        what = f"operator {operator.name}: key column {field.name}"
-        if field.name not in table.column_names:
-            raise UsageError(f"{what} is missing in {operator.reads} (it has {', '.join(table.column_names)})")
-        array = one_array(table.column(field.name))
-        if array.null_count:
-            raise BadRow(
-                f"{what} is null in {array.null_count} of {len(array)} rows: drop or fill them in the source, or let "
-                'the stream put them aside (on_bad_row="dead-letter")'
-            )
-        try:
-            arrays.append(array if array.type == field.type else array.cast(field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise UsageError(f"{what} is not {field.type}: {str(error).splitlines()[0]}") from None
-    return pa.table(arrays, schema=operator.key)

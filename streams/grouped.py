@@ -16,9 +16,9 @@ class Grouped:
     """
 
     def __init__(self, rows: Rows) -> None:
-        order = np.argsort(rows.group, kind="stable")
+        order = np.argsort(rows.key_index, kind="stable")
         self.table = rows.table.take(pa.array(order))
-        self.group = rows.group[order]
+        self.group = rows.key_index[order]
         self.key_groups = rows.key_groups[order]
         self.starts = np.flatnonzero(np.diff(self.group, prepend=-1))
 

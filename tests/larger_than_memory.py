@@ -40,7 +40,7 @@ class Wide(Operator):
     def process(self, rows: Rows, state: State) -> None:
         n = rows.table.column("n").combine_chunks()
         first = np.zeros(len(rows.keys), np.int64)
-        first[rows.group] = n.to_numpy()
+        first[rows.key_index] = n.to_numpy()
         state.kept.put(rows.keys, {f"v{i}": first + i for i in range(WIDTH)})
 
 

@@ -32,11 +32,11 @@ class Tallies(Operator):
 
     def process(self, rows: Rows, state: State) -> pa.Table:
         old = state.totals.get(rows.keys)["sum"].fill_null(0).to_numpy()
-        new = old + np.bincount(rows.group, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
+        new = old + np.bincount(rows.key_index, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
         new = new.astype(np.int64)
         state.totals.put(rows.keys, {"sum": new})
         columns = {name: rows.table.column(name) for name in ("k", "n")}
-        return pa.table({**columns, "sum": new[rows.group]}, schema=self.output)
+        return pa.table({**columns, "sum": new[rows.key_index]}, schema=self.output)
 
 
 STREAM = Stream(

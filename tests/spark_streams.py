@@ -107,15 +107,15 @@ class Grown(Counts):
         added = _added(rows, state.totals.get(rows.keys))
         state.totals.put(rows.keys, {**added, "seen": np.ones(len(rows.keys), bool)})
         most = np.zeros(len(rows.keys), np.int64)
-        np.maximum.at(most, rows.group, rows.table.column("value").to_numpy())
+        np.maximum.at(most, rows.key_index, rows.table.column("value").to_numpy())
         state.recent.put(rows.keys, {"most": most})
         return None
 
 
 def _added(rows: Rows, old: pa.Table) -> dict[str, np.ndarray]:
     totals = {name: np.array(old.column(name).fill_null(0).to_numpy()) for name in ("rows", "sum")}
-    np.add.at(totals["rows"], rows.group, 1)
-    np.add.at(totals["sum"], rows.group, rows.table.column("value").to_numpy())
+    np.add.at(totals["rows"], rows.key_index, 1)
+    np.add.at(totals["sum"], rows.key_index, rows.table.column("value").to_numpy())
     return totals
 
 

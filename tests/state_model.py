@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import KeyBatch, StateTable
+from siltstone.state.backend import Keys, StateTable
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.schema import DELETED, TableSchema
@@ -17,14 +17,14 @@ ALL = KeyGroupRange(0, MAX_PARALLELISM)
 Rows = dict[tuple[str, ...], tuple[str, ...]]
 
 
-def batch_of(schema: TableSchema, keys: pa.Table, buckets: int = 2**64) -> KeyBatch:
+def batch_of(schema: TableSchema, keys: pa.Table, buckets: int = 2**64) -> Keys:
     """A batch as the engine makes it; fewer `buckets` force keys to collide."""
     keys = keys.cast(schema.primary_key)
     hashes = xxhash64(keys.columns)
     groups = key_groups(xxhash64(keys.select(schema.key.names).columns), MAX_PARALLELISM)
     if buckets < 2**64:
         hashes = hashes % np.uint64(buckets)
-    return KeyBatch(keys, hashes, groups)
+    return Keys(keys, hashes, groups)
 
 
 def texts(columns: list[Any]) -> list[tuple[str, ...]]:

@@ -20,7 +20,7 @@ class Sums(Operator):
 
     def process(self, rows: Rows, state: State) -> None:
         old = state.totals.get(rows.keys)["n"].fill_null(0).to_numpy()
-        new = np.bincount(rows.group, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
+        new = np.bincount(rows.key_index, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
         state.totals.put(rows.keys, {"n": old + new.astype(np.int64)})
 
 

@@ -11,10 +11,10 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from siltstone.aggregates.exact import means, to_decimal, wide
-from siltstone.aggregates.reduction import choose_by, count_by, extreme_by, sum_by, take_or_null
 from siltstone.errors import UsageError
 from siltstone.state.columns import fixed_values, null_mask
+from siltstone.state.exact import means, to_decimal, wide
+from siltstone.state.reduction import choose_by, count_by, extreme_by, sum_by, sum_type, take_or_null
 
 _EVENT_TIME = pa.timestamp("us", "UTC")
 _WHOLE = pa.decimal128(38, 0)
@@ -117,10 +117,10 @@ class Sum(_OfColumn):
             raise UsageError(f"aggregate {self.name} adds up values of type {self.type}: only integers can wrap")
 
     def inputs(self) -> dict[str, pa.DataType | None]:
-        return {self.of: _sum_type(self.type, self.name)}
+        return {self.of: sum_type(self.type, f"aggregate {self.name}")}
 
     def columns(self) -> dict[str, pa.DataType]:
-        kept = {self.name: _sum_type(self.type, self.name)}
+        kept = {self.name: sum_type(self.type, f"aggregate {self.name}")}
         return kept | {f"{self.name}_overflowed": pa.bool_()} if self.on_overflow == "null" else kept
 
     def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
@@ -164,10 +164,10 @@ class Average(_OfColumn):
     """
 
     def inputs(self) -> dict[str, pa.DataType | None]:
-        return {self.of: _sum_type(self.type, self.name)}
+        return {self.of: sum_type(self.type, f"aggregate {self.name}")}
 
     def columns(self) -> dict[str, pa.DataType]:
-        kind = _sum_type(self.type, self.name)
+        kind = sum_type(self.type, f"aggregate {self.name}")
         return {f"{self.name}_sum": _WHOLE if pa.types.is_integer(kind) else kind, f"{self.name}_count": pa.int64()}
 
     def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
@@ -220,13 +220,3 @@ class Last(First):
     `First`."""
 
     _largest: ClassVar[bool] = True
-
-
-def _sum_type(kind: pa.DataType, name: str) -> pa.DataType:
-    if pa.types.is_integer(kind):
-        return pa.int64()
-    if pa.types.is_floating(kind):
-        return pa.float64()
-    if pa.types.is_decimal128(kind):
-        return pa.decimal128(38, kind.scale)
-    raise UsageError(f"aggregate {name} cannot add up values of type {kind}: use an integer, float or decimal")

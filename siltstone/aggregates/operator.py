@@ -122,7 +122,7 @@ class Aggregate(Operator):
         """Merge rows of the source, or of `partial`, into the totals of their keys."""
         keys = rows.keys
         partial = any(name.startswith(PARTIAL) for name in rows.table.column_names)
-        lifted, group = self._partials(rows.table) if partial else self._lift(rows.table), rows.group
+        lifted, group = self._partials(rows.table) if partial else self._lift(rows.table), rows.key_index
         old = state.totals.lookup(keys)
         if old.found.any():
             lifted = [
@@ -138,7 +138,7 @@ class Aggregate(Operator):
         if self.output is None:
             return None
         results = [function.result(part) for function, part in self._parts(reduced)]
-        return pa.table([*keys.keys.columns, *results], schema=self.output)
+        return pa.table([*keys.columns.columns, *results], schema=self.output)
 
     @property
     def _kept(self) -> pa.Schema:
@@ -197,16 +197,13 @@ class Aggregate(Operator):
     def _bad_row(self, overflow: Overflow, rows: Rows) -> BadRow:
         """The error that names the column and the first of the keys; bad are all rows of such a key, since which of
         them are too much is a matter of order."""
-        function, keys = overflow.function, rows.keys.keys
-        groups = np.flatnonzero(overflow.groups)
-        key = ", ".join(f"{name} {keys.column(name)[int(groups[0])]}" for name in keys.column_names)
-        more = f" and of {len(groups) - 1} more keys" if len(groups) > 1 else ""
+        function = overflow.function
         kept = next(iter(function.columns().values()))
         way = "on_overflow='null' or " if isinstance(function, Sum) else ""
         what = f"operator {self.name}: {function.name} of column {function.of} leaves {kept}"
         return BadRow(
-            f"{what} for {key}{more}: use {way}a type with more room",
-            rows=np.asarray(overflow.groups, bool)[rows.group],
+            f"{what} for {rows.keys.describe(overflow.groups)}: use {way}a type with more room",
+            rows=np.asarray(overflow.groups, bool)[rows.key_index],
             reason=what,
         )
 

@@ -148,7 +148,7 @@ class Changes:
             return first_of_each(rank)
         batch = key_batch(self.schema, rows, self._max_parallelism, owners)
         newest = np.zeros(len(owners), bool)
-        newest[first_rows(batch.hashes, batch.keys.columns)] = True
+        newest[first_rows(batch.hashes, batch.columns.columns)] = True
         chosen = np.flatnonzero(newest)
         return chosen[np.argsort(owners[chosen], kind="stable")]
 

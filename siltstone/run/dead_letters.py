@@ -187,7 +187,7 @@ def _named(error: BadRow, rows: Rows) -> np.ndarray:
     if error.rows is None:
         raise error
     bad = np.asarray(error.rows)
-    if error.keys is not None and not (error.at is rows.group and np.array_equal(error.keys, rows.hashes)):
+    if error.keys is not None and not (error.at is rows.key_index and np.array_equal(error.keys, rows.hashes)):
         # Entries in another order than the rows may be of the same keys all the same.
         bad = np.isin(rows.hashes, np.asarray(error.keys)[bad])
     if bad.dtype != bool or bad.shape != (len(rows),):

@@ -5,7 +5,7 @@ A list or window keeps two tables: its rows under (operator key, position), and 
 position < tail`. Eviction may leave holes; positions are never used again while the bounds row is there.
 
 `keys` are always distinct operator keys, such as `Rows.keys`; `at` (integers) names for each entry the
-ordinal in `keys` it belongs to, such as `Rows.group`, and may name a key many times or not at all.
+ordinal in `keys` it belongs to, such as `Rows.key_index`, and may name a key many times or not at all.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
-from siltstone.state.backend import KeyBatch, Lookup, StateTable
+from siltstone.state.backend import Keys, Lookup, StateTable
 from siltstone.state.columns import fixed_values, null_mask, one_array
 from siltstone.state.hashing import distinct, normalise_keys, xxhash64
 
@@ -51,19 +51,19 @@ class ValueAccess:
     def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
         self._name, self._table = name, tables[name]
 
-    def lookup(self, keys: KeyBatch) -> Lookup:
+    def lookup(self, keys: Keys) -> Lookup:
         """`get` and `found` in one search."""
         return self._table.get(keys)
 
-    def get(self, keys: KeyBatch) -> pa.Table:
+    def get(self, keys: Keys) -> pa.Table:
         """The values, one row per key, all null where there is none."""
         return self.lookup(keys).values
 
-    def found(self, keys: KeyBatch) -> np.ndarray:
+    def found(self, keys: Keys) -> np.ndarray:
         """bool[n]: which keys have a row."""
         return self.lookup(keys).found
 
-    def put(self, keys: KeyBatch, values: Columns) -> None:
+    def put(self, keys: Keys, values: Columns) -> None:
         """Insert or replace one row per key.
 
         Raises:
@@ -71,7 +71,7 @@ class ValueAccess:
         """
         self._table.put(keys, conform(values, self._table.schema.value, len(keys), self._name))
 
-    def delete(self, keys: KeyBatch) -> None:
+    def delete(self, keys: Keys) -> None:
         """Remove the rows of these keys; absent ones are no error."""
         self._table.delete(keys)
 
@@ -83,7 +83,7 @@ class MapAccess:
     def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
         self._name, self._table = name, tables[name]
 
-    def lookup(self, keys: KeyBatch, at: np.ndarray, subkeys: Columns) -> Lookup:
+    def lookup(self, keys: Keys, at: np.ndarray, subkeys: Columns) -> Lookup:
         """`get` and `found` in one search."""
         batch, _, entry = self._entries(keys, at, subkeys)
         found = self._table.get(batch)
@@ -91,15 +91,15 @@ class MapAccess:
             return found
         return Lookup(found.found[entry], found.values.take(pa.array(entry)))
 
-    def get(self, keys: KeyBatch, at: np.ndarray, subkeys: Columns) -> pa.Table:
+    def get(self, keys: Keys, at: np.ndarray, subkeys: Columns) -> pa.Table:
         """The values, one row per entry asked for, all null where there is none."""
         return self.lookup(keys, at, subkeys).values
 
-    def found(self, keys: KeyBatch, at: np.ndarray, subkeys: Columns) -> np.ndarray:
+    def found(self, keys: Keys, at: np.ndarray, subkeys: Columns) -> np.ndarray:
         """bool[n]: which entries are there."""
         return self.lookup(keys, at, subkeys).found
 
-    def put(self, keys: KeyBatch, at: np.ndarray, subkeys: Columns, values: Columns) -> None:
+    def put(self, keys: Keys, at: np.ndarray, subkeys: Columns, values: Columns) -> None:
         """Insert or replace entries; of several for one map key the last row wins.
 
         Raises:
@@ -110,13 +110,13 @@ class MapAccess:
         table = conform(values, self._table.schema.value, len(at), self._name)
         self._table.put(batch, table if newest is None else table.take(pa.array(newest)))
 
-    def delete(self, keys: KeyBatch, at: np.ndarray, subkeys: Columns) -> None:
+    def delete(self, keys: Keys, at: np.ndarray, subkeys: Columns) -> None:
         """Remove entries; absent ones are no error."""
         self._table.delete(self._entries(keys, at, subkeys)[0])
 
     def _entries(
-        self, keys: KeyBatch, at: np.ndarray, subkeys: Columns
-    ) -> tuple[KeyBatch, np.ndarray | None, np.ndarray | None]:
+        self, keys: Keys, at: np.ndarray, subkeys: Columns
+    ) -> tuple[Keys, np.ndarray | None, np.ndarray | None]:
         """The distinct entries, the last row of each, and the entry of each row; None, None if no row repeats
         one."""
         subkey_schema = self._table.schema.subkey
@@ -125,12 +125,12 @@ class MapAccess:
             if table.column(name).null_count:
                 raise _null(f"{self._name}: map key {name}", table.column(name), keys, at)
         batch = _address(keys, at, table)
-        first, entry = distinct(batch.hashes, batch.keys.columns)
+        first, entry = distinct(batch.hashes, batch.columns.columns)
         if len(first) == len(entry):
             return batch, None, None
         newest = np.empty(len(first), np.int64)
         newest[entry] = np.arange(len(entry))  # of equal indices the last assignment stays
-        return pick(batch, newest), newest, entry
+        return batch.take(newest), newest, entry
 
 
 class ListAccess:
@@ -139,7 +139,7 @@ class ListAccess:
     def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
         self._name, self._table, self._bounds = name, tables[name], tables[f"{name}.bounds"]
 
-    def append(self, keys: KeyBatch, at: np.ndarray, rows: Columns) -> None:
+    def append(self, keys: Keys, at: np.ndarray, rows: Columns) -> None:
         """Add rows at the end of the lists of their keys, in the order given.
 
         Raises:
@@ -151,7 +151,7 @@ class ListAccess:
         counts = np.bincount(at, minlength=len(keys))
         touched = np.flatnonzero(counts)
         if len(touched) < len(keys):
-            keys, counts = pick(keys, touched), counts[touched]
+            keys, counts = keys.take(touched), counts[touched]
             at = np.searchsorted(touched, at)
         head, tail = self._read_bounds(keys)
         order = np.argsort(at, kind="stable")
@@ -160,18 +160,18 @@ class ListAccess:
         self._table.put(_address(keys, at, _positions(tail[at] + rank)), table)
         self._write_bounds(keys, head, tail + counts)
 
-    def get(self, keys: KeyBatch) -> tuple[np.ndarray, pa.Table]:
+    def get(self, keys: Keys) -> tuple[np.ndarray, pa.Table]:
         """(at, rows): all rows of these keys, by ordinal of the key, in the order of the list."""
         at, _, rows = self._read(keys)
         return at, rows
 
-    def delete(self, keys: KeyBatch) -> None:
+    def delete(self, keys: Keys) -> None:
         """Forget these keys' lists."""
         at, position, _ = self._read(keys)
         self._table.delete(_address(keys, at, _positions(position)))
         self._bounds.delete(keys)
 
-    def _read(self, keys: KeyBatch) -> tuple[np.ndarray, np.ndarray, pa.Table]:
+    def _read(self, keys: Keys) -> tuple[np.ndarray, np.ndarray, pa.Table]:
         """(at, position, rows) of all that is there, in the order of the positions."""
         head, tail = self._read_bounds(keys)
         sizes = tail - head
@@ -183,12 +183,12 @@ class ListAccess:
         there = np.flatnonzero(lookup.found)
         return at[there], position[there], lookup.values.take(pa.array(there))
 
-    def _read_bounds(self, keys: KeyBatch) -> tuple[np.ndarray, np.ndarray]:
+    def _read_bounds(self, keys: Keys) -> tuple[np.ndarray, np.ndarray]:
         lookup = self._bounds.get(keys)
         head, tail = (fixed_values(one_array(lookup.values.column(name))) for name in (HEAD, TAIL))
         return np.where(lookup.found, head, 0), np.where(lookup.found, tail, 0)
 
-    def _write_bounds(self, keys: KeyBatch, head: np.ndarray, tail: np.ndarray) -> None:
+    def _write_bounds(self, keys: Keys, head: np.ndarray, tail: np.ndarray) -> None:
         self._bounds.put(keys, pa.table([pa.array(head), pa.array(tail)], schema=self._bounds.schema.value))
 
 
@@ -199,7 +199,7 @@ class WindowAccess(ListAccess):
         super().__init__(name, tables)
         self._order = order
 
-    def insert(self, keys: KeyBatch, at: np.ndarray, rows: Columns) -> None:
+    def insert(self, keys: Keys, at: np.ndarray, rows: Columns) -> None:
         """Add rows to the windows of their keys.
 
         Raises:
@@ -212,7 +212,7 @@ class WindowAccess(ListAccess):
             raise _null(what, table.column(self._order), keys, at)
         self.append(keys, at, table)
 
-    def get(self, keys: KeyBatch) -> tuple[np.ndarray, pa.Table]:
+    def get(self, keys: Keys) -> tuple[np.ndarray, pa.Table]:
         """(at, rows): all rows of these keys, by ordinal of the key, then in order; equal ones as
         inserted."""
         at, _, rows = self._read(keys)
@@ -222,7 +222,7 @@ class WindowAccess(ListAccess):
             at, rows = at[order], rows.take(pa.array(order))
         return at, rows
 
-    def evict(self, keys: KeyBatch, before: Any) -> None:
+    def evict(self, keys: Keys, before: Any) -> None:
         """Remove the rows whose order column is less than `before`, a scalar or one value per key (null: keep
         all).
 
@@ -241,7 +241,7 @@ class WindowAccess(ListAccess):
         first[kept_at] = kept_position  # the last assignment, which is the first position, stays
         moved = np.flatnonzero(first != head)
         if len(moved):
-            self._write_bounds(pick(keys, moved), first[moved], tail[moved])
+            self._write_bounds(keys.take(moved), first[moved], tail[moved])
 
     def _moments(self, rows: pa.Table) -> np.ndarray:
         return fixed_values(one_array(rows.column(self._order)))
@@ -264,23 +264,18 @@ class WindowAccess(ListAccess):
         return fixed_values(array), null_mask(array)
 
 
-def pick(keys: KeyBatch, ordinals: np.ndarray) -> KeyBatch:
-    """Some keys of a batch, as a batch."""
-    return KeyBatch(keys.keys.take(pa.array(ordinals)), keys.hashes[ordinals], keys.key_groups[ordinals])
-
-
-def _null(what: str, column: pa.ChunkedArray, keys: KeyBatch, at: np.ndarray) -> BadRow:
+def _null(what: str, column: pa.ChunkedArray, keys: Keys, at: np.ndarray) -> BadRow:
     """The error that says which entries have a null where there must be none."""
     message = f"{what} is null in {column.null_count} rows: drop them"
     return BadRow(message, rows=null_mask(column), reason=f"{what} is null", keys=keys.hashes[at], at=at)
 
 
-def _address(keys: KeyBatch, at: np.ndarray, subkeys: pa.Table) -> KeyBatch:
+def _address(keys: Keys, at: np.ndarray, subkeys: pa.Table) -> Keys:
     """The primary keys (operator key `at[i]`, subkey i)."""
-    owners = keys.keys.take(pa.array(at))
+    owners = keys.columns.take(pa.array(at))
     schema = pa.schema([*owners.schema, *(field.with_nullable(False) for field in subkeys.schema)])
     table = pa.table([*owners.columns, *subkeys.columns], schema=schema)
-    return KeyBatch(table, xxhash64(subkeys.columns, keys.hashes[at]), keys.key_groups[at])
+    return Keys(table, xxhash64(subkeys.columns, keys.hashes[at]), keys.key_groups[at])
 
 
 def _positions(position: np.ndarray) -> pa.Table:

@@ -25,21 +25,42 @@ from siltstone.state.schema import TableSchema
 
 
 @dataclass
-class KeyBatch:
-    """Distinct primary keys, addressed at once.
+class Keys:
+    """Distinct keys, n of them: what `state.<variable>` takes to read or write many keys at once.
 
-    `keys` holds the primary-key columns of one table; `hashes` (uint64[n]) is xxhash64 over them, seeded 42 and
-    chained as Spark does; `key_groups` (uint16[n]) comes from the operator-key columns alone. `memo` belongs to the
-    backend: it may keep there what it found, so that a `put` after a `get` of the same batch does not search again.
+    Attributes:
+        columns: the key columns, one row per key: `keys.columns["tailnum"]`.
+        hashes: uint64[n], xxhash64 of the columns, seeded with 42 and chained from column to column as Spark does.
+        key_groups: uint16[n], the key group of each key; it depends on the operator's key columns alone.
+        memo: belongs to the state backend, which keeps there what a `get` found, so that a `put` of the same keys
+            does not search again.
     """
 
-    keys: pa.Table
+    columns: pa.Table
     hashes: np.ndarray
     key_groups: np.ndarray
     memo: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.hashes)
+
+    def take(self, ordinals: np.ndarray) -> "Keys":
+        """Some of the keys, by ordinal (integers)."""
+        return Keys(self.columns.take(pa.array(ordinals)), self.hashes[ordinals], self.key_groups[ordinals])
+
+    def with_columns(self, columns: Mapping[str, Any]) -> pa.Table:
+        """The key columns followed by further ones (Arrow or NumPy arrays or lists, one value per key), as a table."""
+        table = self.columns
+        for name, values in columns.items():
+            table = table.append_column(name, values if isinstance(values, pa.ChunkedArray) else pa.array(values))
+        return table
+
+    def describe(self, which: np.ndarray) -> str:
+        """A phrase for an error message that names the first of some keys (bool[n], not all false): "plane N1, year
+        2013 and 2 more keys"."""
+        chosen = np.flatnonzero(which)
+        first = ", ".join(f"{name} {self.columns.column(name)[int(chosen[0])]}" for name in self.columns.column_names)
+        return first if len(chosen) == 1 else f"{first} and {len(chosen) - 1} more keys"
 
 
 @dataclass(frozen=True)
@@ -73,15 +94,15 @@ class StateTable(Protocol):
         """So many rows in all are to come: what would be made anew as they come may be made once."""
         ...
 
-    def get(self, batch: KeyBatch) -> Lookup:
+    def get(self, batch: Keys) -> Lookup:
         """The rows of many keys."""
         ...
 
-    def put(self, batch: KeyBatch, values: pa.Table) -> None:
+    def put(self, batch: Keys, values: pa.Table) -> None:
         """Insert or replace one row per key; `values` has the value columns and as many rows as the batch."""
         ...
 
-    def delete(self, batch: KeyBatch) -> None:
+    def delete(self, batch: Keys) -> None:
         """Remove the rows of these keys; absent keys are no error."""
         ...
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from siltstone.errors import StateError
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import KeyBatch, KeyedState, StateTable
+from siltstone.state.backend import KeyedState, Keys, StateTable
 from siltstone.state.columns import fixed_values, one_array
 from siltstone.state.hashing import key_groups as groups_of
 from siltstone.state.hashing import xxhash64
@@ -55,22 +55,20 @@ def apply_delta(state: KeyedState, table: str, changes: pa.Table, key_groups: np
             apply(target, _batch(state, target, part, None if key_groups is None else key_groups[rows]), part)
 
 
-def key_batch(
-    schema: TableSchema, rows: pa.Table, max_parallelism: int, key_groups: np.ndarray | None = None
-) -> KeyBatch:
+def key_batch(schema: TableSchema, rows: pa.Table, max_parallelism: int, key_groups: np.ndarray | None = None) -> Keys:
     """The primary keys of a table's rows, addressed; `key_groups` (uint16[n]) spares their computation."""
     hashes = xxhash64(rows.select(schema.key.names).columns)
     groups = groups_of(hashes, max_parallelism) if key_groups is None else key_groups
     if schema.subkey.names:
         hashes = xxhash64(rows.select(schema.subkey.names).columns, hashes)
-    return KeyBatch(rows.select(schema.primary_key.names), hashes, groups)
+    return Keys(rows.select(schema.primary_key.names), hashes, groups)
 
 
-def _put(target: StateTable, batch: KeyBatch, rows: pa.Table) -> None:
+def _put(target: StateTable, batch: Keys, rows: pa.Table) -> None:
     target.put(batch, rows.select(target.schema.value.names))
 
 
-def _delete(target: StateTable, batch: KeyBatch, rows: pa.Table) -> None:
+def _delete(target: StateTable, batch: Keys, rows: pa.Table) -> None:
     target.delete(batch)
 
 
@@ -80,7 +78,7 @@ def _table(state: KeyedState, table: str) -> StateTable:
     return state.tables[table]
 
 
-def _batch(state: KeyedState, target: StateTable, rows: pa.Table, key_groups: np.ndarray | None) -> KeyBatch:
+def _batch(state: KeyedState, target: StateTable, rows: pa.Table, key_groups: np.ndarray | None) -> Keys:
     batch = key_batch(target.schema, rows, state.max_parallelism, key_groups)
     groups = batch.key_groups
     if len(groups) and not (groups.min() in state.groups and groups.max() in state.groups):

@@ -13,7 +13,7 @@ from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.restore.restore import digests_of
 from siltstone.run.task import identity
-from siltstone.state.backend import Backend, KeyBatch, StateTable, SubtaskState
+from siltstone.state.backend import Backend, Keys, StateTable, SubtaskState
 from siltstone.state.backends.named import BACKENDS, backend
 from siltstone.state.schema import TableSchema
 from tests.arrow_strategies import TYPES, random_array
@@ -41,7 +41,7 @@ def reopen(kind: Backend, tmp_path: Path) -> Open:
     return opener
 
 
-def longs(*keys: int) -> KeyBatch:
+def longs(*keys: int) -> Keys:
     return batch_of(LONG, pa.table({"k": pa.array(keys, pa.int64())}))
 
 
@@ -130,7 +130,7 @@ def test_every_type_as_key_and_as_value(reopen: Open, key_type: pa.DataType):
         state.commit()
         got = table.get(batch_of(schema, part))
         assert got.found.all()
-        assert rows_of(batch.keys, got.values) == rows_of(batch.keys, rows)
+        assert rows_of(batch.columns, got.values) == rows_of(batch.columns, rows)
         normal = [[0.0 if v == 0 else v for v in column.to_pylist()] for column in part.columns]
         normal_keys = pa.Table.from_arrays(
             [pa.array(c, f.type) for c, f in zip(normal, schema.primary_key, strict=True)]
@@ -176,7 +176,7 @@ def test_composite_keys_with_strings(reopen: Open):
     shorter = rows.slice(1, 2)
     table.put(batch_of(TEXT, keys.slice(0, 2)), shorter)
     state.commit()
-    expected = rows_of(batch.keys, rows) | rows_of(batch.keys.slice(0, 2), shorter)
+    expected = rows_of(batch.columns, rows) | rows_of(batch.columns.slice(0, 2), shorter)
     assert contents(table) == expected
     state.begin(2, tracking=True)
     table.delete(batch_of(TEXT, keys.slice(1, 3)))
@@ -216,7 +216,7 @@ def test_keys_of_equal_hash_are_different_keys(reopen: Open):
     table.delete(batch_of(TEXT, keys.slice(0, 60), buckets=1))
     assert table.get(everything).found.tolist() == [False] * 60 + [True] * 60
     state.rollback()
-    assert contents(table) == rows_of(everything.keys, rows)
+    assert contents(table) == rows_of(everything.columns, rows)
     state.rollback()
     assert contents(table) == {}
     assert not table.get(everything).found.any()
@@ -503,10 +503,10 @@ def test_bad_input_is_refused_and_changes_nothing(reopen: Open):
     state.begin(1, tracking=True)
     table.put(longs(*mine[:3]), values(1, 2, 3))
     before = (now(table), told(table), table.digests.tolist())
-    null = KeyBatch(pa.table({"k": pa.array([None], pa.int64())}), np.zeros(1, np.uint64), np.zeros(1, np.uint16))
+    null = Keys(pa.table({"k": pa.array([None], pa.int64())}), np.zeros(1, np.uint64), np.zeros(1, np.uint16))
     narrow = pa.table({"k": pa.array([1], pa.int32())})
-    other = KeyBatch(narrow, np.zeros(1, np.uint64), np.zeros(1, np.uint16))
-    uneven = KeyBatch(pa.table({"k": [1, 2]}), np.zeros(1, np.uint64), np.zeros(1, np.uint16))
+    other = Keys(narrow, np.zeros(1, np.uint64), np.zeros(1, np.uint16))
+    uneven = Keys(pa.table({"k": [1, 2]}), np.zeros(1, np.uint64), np.zeros(1, np.uint16))
     for batch, rows, error, text in (
         (longs(foreign), values(1), UsageError, "another subtask"),
         (null, values(1), BadRow, "key column k is null in 1 rows"),

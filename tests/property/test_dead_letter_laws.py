@@ -45,16 +45,18 @@ class Picky(Operator):
     def process(self, rows: Rows, state: State) -> pa.Table:
         n = rows.table.column("n")
         old = state.totals.get(rows.keys)["sum"].fill_null(0).to_numpy()
-        sums = np.bincount(rows.group, weights=n.fill_null(0).to_numpy(), minlength=len(rows.keys)).astype(np.int64)
+        sums = np.bincount(rows.key_index, weights=n.fill_null(0).to_numpy(), minlength=len(rows.keys)).astype(np.int64)
         state.totals.put(rows.keys, {"sum": old + sums})
         # Entries are not those of the call, row by row: half of them are turned round.
         order = np.concatenate([np.arange(len(rows))[::2], np.arange(len(rows))[1::2]])
         picked = rows.table.take(pa.array(order))
-        state.entries.put(rows.keys, rows.group[order], {"m": picked.column("m")}, {"n": np.zeros(len(rows), np.int64)})
-        state.week.insert(rows.keys, rows.group, {"n": n})
+        state.entries.put(
+            rows.keys, rows.key_index[order], {"m": picked.column("m")}, {"n": np.zeros(len(rows), np.int64)}
+        )
+        state.week.insert(rows.keys, rows.key_index, {"n": n})
         for group, key in zip(rows.key_groups.tolist(), rows.table.column("k").to_pylist(), strict=True):
             state.seen[group][str(key)] = state.seen[group].get(str(key), 0) + 1
-        negative = (n.to_numpy() < 0) | ((old + sums)[rows.group] > 150)
+        negative = (n.to_numpy() < 0) | ((old + sums)[rows.key_index] > 150)
         if negative.any():
             raise BadRow("n is negative, or too much: mend it", rows=negative, reason="no such n")
         return rows.table.select(["k", "n"])

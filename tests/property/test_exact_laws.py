@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from siltstone.aggregates.exact import fits_decimal, fits_int64, means, sum_int64, sum_words, to_decimal
 from siltstone.aggregates.operator import Aggregate, Average, Function, Sum
 from siltstone.errors import BadRow, SchemaConflict, UsageError
+from siltstone.state.exact import fits_decimal, fits_int64, means, sum_int64, sum_words, to_decimal
 from tests.examples import examples
 from tests.subtask import subtask
 

@@ -21,7 +21,7 @@ ROW = st.tuples(st.integers(0, 4), st.integers(-9, 9), st.booleans(), st.sampled
 def grouped(rows: list[tuple[int, int, bool, str]]) -> tuple[Grouped, list[int]]:
     table = pa.table(dict(zip(("k", "v", "restart", "s"), zip(*rows, strict=True), strict=True)))
     calls = Rows.of(Keyed(), table, None, 128)
-    return Grouped(calls), calls.keys.keys.column("k").to_pylist()
+    return Grouped(calls), calls.keys.columns.column("k").to_pylist()
 
 
 @given(st.lists(ROW, min_size=1, max_size=40), st.lists(st.integers(-9, 9), min_size=5, max_size=5))

@@ -48,7 +48,7 @@ def test_state_equals_a_python_model(steps):
     maps, lists, windows = {}, {k: [] for k in range(KEYS)}, {k: [] for k in range(KEYS)}
     with subtask(Model(), max_parallelism=4) as task:
         everyone = task.rows({"k": list(range(KEYS))}).keys
-        ordinal = np.argsort(everyone.keys["k"].to_numpy())
+        ordinal = np.argsort(everyone.columns["k"].to_numpy())
 
         def batch(some):
             return task.rows({"k": pa.array(sorted(set(some)), pa.int64())}).keys
@@ -80,7 +80,7 @@ def test_state_equals_a_python_model(steps):
             elif name == "evict":
                 limits = dict(entries)
                 keys = batch(limits)
-                state.window.evict(keys, [limits[key] for key in keys.keys["k"].to_pylist()])
+                state.window.evict(keys, [limits[key] for key in keys.columns["k"].to_pylist()])
                 for key, limit in limits.items():
                     windows[key] = [r for r in windows[key] if r[0] >= limit]
             else:

@@ -50,7 +50,7 @@ class Kinds(Operator):
     counts = OpaqueState(dict, lambda counts: json.dumps(counts).encode(), json.loads)
 
     def process(self, rows: Rows, state: State) -> None:
-        table = rows.table.take(pa.array(np.argsort(rows.group)))  # keys are distinct within a step
+        table = rows.table.take(pa.array(np.argsort(rows.key_index)))  # keys are distinct within a step
         state.row.put(rows.keys, table.select(list(VALUES)))
         subkeys, values = {"step": table["step"]}, {"name_too": table["name"]}
         state.steps.put(rows.keys, np.arange(len(table)), subkeys, values)

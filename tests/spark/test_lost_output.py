@@ -43,9 +43,9 @@ class Running(Operator):
     def process(self, rows: Rows, state: State) -> pa.Table:
         old = state.totals.get(rows.keys)["sum"].fill_null(0).to_numpy()
         value = rows.table.column("value").to_numpy()
-        new = old + [int(value[rows.group == k].sum()) for k in range(len(rows.keys))]
+        new = old + [int(value[rows.key_index == k].sum()) for k in range(len(rows.keys))]
         state.totals.put(rows.keys, {"sum": new})
-        table = pa.table({"key": rows.keys.keys.column("key"), "sum": new})
+        table = pa.table({"key": rows.keys.columns.column("key"), "sum": new})
         call = f"{sorted(rows.table.column('key').to_pylist())}".replace(", ", "_")
         first = self.calls / f"{call}-first"
         if first.exists():

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
-from siltstone.aggregates.reduction import choose_by, order_codes
 from siltstone.errors import BadRow, UsageError
 from siltstone.operator import Operator
+from siltstone.state.reduction import choose_by, order_codes
 from tests.subtask import subtask
 
 KEY = {"k": pa.string()}

@@ -283,7 +283,7 @@ class Turned(Operator):
 
     def process(self, rows: Rows, state: State) -> None:
         state.week.insert(
-            rows.keys, rows.group[::-1].copy(), {"n": rows.table.column("n").take(np.arange(len(rows))[::-1])}
+            rows.keys, rows.key_index[::-1].copy(), {"n": rows.table.column("n").take(np.arange(len(rows))[::-1])}
         )
 
 
@@ -291,7 +291,7 @@ class Straight(Turned):
     """Enters the rows as they are."""
 
     def process(self, rows: Rows, state: State) -> None:
-        state.week.insert(rows.keys, rows.group, {"n": rows.table.column("n")})
+        state.week.insert(rows.keys, rows.key_index, {"n": rows.table.column("n")})
 
 
 def test_entries_of_one_key_in_another_order_name_no_good_row_in_place_of_the_bad_one(place: OpenWarehouse) -> None:

@@ -44,11 +44,11 @@ class Meters(Operator):
     def process(self, rows: Rows, state: State) -> None:
         n = rows.table.column("n").combine_chunks().to_numpy()
         first = np.zeros(len(rows.keys), np.int64)
-        first[rows.group] = n
+        first[rows.key_index] = n
         state.totals.put(rows.keys, {"n": pa.array(first, pa.int32()), "note": pa.nulls(len(first), pa.string())})
         cells = {"x": pa.array(n, pa.float32()), "y": pa.array(n % 7, pa.uint8())}
-        state.places.put(rows.keys, rows.group, cells, {"n": n})
-        state.last.append(rows.keys, rows.group, {"n": n})
+        state.places.put(rows.keys, rows.key_index, cells, {"n": n})
+        state.last.append(rows.keys, rows.key_index, {"n": n})
         state.sketch[int(rows.key_groups.min())] += len(rows)
 
 

@@ -19,7 +19,7 @@ from siltstone.restore.export import unit_tasks
 from siltstone.restore.merge import Changes
 from siltstone.restore.restore import read_manifests
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
-from siltstone.state.backend import KeyBatch
+from siltstone.state.backend import Keys
 from siltstone.state.backends.heap import HeapTable, records
 from siltstone.state.columns import row_bytes, split_by_bytes, take_from
 from siltstone.state.hashing import xxhash64
@@ -66,7 +66,7 @@ def test_large_rows_that_follow_each_other_are_scanned_and_compacted_in_batches_
     keys = np.arange(20_000)
     values = pa.array(["x" * (MIB if 5000 <= key < 5040 else 1) for key in keys])
     owners = np.zeros(len(keys), np.uint16)
-    batch = KeyBatch(pa.table([keys], schema=SCHEMA.primary_key), xxhash64([pa.array(keys)]), owners)
+    batch = Keys(pa.table([keys], schema=SCHEMA.primary_key), xxhash64([pa.array(keys)]), owners)
     table.put(batch, pa.table([values], schema=SCHEMA.value))
     batches = [rows for rows, _ in table.scan(KeyGroupRange(0, 1))]
     assert max(batch.nbytes for batch in batches) < 12 * MIB

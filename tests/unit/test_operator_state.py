@@ -36,17 +36,19 @@ class Everything(Operator):
 
 
 def keys_of(task, *planes):
-    """A KeyBatch in the order given; the engine's own order is by hash."""
+    """Keys in the order given; the engine's own order is by hash."""
     rows = task.rows({"plane": list(planes), "year": [2013] * len(planes)})
-    where = [int(np.flatnonzero(np.array(rows.keys.keys["plane"].to_pylist()) == p)[0]) for p in planes]
-    return type(rows.keys)(rows.keys.keys.take(pa.array(where)), rows.keys.hashes[where], rows.keys.key_groups[where])
+    where = [int(np.flatnonzero(np.array(rows.keys.columns["plane"].to_pylist()) == p)[0]) for p in planes]
+    return type(rows.keys)(
+        rows.keys.columns.take(pa.array(where)), rows.keys.hashes[where], rows.keys.key_groups[where]
+    )
 
 
 def lists(keys, at, table):
     """plane -> rows as tuples."""
-    found = {plane: [] for plane in keys.keys["plane"].to_pylist()}
+    found = {plane: [] for plane in keys.columns["plane"].to_pylist()}
     for i, row in zip(at.tolist(), table.to_pylist(), strict=True):
-        found[keys.keys["plane"][i].as_py()].append(tuple(row.values()))
+        found[keys.columns["plane"][i].as_py()].append(tuple(row.values()))
     return found
 
 
@@ -125,11 +127,11 @@ def test_rows_know_their_keys(task):
     rows = task.rows({"plane": ["b", "a", "b"], "year": [1, 1, 1], "delay": [5, 6, 7]})
     assert len(rows) == 3
     assert rows.table.schema.field("year").type == pa.int16()
-    assert rows.keys.keys["plane"].take(pa.array(rows.group)).to_pylist() == ["b", "a", "b"]
-    assert rows.keys.hashes[rows.group].tolist() == rows.hashes.tolist()
+    assert rows.keys.columns["plane"].take(pa.array(rows.key_index)).to_pylist() == ["b", "a", "b"]
+    assert rows.keys.hashes[rows.key_index].tolist() == rows.hashes.tolist()
     assert rows.hashes.tolist() == xxhash64(rows.table.select(["plane", "year"]).columns).tolist()
     assert rows.key_groups.tolist() == key_groups(rows.hashes, 8).tolist()
-    assert rows.keys.key_groups[rows.group].tolist() == rows.key_groups.tolist()
+    assert rows.keys.key_groups[rows.key_index].tolist() == rows.key_groups.tolist()
 
 
 def test_float_keys_are_normalised_in_the_rows():

@@ -33,9 +33,9 @@ class Recent(Operator):
 
     def process(self, rows: Rows, state: State) -> None:
         """Take in, then let go of what is older than a few ticks."""
-        order = np.argsort(rows.group, kind="stable")
+        order = np.argsort(rows.key_index, kind="stable")
         entries = rows.table.select(["tick", "value"]).take(pa.array(order))
-        state.window.insert(rows.keys, rows.group[order], entries)
+        state.window.insert(rows.keys, rows.key_index[order], entries)
         newest = np.full(len(rows.keys), int(np.max(entries.column("tick").to_numpy())))
         state.window.evict(rows.keys, newest - 3)
 

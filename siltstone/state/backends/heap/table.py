@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.model import KeyGroupRange
-from siltstone.state.backend import KeyBatch, Lookup
+from siltstone.state.backend import Keys, Lookup
 from siltstone.state.backends.heap.layout import Layout
 from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.backends.heap.records import Records
@@ -125,7 +125,7 @@ class HeapTable:
         """Make room for so many rows in all."""
         self.records.make_room(rows)
 
-    def get(self, batch: KeyBatch) -> Lookup:
+    def get(self, batch: Keys) -> Lookup:
         """The rows of many keys."""
         found = self._find(batch)
         present = (found.ids >= 0) & (found.block["live"] != 0)
@@ -133,29 +133,29 @@ class HeapTable:
         columns = self._layout.read_values(found.block, self.records.arena, valid)
         return Lookup(present, _table(columns, self.schema.value, len(batch)))
 
-    def _find(self, batch: KeyBatch) -> _Found:
+    def _find(self, batch: Keys) -> _Found:
         memo = batch.memo.get(self)
         if memo is not None and memo.mutation == self._mutation:
             return memo
         self._check(batch)
-        keys = normalise_keys(batch.keys)
+        keys = normalise_keys(batch.columns)
         encoded = self._layout.encode_keys(keys)
         found = _Found(self._mutation, keys, encoded, *self.records.find(batch.hashes, encoded))
         batch.memo[self] = found
         return found
 
-    def _check(self, batch: KeyBatch) -> None:
-        _check_shape("keys", batch.keys.schema, self.schema.primary_key)
-        if not len(batch.keys) == len(batch.hashes) == len(batch.key_groups):
+    def _check(self, batch: Keys) -> None:
+        _check_shape("keys", batch.columns.schema, self.schema.primary_key)
+        if not len(batch.columns) == len(batch.hashes) == len(batch.key_groups):
             raise UsageError("keys, hashes and key groups of a batch must be equally many")
-        for name, column in zip(batch.keys.column_names, batch.keys.columns, strict=True):
+        for name, column in zip(batch.columns.column_names, batch.columns.columns, strict=True):
             if column.null_count:
                 raise BadRow(f"key column {name} is null in {column.null_count} rows: drop or fill them")
         groups = batch.key_groups
         if len(groups) and not (groups.min() in self.groups and groups.max() in self.groups):
             raise UsageError(f"a key belongs to another subtask than that of key groups {self.groups}")
 
-    def put(self, batch: KeyBatch, values: pa.Table) -> None:
+    def put(self, batch: Keys, values: pa.Table) -> None:
         """Insert or replace one row per key; the keys of a batch are distinct."""
         _check_shape("values", values.schema, self.schema.value)
         if values.num_rows != len(batch):
@@ -188,7 +188,7 @@ class HeapTable:
         found.mutation = self._mutation
         batch.memo[self] = found
 
-    def delete(self, batch: KeyBatch) -> None:
+    def delete(self, batch: Keys) -> None:
         """Remove the rows of these keys; absent keys are no error."""
         found = self._find(batch)
         which = np.flatnonzero((found.ids >= 0) & (found.block["live"] != 0))

@@ -1,7 +1,9 @@
-"""Exact sums of integers and decimals by group, in NumPy: 128-bit numbers as two words each.
+"""Exact sums and running sums of integers and decimals by group, in NumPy: 128-bit numbers as two words each.
 
 `words` (uint64[n, 2]) holds numbers in two's complement, low word first, as Arrow's decimal128 lies in memory. `group`
-(int64[n]) holds for each number the ordinal of its group, below `size`. A call takes fewer than 2**31 numbers.
+(int64[n]) holds for each number the ordinal of its group, below `size`. For running sums the numbers of a group follow
+each other, and `first` (int64[n]) holds for each number the place of the first one of its group. A call takes fewer
+than 2**31 numbers.
 """
 
 import numpy as np
@@ -42,7 +44,7 @@ def sum_int64(values: np.ndarray, group: np.ndarray, size: int) -> tuple[np.ndar
         sums = np.zeros(size, np.int64)
         np.add.at(sums, group, values)
         return sums, None
-    words = _add([values.view(np.uint64) & _HALF, (values >> np.int64(32)).view(np.uint64)], group, size)[0]
+    words = _add(_limbs_of_int64(values), group, size)[0]
     return words[:, 0].view(np.int64), words
 
 
@@ -51,18 +53,58 @@ def sum_words(words: np.ndarray, group: np.ndarray, size: int) -> tuple[np.ndarr
     if fits_int64(words).all():
         sums, exact = sum_int64(np.ascontiguousarray(words[:, 0]).view(np.int64), group, size)
         return (wide(sums) if exact is None else exact), np.zeros(size, np.bool_)
-    low, high = words[:, 0], words[:, 1]
-    limbs = [low & _HALF, low >> _SHIFT, high & _HALF, (high.view(np.int64) >> np.int64(32)).view(np.uint64)]
-    sums, beyond = _add(limbs, group, size)
+    sums, beyond = _add(_limbs(words), group, size)
     return sums, beyond | ~fits_decimal(sums)
 
 
+def running_int64(values: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """For each of int64[n] the sum of its group up to and including it: modulo 2**64, and exact as words.
+
+    There are no words (None) where the values are so small that no such sum leaves int64.
+    """
+    most = max(int(values.max()), -int(values.min())) if len(values) else 0
+    longest = int((np.arange(len(first)) - first).max(initial=0)) + 1
+    if most * longest < 1 << 63:
+        return _prefix_sums(values, first), None
+    words = _carry([_prefix_sums(limb.view(np.int64), first) for limb in _limbs_of_int64(values)])[0]
+    return words[:, 0].view(np.int64), words
+
+
+def running_words(words: np.ndarray, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each number the sum of its group up to and including it: as words, modulo 2**128, and bool[n]: whether it has
+    more than 38 digits."""
+    sums, beyond = _carry([_prefix_sums(limb.view(np.int64), first) for limb in _limbs(words)])
+    return sums, beyond | ~fits_decimal(sums)
+
+
+def _prefix_sums(values: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Running sums of int64[n], modulo 2**64: a difference of two sums is right even where these have wrapped."""
+    total = np.cumsum(values)
+    return total - (total - values)[first]
+
+
+def _limbs_of_int64(values: np.ndarray) -> list[np.ndarray]:
+    """int64[n] in limbs of 32 bits as uint64, the lowest first and the last one signed."""
+    return [values.view(np.uint64) & _HALF, (values >> np.int64(32)).view(np.uint64)]
+
+
+def _limbs(words: np.ndarray) -> list[np.ndarray]:
+    """Words in limbs of 32 bits as uint64, the lowest first and the last one signed."""
+    low, high = words[:, 0], words[:, 1]
+    return [low & _HALF, low >> _SHIFT, high & _HALF, (high.view(np.int64) >> np.int64(32)).view(np.uint64)]
+
+
 def _add(limbs: list[np.ndarray], group: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of numbers in limbs of 32 bits, lowest first and the last one signed: words, and whether 128 bits are too
-    few for them."""
-    sums = np.zeros((4, size), np.int64)
-    for total, limb in zip(sums, limbs, strict=False):
+    """Sums of numbers in limbs, as `_carry` returns them."""
+    sums = [np.zeros(size, np.int64) for _ in limbs]
+    for total, limb in zip(sums, limbs, strict=True):
         np.add.at(total, group, limb.view(np.int64))
+    return _carry(sums)
+
+
+def _carry(sums: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Words from sums of limbs (2 or 4 of int64[n]), and bool[n]: whether 128 bits are too few for them."""
+    sums = [*sums, *(np.zeros_like(sums[0]) for _ in range(4 - len(sums)))]
     for k in range(3):
         sums[k + 1] += sums[k] >> np.int64(32)
     top = sums[3]

@@ -1,7 +1,7 @@
-"""Reductions by group over Arrow columns, in NumPy: sums and the rows that come first in some order.
+"""Reductions by group over Arrow columns, in NumPy: sums, running sums and the rows that come first in some order.
 
 `group` (int64[n]) holds for each row the ordinal of its group, below `size`. Nulls are skipped as in SQL, and
-a group that has nothing but nulls gets null. No result depends on the order of the rows.
+a group that has nothing but nulls gets null. Only `ends_by` and `running_by` look at the order of the rows.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from siltstone.aggregates.exact import fits_int64, sum_int64, sum_words, to_decimal
+from siltstone.errors import UsageError
 from siltstone.state.columns import canonical_bits, fixed_values, is_micros, null_mask
+from siltstone.state.exact import fits_int64, running_int64, running_words, sum_int64, sum_words, to_decimal
 
 _LAST = np.int64(2**63 - 1)
+_LONG_GROUP = 256
+"""from here on the running sum of floats takes one call per group rather than one call per place in a group"""
+
+
+def sum_type(kind: pa.DataType, what: str) -> pa.DataType:
+    """The type of the sum of values of a type: int64, float64 or decimal128(38, scale).
+
+    Raises:
+        UsageError: such values cannot be added up; the message begins with `what`.
+    """
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_decimal128(kind):
+        return pa.decimal128(38, kind.scale)
+    raise UsageError(f"{what} cannot add up values of type {kind}: use an integer, float or decimal")
 
 
 def sum_by(array: pa.Array, group: np.ndarray, size: int) -> tuple[pa.Array, np.ndarray | None]:
@@ -52,7 +70,7 @@ def count_by(array: pa.Array, group: np.ndarray, size: int) -> pa.Array:
 def extreme_by(array: pa.Array, group: np.ndarray, size: int, *, largest: bool = False) -> pa.Array:
     """The smallest (or largest) value of each group. NaN is larger than every other number, as in Spark."""
     kind = array.type
-    if not (pa.types.is_signed_integer(kind) or pa.types.is_date32(kind) or is_micros(kind)):
+    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date32(kind) or is_micros(kind)):
         return take_or_null(array, *choose_by([array], group, size, largest=largest))
     # Such values are their own order, so that no row need be chosen.
     values, group = _present(fixed_values(array), array, group)
@@ -85,8 +103,66 @@ def choose_by(
         np.minimum.at(best, of, codes)
         first = codes == best[of]
         rows, of = rows[first], of[first]
+    return _assigned(rows, of, size)
+
+
+def ends_by(array: pa.Array, group: np.ndarray, size: int, *, last: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The first (or last) row of each group in which the array is not null, in the order of the rows.
+
+    Returns:
+        (rows: int64[size], absent: bool[size]): where absent, the row is 0 and means nothing.
+    """
+    rows = np.flatnonzero(~null_mask(array)) if array.null_count else np.arange(len(group))
+    rows = rows if last else rows[::-1]
+    return _assigned(rows, group[rows], size)
+
+
+def running_by(array: pa.Array, first: np.ndarray) -> tuple[pa.Array, np.ndarray | None]:
+    """For each row the sum of its group up to and including it, of an int64, float64 or decimal128 array.
+
+    Nulls add nothing; the sum is null until the first value. Floats are added in the order of the rows.
+
+    Args:
+        first: int64[n], the first row of the group of each row; the rows of a group follow each other.
+
+    Returns:
+        (sums, overflow: bool[n]), as `sum_by`.
+    """
+    there = ~null_mask(array)
+    values, absent = fixed_values(array), None
+    if not there.all():
+        values = np.where(there if values.ndim == 1 else there[:, None], values, values.dtype.type(0))
+        count = np.cumsum(there)
+        absent = count == (count - there)[first]
+    if pa.types.is_decimal(array.type):
+        words, overflow = running_words(values, first)
+        return to_decimal(words, array.type, absent), overflow if overflow.any() else None
+    if not pa.types.is_floating(array.type):
+        sums, words = running_int64(values, first)
+        overflow = None if words is None else ~fits_int64(words)
+        return pa.array(sums, mask=absent), overflow if overflow is not None and overflow.any() else None
+    return pa.array(_running_floats(values, first), array.type, mask=absent), None
+
+
+def _running_floats(values: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Sums in the order of the rows: of all short groups place by place, of long ones group by group."""
+    sums = np.array(values)
+    starts = np.flatnonzero(first == np.arange(len(first)))
+    sizes = np.diff(starts, append=len(first))
+    with np.errstate(over="ignore", invalid="ignore"):  # to infinity, and infinity - infinity
+        for start, size in zip(starts[sizes >= _LONG_GROUP], sizes[sizes >= _LONG_GROUP], strict=True):
+            sums[start : start + size] = np.cumsum(values[start : start + size])
+        starts, sizes = starts[sizes < _LONG_GROUP], sizes[sizes < _LONG_GROUP]
+        for place in range(1, int(sizes.max(initial=0))):
+            rows = starts[sizes > place] + place
+            sums[rows] += sums[rows - 1]
+    return sums
+
+
+def _assigned(rows: np.ndarray, group: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The last of the rows given for each group, and bool[size]: the groups that have none, whose row is 0."""
     chosen = np.full(size, -1)
-    chosen[of] = rows
+    chosen[group] = rows  # of equal indices the last assignment stays
     absent = chosen < 0
     chosen[absent] = 0
     return chosen, absent

@@ -1,0 +1,333 @@
+"""What an operator is given in `process`: the rows of a call, their keys, and reductions of the rows of each key.
+
+    late = pc.greater(rows.table["delay"], 15)
+    old = state.totals.get(rows.keys)                             # one row per key
+    flights = rows.count(initial=old["flights"])                  # one value per key: what was there, and these rows
+    minutes = rows.sum("delay", initial=old["minutes"])
+    in_a_row = rows.running(late, restart=pc.invert(late))        # one value per row
+
+Every method serves all keys of the call at once, in NumPy and Arrow. A reduction returns an Arrow array with one value
+per key, in the order of `rows.keys`, so that it goes straight into `state.<variable>.put(rows.keys, {...})`.
+
+Where a method takes a `column`, that is the name of a column of the rows, or one value per row as an Arrow array, a
+NumPy array or a list. `initial` is one value per key, usually what state held before, null where it held nothing; it
+counts as one more value of the key, ahead of the rows. Nulls are skipped as by SQL's aggregates, and a key without any
+other value gets null. -0.0 counts as 0.0, and NaN is above every number, as in Spark.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import BadRow, UsageError
+from siltstone.state.backend import Keys
+from siltstone.state.columns import misfits, null_mask, one_array
+from siltstone.state.hashing import distinct, key_groups, normalise_keys, xxhash64
+from siltstone.state.reduction import choose_by, ends_by, extreme_by, running_by, sum_by, sum_type, take_or_null
+
+__all__ = ["Keys", "Rows"]
+
+Values: TypeAlias = Any
+"""the name of a column of the rows, or one value per row: an Arrow array, a NumPy array or a list"""
+
+
+class Rows:
+    """The rows of one call of `Operator.process`.
+
+    Attributes:
+        table: the rows (n), an Arrow table; key columns have the operator's types, with -0.0 as 0.0 and one NaN.
+        hashes: uint64[n], Spark's xxhash64 of the key of each row.
+        key_groups: uint16[n], the key group of each row.
+    """
+
+    def __init__(
+        self,
+        table: pa.Table,
+        hashes: np.ndarray,
+        groups: np.ndarray,
+        key_names: Sequence[str],
+        *,
+        what: str = "rows",
+        owners: np.ndarray | None = None,
+        whole: bool = True,
+    ) -> None:
+        """Args:
+        key_names: the columns that make up a key.
+        what: how error messages begin.
+        owners: uint64[n], the hash of the operator's key of each row, where `key_names` has more columns than that.
+        whole: whether these are all rows of a call.
+        """
+        self.table, self.hashes, self.key_groups = table, hashes, groups
+        self._key_names, self._what = list(key_names), what
+        self._owners, self._whole = hashes if owners is None else owners, whole
+
+    @classmethod
+    def of(cls, operator: "_Keyed", table: pa.Table, hashes: np.ndarray | None, max_parallelism: int) -> "Rows":
+        """Rows for an operator, as the engine makes them of a table; `hashes` are computed where there are none yet.
+
+        Raises:
+            BadRow: a key column has nulls.
+            UsageError: a key column is missing or not of the declared type.
+        """
+        keys = normalise_keys(_key_columns(operator, table))
+        for field in operator.key:
+            table = table.set_column(table.column_names.index(field.name), field, keys.column(field.name))
+        hashes = xxhash64(keys.columns) if hashes is None else hashes
+        groups = key_groups(hashes, max_parallelism)
+        return cls(table, hashes, groups, keys.column_names, what=f"operator {operator.name}")
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    @property
+    def keys(self) -> Keys:
+        """The distinct keys among the rows; their order is that of the hashes, not that of the rows."""
+        return self._distinct[0]
+
+    @property
+    def key_index(self) -> np.ndarray:
+        """int64[n]: for each row the ordinal of its key in `keys`."""
+        return self._distinct[1]
+
+    # One value per key
+
+    def count(self, column: Values = None, *, initial: Values = None) -> pa.Array:
+        """The number of rows of each key, or of those in which `column` is not null; int64, never null."""
+        index = self.key_index
+        if column is not None:
+            index = index[~null_mask(self._column(column))]
+        counts = np.bincount(index, minlength=len(self.keys))
+        if initial is not None:
+            counts = counts + self._initial(initial, pa.int64()).fill_null(0).to_numpy()
+        return pa.array(counts, pa.int64())
+
+    def sum(self, column: Values, *, initial: Values = None) -> pa.Array:
+        """The sum of each key's values: int64 of integers and booleans (true counts 1), decimal128(38, scale) of
+        decimals, float64 of floats.
+
+        Integers and decimals are added up exactly. Floats are added in ascending order, so that the result does not
+        depend on the order of the rows.
+
+        Raises:
+            BadRow: a sum does not fit its type. It names all rows of such keys.
+        """
+        array = self._summable(column)
+        array, index = self._with_initial(array, initial)
+        sums, overflow = sum_by(array, index, len(self.keys))
+        if overflow is not None:
+            raise self._overflow(column, array.type, overflow)
+        return sums
+
+    def min(self, column: Values, *, initial: Values = None) -> pa.Array:
+        """The least of each key's values."""
+        array, index = self._with_initial(_folded(self._column(column)), initial)
+        return extreme_by(array, index, len(self.keys))
+
+    def max(self, column: Values, *, initial: Values = None) -> pa.Array:
+        """The greatest of each key's values."""
+        array, index = self._with_initial(_folded(self._column(column)), initial)
+        return extreme_by(array, index, len(self.keys), largest=True)
+
+    def first(self, column: Values, by: Values = None, *, initial: Values = None) -> pa.Array:
+        """The value, not null, of each key's first row: in the order of the rows, or of the columns `by`.
+
+        The order of the rows is the same whenever a step runs only if the operator declares `order_by`. With `by`, one
+        column or a tuple of columns to compare one after the other, no order of the rows matters: of several rows that
+        are first, the least value is taken. Rows that are null in one of `by` are skipped.
+
+        Raises:
+            UsageError: both `by` and `initial` are given.
+        """
+        return self._end(column, by, initial, last=False)
+
+    def last(self, column: Values, by: Values = None, *, initial: Values = None) -> pa.Array:
+        """The value, not null, of each key's last row, as `first`; with `by`, of several the greatest value.
+
+        Raises:
+            UsageError: both `by` and `initial` are given.
+        """
+        return self._end(column, by, initial, last=True)
+
+    def any(self, column: Values, *, initial: Values = None) -> pa.Array:
+        """Whether one of each key's values (booleans) is true."""
+        array, index = self._with_initial(self._flags(column), initial)
+        return extreme_by(array, index, len(self.keys), largest=True)
+
+    def all(self, column: Values, *, initial: Values = None) -> pa.Array:
+        """Whether each key's values (booleans) are all true."""
+        array, index = self._with_initial(self._flags(column), initial)
+        return extreme_by(array, index, len(self.keys))
+
+    # One value per row
+
+    def running(self, column: Values = None, *, restart: Values = None, initial: Values = None) -> pa.Array:
+        """For each row the sum of its key's values up to and including it, in the order of the rows; types are those of
+        `sum`.
+
+        Without a column every value is 1: the sum counts the rows of the key. Floats are added one after the other. The
+        sum is null until the first value that is not null.
+
+        Args:
+            restart: booleans; where true, the sum begins anew with the value of this row.
+
+        Raises:
+            BadRow: a sum does not fit its type. It names all rows of such keys.
+        """
+        array = pa.array(np.ones(len(self), np.int64)) if column is None else self._summable(column)
+        again = np.zeros(len(self), np.bool_)
+        if restart is not None:
+            again = self._flags(restart).fill_null(False).to_numpy(zero_copy_only=False)
+        array, index = self._with_initial(array, initial)
+        ahead = len(array) - len(self)
+        order = np.argsort(index, kind="stable")
+        begins = np.append(np.zeros(ahead, np.bool_), again)[order] | (np.diff(index[order], prepend=-1) != 0)
+        first = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
+        sums, overflow = running_by(array.take(pa.array(order)), first)
+        if overflow is not None:
+            keys = np.zeros(len(self.keys), np.bool_)
+            keys[index[order[overflow]]] = True
+            raise self._overflow(column, array.type, keys)
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return sums.take(pa.array(back[ahead:]))
+
+    # Other rows, other keys
+
+    def by(self, *columns: str) -> "Rows":
+        """The same rows under longer keys: the key and these columns.
+
+        That is how entries of a `MapState` are addressed: `rows.by("route").keys.columns` is the table of its distinct
+        entries, and `rows.by("route").count()` their numbers of rows.
+
+        Raises:
+            UsageError: there is no such column.
+        """
+        hashes = xxhash64([self._column(name) for name in columns], self.hashes) if columns else self.hashes
+        return self._derived(self.table, hashes, self.key_groups, self._owners, [*self._key_names, *columns])
+
+    def filter(self, mask: Values) -> "Rows":
+        """The rows for which `mask` (booleans) is true; only their keys are among its `keys`."""
+        kept = np.flatnonzero(self._flags(mask).fill_null(False).to_numpy(zero_copy_only=False))
+        owners, table = self._owners[kept], self.table.take(pa.array(kept))
+        return self._derived(table, self.hashes[kept], self.key_groups[kept], owners, self._key_names)
+
+    def _derived(
+        self, table: pa.Table, hashes: np.ndarray, groups: np.ndarray, owners: np.ndarray, names: Sequence[str]
+    ) -> "Rows":
+        whole = self._whole and table is self.table
+        return Rows(table, hashes, groups, names, what=self._what, owners=owners, whole=whole)
+
+    @cached_property
+    def _distinct(self) -> tuple[Keys, np.ndarray]:
+        columns = normalise_keys(self.table.select(self._key_names))
+        first, index = distinct(self.hashes, columns.columns)
+        return Keys(columns.take(pa.array(first)), self.hashes[first], self.key_groups[first]), index
+
+    def _column(self, column: Values) -> pa.Array:
+        if isinstance(column, str):
+            if column not in self.table.column_names:
+                have = ", ".join(self.table.column_names)
+                raise UsageError(f"{self._what}: the rows have no column {column} (they have {have})")
+            return one_array(self.table.column(column))
+        array = _array(column)
+        if len(array) != len(self):
+            raise UsageError(f"{self._what}: {len(array)} values were given for {len(self)} rows")
+        return array
+
+    def _flags(self, column: Values) -> pa.Array:
+        array = self._column(column)
+        if not pa.types.is_boolean(array.type):
+            raise UsageError(f"{self._what}: {_label(column)} is of type {array.type}: booleans are needed here")
+        return array
+
+    def _summable(self, column: Values) -> pa.Array:
+        array = self._column(column)
+        if pa.types.is_boolean(array.type):
+            return array.cast(pa.int64())
+        kind = sum_type(array.type, f"{self._what}: sum of {_label(column)}")
+        if (bad := misfits(array, kind)).any():
+            raise self._bad_row(f"{self._what}: {_label(column)} does not fit {kind}", "", bad)
+        return _folded(array.cast(kind))
+
+    def _initial(self, initial: Values, kind: pa.DataType) -> pa.Array:
+        array = _array(initial)
+        if len(array) != len(self.keys):
+            raise UsageError(f"{self._what}: initial has {len(array)} values for {len(self.keys)} keys")
+        try:
+            return _folded(array if array.type == kind else array.cast(kind))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UsageError(f"{self._what}: initial is not {kind}: {str(error).splitlines()[0]}") from None
+
+    def _with_initial(self, array: pa.Array, initial: Values) -> tuple[pa.Array, np.ndarray]:
+        """The values and the ordinals of their keys, those of `initial` ahead."""
+        if initial is None:
+            return array, self.key_index
+        index = np.concatenate([np.arange(len(self.keys)), self.key_index])
+        return pa.concat_arrays([self._initial(initial, array.type), array]), index
+
+    def _end(self, column: Values, by: Values, initial: Values, *, last: bool) -> pa.Array:
+        array = self._column(column)
+        if by is None:
+            array, index = self._with_initial(array, initial)
+            return take_or_null(array, *ends_by(array, index, len(self.keys), last=last))
+        if initial is not None:
+            raise UsageError(
+                f"{self._what}: first and last take either by or initial: initial has no value of by to compare with"
+            )
+        array = _folded(array)
+        orders = [self._column(each) for each in (by if isinstance(by, tuple) else (by,))]
+        return take_or_null(array, *choose_by([*orders, array], self.key_index, len(self.keys), largest=last))
+
+    def _overflow(self, column: Values, kind: pa.DataType, keys: np.ndarray) -> BadRow:
+        what = f"{self._what}: the sum of {_label(column)} leaves {kind}"
+        return self._bad_row(what, f" for {self.keys.describe(keys)}: use a type with more room", keys[self.key_index])
+
+    def _bad_row(self, reason: str, advice: str, rows: np.ndarray) -> BadRow:
+        """The error about some rows, or, if these are not all rows of the call, about their operator keys."""
+        return BadRow(f"{reason}{advice}", rows=rows, reason=reason, keys=None if self._whole else self._owners)
+
+
+class _Keyed(Protocol):
+    """What `Rows.of` needs of an operator."""
+
+    name: str
+    key: Any
+    reads: str
+
+
+def _array(values: Values) -> pa.Array:
+    return one_array(values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values))
+
+
+def _label(column: Values) -> str:
+    return f"column {column}" if isinstance(column, str) else "the values given"
+
+
+def _folded(array: pa.Array) -> pa.Array:
+    """Floats with -0.0 as 0.0 and one NaN; other values as they are."""
+    if not pa.types.is_floating(array.type):
+        return array
+    return one_array(normalise_keys(pa.table([array], names=["v"])).column(0))
+
+
+def _key_columns(operator: _Keyed, table: pa.Table) -> pa.Table:
+    """The key columns, whole and of the declared types."""
+    arrays = []
+    for field in operator.key:
+        what = f"operator {operator.name}: key column {field.name}"
+        if field.name not in table.column_names:
+            raise UsageError(f"{what} is missing in {operator.reads} (it has {', '.join(table.column_names)})")
+        array = one_array(table.column(field.name))
+        if array.null_count:
+            raise BadRow(
+                f"{what} is null in {array.null_count} of {len(array)} rows: drop or fill them in the source, or let "
+                'the stream put them aside (on_bad_row="dead-letter")'
+            )
+        try:
+            arrays.append(array if array.type == field.type else array.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UsageError(f"{what} is not {field.type}: {str(error).splitlines()[0]}") from None
+    return pa.table(arrays, schema=operator.key)
