@@ -1,1 +1,1 @@
-"""This project's own deployment: what Dagster loads."""
+"""Puts assets, checks and resources together, with schedules and sensors."""

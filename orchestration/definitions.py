@@ -1,11 +1,37 @@
-"""The streams of this project, as Dagster loads them; workspace.yaml names this module."""
+"""What Dagster loads: every stream of this project, with its assets, checks, jobs, schedules, sensors and resources.
+
+`siltstone.dagster.stream_definitions` gives the same for one stream in one call. Here the parts stand one by one, so
+that each can be changed, or left out.
+"""
 
 import dagster as dg
 
-from siltstone.dagster.definitions import project_definitions
+from assets.checkpoints import checkpoint_assets
+from assets.materializations import materialization_assets
+from assets.reference_copies import reference_copy_assets
+from assets.restored_state import restored_assets
+from checks import checks_of
+from orchestration.automation import schedules_of, sensors_of
+from resources import resources_of
+from siltstone.dagster import annotate, asset_jobs, load_project, op_jobs
+
+OWNERS = ["team:siltstone"]
+ASSETS = (checkpoint_assets, materialization_assets, reference_copy_assets, restored_assets)
 
 
 @dg.definitions
 def siltstone() -> dg.Definitions:
-    """Everything that this code location offers."""
-    return project_definitions()
+    """Everything of every stream; a module that did not load is shown as an asset with its error."""
+    project = load_project()
+    streams, settings = project.streams, project.settings
+    assets = [asset for stream in streams for assets_of in ASSETS for asset in assets_of(stream)]
+    jobs = {stream.name: op_jobs(stream) for stream in streams}
+    return dg.Definitions(
+        assets=[*annotate(assets, streams, settings, OWNERS), *project.broken_assets()],
+        asset_checks=[check for stream in streams for check in checks_of(stream)],
+        jobs=[job for stream in streams for job in (*asset_jobs(stream), *jobs[stream.name])],
+        schedules=[schedule for stream in streams for schedule in schedules_of(stream, settings)],
+        sensors=[sensor for stream in streams for sensor in sensors_of(stream, jobs[stream.name], settings)],
+        resources=resources_of(settings),
+        executor=dg.in_process_executor,  # one process, hence one Spark session, for all steps of a run
+    )

@@ -28,7 +28,7 @@ ENGINE = "engine"
 DEVELOPMENT = frozenset({"dev", "screenshots"})
 """extras that only work on Siltstone itself needs"""
 PERMISSIVE = re.compile(
-    r"(MIT|MIT-0|MIT-CMU|0BSD|(3-Clause )?BSD|BSD-[23]-Clause|Apache-2\.0|Apache Software|ISC|PSF-2\.0|"
+    r"(MIT|MIT-0|MIT-CMU|0BSD|(3-Clause )?BSD( 3-Clause)?|BSD-[23]-Clause|Apache-2\.0|Apache Software|ISC|PSF-2\.0|"
     r"Python Software Foundation|Zlib|CC0|CC0-1\.0)( License)?( \([A-Z]+\))?"
 )
 WEAK_COPYLEFT = re.compile(r"(MPL-2\.0|Mozilla Public License 2\.0)( \(MPL 2\.0\))?")

@@ -6,7 +6,7 @@ from typing import Any
 
 import dagster as dg
 
-from siltstone.dagster.definitions import definitions_of
+from siltstone.dagster import stream_definitions
 from siltstone.stream import Stream
 
 
@@ -20,7 +20,7 @@ class Wing:
     definitions: dg.Definitions = field(init=False)
 
     def __post_init__(self) -> None:
-        self.definitions = definitions_of({self.stream.name: self.stream}, {})
+        self.definitions = stream_definitions(self.stream)
 
     def key(self, asset: str) -> dg.AssetKey:
         """`<stream>/<asset>`."""

@@ -1,1 +1,65 @@
-"""Streams in Dagster: factories of assets, checks, jobs, schedules, sensors and resources (extra `dagster`)."""
+"""Siltstone's streams in Dagster; needs `pip install siltstone[dagster]`.
+
+    from siltstone.dagster import stream_definitions
+
+    defs = stream_definitions("flights")
+
+`stream_definitions` gives everything of a stream. `StreamComponent` does so in a `dg` project, from YAML. The other
+names are the parts of both, for a project that puts them together itself, as those of `siltstone init` do.
+"""
+
+from siltstone.dagster.assets.full_snapshot import full_snapshot_asset
+from siltstone.dagster.assets.materialization import materialization_asset
+from siltstone.dagster.assets.restored_state import restored_state_asset
+from siltstone.dagster.assets.run import events_asset, run_asset
+from siltstone.dagster.automation import restore_condition
+from siltstone.dagster.checks.asset_checks import asset_check, stream_checks
+from siltstone.dagster.checks.suites import SUITES, Suite
+from siltstone.dagster.component import StreamComponent
+from siltstone.dagster.definitions import (
+    annotate,
+    stream_assets,
+    stream_definitions,
+    stream_resources,
+    stream_sensors,
+)
+from siltstone.dagster.jobs import asset_jobs, op_jobs
+from siltstone.dagster.project import Project, load_project, project_of
+from siltstone.dagster.resources import (
+    LogNotifier,
+    Notifier,
+    SparkResource,
+    WarehouseResource,
+    WebhookNotifier,
+)
+from siltstone.dagster.schedules import stream_schedules
+
+__all__ = [
+    "SUITES",
+    "LogNotifier",
+    "Notifier",
+    "Project",
+    "SparkResource",
+    "StreamComponent",
+    "Suite",
+    "WarehouseResource",
+    "WebhookNotifier",
+    "annotate",
+    "asset_check",
+    "asset_jobs",
+    "events_asset",
+    "full_snapshot_asset",
+    "load_project",
+    "materialization_asset",
+    "op_jobs",
+    "project_of",
+    "restore_condition",
+    "restored_state_asset",
+    "run_asset",
+    "stream_assets",
+    "stream_checks",
+    "stream_definitions",
+    "stream_resources",
+    "stream_schedules",
+    "stream_sensors",
+]

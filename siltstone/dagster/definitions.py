@@ -1,11 +1,11 @@
-"""Puts together what Dagster is shown of streams: assets, checks, jobs, schedules, sensors and resources.
+"""Everything that Dagster is shown of a stream, in one call.
 
 Loading imports Dagster and the modules that define streams, and nothing else happens: no warehouse or catalog is
-looked at, no JVM starts.
+read, no JVM starts.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from functools import cache
 
 import dagster as dg
 
@@ -17,94 +17,101 @@ from siltstone.dagster.automation import restore_condition
 from siltstone.dagster.checks.asset_checks import stream_checks
 from siltstone.dagster.code import code_reference
 from siltstone.dagster.jobs import OPERATION_TAG, RECOVER, SWEEP, asset_jobs, op_jobs
-from siltstone.dagster.names import SINK, asset_of, dagster_name, store_kinds
-from siltstone.dagster.resources import LogNotifier, SparkResource, WarehouseResource, WebhookNotifier
-from siltstone.dagster.schedules import all_schedules
+from siltstone.dagster.names import STORED, asset_of, store_kinds
+from siltstone.dagster.resources import LogNotifier, Notifier, SparkResource, WarehouseResource, WebhookNotifier
+from siltstone.dagster.schedules import stream_schedules
 from siltstone.dagster.sensors.alerts import alert_sensor
 from siltstone.dagster.sensors.observation import new_checkpoints_sensor
 from siltstone.dagster.sensors.recovery import recovery_sensor, sweep_sensor
 from siltstone.settings import Settings, load_settings
-from siltstone.stream import Stream, find_streams
+from siltstone.stream import Stream, find_stream
 
-BROKEN = "broken_stream_modules"
+Asset = dg.AssetSpec | dg.AssetsDefinition
 
 
-def project_definitions() -> dg.Definitions:
-    """Definitions for every stream of the modules that siltstone.toml names.
+def stream_definitions(
+    stream: Stream | str, *, forks: Sequence[str] = (), owners: Sequence[str] = (), settings: Settings | None = None
+) -> dg.Definitions:
+    """All assets, checks, jobs, schedules, sensors and resources of a stream, and of its forks.
+
+    Definitions of several streams can be merged (`dg.Definitions.merge`): names begin with the stream's, and all share
+    the same resources and executor.
+
+        from siltstone.dagster import stream_definitions
+
+        defs = stream_definitions("flights", forks=["flights-what-if"])
+
+    Args:
+        stream: a `Stream`, or the name of one in the modules that siltstone.toml names.
+        forks: names of forks that have no definition of their own; they need not exist yet.
+        owners: emails, or teams as `team:NAME`, shown with each asset.
+        settings: the engine's; default those of siltstone.toml and `SILTSTONE_*`.
 
     Raises:
-        UsageError: siltstone.toml or a `SILTSTONE_*` variable holds what is no option.
+        UnknownStream: no stream of that name is defined; the message lists what was found.
+        UsageError: a fork would write to its parent's sinks, or an option is not valid.
     """
-    settings = load_settings()
-    return definitions_of(*find_streams(settings.streams), settings)
-
-
-def definitions_of(
-    streams: Mapping[str, Stream], broken: Mapping[str, str], settings: Settings | None = None
-) -> dg.Definitions:
-    """Definitions for some streams; each of `broken` (what did not load -> why) is shown with its reason."""
     settings = settings or load_settings()
-    shown, clashing = _distinct(streams.values())
-    not_loaded = {**broken, **clashing}
-    for what, why in not_loaded.items():
-        dg.get_dagster_logger().warning(f"{what} did not load: {why}")
-    by_name = {stream.name: stream for stream in shown}
-    kept = [job for stream in shown for job in op_jobs(stream)]
-    recoveries, sweeps = ([j for j in kept if j.tags[OPERATION_TAG] == operation] for operation in (RECOVER, SWEEP))
+    first = find_stream(stream, settings.streams) if isinstance(stream, str) else stream
+    streams = [first, *(first.forked(name, first.origin or first.name) for name in forks)]
+    assets = [asset for each in streams for asset in stream_assets(each)]
+    jobs = {each.name: op_jobs(each) for each in streams}
     return dg.Definitions(
-        assets=[
-            *(asset for stream in shown for asset in stream_assets(stream, settings)),
-            *(_broken(what, why) for what, why in not_loaded.items()),
-        ],
-        asset_checks=[check for stream in shown for check in stream_checks(stream)],
-        jobs=[*(job for stream in shown for job in asset_jobs(stream)), *kept],
-        schedules=all_schedules(shown, settings, not_loaded),
-        sensors=[
-            new_checkpoints_sensor(by_name),
-            recovery_sensor(by_name, recoveries, settings),
-            sweep_sensor(by_name, recoveries, sweeps, settings),
-            alert_sensor(by_name),
-        ]
-        if shown
-        else [],
-        resources={
-            "warehouse": WarehouseResource(),
-            "spark": SparkResource(),
-            "notifier": WebhookNotifier() if settings.alerts.webhook else LogNotifier(),
-        },
-        # One process, hence one Spark session, for all steps of a run.
-        executor=dg.in_process_executor,
+        assets=annotate(assets, streams, settings, owners),
+        asset_checks=[check for each in streams for check in stream_checks(each)],
+        jobs=[job for each in streams for job in (*asset_jobs(each), *jobs[each.name])],
+        schedules=[schedule for each in streams for schedule in stream_schedules(each, settings)],
+        sensors=[sensor for each in streams for sensor in stream_sensors(each, jobs[each.name], settings)],
+        resources=stream_resources(webhook=bool(settings.alerts.webhook)),
+        executor=dg.in_process_executor,  # one process, hence one Spark session, for all steps of a run
     )
 
 
-def stream_assets(stream: Stream, settings: Settings) -> list[dg.AssetSpec | dg.AssetsDefinition]:
-    """The assets of one stream, upstream first, each with the code that it comes from and the store it lies in."""
-    stored = [run_asset(stream), materialization_asset(stream), full_snapshot_asset(stream)]
-    in_store = store_kinds(settings.warehouse)
-    assets: list[dg.AssetSpec | dg.AssetsDefinition] = [
+def stream_assets(stream: Stream) -> list[Asset]:
+    """The assets of one stream, upstream first."""
+    return [
         events_asset(stream),
-        *dg.map_asset_specs(lambda s: s if asset_of(s.key)[1] == SINK else s.merge_attributes(kinds=in_store), stored),
+        run_asset(stream),
+        materialization_asset(stream),
+        full_snapshot_asset(stream),
         restored_state_asset(stream, restore_condition(stream)),
     ]
-    return list(dg.map_asset_specs(lambda s: s.merge_attributes(metadata=code_reference(stream, s.key)), assets))
 
 
-def _distinct(streams: Iterable[Stream]) -> tuple[list[Stream], dict[str, str]]:
-    """The streams that Dagster can tell apart, and why the others are left out."""
-    by_name: dict[str, Stream] = {}
-    clashing: dict[str, str] = {}
-    for stream in streams:
-        first = by_name.setdefault(dagster_name(stream.name), stream)
-        if first is not stream:
-            clashing[stream.name] = f"Dagster takes it for stream {first.name}, as - and _ are one to it: rename one"
-    return list(by_name.values()), clashing
+def annotate(
+    assets: Iterable[Asset], streams: Iterable[Stream], settings: Settings, owners: Sequence[str] = ()
+) -> list[Asset]:
+    """Add to each asset the code that it comes from, the kind of store that holds it, and its owners."""
+    by_name = {stream.name: stream for stream in streams}
+    in_store = store_kinds(settings.warehouse)
+
+    def annotated(spec: dg.AssetSpec) -> dg.AssetSpec:
+        return spec.merge_attributes(
+            metadata=code_reference(by_name[spec.key.path[0]], spec.key),
+            kinds=in_store if asset_of(spec.key)[1] in STORED else set(),
+            owners=owners,
+        )
+
+    return list(dg.map_asset_specs(annotated, list(assets)))
 
 
-def _broken(what: str, why: str) -> dg.AssetSpec:
-    """A place in the asset graph where the reader sees what is missing, and why."""
-    return dg.AssetSpec(
-        dg.AssetKey([BROKEN, *re.findall(r"[\w-]+", what)]),
-        group_name=BROKEN,
-        description=f"Its streams are missing here, as `{what}` did not load:\n\n    {why}",
-        metadata={"error": why},
-    )
+def stream_sensors(stream: Stream, jobs: Iterable[dg.JobDefinition], settings: Settings) -> list[dg.SensorDefinition]:
+    """The sensors of one stream; `jobs` are those that `op_jobs` made of it."""
+    by_operation = {job.tags[OPERATION_TAG]: job for job in jobs}
+    recover, sweep = by_operation[RECOVER], by_operation[SWEEP]
+    return [
+        new_checkpoints_sensor(stream),
+        recovery_sensor(stream, recover, settings),
+        sweep_sensor(stream, recover, sweep, settings),
+        alert_sensor(stream),
+    ]
+
+
+@cache
+def stream_resources(*, webhook: bool = False) -> dict[str, WarehouseResource | SparkResource | Notifier]:
+    """The resources that all streams share, the same objects each time. `webhook`: alerts go there, not to the log."""
+    return {
+        "warehouse": WarehouseResource(),
+        "spark": SparkResource(),
+        "notifier": WebhookNotifier() if webhook else LogNotifier(),
+    }

@@ -22,6 +22,8 @@ MATERIALIZATION = "materialization"
 FULL_SNAPSHOT = "full_snapshot"
 RESTORED_STATE = "restored_state"
 OF_OPERATORS = (BASE_CHECKPOINT, DELTA_CHAIN, SINK)
+STORED = (BASE_CHECKPOINT, DELTA_CHAIN, CHECKPOINTS, MATERIALIZATION, FULL_SNAPSHOT)
+"""those that are in the warehouse's store; sinks and restored state are files"""
 
 
 def asset_key(stream: str, *asset: str) -> dg.AssetKey:

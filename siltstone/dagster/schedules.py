@@ -8,7 +8,7 @@ sweep = "0 5 * * *"     # cron, UTC
 verify_deep = "off"     # no schedule at all
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import dagster as dg
 
@@ -37,28 +37,28 @@ ON = frozenset({SNAPSHOT, VERIFY_DEEP})
 """those that are on from the start"""
 
 
-def all_schedules(
-    streams: Iterable[Stream], settings: Settings, missing: Collection[str] = ()
-) -> list[dg.ScheduleDefinition]:
-    """The schedules of some streams; `missing` is what did not load, whose streams' options are left alone.
+def check_schedules(settings: Settings, streams: Collection[str]) -> None:
+    """Raise UsageError if the settings have schedules of a stream that is not among `streams`."""
+    if unknown := sorted(settings.schedules.keys() - set(streams)):
+        known = ", ".join(sorted(streams)) or "none"
+        raise UsageError(
+            f"[schedules.{unknown[0]}] in {CONFIGURATION}: no stream {unknown[0]!r} is defined (defined: {known})"
+        )
+
+
+def stream_schedules(stream: Stream, settings: Settings) -> list[dg.ScheduleDefinition]:
+    """The schedules of one stream, one for each operation that is not off.
 
     Raises:
-        UsageError: the settings name an unknown stream or operation, or what is no cron expression.
+        UsageError: the settings name an unknown operation, or a value that is not a cron expression.
     """
-    by_name = {stream.name: stream for stream in streams}
-    for name, crons in settings.schedules.items():
-        where = f"[schedules.{name}] in {CONFIGURATION}"
-        if name not in by_name and not missing:
-            known = ", ".join(sorted(by_name)) or "none"
-            raise UsageError(f"{where}: no stream {name!r} is defined (defined: {known})")
-        for operation in sorted(crons.keys() - DEFAULTS):
-            raise UsageError(f"{where}: no operation {operation!r} has a schedule: use {', '.join(sorted(DEFAULTS))}")
-    return [schedule for stream in by_name.values() for schedule in _stream_schedules(stream, settings)]
-
-
-def _stream_schedules(stream: Stream, settings: Settings) -> list[dg.ScheduleDefinition]:
-    crons = DEFAULTS | settings.schedules.get(stream.name, {})
-    return [_schedule(stream, operation, cron) for operation, cron in crons.items() if cron != OFF]
+    given = settings.schedules.get(stream.name, {})
+    if unknown := sorted(given.keys() - DEFAULTS):
+        raise UsageError(
+            f"[schedules.{stream.name}] in {CONFIGURATION}: no operation {unknown[0]!r} has a schedule: use "
+            + ", ".join(sorted(DEFAULTS))
+        )
+    return [_schedule(stream, operation, cron) for operation, cron in (DEFAULTS | given).items() if cron != OFF]
 
 
 def _schedule(stream: Stream, operation: str, cron: str) -> dg.ScheduleDefinition:

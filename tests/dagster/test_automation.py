@@ -7,8 +7,8 @@ from datetime import date
 import dagster as dg
 import pytest
 
+from siltstone.dagster import stream_definitions
 from siltstone.dagster.checks.suites import SUITES
-from siltstone.dagster.definitions import definitions_of
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key
 from siltstone.stream import Stream
 from tests.fault.small_stream import SMALL
@@ -28,7 +28,7 @@ class Daemon:
     """What the daemon does at each tick, for the automation of one stream that is switched on."""
 
     def __init__(self, instance: dg.DagsterInstance, stream: Stream) -> None:
-        self.instance, self.defs, self.cursor = instance, definitions_of({stream.name: stream}, {}), None
+        self.instance, self.defs, self.cursor = instance, stream_definitions(stream), None
 
     def tick(self) -> set[str | None]:
         """The partitions that it launches; they are made at once."""

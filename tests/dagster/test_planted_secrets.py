@@ -18,8 +18,8 @@ from rich.console import Console
 from siltstone import demo, log, ui
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.dagster import stream_definitions
 from siltstone.dagster.assets.run import events_asset
-from siltstone.dagster.definitions import definitions_of
 from siltstone.dagster.resources import WebhookNotifier
 from siltstone.dagster.resources.notifier import Alert
 from siltstone.errors import SiltstoneError
@@ -114,7 +114,7 @@ def test_a_planted_secret_is_found_nowhere(
         run.region.close("failed")
 
     # What the page gets of the definitions.
-    definitions = definitions_of({STREAM.name: STREAM}, {}, settings)
+    definitions = stream_definitions(STREAM, settings=settings)
     told.append(serialize_value(RepositorySnap.from_def(definitions.get_repository_def())))
     told.append(str(events_asset(STREAM).description))
     assert "notifier" in told[-2] and "OF_OPTION" in told[-1], "it is this that the page shows"

@@ -19,7 +19,7 @@ from siltstone.dagster.sensors.recovery import (
     FOLLOWS_TAG,
     LOOK_BACK_S,
     MENDS_TAG,
-    due_recoveries,
+    due_recovery,
     newest_run,
 )
 from siltstone.errors import CorruptObject, Fenced, SiltstoneError, UsageError
@@ -63,7 +63,8 @@ def due(
     options: RecoveryOptions = OPTIONS,
     writer: RunRecord | None = None,
 ) -> list[dg.RunRequest]:
-    return list(due_recoveries(instance, {SMALL.name: SMALL}, options, time.time() + after_s, lambda _: writer))
+    request = due_recovery(instance, SMALL, options, time.time() + after_s, lambda _: writer)
+    return [] if request is None else [request]
 
 
 def wrote(who: str, after_s: float, outcome: str | None = None) -> RunRecord:

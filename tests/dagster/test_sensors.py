@@ -16,7 +16,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.changelog.upload_options import UploadOptions
-from siltstone.dagster.definitions import definitions_of
+from siltstone.dagster import stream_definitions
 from siltstone.dagster.jobs import job_tags
 from siltstone.dagster.partitions import hours_of
 from siltstone.dagster.resources import SparkResource, WarehouseResource, WebhookNotifier
@@ -30,7 +30,7 @@ from tests.older_catalogs import make_revision
 from tests.region_run import RegionSteps
 
 POLICY = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
-DEFINITIONS = definitions_of({SMALL.name: SMALL}, {})
+DEFINITIONS = stream_definitions(SMALL)
 PARTS = {f"{operator}_base_checkpoint" for operator in ("accounts", "daily", "places")}
 
 
@@ -67,7 +67,7 @@ def resources(url: str, **more: Any) -> dict[str, Any]:
 
 
 def sensor(name: str) -> dg.SensorDefinition:
-    (found,) = (each for each in DEFINITIONS.sensors or [] if each.name == name)
+    (found,) = (each for each in DEFINITIONS.sensors or [] if each.name == f"small__{name}")
     assert isinstance(found, dg.SensorDefinition)
     return found
 
@@ -101,13 +101,13 @@ def test_checkpoints_of_runs_outside_dagster_become_events_once(
     again = look("new_checkpoints", instance, first.cursor, url)
     assert (again.asset_events, again.dynamic_partitions_requests) == ([], [])
     assert again.cursor == first.cursor
-    assert json.loads(first.cursor)["seen"] == {"small": 2}
+    assert json.loads(first.cursor)["seen"] == 2
 
     run(place, "Dagster run 0815", 1)
     run(place, "somebody", 1)
     third = look("new_checkpoints", instance, again.cursor, url)
     assert {checkpoint for _, checkpoint in told(third)} == {4}, "a run of Dagster's tells of its own"
-    assert json.loads(third.cursor)["seen"] == {"small": 4}
+    assert json.loads(third.cursor)["seen"] == 4
 
 
 def test_an_hour_becomes_a_partition_when_it_is_over(
@@ -143,9 +143,9 @@ def test_a_warehouse_or_catalog_that_is_away_is_a_reason_to_wait(
     name: str, url: str, tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = {"notifier": LogNotifier()} if name == "alerts" else {}
-    tick = look(name, instance, '{"seen": {"small": 2}}' if name == "new_checkpoints" else '["a"]', url, **more)
+    tick = look(name, instance, '{"seen": 2}' if name == "new_checkpoints" else '["a"]', url, **more)
     assert f"no warehouse at {url}" in tick.skip_message
-    assert tick.cursor in (None, '{"seen": {"small": 2}}', '["a"]'), "what was told stays told"
+    assert tick.cursor in (None, '{"seen": 2}', '["a"]'), "what was told stays told"
     OpenWarehouse.writable(url).__exit__(None, None, None)
     make_revision(f"sqlite:///{tmp_path}/older.db", "0003")
     monkeypatch.setenv("SILTSTONE_CATALOG", f"sqlite:///{tmp_path}/older.db")

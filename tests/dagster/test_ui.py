@@ -16,6 +16,7 @@ from tests.contract.conftest import postgres  # noqa: F401 (a fixture)
 from tests.dagster.page import HOST, REPOSITORY, served
 from tests.servers import free_port
 
+SENSORS = [f"flights__{each}" for each in ("new_checkpoints", "recover_failed", "sweep_recovered", "alerts")]
 ASSETS = """{
   assetNodes { assetKey { path } groupName kinds assetChecksOrError { ... on AssetChecks { checks { name } } } }
   shouldShowNux
@@ -42,7 +43,7 @@ def test_the_page_shows_the_streams_of_the_repository_and_keeps_runs_in_postgres
     assert found["instance"]["runLauncher"]["name"] == "CodeServerRunLauncher"
     sensors = {each["name"]: each["sensorState"]["status"] for each in found["sensorsOrError"]["results"]}
     assert sensors.pop("default_automation_condition_sensor") == "STOPPED", "nothing is restored until people want it"
-    assert sensors == dict.fromkeys(("new_checkpoints", "recover_failed", "sweep_recovered", "alerts"), "RUNNING")
+    assert sensors == dict.fromkeys(SENSORS, "RUNNING")
     nodes = {"/".join(node["assetKey"]["path"]): node for node in found["assetNodes"]}
     assert {"flights/events", "flights/checkpoints", "flights/restored_state"} <= set(nodes)
     assert "digest" in {check["name"] for check in nodes["flights/checkpoints"]["assetChecksOrError"]["checks"]}

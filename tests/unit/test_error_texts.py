@@ -16,7 +16,7 @@ from siltstone.cli import main
 from siltstone.errors import SiltstoneError, says_what_to_do
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("siltstone", "jobs", "orchestration")
+PACKAGES = ("siltstone", "jobs", "assets", "resources", "checks", "orchestration")
 CLASSES = {
     name: each
     for name, each in {**vars(errors), "NoCatalog": NoCatalog}.items()
@@ -40,7 +40,7 @@ FOR_PEOPLE = (
     "jobs/",
     "siltstone/dagster/jobs.py",
     "siltstone/dagster/schedules.py",
-    "siltstone/dagster/definitions.py",
+    "siltstone/dagster/project.py",
     "siltstone/dagster/resources/",
     "siltstone/dagster/sensors/",
     "siltstone/dagster/page/",

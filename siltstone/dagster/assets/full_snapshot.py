@@ -6,7 +6,6 @@ import dagster as dg
 from pydantic import Field
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.dagster.assets.run import OWNERS
 from siltstone.dagster.failures import told_clearly
 from siltstone.dagster.metadata import Metadata
 from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, pool
@@ -30,7 +29,6 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
         deps=[asset_key(stream.name, CHECKPOINTS)],
         group_name=dagster_name(stream.name),
         kinds={"spark", "parquet"},
-        owners=OWNERS,
         output_required=False,
         pool=pool(stream.name, "snapshot"),
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "snapshot"},

@@ -4,7 +4,6 @@ import dagster as dg
 from pydantic import Field
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.dagster.assets.run import OWNERS
 from siltstone.dagster.failures import told_clearly
 from siltstone.dagster.metadata import table
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool
@@ -31,7 +30,6 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
         deps=[asset_key(stream.name, CHECKPOINTS)],
         group_name=dagster_name(stream.name),
         kinds={"spark", "parquet"},
-        owners=OWNERS,
         pool=pool(stream.name, "materialize"),
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "materialize"},
         description=(

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.dagster.assets.run import OWNERS
 from siltstone.dagster.failures import told_clearly
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key, dagster_name, pool
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, partitions_of
@@ -41,7 +40,6 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         automation_condition=automation,
         group_name=dagster_name(stream.name),
         kinds={"spark", "parquet"},
-        owners=OWNERS,
         pool=pool(stream.name, "restore"),
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "restore"},
         description=(

@@ -20,14 +20,14 @@ from siltstone.dagster.names import (
     pool,
 )
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.errors import UsageError
+from siltstone.errors import UnknownStream, UsageError
 from siltstone.model import Form
 from siltstone.operator import SOURCE
 from siltstone.run.region import Completed
+from siltstone.settings import Settings
 from siltstone.sinks.parquet import parquet_sinks
 from siltstone.stream import DEAD_LETTERS, Stream
 
-OWNERS = ["team:siltstone"]
 BY_DAGSTER = "Dagster run "
 """what the catalog says of whose a writer epoch is begins so where Dagster ran the stream"""
 
@@ -53,7 +53,6 @@ def events_asset(stream: Stream) -> dg.AssetSpec:
         asset_key(stream.name, EVENTS),
         group_name=dagster_name(stream.name),
         kinds={"spark"},
-        owners=OWNERS,
         description=f"The events that `{stream.name}` reads, micro-batch by micro-batch. Source options: {options}.",
     )
 
@@ -84,7 +83,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
             settings = warehouse.settings(spark, parallelism=config.parallelism, policy=config.policy)
             who = f"{BY_DAGSTER}{context.run.run_id}"
             request = RunRequest(config.batches, options=config.options, who=who)
-            result = run(settings, stream_named(settings, stream.name), request, tell)
+            result = run(settings, _definition(settings, stream), request, tell)
             made = {
                 "checkpoints_made": len(result.checkpoints),
                 "rows": result.rows,
@@ -106,7 +105,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
 def run_specs(stream: Stream) -> list[dg.AssetSpec]:
     """Everything that a run of the stream lays down, with what it is made from."""
     name = stream.name
-    common = {"group_name": dagster_name(name), "owners": OWNERS}
+    group = dagster_name(name)
     specs = []
     for operator in stream.topological():
         base, deltas = (asset_key(name, operator.name, form) for form in (BASE_CHECKPOINT, DELTA_CHAIN))
@@ -122,7 +121,7 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
                 kinds={"spark", "parquet"},
                 description=f"All state of operator `{operator.name}` ({variables}), as plain Parquet: where its "
                 "chain begins. There is an event only where a run took a base.",
-                **common,
+                group_name=group,
             ),
             dg.AssetSpec(
                 deltas,
@@ -131,7 +130,7 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
                 kinds={"spark"},
                 description=f"What changed in the state of operator `{operator.name}` since its base, checkpoint by "
                 "checkpoint: what a restore reads after the base.",
-                **common,
+                group_name=group,
             ),
         ]
     parts = [spec.key for spec in specs]
@@ -148,7 +147,7 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
             description="The rows that operators could not take, each exactly once, with the reason."
             if operator == DEAD_LETTERS
             else f"The rows that operator `{operator}` puts out, each exactly once.",
-            **common,
+            group_name=group,
         )
         for operator in stream.sinks
     ]
@@ -159,10 +158,18 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
             kinds={"spark"},
             description=f"The checkpoints of `{name}`: the state of all its operators at one point each. Materializing "
             "runs the stream over what its source has, from the newest completed checkpoint on.",
-            **common,
+            group_name=group,
         )
     )
     return specs
+
+
+def _definition(settings: Settings, stream: Stream) -> Stream:
+    """The stream as project and catalog have it now; as it was given, if no module of the project defines it."""
+    try:
+        return stream_named(settings, stream.name)
+    except UnknownStream:
+        return stream
 
 
 def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int]) -> Iterator[dg.MaterializeResult]:

@@ -1,13 +1,14 @@
 """Tells people of what needs them: a failed proof, a stalled materialization, a stream that stands still."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import dagster as dg
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
+from siltstone.dagster.names import dagster_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.dagster.resources.notifier import Alert, Notifier
 from siltstone.errors import SiltstoneError
@@ -17,14 +18,15 @@ from siltstone.stream import Stream
 EVERY_S = 60
 
 
-def alert_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition:
+def alert_sensor(stream: Stream) -> dg.SensorDefinition:
     """Looks at the catalog, and tells the notifier of each alert once for as long as it lasts."""
 
     @dg.sensor(
-        name="alerts",
+        name=dagster_name(stream.name, "alerts"),
         minimum_interval_seconds=EVERY_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Tells the notifier of failed proofs, stalled materializations and streams that stand still.",
+        description=f"Tells the notifier of failed proofs and stalled materializations of `{stream.name}`, and when "
+        "it stands still.",
     )
     def alerts(
         context: dg.SensorEvaluationContext, warehouse: WarehouseResource, spark: SparkResource, notifier: Notifier
@@ -33,13 +35,13 @@ def alert_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition:
         settings = warehouse.settings(spark)
         try:
             with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-                there = {record.name for record in place.catalog.streams()}
-                found = [a for name in sorted(there & streams.keys()) for a in alerts_of(settings, place, name)]
+                there = any(record.name == stream.name for record in place.catalog.streams())
+                found = list(alerts_of(settings, place, stream.name)) if there else []
         except SiltstoneError as error:
             return dg.SkipReason(str(error))
         now = set()
         for alert in found:
-            key = f"{alert.stream} {alert.kind} {alert.since}"
+            key = f"{alert.kind} {alert.since}"
             if key not in told:
                 try:
                     notifier.notify(alert)

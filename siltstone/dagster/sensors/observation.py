@@ -1,8 +1,7 @@
 """Checkpoints of streams that run outside Dagster, seen in the catalog and told as asset events."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
@@ -10,7 +9,7 @@ from siltstone.catalog.records import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import run_by_dagster
 from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata
-from siltstone.dagster.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key
+from siltstone.dagster.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key, dagster_name
 from siltstone.dagster.partitions import hours_of, hours_over, partitions_of
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import SiltstoneError
@@ -22,47 +21,43 @@ AT_ONCE = 50
 EVERY_S = 30
 
 
-def new_checkpoints_sensor(streams: Mapping[str, Stream]) -> dg.SensorDefinition:
-    """Tells of checkpoints that came to be outside Dagster, and adds the hours in which any did as partitions, each
-    when it is over.
+def new_checkpoints_sensor(stream: Stream) -> dg.SensorDefinition:
+    """Reports a stream's checkpoints that were taken outside Dagster, as asset events.
 
-    The cursor holds the last checkpoint told of, and the hours that are not over yet.
+    It also adds the hours in which checkpoints were committed as partitions, each when it is over. The cursor holds the
+    newest checkpoint reported, and the hours that are not over yet.
     """
 
     @dg.sensor(
-        name="new_checkpoints",
+        name=dagster_name(stream.name, "new_checkpoints"),
         minimum_interval_seconds=EVERY_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Turns checkpoints that streams took outside Dagster into asset events.",
+        description=f"Turns checkpoints that `{stream.name}` took outside Dagster into asset events.",
     )
     def new_checkpoints(
         context: dg.SensorEvaluationContext, warehouse: WarehouseResource, spark: SparkResource
     ) -> dg.SensorResult | dg.SkipReason:
-        cursor: dict[str, dict[str, Any]] = json.loads(context.cursor or "{}")
-        seen, to_come = cursor.get("seen", {}), cursor.get("hours", {})
-        events: list[dg.AssetMaterialization] = []
-        hours: list[dg.AddDynamicPartitionsRequest] = []
+        cursor = json.loads(context.cursor or "{}")
+        seen, hours = cursor.get("seen", 0), set(cursor.get("hours", ()))
+        requests: list[dg.AddDynamicPartitionsRequest] = []
         settings = warehouse.settings(spark)
         try:
             with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-                there = {record.name for record in place.catalog.streams()}
-                for name in sorted(there & streams.keys()):
-                    records = place.catalog.checkpoints_after(name, seen.get(name, 0), AT_ONCE)
-                    if records:
-                        events += _events(place, name, records)
-                        seen[name] = records[-1].id
-                    partitions = partitions_of(streams[name])
-                    if isinstance(partitions, dg.DynamicPartitionsDefinition):
-                        known = {*to_come.pop(name, ()), *hours_of(record.committed_at for record in records)}
-                        over = hours_over(known, place.catalog.now())
-                        if over:
-                            hours.append(partitions.build_add_request(over))
-                        if left := sorted(known.difference(over)):
-                            to_come[name] = left
+                catalog = place.catalog
+                if not any(record.name == stream.name for record in catalog.streams()):
+                    return dg.SkipReason(f"{stream.name} has not run yet")
+                records = catalog.checkpoints_after(stream.name, seen, AT_ONCE)
+                events = list(_events(place, stream.name, records))
+                partitions = partitions_of(stream)
+                if isinstance(partitions, dg.DynamicPartitionsDefinition):
+                    hours.update(hours_of(record.committed_at for record in records))
+                    if over := hours_over(hours, catalog.now()):
+                        requests.append(partitions.build_add_request(over))
+                        hours.difference_update(over)
         except SiltstoneError as error:
             return dg.SkipReason(str(error))
-        cursor = {"seen": seen, "hours": to_come}
-        return dg.SensorResult(asset_events=events, dynamic_partitions_requests=hours, cursor=json.dumps(cursor))
+        cursor = {"seen": records[-1].id if records else seen, "hours": sorted(hours)}
+        return dg.SensorResult(asset_events=events, dynamic_partitions_requests=requests, cursor=json.dumps(cursor))
 
     return new_checkpoints
 

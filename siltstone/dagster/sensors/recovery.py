@@ -5,7 +5,7 @@ done, needs no recovery. No recovery from here accepts a loss (`change.rollback_
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -32,27 +32,21 @@ NOT_MENDED = {2, 4}
 """exit codes of errors that a recovery does not mend: bad input, and being fenced by a newer run"""
 
 
-def recovery_sensor(
-    streams: Mapping[str, Stream], recoveries: list[dg.JobDefinition], settings: Settings
-) -> dg.SensorDefinition:
+def recovery_sensor(stream: Stream, recovery: dg.JobDefinition, settings: Settings) -> dg.SensorDefinition:
     """Starts the recovery of a stream when a run of any of its jobs or assets has failed, unless it could not help."""
     options = settings.recovery
 
     @dg.sensor(
-        name="recover_failed",
-        jobs=recoveries,
+        name=dagster_name(stream.name, "recover_failed"),
+        job=recovery,
         minimum_interval_seconds=settings.ui.sensors_s,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Recovers a stream after a failed run: at most {options.attempts} attempts, each later than the "
-        "one before, and none after bad input.",
+        description=f"Recovers `{stream.name}` after a failed run: at most {options.attempts} attempts, each later "
+        "than the one before, and none after bad input.",
     )
-    def recover_failed(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
-        requested = False
-        for request in due_recoveries(context.instance, streams, options, time.time(), partial(newest_run, settings)):
-            requested = True
-            yield request
-        if not requested:
-            yield dg.SkipReason("no failed run needs a recovery now")
+    def recover_failed(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        request = due_recovery(context.instance, stream, options, time.time(), partial(newest_run, settings))
+        return request or dg.SkipReason("no failed run needs a recovery now")
 
     return recover_failed
 
@@ -66,14 +60,14 @@ def newest_run(settings: Settings, stream: str) -> RunRecord | None:
         return None
 
 
-def due_recoveries(
+def due_recovery(
     instance: dg.DagsterInstance,
-    streams: Mapping[str, Stream],
+    stream: Stream,
     options: RecoveryOptions,
     now: float,
     writer: Callable[[str], RunRecord | None],
-) -> Iterator[dg.RunRequest]:
-    """The recovery of each stream that is due for the newest failure of its runs.
+) -> dg.RunRequest | None:
+    """The recovery that is due for the newest failure of the stream's runs; None if none is.
 
     Args:
         now: in seconds since 1970.
@@ -81,11 +75,8 @@ def due_recoveries(
     """
     since = datetime.fromtimestamp(now - LOOK_BACK_S, UTC)
     newest = instance.get_run_records(dg.RunsFilter(updated_after=since), limit=NEWEST)
-    for stream in streams.values():
-        runs = [record for record in newest if _stream_of(record.dagster_run) == stream.name]
-        request = _next_attempt(instance, stream, runs, options, now, writer)
-        if request is not None:
-            yield request
+    runs = [record for record in newest if _stream_of(record.dagster_run) == stream.name]
+    return _next_attempt(instance, stream, runs, options, now, writer)
 
 
 def _next_attempt(
@@ -163,27 +154,21 @@ def _mendable(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 
 def sweep_sensor(
-    streams: Mapping[str, Stream],
-    recoveries: list[dg.JobDefinition],
-    sweeps: list[dg.JobDefinition],
-    settings: Settings,
+    stream: Stream, recovery: dg.JobDefinition, sweep: dg.JobDefinition, settings: Settings
 ) -> dg.SensorDefinition:
     """Sweeps a stream's orphans after a recovery."""
 
     @dg.run_status_sensor(
-        name="sweep_recovered",
+        name=dagster_name(stream.name, "sweep_recovered"),
         run_status=dg.DagsterRunStatus.SUCCESS,
-        monitored_jobs=recoveries,
-        request_jobs=sweeps,
+        monitored_jobs=[recovery],
+        request_job=sweep,
         minimum_interval_seconds=settings.ui.sensors_s,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Sweeps a stream after it was recovered.",
+        description=f"Sweeps `{stream.name}` after it was recovered.",
     )
     def sweep_recovered(context: dg.RunStatusSensorContext) -> dg.RunRequest | dg.SkipReason:
         run = context.dagster_run
-        stream = streams.get(run.tags.get(STREAM_TAG, ""))
-        if stream is None:
-            return dg.SkipReason("not a stream of this code location")
         if going := unfinished(context.instance, stream, SWEEP):
             return dg.SkipReason(f"sweep {going} is not done yet")
         return dg.RunRequest(

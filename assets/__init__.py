@@ -1,0 +1,1 @@
+"""What streams leave behind, as Dagster assets: one file for each kind."""

@@ -1,0 +1,32 @@
+"""The component that gives a stream its assets in a `dg` project."""
+
+from collections.abc import Sequence
+
+import dagster as dg
+from pydantic import Field
+
+from siltstone.dagster.definitions import stream_definitions
+
+
+class StreamComponent(dg.Component, dg.Model, dg.Resolvable):
+    """A Siltstone stream: its assets, checks, jobs, schedules and sensors, and those of its forks.
+
+        type: siltstone.dagster.StreamComponent
+        attributes:
+          stream: flights
+          forks: [flights-what-if]
+
+    Several components can stand side by side in one project, each with a stream of its own.
+    """
+
+    stream: str = Field(description="name of a stream in the modules that siltstone.toml names")
+    forks: Sequence[str] = Field(default=(), description="names of its forks that have no definition of their own")
+    owners: Sequence[str] = Field(default=(), description="emails, or teams as team:NAME, shown with each asset")
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Build the stream's definitions.
+
+        Raises:
+            UnknownStream: no stream of that name is defined; the message lists what was found.
+        """
+        return stream_definitions(self.stream, forks=self.forks, owners=self.owners)
