@@ -132,9 +132,12 @@ class Running:
     def stored(self) -> dict[str, int]:
         """Kind -> bytes that there are now."""
         name, catalog = stream().name, self.place.catalog
-        objects = {stored.name: stored.bytes for stored in catalog.objects(name)}
+        objects = {stored.name: stored.bytes for stored in catalog.objects.list(name)}
         local = self.place.warehouse.local.work(name, self._run.region.epoch)
-        log = sum(len(step.offsets) + len(step.sources or "") for step in catalog.steps(name, catalog.last_id(name)))
+        log = sum(
+            len(step.offsets) + len(step.sources or "")
+            for step in catalog.input_log.list(name, catalog.checkpoints.last_id(name))
+        )
         return {
             "input log": sum(path.stat().st_size for path in self.inputs.iterdir()) + log,
             "bases": sum(size for path, size in objects.items() if is_base(path)),

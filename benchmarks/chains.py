@@ -110,8 +110,8 @@ def rewrite(paths: tuple[Path, Path]) -> None:
 
 def manifests_of(place: OpenWarehouse) -> dict[int, Manifest]:
     """Those of the newest checkpoint's chain."""
-    newest = place.catalog.latest(stream().name).id
-    return read_manifests(place.warehouse.store, place.catalog.chain_manifests(stream().name, newest))
+    newest = place.catalog.checkpoints.latest(stream().name).id
+    return read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(stream().name, newest))
 
 
 def bases(place: OpenWarehouse) -> list[Path]:
@@ -238,8 +238,8 @@ def _read_snapshot(state: SubtaskState, task: Load) -> None:
 
 def loads(place: OpenWarehouse, scratch: Path, parallelism: int) -> list[Load]:
     """A task a subtask, of the newest checkpoint."""
-    newest = place.catalog.latest(stream().name)
-    stored = tuple(place.catalog.chain_manifests(stream().name, newest.id))
+    newest = place.catalog.checkpoints.latest(stream().name)
+    stored = tuple(place.catalog.chains.list_manifests(stream().name, newest.id))
     step = read_manifest(place.warehouse.store, newest.manifest).step
     ranges = KeyGroupRange(0, MAX_PARALLELISM).split(parallelism)
     return [

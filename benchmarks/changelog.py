@@ -234,9 +234,9 @@ def restore_one(url: str, catalog: Path, keys: int, changed: int, deltas: int) -
             wanted = np.arange(keys) if not step else random_numbers.choice(keys, changed, replace=False)
             values = random_numbers.integers(-(1 << 62), 1 << 62, (VARIABLES, len(wanted)))
             region.step(pa.table({"k": wanted} | {f"x{i}": values[i] for i in range(VARIABLES)}))
-        newest = place.catalog.checkpoints(stream.name)[-1].id
+        newest = place.catalog.checkpoints.list(stream.name)[-1].id
         store = Counting(place.warehouse.store)
-        stored = place.catalog.chain_manifests(stream.name, newest)
+        stored = place.catalog.chains.list_manifests(stream.name, newest)
         manifests = read_manifests(store, stored)  # type: ignore[arg-type]
         of_manifests = store.bytes
         began = time.perf_counter()

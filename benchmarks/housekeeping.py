@@ -17,7 +17,8 @@ from typing import Any, cast
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.states import OPERATOR, always_deltas, stream, written
 from benchmarks.summary import MB
-from siltstone.catalog.records import CheckpointCommit, Step
+from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions
 from siltstone.format.manifest import Manifest, encode_manifest
@@ -71,7 +72,7 @@ def _commit(place: OpenWarehouse, epoch: int, id: int, names: list[str]) -> None
     forms, first = {OPERATOR: Form.BASE}, {OPERATOR: id}
     size = len(names) * len(_DATA)
     commit = CheckpointCommit(id, manifest, "0" * 32, 1, size, forms, segments=segments, first=first)
-    place.catalog.commit(stream().name, epoch, commit)
+    place.catalog.commits.add(stream().name, epoch, commit)
 
 
 def _write(root: Path, names: list[str]) -> None:
@@ -85,8 +86,8 @@ def sweeping(scratch: Path, objects: int) -> Report:
     """One checkpoint after the other, each with its orphans: what an attempt left that its checkpoint did without."""
     with OpenWarehouse.writable(str(scratch / "swept")) as place:
         name, catalog = stream().name, place.catalog
-        catalog.register(name, stream().max_parallelism, stream().definition())
-        epoch, root = catalog.new_epoch(name, "benchmark"), place.warehouse.local.objects
+        catalog.streams.register(name, stream().max_parallelism, stream().definition())
+        epoch, root = catalog.runs.begin(name, "benchmark"), place.warehouse.local.objects
         orphans = 0
         for id in range(1, objects // _OF_A_CHECKPOINT + 1):
             path = CheckpointPath(name, epoch, id)
@@ -115,7 +116,7 @@ def _real_manifest(scratch: Path) -> Manifest:
     """What a small delta of a real run wrote."""
     with written(str(scratch / "small"), 5_000, always_deltas()) as chain:
         chain.change(50)
-        stored = chain.place.catalog.checkpoint(stream().name, chain.change(50).id).manifest
+        stored = chain.place.catalog.checkpoints.get(stream().name, chain.change(50).id).manifest
         return read_manifest(chain.place.warehouse.store, stored)
 
 
@@ -154,18 +155,18 @@ def metadata(scratch: Path, checkpoints: int) -> Report:
     rules = RetentionOptions(keep_last=KEPT)
     with OpenWarehouse.writable(str(scratch / "hour")) as place:
         name, catalog = stream().name, place.catalog
-        catalog.register(name, stream().max_parallelism, stream().definition())
-        epoch = catalog.new_epoch(name, "benchmark")
+        catalog.streams.register(name, stream().max_parallelism, stream().definition())
+        epoch = catalog.runs.begin(name, "benchmark")
         began = time.perf_counter()
         for id in range(1, checkpoints + 1):
             commit = _following(manifest, epoch, id)
-            catalog.commit(name, epoch, commit)
+            catalog.commits.add(name, epoch, commit)
             largest = max(largest, commit.manifest.bytes)
             if id % TRUNCATED_EVERY == 0:
                 truncate(place, name, rules)
                 catalog_bytes = max(catalog_bytes, _catalog_bytes(place))
         took = time.perf_counter() - began
-        left = len(catalog.checkpoints(name, marked=True))
+        left = len(catalog.checkpoints.list(name, marked=True))
     each, each_ms = catalog_bytes / checkpoints, 1e3 * took / checkpoints
     held = min(checkpoints, KEPT + PolicyOptions().d_max + TRUNCATED_EVERY) * CHECKPOINT_BYTES
     deletions = min(2 * max(0, checkpoints - KEPT), DELETIONS_MOST) * DELETION_BYTES

@@ -101,8 +101,8 @@ def steps_done(warehouse: str) -> int:
     """The newest committed step; 0 before the first."""
     try:
         with OpenWarehouse.existing(warehouse) as place:
-            last = place.catalog.last_id(FEED.name)
-            steps = place.catalog.steps(FEED.name, last, last - 1) if last else []
+            last = place.catalog.checkpoints.last_id(FEED.name)
+            steps = place.catalog.input_log.list(FEED.name, last, last - 1) if last else []
     except SiltstoneError:  # there is no warehouse yet
         return 0
     return steps[-1].step if steps else 0

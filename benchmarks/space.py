@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.states import MAX_PARALLELISM, SUBTASKS, Balances, rows_for
-from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions, policy_by_name
 from siltstone.format.base import write_base
@@ -111,7 +111,7 @@ def amplification(place: OpenWarehouse, operator: Operator, rows: Callable[[int]
         run.step(rows(step))
         truncate(place, stream.name, _KEEP)
         if step:
-            live, objects = live_bytes(place, run, operator), place.catalog.objects(stream.name)
+            live, objects = live_bytes(place, run, operator), place.catalog.objects.list(stream.name)
             found.all.append(sum(stored.bytes for stored in objects) / live)
             found.own.append(sum(o.bytes for o in objects if o.kind is not ObjectKind.MANIFEST) / live)
     return found

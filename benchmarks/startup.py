@@ -79,7 +79,7 @@ def _seed(settings: Settings, steps: int) -> None:
     with OpenWarehouse.existing(settings.warehouse) as place:
         region = open_region(settings, STREAM, place, {}, 1)
         last = region.input_position().newest[-1]
-        begins = place.catalog.input_position(STREAM.name, 0).beginning
+        begins = place.catalog.input_log.get_position(STREAM.name, 0).beginning
         assert begins is not None
 
         def advance(_: Any) -> Mapping[str, Any]:
@@ -116,8 +116,8 @@ def _seed(settings: Settings, steps: int) -> None:
 def _read(settings: Settings) -> None:
     """What a start reads of the input log."""
     with OpenWarehouse.existing(settings.warehouse) as place:
-        position = place.catalog.input_position(STREAM.name, _FAR)
-        assert len(position.newest) == 2 and place.catalog.logged_steps(STREAM.name) == []
+        position = place.catalog.input_log.get_position(STREAM.name, _FAR)
+        assert len(position.newest) == 2 and place.catalog.input_log.list_logged(STREAM.name) == []
 
 
 def _seconds(call: Callable[[], None]) -> float:

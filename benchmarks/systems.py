@@ -80,7 +80,7 @@ def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
         steps = to_end(writer.trigger(availableNow=True).start())
         runner.finish()
         region.close("done")
-        checkpoints = place.catalog.checkpoints(stream.name)
+        checkpoints = place.catalog.checkpoints.list(stream.name)
     for step, checkpoint, told in zip(steps, checkpoints, completed, strict=True):
         [form] = set(checkpoint.forms.values())
         step |= {"bytes": checkpoint.bytes, "base": form is Form.BASE, "state_rows": checkpoint.rows}

@@ -56,10 +56,12 @@ def set_scene(page: Page, warehouse: Path) -> str:
     backfill = page.backfill(f"{STREAM}/restored_state", DAYS)
     assert page.backfilled(backfill)["status"] == "COMPLETED_SUCCESS"
     with OpenWarehouse.existing(str(warehouse)) as place:
-        before = place.catalog.checkpoints(STREAM)[-1].id
+        before = place.catalog.checkpoints.list(STREAM)[-1].id
         killed = _launch(page, 20)
         process = page.process(killed)
-        page.wait(lambda: place.catalog.checkpoints(STREAM)[-1].id > before + 3 or None, "checkpoints to kill behind")
+        page.wait(
+            lambda: place.catalog.checkpoints.list(STREAM)[-1].id > before + 3 or None, "checkpoints to kill behind"
+        )
         os.kill(process, signal.SIGKILL)
     _expect(page, killed, "FAILURE")
     recovery = page.wait(lambda: next(iter(page.runs({"siltstone/recovers": killed})), None), "the recovery").id
@@ -69,7 +71,7 @@ def set_scene(page: Page, warehouse: Path) -> str:
     _expect(page, _launch(page, 5), "SUCCESS")
     with OpenWarehouse.existing(str(warehouse)) as place:
         # A materialization that was killed with its run keeps others from its operator until its lease has expired.
-        page.wait(lambda: not place.catalog.live_leases(STREAM) or None, "the leases of what was killed to expire")
+        page.wait(lambda: not place.catalog.leases.list_live(STREAM) or None, "the leases of what was killed to expire")
     made = [f"{STREAM}/materialization", f"{STREAM}/full_snapshot"]
     checks = [
         f"{STREAM}/materialization:materialization_not_stalled",

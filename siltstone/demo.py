@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from rich.console import Console
 
-from siltstone.catalog.records import CheckpointRecord
+from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import StateError, UsageError
 from siltstone.report import checkpoint_table, draw_report, report_data
@@ -177,7 +177,7 @@ def _checkpoints(settings: Settings, after: int) -> list[CheckpointRecord]:
     """The checkpoints there are by now beyond `after`; none where the stream has not begun."""
     try:
         with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-            new = place.catalog.last_id(STREAM) - after
-            return place.catalog.checkpoints(STREAM, limit=new) if new > 0 else []
+            new = place.catalog.checkpoints.last_id(STREAM) - after
+            return place.catalog.checkpoints.list(STREAM, limit=new) if new > 0 else []
     except UsageError:
         return []

@@ -1,6 +1,6 @@
 """A catalog's clock, and commits of stream flights, for the suites over every database."""
 
-from siltstone.catalog.records import CheckpointCommit
+from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.repository import Catalog
 from siltstone.model import Form, StoredObject
 from tests.clock import NOON, Clock
@@ -26,8 +26,8 @@ def commit_of(id: int, **changes: object) -> CheckpointCommit:
 
 def add(catalog: Catalog, count: int, **changes: object) -> None:
     for id in range(1, count + 1):
-        catalog.commit("flights", 1, commit_of(id, **changes))
+        catalog.commits.add("flights", 1, commit_of(id, **changes))
 
 
 def names(catalog: Catalog, *ids: int) -> list[str]:
-    return [o.name for o in catalog.objects("flights", ids)]
+    return [o.name for o in catalog.objects.list("flights", ids)]

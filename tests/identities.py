@@ -17,7 +17,7 @@ from siltstone.store.paths import IDENTITY
 
 def identity_of(place: OpenWarehouse) -> str | None:
     """The identity that store and catalog agree on."""
-    recorded = place.catalog.recorded_identity()
+    recorded = place.catalog.identity.read()
     assert recorded.next is None and recorded.identity == read_identity(place.warehouse.store)
     return recorded.identity
 

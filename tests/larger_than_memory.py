@@ -79,7 +79,7 @@ def run(warehouse: str, limit_bytes: int) -> dict[str, object]:
         again = RegionRun(place, STREAM, LONG)
         restored = again.step(pa.table({"k": np.zeros(0, np.int64), "n": np.zeros(0, np.int64)}))
         note("restore")
-        forms = [str(c.forms["wide"]) for c in place.catalog.checkpoints("wide")]
+        forms = [str(c.forms["wide"]) for c in place.catalog.checkpoints.list("wide")]
     assert restored is not None
     return {
         "state_bytes": held,

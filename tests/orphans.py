@@ -121,7 +121,7 @@ def stored(place: OpenWarehouse, prefix: str = f"{NAME}/") -> set[str]:
 
 def referenced(place: OpenWarehouse) -> set[str]:
     """Names that the catalog refers to."""
-    return {o.name for o in place.catalog.objects(NAME)}
+    return {o.name for o in place.catalog.objects.list(NAME)}
 
 
 def check_whole(place: OpenWarehouse, *others: str) -> None:

@@ -136,12 +136,12 @@ def staged(place: OpenWarehouse) -> list[str]:
 
 def outstanding(place: OpenWarehouse, stream: str = NAME) -> list[int]:
     """Checkpoints whose output is to be delivered."""
-    return [output.checkpoint for output in place.catalog.outputs(stream, outstanding=True)]
+    return [output.checkpoint for output in place.catalog.outbox.list(stream, outstanding=True)]
 
 
 def damage(place: OpenWarehouse, checkpoint: int) -> None:
     """Alter what a checkpoint has staged."""
-    for output in place.catalog.outputs(NAME):
+    for output in place.catalog.outbox.list(NAME):
         if output.checkpoint == checkpoint:
             for stored in output.objects:
                 path = Path(place.warehouse.local.objects) / stored.name

@@ -19,7 +19,7 @@ def in_order(function: Callable[[Any], Any], pieces: Iterable[Any]) -> list[Any]
 
 def failures(place: OpenWarehouse, stream: str, wanted: Sequence[int] | None = None) -> list[Failure]:
     """Why these checkpoints (all, for None) are not proven, one reason each; empty where all are."""
-    ids = wanted or [c.id for c in place.catalog.checkpoints(stream)]
+    ids = wanted or [c.id for c in place.catalog.checkpoints.list(stream)]
     proof = prove_checkpoints(place, stream, ids, in_order)
     return [proof.failures[c] for c in sorted(proof.failures)]
 
@@ -40,9 +40,9 @@ def restored_digest(place: OpenWarehouse, stream: str, checkpoint: int, parallel
         CorruptObject, ProofFailed: the chain is damaged.
     """
     catalog, store = place.catalog, place.warehouse.store
-    manifests = read_manifests(store, catalog.chain_manifests(stream, checkpoint), stream)
+    manifests = read_manifests(store, catalog.chains.list_manifests(stream, checkpoint), stream)
     digest = rebuilt_digest(place, manifests, checkpoint, parallelism)
-    recorded = catalog.checkpoint(stream, checkpoint).digest
+    recorded = catalog.checkpoints.get(stream, checkpoint).digest
     if digest != recorded:
         raise ProofFailed(f"checkpoint {checkpoint} has digest {digest}, not the recorded {recorded}")
     return digest

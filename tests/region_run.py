@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.records import Step
+from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policy_rules import Policy
 from siltstone.changelog.acknowledgement import Acknowledgement

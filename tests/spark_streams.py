@@ -139,7 +139,7 @@ class Noticing(Counts):
     def region_checkpointed(self, checkpoint: int) -> None:
         """Look the checkpoint up."""
         with OpenWarehouse.existing(load_settings().warehouse) as place:
-            self.seen.append((checkpoint, place.catalog.last_id("noticing")))
+            self.seen.append((checkpoint, place.catalog.checkpoints.last_id("noticing")))
 
 
 class Overtaken(Counts):
@@ -149,7 +149,7 @@ class Overtaken(Counts):
         """Be that other writer."""
         if checkpoint == 2:
             with OpenWarehouse.existing(load_settings().warehouse) as place:
-                place.catalog.new_epoch("overtaken", "another")
+                place.catalog.runs.begin("overtaken", "another")
 
 
 class Filling(Counts):

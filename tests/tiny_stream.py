@@ -75,7 +75,7 @@ class Stored:
         return self.place.warehouse.local.objects / name
 
     def manifests(self, checkpoint: int) -> Mapping[int, Any]:
-        stored = self.place.catalog.chain_manifests(NAME, checkpoint)
+        stored = self.place.catalog.chains.list_manifests(NAME, checkpoint)
         return read_manifests(self.place.warehouse.store, stored, NAME)
 
 
@@ -91,7 +91,7 @@ def written(url: str) -> Iterator[Stored]:
                 materialize(place, NAME, "tiny", checkpoint, id="m", parallelism=1, run=in_order)
         run.region.close("done")
         store = place.warehouse.store
-        manifest = read_manifest(store, place.catalog.checkpoint(NAME, LAST).manifest)
+        manifest = read_manifest(store, place.catalog.checkpoints.get(NAME, LAST).manifest)
         parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, manifest, "heap", "test")]
         yield Stored(url, store.ranged, place, tuple(o for part in parts for o in part.objects))
 

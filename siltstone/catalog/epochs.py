@@ -49,10 +49,10 @@ def begin_epoch(place: OpenWarehouse, stream: str, who: str) -> int:
     marks = _marks(place.warehouse.store, stream)
     _refuse_older(place, stream, marks)
     mark_fork(place, stream)
-    epoch = place.catalog.new_epoch(stream, who)
+    epoch = place.catalog.runs.begin(stream, who)
     _mark(place, stream, epoch, who, marks.epochs)
     log = _LOG.bind(stream=stream, epoch=epoch)
-    for older in place.catalog.superseded(stream, epoch):
+    for older in place.catalog.runs.list_superseded(stream, epoch):
         log.info("took over from a run that had not ended", older_epoch=older.epoch, older_run=older.who)
     log.debug("writer epoch begun", who=who)
     return epoch
@@ -65,7 +65,7 @@ def mark_fork(place: OpenWarehouse, stream: str) -> None:
         UnknownStream: there is no such stream.
         Unreachable: the store or the catalog failed.
     """
-    _, *ancestors = place.catalog.lineage(stream)
+    _, *ancestors = place.catalog.forks.get_lineage(stream)
     for ancestor in ancestors:
         with suppress(ObjectExists):
             place.warehouse.store.put(fork_mark(ancestor, stream), f"{stream}\n".encode())
@@ -80,7 +80,7 @@ def check_new_name(place: OpenWarehouse, stream: str) -> None:
     """
     store = place.warehouse.store
     there = any(_first(store, prefix) for prefix in (epoch_marks(stream), stream_prefix(stream)))
-    if there and all(record.name != stream for record in place.catalog.streams()):
+    if there and all(record.name != stream for record in place.catalog.streams.list()):
         raise WrongWarehouse(
             f"the store at {place.warehouse.label} holds a stream {stream} that the catalog {place.catalog.url} does "
             "not know: was the catalog restored from a backup? Name the newer one with --catalog, or give the new "
@@ -109,7 +109,7 @@ def go_on_from_backup(place: OpenWarehouse, stream: str, who: str, outcome: str)
     forks = _unknown_forks(catalog, stream, marks)
     if not forks and not _is_older(place, stream, marks):
         return False
-    known, last = catalog.stream(stream).epoch, catalog.last_id(stream)
+    known, last = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
     newest, stored = known, 0
     for epoch in marks.epochs:
         _refuse_implausible(place, epoch_mark(stream, epoch), epoch - known)
@@ -119,12 +119,12 @@ def go_on_from_backup(place: OpenWarehouse, stream: str, who: str, outcome: str)
         if path is not None:
             _refuse_implausible(place, name, max(path.epoch - known, path.checkpoint - last))
             newest, stored = max(newest, path.epoch), max(stored, path.checkpoint)
-    epoch = catalog.skip_epochs(stream, who, above=newest, newest=stored)
+    epoch = catalog.rollbacks.skip_epochs(stream, who, above=newest, newest=stored)
     _mark(place, stream, epoch, who, marks.epochs)
     if forks:
         _LOG.warning("forks are given up, which the catalog does not know", stream=stream, forks=forks)
         store.delete([fork_mark(stream, fork) for fork in forks])
-    catalog.end_epoch(stream, epoch, outcome)
+    catalog.runs.end(stream, epoch, outcome)
     return True
 
 
@@ -175,7 +175,7 @@ def _unknown_forks(catalog: Catalog, stream: str, marks: _Marks) -> list[str]:
     unknown = []
     for fork in marks.forks:
         try:
-            known = stream in catalog.lineage(fork)[1:]
+            known = stream in catalog.forks.get_lineage(fork)[1:]
         except UnknownStream:
             known = False
         if not known:
@@ -190,7 +190,7 @@ def _mark(place: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[
         store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
     except BaseException as error:
         with suppress(Unreachable):
-            catalog.end_epoch(stream, epoch, "failed")
+            catalog.runs.end(stream, epoch, "failed")
         if isinstance(error, ObjectExists):
             raise WrongWarehouse(
                 f"writer epoch {epoch} of stream {stream} was begun in {place.warehouse.label} by another catalog than "
@@ -207,7 +207,7 @@ def _is_older(place: OpenWarehouse, stream: str, marks: _Marks) -> bool:
     """Whether the store, whose marks were read before, knows runs of the stream that the catalog does not."""
     catalog, store = place.catalog, place.warehouse.store
     while True:
-        epoch, newest = catalog.stream(stream).epoch, catalog.last_id(stream)
+        epoch, newest = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
         if max(marks.epochs, default=0) > epoch:
             return True
         if epoch:
@@ -217,7 +217,7 @@ def _is_older(place: OpenWarehouse, stream: str, marks: _Marks) -> bool:
             newer = _first(store, stream_prefix(stream)) is not None
         if not newer:
             return False
-        if (catalog.stream(stream).epoch, catalog.last_id(stream)) == (epoch, newest):
+        if (catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)) == (epoch, newest):
             return True  # else a run at work has gone on meanwhile
 
 
@@ -226,7 +226,7 @@ def _refuse_older(place: OpenWarehouse, stream: str, marks: _Marks) -> None:
     forks = _unknown_forks(catalog, stream, marks)
     if not forks and not _is_older(place, stream, marks):
         return
-    known, newest = catalog.stream(stream).epoch, catalog.last_id(stream)
+    known, newest = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
     for epoch in marks.epochs:  # to accept the loss would be refused because of it
         _refuse_implausible(place, epoch_mark(stream, epoch), epoch - known)
     if forks:

@@ -48,7 +48,7 @@ def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> N
         if action is Action.ADOPT:
             _prove_newest(warehouse.store, catalog)
         if action is Action.SETTLE:
-            catalog.settle_identity(str(found.stored))
+            catalog.identity.settle(str(found.stored))
         else:
             _write(warehouse.store, catalog, None)
     raise Unreachable(f"other processes change the identity of the warehouse {warehouse.label}: try again")
@@ -76,7 +76,7 @@ def confirm_store(warehouse: Warehouse, catalog: Catalog) -> None:
         Unreachable: it does not: then it answers wrongly of other objects, too.
         WrongWarehouse: it shows another warehouse's identity.
     """
-    recorded = catalog.recorded_identity()
+    recorded = catalog.identity.read()
     try:
         stored = read_identity(warehouse.store)
     except CorruptObject as error:
@@ -98,7 +98,7 @@ def reidentify(warehouse: Warehouse, catalog: Catalog) -> Reidentified:
         WrongWarehouse: the store does not hold what the catalog says; nothing was changed.
         Unreachable: the store or the catalog does not answer: do it again.
     """
-    store, recorded = warehouse.store, catalog.recorded_identity()
+    store, recorded = warehouse.store, catalog.identity.read()
     try:
         stored = read_identity(store)
     except CorruptObject:
@@ -126,8 +126,8 @@ def _decide(warehouse: Warehouse, catalog: Catalog) -> tuple[Found, Action]:
 
 def _look(warehouse: Warehouse, catalog: Catalog) -> Found:
     stored = read_identity(warehouse.store)
-    recorded = catalog.recorded_identity()
-    has_streams = bool(recorded.identity is None and catalog.streams())
+    recorded = catalog.identity.read()
+    has_streams = bool(recorded.identity is None and catalog.streams.list())
     unsure = stored is None and recorded.identity is None and not has_streams
     is_empty = unsure and _is_empty(warehouse.store)
     return Found(recorded, stored, has_streams, is_empty, warehouse.label, catalog.url)
@@ -135,7 +135,7 @@ def _look(warehouse: Warehouse, catalog: Catalog) -> Found:
 
 def _write(store: Store, catalog: Catalog, replacing: str | None) -> CatalogIdentity:
     """Write a new identity into catalog, store and catalog, in this order."""
-    recorded = catalog.propose_identity(uuid.uuid4().hex, replacing=replacing)
+    recorded = catalog.identity.propose(uuid.uuid4().hex, replacing=replacing)
     if recorded.next is None:
         return recorded  # another process was first
     try:
@@ -147,7 +147,7 @@ def _write(store: Store, catalog: Catalog, replacing: str | None) -> CatalogIden
     stored = write_identity(store, recorded.next)
     if stored != recorded.next:
         raise mismatch(Found(recorded, stored, True, False, store.label, catalog.url))
-    return catalog.settle_identity(stored)
+    return catalog.identity.settle(stored)
 
 
 def _is_empty(store: Store) -> bool:
@@ -156,7 +156,7 @@ def _is_empty(store: Store) -> bool:
 
 def _prove_newest(store: Store, catalog: Catalog) -> None:
     """Read each stream's newest manifest: a warehouse without an identity is adopted only if they are all there."""
-    newest = [records[-1].manifest for s in catalog.streams() if (records := catalog.checkpoints(s.name, 1))]
+    newest = [records[-1].manifest for s in catalog.streams.list() if (records := catalog.checkpoints.list(s.name, 1))]
     for manifest in newest:
         _read_manifests(store, catalog, [manifest])
     if not newest and not _is_empty(store):
@@ -169,8 +169,8 @@ def _prove_newest(store: Store, catalog: Catalog) -> None:
 
 def _prove_any(store: Store, catalog: Catalog) -> None:
     """Read a manifest of each stream, the newest that can be read."""
-    for stream in catalog.streams():
-        manifests = [checkpoint.manifest for checkpoint in catalog.checkpoints(stream.name)][::-1]
+    for stream in catalog.streams.list():
+        manifests = [checkpoint.manifest for checkpoint in catalog.checkpoints.list(stream.name)][::-1]
         if manifests:
             _read_manifests(store, catalog, manifests)
 

@@ -1,4 +1,4 @@
-"""The part of the catalog that holds the input log: where a stream's sources begin, and what was read of them since.
+"""The input log: where a stream's sources begin, and what was read of them since.
 
     step 0       batch -1, of no checkpoint: where the sources begin, recorded before the first batch is processed
     step 1 ...   what each step read, recorded with the checkpoint that it is part of
@@ -17,14 +17,18 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from siltstone.catalog import fencing, rows
+from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
+from siltstone.catalog.checkpoints import find_newest
+from siltstone.catalog.limits import ID_END
 from siltstone.catalog.passes import Pass, note_pass
-from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step, StepRecord, as_utc
 from siltstone.catalog.source_entries import NO_ENTRIES, count_files, merge, without_files
-from siltstone.catalog.transactions import Transactions
+from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step, StepRecord, step_values, to_step
+from siltstone.catalog.streams import get_stream
+from siltstone.catalog.transactions import CatalogPart
 from siltstone.decoding import check_object, decoding, parse_json
 from siltstone.errors import StateError
+from siltstone.times import as_utc
 
 PRUNE_AT_LEAST = 100
 """so many steps are pruned at once, or none"""
@@ -33,19 +37,8 @@ _GROWTH = 8
 _PAGE = 1000
 
 
-class InputLog(Transactions):
+class InputLog(CatalogPart):
     """Where sources begin, and the steps that were recorded."""
-
-    def steps(self, stream: str, upto: int, after: int = 0) -> list[StepRecord]:
-        """The input log: the steps of every checkpoint after `after`, up to and with `upto`, in order.
-
-        Those of deleted checkpoints are among them.
-        """
-        within = t.step.c.checkpoint.between(min(after, rows.ID_END - 2) + 1, min(upto, rows.ID_END - 1))
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            query = select(t.step).where(t.step.c.stream == stream, within).order_by(t.step.c.step)
-            return [rows.to_step(row) for row in connection.execute(query)]
 
     def record_beginning(self, stream: str, epoch: int, beginning: Step) -> None:
         """Record where a stream's sources begin, guarded by the writer epoch; to be done before the first batch is
@@ -54,35 +47,35 @@ class InputLog(Transactions):
         Raises:
             Fenced
         """
-        with self._writing(f"the initial offsets of stream {stream}") as connection:
+        with self._transactions.writing(f"the initial offsets of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             if _beginning(connection, stream) is None:
                 place = {"stream": stream, "checkpoint": 0, "step": 0, "batch_id": beginning.batch_id}
                 connection.execute(insert(t.step), place | {"offsets": beginning.offsets, "sources": beginning.sources})
 
-    def input_position(self, stream: str, upto: int) -> InputPosition:
+    def get_position(self, stream: str, upto: int) -> InputPosition:
         """What a query needs to read on after checkpoint `upto`; 0 is before the first."""
         s = t.step.c
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
+        with self._transactions.reading() as connection:
+            get_stream(connection, stream)
             newest = _newest_two(connection, stream, upto)
             with_entries = select(t.step).where(
                 s.stream == stream, s.step > 0, s.sources.is_not(None), s.checkpoint.between(1, upto)
             )
-            entries = [rows.to_step(row) for row in connection.execute(with_entries.order_by(s.step))]
+            entries = [to_step(row) for row in connection.execute(with_entries.order_by(s.step))]
             # Last: what is pruned meanwhile has been read above, is in it, or both.
             return InputPosition(_beginning(connection, stream), entries, newest)
 
     def replayable_from(self, stream: str) -> int:
         """The first checkpoint that the input log leads on from, whether it is still there; 0 is the start."""
         s = t.step.c
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
+        with self._transactions.reading() as connection:
+            get_stream(connection, stream)
             query = select(s.batch_id, s.checkpoint).where(s.stream == stream, s.step > 0).order_by(s.step).limit(2)
             oldest = connection.execute(query).all()
             return oldest[-1].checkpoint if oldest and oldest[0].batch_id > 0 else 0
 
-    def prune_input_log(
+    def prune(
         self,
         stream: str,
         epoch: int,
@@ -104,13 +97,13 @@ class InputLog(Transactions):
         Raises:
             Fenced
         """
-        with self._writing(f"the input log of stream {stream}") as connection:
+        with self._transactions.writing(f"the input log of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             needed = _first_needed(connection, stream)
             if needed is None or needed.batch_id - _first_batch(connection, stream) < at_least:
                 return 0
             # A length of time longer than time goes back keeps all.
-            now = self._time(connection)
+            now = self._transactions.time(connection)
             since = now - min(keep, now - datetime.min.replace(tzinfo=UTC)) if keep else None
             pruned = list(_planned_before(connection, stream, needed.step, since))
             beginning = _beginning(connection, stream)
@@ -127,6 +120,27 @@ class InputLog(Transactions):
             if by is not None:
                 note_pass(connection, stream, by, now, rows=len(pruned))
             return len(pruned)
+
+    def list_logged(self, stream: str) -> list[StepRecord]:
+        """The steps that are to come next, oldest first, each with the checkpoint that is to hold it: those of
+        checkpoints that were given up and have not been made again."""
+        with self._transactions.reading() as connection:
+            get_stream(connection, stream)
+            newest = find_newest(connection, stream)
+            s = t.step.c
+            query = select(t.step).where(s.stream == stream, s.checkpoint > (newest.id if newest else 0))
+            return [to_step(row) for row in connection.execute(query.order_by(s.step))]
+
+    def list(self, stream: str, upto: int, after: int = 0) -> list[StepRecord]:
+        """The input log: the steps of every checkpoint after `after`, up to and with `upto`, in order.
+
+        Those of deleted checkpoints are among them.
+        """
+        within = t.step.c.checkpoint.between(min(after, ID_END - 2) + 1, min(upto, ID_END - 1))
+        with self._transactions.reading() as connection:
+            get_stream(connection, stream)
+            query = select(t.step).where(t.step.c.stream == stream, within).order_by(t.step.c.step)
+            return [to_step(row) for row in connection.execute(query)]
 
 
 def forget_input(connection: Connection, stream: str) -> bool:
@@ -145,12 +159,12 @@ def forget_input(connection: Connection, stream: str) -> bool:
 def _beginning(connection: Connection, stream: str) -> Step | None:
     s = t.step.c
     row = connection.execute(select(t.step).where(s.stream == stream, s.step == 0)).first()
-    return None if row is None else rows.to_step(row)
+    return None if row is None else to_step(row)
 
 
 def _insert_beginning(connection: Connection, stream: str, beginning: Step) -> None:
     place = {"stream": stream, "checkpoint": 0}
-    connection.execute(insert(t.step), place | rows.step_values(beginning))
+    connection.execute(insert(t.step), place | step_values(beginning))
 
 
 def _note_entries(connection: Connection, stream: str, beginning: Step | None, sources: str) -> None:
@@ -166,7 +180,7 @@ def _note_entries(connection: Connection, stream: str, beginning: Step | None, s
 def _newest_two(connection: Connection, stream: str, upto: int) -> list[StepRecord]:
     s = t.step.c
     query = select(t.step).where(s.stream == stream, s.step > 0, s.checkpoint.between(1, upto))
-    return [rows.to_step(row) for row in connection.execute(query.order_by(s.step.desc()).limit(2))][::-1]
+    return [to_step(row) for row in connection.execute(query.order_by(s.step.desc()).limit(2))][::-1]
 
 
 def _first_needed(connection: Connection, stream: str) -> Step | None:

@@ -8,6 +8,7 @@ from sqlalchemy import URL
 
 from siltstone.catalog.engine import open_engine, parse_url, redacted_url, translate_errors
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.transactions import Transactions
 from siltstone.catalog.upgrade import create_tables, revision
 from siltstone.errors import Unreachable, UsageError
 
@@ -53,7 +54,7 @@ def open_catalog(
     except BaseException:
         engine.dispose()
         raise
-    return Catalog(engine, now, outage_s)
+    return Catalog(Transactions(engine, now, outage_s))
 
 
 def no_catalog(url: URL) -> NoCatalog:

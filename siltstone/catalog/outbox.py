@@ -1,4 +1,4 @@
-"""The part of the catalog that says which outputs are still to be delivered to sinks: the outbox.
+"""The outbox: which outputs are still to be delivered to sinks.
 
 An output is what one checkpoint hands to one sink. Its rows lie staged in the store, and the transaction that makes the
 checkpoint exist makes the output outstanding. It is decided then, for good:
@@ -22,14 +22,30 @@ from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
-from siltstone.catalog import fencing, rows
+from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
-from siltstone.catalog.records import Output
-from siltstone.catalog.transactions import Transactions
+from siltstone.catalog.checkpoints import find_newest, has_id
+from siltstone.catalog.limits import in_batches
+from siltstone.catalog.objects import refuse_deleted
+from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import StateError
 from siltstone.model import StoredObject
 
 _O, _S = t.output.c, t.output_object.c
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a checkpoint hands to one sink: `rows` rows, staged in `objects`, in this order.
+
+    `name` says whose it is: the operator's whose output it is. `arrow_schema` is that of the rows, in Arrow's own
+    serialization.
+    """
+
+    name: str
+    arrow_schema: bytes
+    rows: int
+    objects: tuple[StoredObject, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +61,61 @@ class OutputRecord(Output):
     delivered_at: datetime | None
 
 
-class Outbox(Transactions):
+class Outbox(CatalogPart):
     """Outputs of completed checkpoints, and whether sinks have them."""
 
-    def outputs(self, stream: str, *, outstanding: bool = False) -> list[OutputRecord]:
+    def mark_delivered(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:
+        """Note that a sink has an output, guarded by the writer epoch; one that is noted already stays as it is.
+
+        Raises:
+            Fenced
+        """
+        with self._transactions.writing(f"the delivery of checkpoint {checkpoint} of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            mine = _one(stream, checkpoint, name) & _O.delivered_at.is_(None)
+            connection.execute(update(t.output).where(mine).values(delivered_at=self._transactions.time(connection)))
+
+    def mark_lost(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:
+        """Let an output come again with its checkpoint, which was given up, since what was staged cannot be read.
+
+        Raises:
+            Fenced
+            StateError: the checkpoint exists, or the output was delivered.
+        """
+        with self._transactions.writing(f"the outputs of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            there = find_newest(connection, stream, has_id(checkpoint), marked=True) is not None
+            mine = _one(stream, checkpoint, name) & _O.delivered_at.is_(None)
+            if there or connection.execute(update(t.output).where(mine).values(lost=True)).rowcount == 0:
+                raise StateError(f"the output {name} of checkpoint {checkpoint} of stream {stream} cannot come again")
+            _delete_objects(connection, stream, [(checkpoint, name)])
+
+    def forget_delivered(self, stream: str, epoch: int) -> list[str]:
+        """Remove the rows of outputs that are delivered, guarded by the writer epoch.
+
+        Returns:
+            The names of what they had staged: nothing refers to these objects any more, and nothing ever will.
+
+        Raises:
+            Fenced
+        """
+        with self._transactions.writing(f"the outputs of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            done = (_O.stream == stream) & _O.delivered_at.is_not(None)
+            found = [
+                (row.checkpoint, row.name) for row in connection.execute(select(_O.checkpoint, _O.name).where(done))
+            ]
+            names = _delete_objects(connection, stream, found)
+            connection.execute(delete(t.output).where(done))
+            return names
+
+    def list(self, stream: str, *, outstanding: bool = False) -> list[OutputRecord]:
         """Every output there is a row of, by checkpoint and name; with `outstanding`, those not delivered yet."""
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             query = select(t.output).where(_O.stream == stream).order_by(_O.checkpoint, _O.name)
             found = connection.execute(query.where(_O.delivered_at.is_(None)) if outstanding else query).all()
             staged: dict[tuple[int, str], list[StoredObject]] = {}
-            for part in rows.parts(row.checkpoint for row in found):
+            for part in in_batches(row.checkpoint for row in found):
                 objects = select(t.output_object).where(_S.stream == stream, _S.checkpoint.in_(part))
                 for each in connection.execute(objects.order_by(_S.checkpoint, _S.output, _S.position)):
                     stored = StoredObject(each.name, each.bytes, each.checksum)
@@ -74,51 +135,6 @@ class Outbox(Transactions):
                 )
                 for row in found
             ]
-
-    def mark_delivered(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:
-        """Note that a sink has an output, guarded by the writer epoch; one that is noted already stays as it is.
-
-        Raises:
-            Fenced
-        """
-        with self._writing(f"the delivery of checkpoint {checkpoint} of stream {stream}") as connection:
-            fencing.hold(connection, stream, epoch)
-            mine = _one(stream, checkpoint, name) & _O.delivered_at.is_(None)
-            connection.execute(update(t.output).where(mine).values(delivered_at=self._time(connection)))
-
-    def mark_lost(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:
-        """Let an output come again with its checkpoint, which was given up, since what was staged cannot be read.
-
-        Raises:
-            Fenced
-            StateError: the checkpoint exists, or the output was delivered.
-        """
-        with self._writing(f"the outputs of stream {stream}") as connection:
-            fencing.hold(connection, stream, epoch)
-            there = rows.newest(connection, stream, rows.is_(checkpoint), marked=True) is not None
-            mine = _one(stream, checkpoint, name) & _O.delivered_at.is_(None)
-            if there or connection.execute(update(t.output).where(mine).values(lost=True)).rowcount == 0:
-                raise StateError(f"the output {name} of checkpoint {checkpoint} of stream {stream} cannot come again")
-            _delete_objects(connection, stream, [(checkpoint, name)])
-
-    def forget_delivered(self, stream: str, epoch: int) -> list[str]:
-        """Remove the rows of outputs that are delivered, guarded by the writer epoch.
-
-        Returns:
-            The names of what they had staged: nothing refers to these objects any more, and nothing ever will.
-
-        Raises:
-            Fenced
-        """
-        with self._writing(f"the outputs of stream {stream}") as connection:
-            fencing.hold(connection, stream, epoch)
-            done = (_O.stream == stream) & _O.delivered_at.is_not(None)
-            found = [
-                (row.checkpoint, row.name) for row in connection.execute(select(_O.checkpoint, _O.name).where(done))
-            ]
-            names = _delete_objects(connection, stream, found)
-            connection.execute(delete(t.output).where(done))
-            return names
 
 
 def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: int, outputs: Sequence[Output]) -> None:
@@ -142,7 +158,7 @@ def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: 
                 f"checkpoint {checkpoint} of stream {stream} has brought output {output.name} before: other rows under "
                 "its id would be lost or doubled"
             )
-    rows.refuse_deleted(connection, [stored.name for output in outputs for stored in output.objects])
+    refuse_deleted(connection, [stored.name for output in outputs for stored in output.objects])
     place = {"stream": stream, "checkpoint": checkpoint}
     values = [
         place
@@ -181,9 +197,9 @@ def _delete_objects(connection: Connection, stream: str, outputs: Iterable[tuple
     """Forget what these outputs staged; its names."""
     wanted = set(outputs)
     names = []
-    for part in rows.parts(checkpoint for checkpoint, _ in wanted):
+    for part in in_batches(checkpoint for checkpoint, _ in wanted):
         found = select(_S.name, _S.checkpoint, _S.output).where(_S.stream == stream, _S.checkpoint.in_(part))
         names += [row.name for row in connection.execute(found) if (row.checkpoint, row.output) in wanted]
-    for part in rows.parts(names):
+    for part in in_batches(names):
         connection.execute(delete(t.output_object).where(_S.stream == stream, _S.name.in_(part)))
     return names

@@ -1,6 +1,6 @@
-"""The part of the catalog that says what each pass of a deletion took away, automatic ones too: one row per pass.
+"""Passes: what each deletion took away, automatic ones too, one row per pass.
 
-Which objects it were stands beside it, a row each (`catalog.audit`). A pass may be written down in several
+Which objects it were stands beside it, one row each (`catalog.tombstones`). A pass may be written down in several
 transactions, each of which adds to its row what it decides to delete, before that happens.
 """
 
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, delete, insert, select, update
 
 from siltstone.catalog import tables as t
-from siltstone.catalog.transactions import Transactions
+from siltstone.catalog.transactions import CatalogPart
 
 PASSES_KEPT = timedelta(days=90)
 PASSES_MAX = 10_000
@@ -50,14 +50,14 @@ class PassRecord:
     rows: int
 
 
-class Passes(Transactions):
+class Passes(CatalogPart):
     """Passes of deletions."""
 
-    def deletion_passes(self, stream: str, limit: int | None = None) -> list[PassRecord]:
+    def list(self, stream: str, limit: int | None = None) -> list[PassRecord]:
         """What passes took away, or the newest `limit` of them; oldest first."""
         p = t.deletion_pass.c
         newest = select(t.deletion_pass).where(p.stream == stream).order_by(p.began_at.desc(), p.id).limit(limit)
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             return [PassRecord(**row) for row in connection.execute(newest).mappings()][::-1]
 
 

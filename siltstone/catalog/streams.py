@@ -1,21 +1,43 @@
-"""The part of the catalog that knows streams, their definitions, and the runs that wrote to them."""
+"""Streams: their names, what they are defined as and what they keep."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy import exc as sa
-from sqlalchemy import insert, select, update
 
-from siltstone.catalog import fencing, rows
+from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
-from siltstone.catalog.records import RunRecord, StreamRecord
-from siltstone.catalog.transactions import Transactions
+from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import SchemaConflict, UsageError
 from siltstone.model import MAX_MAX_PARALLELISM, check_name
 
 
-class Streams(Transactions):
-    """Streams and their runs."""
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """A stream the catalog knows. `epoch` is its newest writer epoch, 0 before the first run.
+
+    `parallelism` is that of runs that name none, where it was set. A fork began as a copy of checkpoint `forked_at` of
+    the stream `forked_from`. `retention` is what it keeps (`retention.retention_rules`): None, everything. Sinks know a
+    new checkpoint by its id plus `sink_offset` (`catalog.outbox`).
+    """
+
+    name: str
+    max_parallelism: int
+    definition: dict[str, Any]
+    epoch: int
+    created_at: datetime
+    parallelism: int | None = None
+    forked_from: str | None = None
+    forked_at: int | None = None
+    retention: dict[str, Any] | None = None
+    sink_offset: int = 0
+
+
+class Streams(CatalogPart):
+    """The streams of the catalog."""
 
     def register(
         self,
@@ -40,15 +62,17 @@ class Streams(Transactions):
             "epoch": 0,
             "retention": None if retention is None else dict(retention),
         }
-        with self._writing(f"stream {stream}") as connection:
-            found = rows.find_stream(connection, stream)
+        with self._transactions.writing(f"stream {stream}") as connection:
+            found = find_stream(connection, stream)
             if found is None:
                 try:
                     with connection.begin_nested():
-                        connection.execute(insert(t.stream), values | {"created_at": self._time(connection)})
+                        connection.execute(
+                            insert(t.stream), values | {"created_at": self._transactions.time(connection)}
+                        )
                 except sa.IntegrityError:  # another process was first
                     pass
-                found = rows.get_stream(connection, stream)
+                found = get_stream(connection, stream)
         if found.max_parallelism != max_parallelism:
             raise SchemaConflict(
                 f"stream {stream} has max_parallelism {found.max_parallelism}, now {max_parallelism}: "
@@ -62,70 +86,42 @@ class Streams(Transactions):
         Raises:
             UnknownStream
         """
-        with self._writing(f"the retention of stream {stream}") as connection:
+        with self._transactions.writing(f"the retention of stream {stream}") as connection:
             fencing.lock(connection, stream)
             kept = None if retention is None else dict(retention)
             connection.execute(update(t.stream).where(t.stream.c.name == stream).values(retention=kept))
-            return rows.get_stream(connection, stream)
+            return get_stream(connection, stream)
 
-    def stream(self, name: str) -> StreamRecord:
+    def get(self, name: str) -> StreamRecord:
         """One stream.
 
         Raises:
             UnknownStream: lists the streams there are.
         """
         check_name("stream", name)
-        with self._reading() as connection:
-            return rows.get_stream(connection, name)
+        with self._transactions.reading() as connection:
+            return get_stream(connection, name)
 
-    def streams(self) -> list[StreamRecord]:
+    def list(self) -> list[StreamRecord]:
         """All streams, by name."""
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             found = connection.execute(select(t.stream).order_by(t.stream.c.name))
             return [StreamRecord(**row) for row in found.mappings()]
 
-    def new_epoch(self, stream: str, who: str) -> int:
-        """Take the stream over: begin its next writer epoch, which fences older ones.
 
-        For runs and recoveries, `catalog.epochs.begin_epoch` does this, and marks it in the store.
-        """
-        with self._writing(f"a run of stream {stream}") as connection:
-            return fencing.take_over(connection, stream, who, self._time(connection))
+def find_stream(connection: Connection, name: str) -> StreamRecord | None:
+    """One stream, None where it is not recorded."""
+    row = connection.execute(select(t.stream).where(t.stream.c.name == name)).mappings().first()
+    return StreamRecord(**row) if row else None
 
-    def superseded(self, stream: str, epoch: int) -> list[RunRecord]:
-        """The runs of a stream that had not ended when `epoch` began, and are fenced by it."""
-        r = t.run.c
-        fenced = (r.stream == stream) & (r.epoch < epoch) & (r.outcome == fencing.superseded_by(epoch))
-        with self._reading() as connection:
-            found = connection.execute(select(t.run).where(fenced).order_by(r.epoch))
-            return [RunRecord(**row) for row in found.mappings()]
 
-    def end_epoch(self, stream: str, epoch: int, outcome: str) -> None:
-        """Note how a run ended; one that has ended already (superseded, say) stays as it is."""
-        with self._writing(f"the end of a run of stream {stream}") as connection:
-            rows.get_stream(connection, stream)
-            fencing.end(connection, stream, epoch, outcome, self._time(connection))
+def get_stream(connection: Connection, name: str) -> StreamRecord:
+    """One stream.
 
-    def check_epoch(self, stream: str, epoch: int) -> None:
-        """Make sure that `epoch` is the newest writer of the stream.
-
-        Raises:
-            Fenced
-        """
-        with self._reading() as connection:
-            fencing.hold(connection, stream, epoch)
-
-    def running(self, stream: str) -> bool:
-        """Whether a run is open: its newest writer epoch has not ended. One that was killed has not, either."""
-        r = t.run.c
-        newest = select(r.ended_at).where(r.stream == stream).order_by(r.epoch.desc()).limit(1)
-        with self._reading() as connection:
-            found = connection.execute(newest).first()
-            return found is not None and found.ended_at is None
-
-    def runs(self, stream: str) -> list[RunRecord]:
-        """All writer epochs of a stream, oldest first."""
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            found = connection.execute(select(t.run).where(t.run.c.stream == stream).order_by(t.run.c.epoch))
-            return [RunRecord(**row) for row in found.mappings()]
+    Raises:
+        UnknownStream: lists the streams there are.
+    """
+    found = find_stream(connection, name)
+    if found is None:
+        raise fencing.unknown_stream(connection, name)
+    return found

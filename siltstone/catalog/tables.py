@@ -6,13 +6,13 @@
            1--n lease          who reads, or writes what nothing refers to yet
            1--n deletion       what was deleted from the store, of checkpoints and of orphans
            1--n deletion_pass  what each pass of a deletion took away, of the catalog too: counts and bytes
-           1--n rewinding      which checkpoints were given up, since they cannot be restored any more
+           1--n rewinding      rollbacks: which checkpoints were given up, since they cannot be restored any more
            1--n edit           what people changed in the state by hand
            1--n definition     what its checkpoints were made under, from which one on, and what was dropped with it
            1--n output         what a completed checkpoint hands to a sink, until the sink has it
            1--n checkpoint 1--n object       what it wrote
                            1--n dependency   from which checkpoint on its restore reads, per operator
-                           1--1 snapshot
+                           1--1 snapshot     its reference copy
                            1--n savepoint    names that keep it
            1--n step                         the input log; step 0 says where it begins (`catalog.input_log`)
     receipt                 transactions that may be asked about, of databases that are servers
@@ -32,7 +32,7 @@ How large it gets, in bytes with all indexes (tests/contract/catalog/test_size.p
 
 So ten checkpoints a second for an hour, of which the last thousand are kept, come to less than 35 MB: 1.5 of
 checkpoints, 9 of steps, 22 of deletions, and what further operators add; the next hour adds steps only as far as
-their checkpoints are kept. A run, an edit and a rewinding are a row of some hundred bytes each, and so is a
+their checkpoints are kept. A run, an edit and a rollback are a row of some hundred bytes each, and so is a
 materialization, for 90 days; a client has a receipt or two. SQLite's file does not shrink when rows go; it uses their
 room again. A manifest holds one checkpoint's handles, digests and policy and grows with nothing else.
 
@@ -65,7 +65,7 @@ from sqlalchemy import (
 )
 
 from siltstone.catalog.packing import pack, unpack
-from siltstone.catalog.records import as_utc
+from siltstone.times import as_utc
 
 REVISION = "0010"
 """the newest revision in `migrations/versions`"""
@@ -270,7 +270,7 @@ step = Table(
     Index("step_with_entries", "stream", "step", sqlite_where=_HAS_ENTRIES, postgresql_where=_HAS_ENTRIES),
 )
 
-snapshot = Table(
+reference_copy = Table(
     "snapshot",
     METADATA,
     *_of_checkpoint("checkpoint", primary_key=True),
@@ -350,7 +350,7 @@ materialization = Table(
     Index("materialization_by_operator", "stream", "operator"),
 )
 
-rewinding = Table(
+rollback = Table(
     "rewinding",
     METADATA,
     Column("stream", ForeignKey("stream.name"), primary_key=True),
@@ -359,7 +359,7 @@ rewinding = Table(
     Column("newest", BigInteger, nullable=False),
     Column("reason", Text, nullable=False),
     Column("who", Text, nullable=False),
-    Column("rewound_at", UtcTime, nullable=False),
+    Column("rewound_at", UtcTime, key="rolled_back_at", nullable=False),
 )
 
 edit = Table(

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from sqlalchemy import Connection, MetaData, select, text
 
-from siltstone.catalog import fencing
 from siltstone.catalog.backup import Backup, default_file, existing_revision, open_database, write_backup
 from siltstone.catalog.engine import WRITE, redacted_url
 from siltstone.catalog.processes import is_known_dead, is_known_gone
-from siltstone.catalog.records import as_utc
+from siltstone.catalog.runs import end_runs, take_over
 from siltstone.catalog.shapes import check_carried, differences, rebuild, row_counts, tables_found, tables_made_by
 from siltstone.catalog.tables import REVISION
 from siltstone.catalog.transactions import database_time
 from siltstone.catalog.upgrade import is_current, lock_upgrades, run_migrations
 from siltstone.errors import Unreachable, UsageError
+from siltstone.times import as_utc
 
 _KEPT = ("stream", "checkpoint", "object", "step", "savepoint", "snapshot", "deletion")
 """tables that an upgrade leaves with as many rows as they had"""
@@ -93,8 +93,8 @@ def _upgrade(connection: Connection, directory: Path, file: Path | None, fence: 
     _verify(connection, counts)
     now = database_time(connection)
     for stream in open_runs:
-        epoch = fencing.take_over(connection, stream, who, now)
-        fencing.end(connection, stream, epoch, "upgraded the catalog", now)
+        epoch = take_over(connection, stream, who, now)
+        end_runs(connection, stream, epoch, "upgraded the catalog", now)
     return Upgraded(before, REVISION, lacking, open_runs, backup)
 
 

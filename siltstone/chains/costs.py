@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from siltstone.catalog.records import CheckpointRecord, MaterializationRecord
+from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.materializations import MaterializationRecord
 from siltstone.chains.chain_rules import rebased
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
 from siltstone.changelog.acknowledgement import Acknowledgement

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from siltstone.catalog.records import CheckpointRecord, MaterializationRecord
+from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.materializations import MaterializationRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains import chain_rules as chain
 from siltstone.chains.costs import materialized_chain, recorded_chain
@@ -68,12 +69,12 @@ def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
     Raises:
         UnknownStream: no such stream has run here.
     """
-    newest = next(iter(catalog.checkpoints(stream, 1)), None)
+    newest = next(iter(catalog.checkpoints.list(stream, 1)), None)
     if newest is None:
         return []
-    firsts = catalog.firsts(stream, newest.id)
-    bases = {m.operator: m for m in catalog.chain_materializations(stream, newest.id)}
-    succeeded = catalog.last_materialized(stream)
+    firsts = catalog.chains.get_firsts(stream, newest.id)
+    bases = {m.operator: m for m in catalog.materializations.list_in_chain(stream, newest.id)}
+    succeeded = catalog.materializations.get_last_completed(stream)
     found = []
     for operator in newest.forms:
         base = bases.get(operator)
@@ -81,9 +82,9 @@ def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
         first = max(firsts.get(operator, newest.id), base.checkpoint if base else 0)
         base = base if base and base.checkpoint == first else None
         state = _chain(catalog, newest, operator, first, base)
-        began = base.ended_at if base else catalog.checkpoint(stream, first).committed_at
+        began = base.ended_at if base else catalog.checkpoints.get(stream, first).committed_at
         assert began is not None, "it is completed"
-        failures, last = catalog.failed_materializations(stream, operator, began)
+        failures, last = catalog.materializations.count_failed(stream, operator, began)
         found.append(
             ChainFacts(
                 operator=operator,
@@ -118,7 +119,7 @@ def _chain(
     known, state = recorded_chain(newest, operator)
     if base is None or first <= known:
         return state
-    since = [catalog.checkpoint(newest.stream, id) for id in range(first + 1, newest.id + 1)]
+    since = [catalog.checkpoints.get(newest.stream, id) for id in range(first + 1, newest.id + 1)]
     return materialized_chain(state, base, since)
 
 
@@ -130,7 +131,7 @@ def materialization_health(
     Raises:
         UnknownStream: no such stream has run here.
     """
-    now, running = catalog.now(), catalog.running(stream)
+    now, running = catalog.now(), catalog.runs.is_open(stream)
     return {
         facts.operator: OperatorHealth(
             facts, health(facts, now, options, running), due(facts, now, options, policy_options), now

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from siltstone.catalog.records import CheckpointRecord, EditRecord
+from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.edits import EditRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.chain_rules import amplification
 from siltstone.chains.costs import recorded_chain
@@ -20,7 +21,7 @@ def list_checkpoints(catalog: Catalog, stream: str, limit: int | None = None) ->
         UnknownStream: no such stream has run here.
     """
     edits, dropped = _edits(catalog, stream), _dropped(catalog, stream)
-    return [_summary(record, edits, dropped) for record in catalog.checkpoints(stream, limit)]
+    return [_summary(record, edits, dropped) for record in catalog.checkpoints.list(stream, limit)]
 
 
 def list_deletions(catalog: Catalog, stream: str, limit: int | None = None) -> list[dict[str, Any]]:
@@ -29,8 +30,8 @@ def list_deletions(catalog: Catalog, stream: str, limit: int | None = None) -> l
     Raises:
         UnknownStream: no such stream has run here.
     """
-    catalog.stream(stream)
-    passes = catalog.deletion_passes(stream, limit)
+    catalog.streams.get(stream)
+    passes = catalog.passes.list(stream, limit)
     return [asdict(each) | {"began_at": each.began_at.isoformat()} for each in passes]
 
 
@@ -40,7 +41,7 @@ def describe_origin(catalog: Catalog, stream: str) -> dict[str, Any]:
     Raises:
         UnknownStream: no such stream has run here.
     """
-    record = catalog.stream(stream)
+    record = catalog.streams.get(stream)
     return {"forked_from": record.forked_from, "forked_at": record.forked_at}
 
 
@@ -56,16 +57,16 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
         UnknownCheckpoint: nothing answers to `at`.
         CorruptObject: its manifest is damaged.
     """
-    record = catalog.checkpoint(stream, catalog.resolve(stream, at))
+    record = catalog.checkpoints.get(stream, catalog.checkpoints.resolve(stream, at))
     manifest = read_manifest(store, record.manifest)
-    steps = catalog.steps(stream, record.id, after=record.id - 1)
+    steps = catalog.input_log.list(stream, record.id, after=record.id - 1)
     return {
         "stream": stream,
         **describe_origin(catalog, stream),
         "checkpoint": record.id,
         "epoch": record.epoch,
         **_summary(record, _edits(catalog, stream), _dropped(catalog, stream)),
-        "chain": catalog.chain(stream, record.id),
+        "chain": catalog.chains.list_checkpoints(stream, record.id),
         "manifest": record.manifest.name,
         "statistics": record.statistics,
         "steps": [{"step": s.step, "batch": s.batch_id, "offsets": s.offsets} for s in steps],
@@ -89,12 +90,12 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
 
 def _edits(catalog: Catalog, stream: str) -> dict[tuple[int, int], EditRecord]:
     """What was changed by hand, by checkpoint and the epoch that wrote it."""
-    return {(edit.checkpoint, edit.epoch): edit for edit in catalog.edits(stream)}
+    return {(edit.checkpoint, edit.epoch): edit for edit in catalog.edits.list(stream)}
 
 
 def _dropped(catalog: Catalog, stream: str) -> dict[int, list[str]]:
     """Checkpoint -> whose state was given up with it."""
-    return {one.checkpoint: list(one.dropped) for one in catalog.definitions(stream)}
+    return {one.checkpoint: list(one.dropped) for one in catalog.definitions.list(stream)}
 
 
 def _described(edit: EditRecord) -> dict[str, Any]:

@@ -167,10 +167,10 @@ def materialize(
     start = time.perf_counter()
     catalog, store = place.catalog, place.warehouse.store
     with hold_lease(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
-        catalog.begin_materialization(stream, operator, checkpoint, id=id, who=this_process())
+        catalog.materializations.begin(stream, operator, checkpoint, id=id, who=this_process())
         try:
             chain = _chain_before(place, stream, operator, checkpoint) if again else None
-            manifests = read_manifests(store, chain or catalog.chain_manifests(stream, checkpoint), stream)
+            manifests = read_manifests(store, chain or catalog.chains.list_manifests(stream, checkpoint), stream)
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
             parts = run(lambda task: materialize_unit(store, task), tasks)
             uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
@@ -181,17 +181,17 @@ def materialize(
             uploaded(metrics.take())
             rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
             seconds = round(time.perf_counter() - start, 6)
-            catalog.complete_materialization(
+            catalog.materializations.complete(
                 stream, id, stored, manifest.objects, rows_=rows, bytes_=size, seconds=seconds
             )
         except (Abandoned, KeyboardInterrupt):
             with suppress(Unreachable):  # then its lease tells
-                catalog.abandon_materialization(stream, id)
+                catalog.materializations.abandon(stream, id)
             raise
         except BaseException as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             with suppress(Unreachable):  # then its lease tells
-                catalog.fail_materialization(stream, id, reason)
+                catalog.materializations.fail(stream, id, reason)
             raise
     return Materialized(operator, checkpoint, id, rows, size, seconds)
 
@@ -203,12 +203,12 @@ def _chain_before(place: OpenWarehouse, stream: str, operator: str, checkpoint: 
         UnknownCheckpoint: a part of it has been deleted since.
     """
     catalog = place.catalog
-    manifest = read_manifest(place.warehouse.store, catalog.checkpoint(stream, checkpoint).manifest, stream)
+    manifest = read_manifest(place.warehouse.store, catalog.checkpoints.get(stream, checkpoint).manifest, stream)
     first, begins = manifest.first[operator], []
-    for m in catalog.materializations(stream):
+    for m in catalog.materializations.list(stream):
         if m.operator == operator and m.manifest is not None and first <= m.checkpoint < checkpoint:
             first, begins = m.checkpoint, [m.manifest]
-    return [catalog.checkpoint(stream, c).manifest for c in range(first, checkpoint + 1)] + begins
+    return [catalog.checkpoints.get(stream, c).manifest for c in range(first, checkpoint + 1)] + begins
 
 
 def _manifest(checkpoint: Manifest, operator: str, id: str, parts: Sequence[MaterializedPart]) -> Manifest:

@@ -1,6 +1,6 @@
 """Forks: streams that begin at a checkpoint of another and go their own way from there, from the same input on.
 
-Nothing is copied but rows of the catalog (`catalog.forking`). What a fork writes is its own: objects, working state,
+Nothing is copied but rows of the catalog (`catalog.forks`). What a fork writes is its own: objects, working state,
 sink. What it reads before its chains begin with bases of its own, it shares with the stream it was made from.
 """
 
@@ -32,7 +32,7 @@ class Forked:
 
 
 def fork(place: OpenWarehouse, stream: str, new: str, at: str = LATEST) -> Forked:
-    """Begin the stream `new` at the checkpoint of `stream` that `at` means (as `Catalog.resolve`).
+    """Begin the stream `new` at the checkpoint of `stream` that `at` means (as `Checkpoints.resolve`).
 
     A run of `stream` may be at work; it is not waited for and does not wait. The fork is marked in the store
     (`catalog.epochs`), by its first run if not now.
@@ -45,18 +45,18 @@ def fork(place: OpenWarehouse, stream: str, new: str, at: str = LATEST) -> Forke
         Unreachable: the store or the catalog failed; nothing changed.
     """
     catalog = place.catalog
-    catalog.stream(stream)
-    checkpoint = catalog.resolve(stream, at)
+    catalog.streams.get(stream)
+    checkpoint = catalog.checkpoints.resolve(stream, at)
     check_name("stream", new)
     check_catalog(place, stream)
     check_new_name(place, new)
-    catalog.fork(stream, new, checkpoint)
+    catalog.forks.create(stream, new, checkpoint)
     try:
         mark_fork(place, new)
     except Unreachable as error:
         _LOG.warning("fork is not marked in the store yet, its first run does that", stream=new, error=str(error))
-    shared = catalog.objects(new)
-    digest = catalog.checkpoint(new, checkpoint).digest
+    shared = catalog.objects.list(new)
+    digest = catalog.checkpoints.get(new, checkpoint).digest
     return Forked(new, stream, checkpoint, digest, len(shared), sum(stored.bytes for stored in shared))
 
 
@@ -81,9 +81,9 @@ def stream_named(settings: Settings, name: str) -> Stream:
 
 
 def _lineage(settings: Settings, name: str) -> list[str]:
-    """As `Catalog.lineage`; the name alone where no such stream is recorded."""
+    """As `Forks.get_lineage`; the name alone where no such stream is recorded."""
     try:
         with open_catalog(settings.catalog or Warehouse.at(settings.warehouse).catalog_url, create=False) as catalog:
-            return catalog.lineage(name)
+            return catalog.forks.get_lineage(name)
     except UsageError:  # no catalog, or no such stream in it: `find_stream` and the run itself say what is wrong
         return [name]

@@ -6,7 +6,7 @@
     2  refuse what may not be given up without being asked (`change.rollback_rules`)
     3  fence: no run commits any more; then look again, and act on that second look only
     4  if a materialized base is damaged, and what it was made of is there still: make it again, which gives nothing up
-    5  give up what lies above the checkpoint that holds, in one transaction (`catalog.rewinding`); without any that
+    5  give up what lies above the checkpoint that holds, in one transaction (`catalog.rollbacks`); without any that
        holds, everything: the stream then begins from nothing, with its logged input
     6  drop full snapshots that are damaged: they compare with nothing any more, and no restore needs them
     7  complete deletions that were under way, and sweep
@@ -16,8 +16,8 @@ refused, or, with the loss accepted, gone on from under an epoch above theirs; w
 
 A store or catalog that cannot be reached says nothing about any checkpoint: then nothing is given up. Nor is a store
 believed that does not show the warehouse's identity at that very moment: it may be another one, or say of everything
-that it is not there. Killed anywhere, it has either rewound or not; to recover again does the rest, and a run goes on
-from there in any case.
+that it is not there. Killed anywhere, it has either rolled back or not; recovering again does the rest, and a run goes
+on from there in any case.
 """
 
 import time
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from siltstone.catalog.epochs import begin_epoch, check_catalog, go_on_from_backup
 from siltstone.catalog.repository import Catalog
-from siltstone.catalog.rewinding import Rewound
+from siltstone.catalog.rollbacks import RollbackLoss
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.rollback_rules import explain_refusal
@@ -163,11 +163,11 @@ def recover(
     # Before the epoch: a deletion that was planned without seeing the lease is of an older epoch, and refused.
     with hold_lease(catalog, stream, None, what="recovers"):
         choice, epoch = _look(place, stream, run, tell), None
-        lost = catalog.foresee_rewinding(stream, choice.checkpoint, choice.newest)
+        lost = catalog.rollbacks.foresee(stream, choice.checkpoint, choice.newest)
         if choice.failures and not dry_run:
             if not choice.rebuilt:
                 _refuse_loss(stream, choice, lost, accept_loss)
-            epoch, choice, lost = _rewind(place, stream, run, tell, accept_loss)
+            epoch, choice, lost = _roll_back(place, stream, run, tell, accept_loss)
         elif choice.checkpoint and not dry_run:
             _note_proof(catalog, stream, choice.checkpoint)
         snapshots = _drop_snapshots(place, stream, choice.checkpoint, tell, dry_run=dry_run)
@@ -197,29 +197,29 @@ def check_recoverable(catalog: Catalog, stream: str) -> None:
     Raises:
         UnknownStream, UnknownCheckpoint: as `recover`.
     """
-    if not catalog.logged_steps(stream) and not catalog.rewindings(stream):
-        catalog.latest(stream)
+    if not catalog.input_log.list_logged(stream) and not catalog.rollbacks.list(stream):
+        catalog.checkpoints.latest(stream)
 
 
 def _look(place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None]) -> _Choice:
     """Choose while a run may be at work, whose retention, recovery or deletions change what there is meanwhile: a
     checkpoint that is not there any more is no damaged one."""
     for _ in range(_LOOKS):
-        before = {c.id: c.epoch for c in place.catalog.checkpoints(stream)}
+        before = {c.id: c.epoch for c in place.catalog.checkpoints.list(stream)}
         with suppress(UnknownCheckpoint):
             choice = _choose(place, stream, run, tell, rebuild=False)
-            now = {c.id: c.epoch for c in place.catalog.checkpoints(stream)}
+            now = {c.id: c.epoch for c in place.catalog.checkpoints.list(stream)}
             if all(now.get(f.checkpoint) == before.get(f.checkpoint) for f in choice.failures):
                 return choice
     raise Unreachable(f"stream {stream} changes while it is looked at: recover it again", transient=True)
 
 
-def _refusal(choice: _Choice, lost: Rewound) -> str | None:
+def _refusal(choice: _Choice, lost: RollbackLoss) -> str | None:
     newest = max(lost.given_up, default=choice.checkpoint)
     return explain_refusal(newest, choice.checkpoint, lost.savepoints, lost.edits)
 
 
-def _refuse_loss(stream: str, choice: _Choice, lost: Rewound, accept_loss: bool) -> None:
+def _refuse_loss(stream: str, choice: _Choice, lost: RollbackLoss, accept_loss: bool) -> None:
     """Refuse to give up what may not be without being asked.
 
     Raises:
@@ -237,9 +237,9 @@ def _refuse_loss(stream: str, choice: _Choice, lost: Rewound, accept_loss: bool)
     )
 
 
-def _rewind(
+def _roll_back(
     place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None], accept_loss: bool
-) -> tuple[int, _Choice, Rewound]:
+) -> tuple[int, _Choice, RollbackLoss]:
     """Under a writer epoch of its own, which commits nothing."""
     catalog = place.catalog
     epoch = begin_epoch(place, stream, f"{this_process()} recovers")
@@ -249,7 +249,7 @@ def _rewind(
         reason = choice.failures[0].reason if choice.failures else "nothing is damaged"
         if choice.failures:
             place.confirm_store()
-        lost = catalog.rewind(
+        lost = catalog.rollbacks.roll_back(
             stream,
             epoch,
             choice.checkpoint,
@@ -258,23 +258,25 @@ def _rewind(
             lambda lost: _refuse_loss(stream, choice, lost, accept_loss),
         )
         if choice.checkpoint:
-            catalog.record_proof(stream, choice.checkpoint, True)
+            catalog.checkpoints.record_proof(stream, choice.checkpoint, True)
         outcome = OUTCOME
     finally:
         with suppress(Unreachable):  # a note for people
-            catalog.end_epoch(stream, epoch, outcome)
+            catalog.runs.end(stream, epoch, outcome)
     return epoch, choice, lost
 
 
 def _note_proof(catalog: Catalog, stream: str, checkpoint: int) -> None:
     """Of a checkpoint that a run at work may just have deleted."""
     with suppress(UnknownCheckpoint):
-        catalog.record_proof(stream, checkpoint, True, epoch=catalog.checkpoint(stream, checkpoint).epoch)
+        catalog.checkpoints.record_proof(
+            stream, checkpoint, True, epoch=catalog.checkpoints.get(stream, checkpoint).epoch
+        )
 
 
 def _choose(place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None], *, rebuild: bool) -> _Choice:
     """The newest checkpoint that is proven, and why those above it are not."""
-    waiting = [c.id for c in place.catalog.checkpoints(stream)][::-1]
+    waiting = [c.id for c in place.catalog.checkpoints.list(stream)][::-1]
     newest = max(waiting, default=0)
     failed = _output_failures(place, stream, waiting, tell)
     waiting = waiting[len(failed) :]
@@ -327,7 +329,7 @@ def _failures(place: OpenWarehouse, stream: str, some: list[int], run: Map) -> d
 def _damaged_bases(place: OpenWarehouse, stream: str, failure: Failure) -> tuple[str, ...]:
     """The operators whose chain begins with the materialization that a damaged object is of."""
     id = materialization_of(failure.object or "")
-    begins = place.catalog.chain_materializations(stream, failure.checkpoint) if id else []
+    begins = place.catalog.materializations.list_in_chain(stream, failure.checkpoint) if id else []
     return tuple(m.operator for m in begins if m.id == id)
 
 
@@ -336,7 +338,7 @@ def _rebuild(
 ) -> tuple[str, ...]:
     """Materialize once more, at the same checkpoint, what these operators' chains begin with; those that could be."""
     done = []
-    for m in place.catalog.chain_materializations(stream, place.catalog.last_id(stream)):
+    for m in place.catalog.materializations.list_in_chain(stream, place.catalog.checkpoints.last_id(stream)):
         if m.operator in operators:
             tell(f"rebuilding the base of {m.operator} at checkpoint {m.checkpoint}")
             try:
@@ -354,9 +356,14 @@ def _drop_snapshots(
     place: OpenWarehouse, stream: str, checkpoint: int, tell: Callable[[str], None], *, dry_run: bool
 ) -> tuple[int, ...]:
     """Drop the damaged ones among the full snapshots of `checkpoint` and of all that the last proof of failed."""
-    catalog, epoch = place.catalog, place.catalog.stream(stream).epoch
-    suspects = {checkpoint} | {c.id for c in catalog.checkpoints(stream) if c.proven is False}
-    taken = [(o, [s.checkpoint]) for s in catalog.snapshots(stream) if s.checkpoint in suspects for o in s.objects]
+    catalog, epoch = place.catalog, place.catalog.streams.get(stream).epoch
+    suspects = {checkpoint} | {c.id for c in catalog.checkpoints.list(stream) if c.proven is False}
+    taken = [
+        (o, [s.checkpoint])
+        for s in catalog.reference_copies.list(stream)
+        if s.checkpoint in suspects
+        for o in s.objects
+    ]
     for _ in range(2):  # a store may return wrong bytes once
         failures = check_objects(place.warehouse.store, taken)
         taken = [(o, of) for o, of in taken if o.name in {failure.object for failure in failures}]
@@ -369,7 +376,7 @@ def _drop_snapshots(
     if not dry_run:
         try:
             for each in damaged:
-                catalog.drop_snapshot(stream, epoch, each)
+                catalog.reference_copies.drop(stream, epoch, each)
         except Fenced:  # somebody runs the stream now: it stays until the next recovery
             return ()
     return damaged
@@ -382,7 +389,7 @@ def _clean(place: OpenWarehouse, stream: str, epoch: int | None) -> tuple[int, i
     """
     try:
         objects = size_bytes = 0
-        if place.catalog.last_id(stream):
+        if place.catalog.checkpoints.last_id(stream):
             with suppress(Fenced):  # somebody runs it already
                 deleted = delete_checkpoints(place, stream, (), epoch=epoch)
                 objects, size_bytes = deleted.objects, deleted.bytes

@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from siltstone.catalog.records import CheckpointRecord, InputPosition, StepRecord, StreamRecord
+from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import InputPosition, StepRecord
+from siltstone.catalog.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, ProofFailed, SchemaConflict, StateError, UnknownCheckpoint, UsageError
 from siltstone.restore.restore import read_manifest
@@ -79,11 +81,11 @@ def resolve_range(catalog: Catalog, stream: str, to: str, since: str | None) -> 
         UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
         UsageError: the second does not come before the first.
     """
-    last = catalog.resolve(stream, to)
+    last = catalog.checkpoints.resolve(stream, to)
     if since is None:
         return last, None
     try:
-        first = 0 if since == START else catalog.resolve(stream, since)
+        first = 0 if since == START else catalog.checkpoints.resolve(stream, since)
     except UnknownCheckpoint as error:
         raise UnknownCheckpoint(f"{error}; or replay from {START}") from None
     if first >= last:
@@ -103,8 +105,8 @@ def plan_replay(place: OpenWarehouse, stream: Stream, to: int, since: int | None
         StateError: the input log has a gap.
     """
     catalog, name = place.catalog, stream.name
-    _check_stream(catalog.stream(name), catalog.definition_at(name, to), stream)
-    checkpoints = [c for c in catalog.checkpoints(name) if c.id <= to]
+    _check_stream(catalog.streams.get(name), catalog.definitions.get(name, to), stream)
+    checkpoints = [c for c in catalog.checkpoints.list(name) if c.id <= to]
     earliest, why = _replayable(catalog, name, checkpoints)
     if since is not None and since < earliest:
         raise UsageError(f"{why}: replay from {earliest} or later")
@@ -130,7 +132,7 @@ def plan_replay(place: OpenWarehouse, stream: Stream, to: int, since: int | None
     if since is not None and since < earliest:
         raise UsageError(f"{why}, which no input brings about again: replay from {earliest} or later")
     begins = earliest if since is None else since
-    position, steps = catalog.input_position(name, begins), catalog.steps(name, to, after=begins)
+    position, steps = catalog.input_log.get_position(name, begins), catalog.input_log.list(name, to, after=begins)
     for batch, step in enumerate(steps, position.next_batch):
         if step.batch_id != batch:
             raise StateError(f"the input log of {name} has no batch {batch}: it can be replayed no further")
@@ -151,7 +153,7 @@ def _check_stream(record: StreamRecord, definition: Mapping[str, Any], stream: S
 
 def _replayable(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
     """The first checkpoint left that the input log leads on from, and why it is no earlier one; 0 for the start."""
-    begins = catalog.replayable_from(stream)
+    begins = catalog.input_log.replayable_from(stream)
     if not begins:
         return 0, ""
     first = next((c.id for c in checkpoints if c.id >= begins), checkpoints[-1].id)
@@ -161,12 +163,12 @@ def _replayable(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointR
 
 def _edited(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
     """The first checkpoint left that holds the newest edit, and why it is that; 0 if there was no edit."""
-    rewindings = catalog.rewindings(stream)
+    rollbacks = catalog.rollbacks.list(stream)
     made = [
         edit.checkpoint
-        for edit in catalog.edits(stream)
+        for edit in catalog.edits.list(stream)
         if edit.checkpoint <= checkpoints[-1].id
-        if not any(r.epoch > edit.epoch and r.checkpoint < edit.checkpoint for r in rewindings)
+        if not any(r.epoch > edit.epoch and r.checkpoint < edit.checkpoint for r in rollbacks)
     ]
     if not made:
         return 0, ""
@@ -191,8 +193,8 @@ def restore_points(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dic
     """
     if not checkpoint:
         return {op.name: RestorePoint() for op in stream.operators}
-    stored = tuple(place.catalog.chain_manifests(stream.name, checkpoint))
-    manifest = read_manifest(place.warehouse.store, place.catalog.checkpoint(stream.name, checkpoint).manifest)
+    stored = tuple(place.catalog.chains.list_manifests(stream.name, checkpoint))
+    manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.get(stream.name, checkpoint).manifest)
     return {
         op.name: RestorePoint(checkpoint, manifest.step, stored if op.name in manifest.operators else ())
         for op in stream.operators

@@ -148,7 +148,7 @@ def retention(
     settings = settings_of(warehouse, catalog)
     with existing(settings) as place:
         if given:
-            place.catalog.set_retention(stream, RetentionOptions.model_validate(given).to_record())
+            place.catalog.streams.set_retention(stream, RetentionOptions.model_validate(given).to_record())
         found = describe_retention(place.catalog, stream, settings.retention)
     line = f"{stream}: {found['described']} ({found['from']})"
     print_result({"stream": stream, **found}, as_json, line)

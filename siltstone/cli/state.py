@@ -100,7 +100,7 @@ def delete(
 
     settings = settings_of(warehouse, catalog)
     with existing(settings) as place:
-        rules = retention_in_force(place.catalog.stream(stream).retention, settings.retention)
+        rules = retention_in_force(place.catalog.streams.get(stream).retention, settings.retention)
         result = delete_checkpoints(place, stream, checkpoints, input_log=rules.input_log)
     line = f"{stream}: {len(result.deleted)} checkpoints deleted, {result.objects} objects, {size(result.bytes)}"
     if result.marked:

@@ -53,7 +53,7 @@ def checkpoints_metadata(place: OpenWarehouse, stream: str) -> Metadata:
     if not newest:
         return {}
     last = newest[-1]
-    chain = place.catalog.chain(stream, last["id"])
+    chain = place.catalog.chains.list_checkpoints(stream, last["id"])
     return {
         "checkpoint": last["id"],
         "digest": last["digest"],
@@ -75,7 +75,7 @@ def operator_metadata(place: OpenWarehouse, stream: str, operator: str, checkpoi
     Raises:
         SiltstoneError: the catalog or the manifest cannot be read.
     """
-    record = place.catalog.checkpoint(stream, checkpoint)
+    record = place.catalog.checkpoints.get(stream, checkpoint)
     manifest = read_manifest(place.warehouse.store, record.manifest)
     said = record.statistics["operators"][operator]
     handles = [handle for handle in manifest.handles if handle.operator == operator]

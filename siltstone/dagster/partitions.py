@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from siltstone.catalog.records import CheckpointRecord
+from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.dagster.names import dagster_name
 from siltstone.errors import UnknownCheckpoint, UsageError
@@ -67,12 +67,14 @@ def checkpoint_of(catalog: Catalog, stream: Stream, partition: str) -> int:
 def _of_day(catalog: Catalog, stream: str, partition: str, last: datetime) -> int:
     """The checkpoint of the last event up to `last`, if the next one has later events: no older one in its place."""
     try:
-        found = catalog.as_of(stream, last)
+        found = catalog.checkpoints.as_of(stream, last)
     except UnknownCheckpoint:
         _check_none_was(catalog, stream, partition, last, lambda record: record.event_time_max)
         raise
-    after = catalog.successor(stream, found)
-    if found != catalog.last_id(stream) and not (after and after.event_time_max and after.event_time_max > last):
+    after = catalog.checkpoints.successor(stream, found)
+    if found != catalog.checkpoints.last_id(stream) and not (
+        after and after.event_time_max and after.event_time_max > last
+    ):
         raise _gone(stream, partition)
     return found
 
@@ -81,13 +83,13 @@ def _of_hour(catalog: Catalog, stream: str, partition: str, last: datetime) -> i
     """The last commit up to `last`. Where the next one is gone, it is this one only if it is of this very hour: of an
     hour's checkpoints the newest is the last that retention deletes."""
     try:
-        found = catalog.checkpoint(stream, catalog.resolve(stream, last.isoformat()))
+        found = catalog.checkpoints.get(stream, catalog.checkpoints.resolve(stream, last.isoformat()))
     except UnknownCheckpoint:
         _check_none_was(catalog, stream, partition, last, lambda record: record.committed_at)
         raise
-    after = catalog.successor(stream, found.id)
+    after = catalog.checkpoints.successor(stream, found.id)
     of_hour = after is None and found.committed_at > last - _HOUR_LONG
-    if found.id != catalog.last_id(stream) and not of_hour and not (after and after.committed_at > last):
+    if found.id != catalog.checkpoints.last_id(stream) and not of_hour and not (after and after.committed_at > last):
         raise _gone(stream, partition)
     return found.id
 
@@ -96,9 +98,9 @@ def _check_none_was(
     catalog: Catalog, stream: str, partition: str, last: datetime, time: Callable[[CheckpointRecord], datetime | None]
 ) -> None:
     """CheckpointGone unless the stream's first checkpoint is later than `last`, or there is none."""
-    if not catalog.last_id(stream):
+    if not catalog.checkpoints.last_id(stream):
         return
-    first = catalog.successor(stream, 0)
+    first = catalog.checkpoints.successor(stream, 0)
     at = None if first is None else time(first)
     if at is None or at <= last:
         raise _gone(stream, partition)

@@ -107,13 +107,15 @@ def _nothing_to_do(settings: Settings, stream: str, operation: str) -> str | Non
     try:
         with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
             catalog = place.catalog
-            if not any(record.name == stream for record in catalog.streams()) or not catalog.checkpoints(stream, 1):
+            if not any(record.name == stream for record in catalog.streams.list()) or not catalog.checkpoints.list(
+                stream, 1
+            ):
                 return f"{stream} has no checkpoint yet"
             if operation == MATERIALIZE and not _due(settings, catalog, stream):
                 return "no chain is due"
             if operation == SNAPSHOT:
                 return find_obstacle(place, stream)
-            if operation == VERIFY_DEEP and not catalog.snapshots(stream):
+            if operation == VERIFY_DEEP and not catalog.reference_copies.list(stream):
                 return f"there is no full snapshot to compare with: materialize {stream}/full_snapshot"
     except UsageError as error:  # no warehouse yet, above all
         return str(error)

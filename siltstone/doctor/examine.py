@@ -46,7 +46,9 @@ def examine(settings: Settings, stream: str | None = None, limit_s: float = LIMI
     def check_catalog() -> list[Finding]:
         catalog = open_catalog(url, create=False, timeout_s=_CONNECT_S, outage_s=0)
         opened.append(catalog)
-        names.extend([catalog.stream(stream).name] if stream else [record.name for record in catalog.streams()])
+        names.extend(
+            [catalog.streams.get(stream).name] if stream else [record.name for record in catalog.streams.list()]
+        )
         return checks.check_catalog(catalog)
 
     try:

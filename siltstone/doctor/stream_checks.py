@@ -33,7 +33,7 @@ class StreamSubject:
 def check_run(subject: StreamSubject) -> list[Finding]:
     """Who runs the stream, whether that process lives, and whether it makes checkpoints."""
     catalog, name = subject.place.catalog, subject.name
-    runs = catalog.runs(name)
+    runs = catalog.runs.list(name)
     if not runs:
         return [subject.finding("run", "ok", "it has never run")]
     run = runs[-1]
@@ -43,7 +43,7 @@ def check_run(subject: StreamSubject) -> list[Finding]:
     if is_known_gone(run.who):
         advice = f"`siltstone run {name}` takes over and goes on from the newest checkpoint"
         return [subject.finding("run", "warning", f"{said}, has not ended, and its process is gone", advice)]
-    newest = next(iter(catalog.checkpoints(name, 1)), None)
+    newest = next(iter(catalog.checkpoints.list(name, 1)), None)
     still = catalog.now() - max(run.started_at, newest.committed_at if newest else run.started_at)
     if still > timedelta(seconds=subject.settings.alerts.still_s):
         said += f", has made no checkpoint for {still.total_seconds():.0f} s"
@@ -55,7 +55,7 @@ def check_run(subject: StreamSubject) -> list[Finding]:
 def check_leases(subject: StreamSubject) -> list[Finding]:
     """Who keeps checkpoints from deletion by reading them."""
     catalog, now = subject.place.catalog, subject.place.catalog.now()
-    leases = catalog.recorded_leases(subject.name)
+    leases = catalog.leases.list(subject.name)
     over = [lease for lease in leases if lease.expires_at <= now or is_known_dead(lease.process)]
     live = [lease for lease in leases if lease not in over]
     found = []
@@ -71,7 +71,7 @@ def check_leases(subject: StreamSubject) -> list[Finding]:
 
 def check_proofs(subject: StreamSubject) -> list[Finding]:
     """No checkpoint's newest proof failed."""
-    name, records = subject.name, subject.place.catalog.checkpoints(subject.name)
+    name, records = subject.name, subject.place.catalog.checkpoints.list(subject.name)
     failed = [record for record in records if record.proven is False]
     if not failed:
         proven = sum(record.proven is True for record in records)
@@ -102,7 +102,7 @@ def check_materialization(subject: StreamSubject) -> list[Finding]:
 def check_outputs(subject: StreamSubject) -> list[Finding]:
     """Outputs do not wait for a run that delivers them."""
     catalog, name = subject.place.catalog, subject.name
-    waiting = catalog.outputs(name, outstanding=True)
+    waiting = catalog.outbox.list(name, outstanding=True)
     if not waiting:
         return [subject.finding("outputs", "ok", "all are delivered")]
     said = f"{len(waiting)} not delivered yet, the oldest of checkpoint {waiting[0].checkpoint} to {waiting[0].name}"
@@ -114,7 +114,9 @@ def check_outputs(subject: StreamSubject) -> list[Finding]:
 def check_deletions(subject: StreamSubject) -> list[Finding]:
     """No deletion has stopped on the way. What waits for checkpoints that build on it, or for readers, has not."""
     catalog, name = subject.place.catalog, subject.name
-    marked = {each.id: each.deleted_at for each in catalog.retained(name) if each.deleted_at is not None}
+    marked = {
+        each.id: each.deleted_at for each in catalog.checkpoints.list_retained(name) if each.deleted_at is not None
+    }
     plan, objects = foresee(catalog, name)
     going = [id for id in plan.goes or (plan.waits if objects else ()) if id in marked]
     if not going:
@@ -124,7 +126,7 @@ def check_deletions(subject: StreamSubject) -> list[Finding]:
     since = _iso(min(marked[id] for id in going))
     said = f"unfinished: {len(going)} checkpoints ({span(going)}), marked since {since}, with {len(objects):,} objects "
     said += f"of {sum(each.bytes for each in objects) / 1e6:,.1f} MB"
-    rules = retention_in_force(catalog.stream(name).retention, subject.settings.retention)
+    rules = retention_in_force(catalog.streams.get(name).retention, subject.settings.retention)
     if rules.rules and _is_running(subject):
         return [subject.finding("deletions", "ok", f"{said}: the run at work completes it")]
     advice = f"unless a deletion is at work right now: `siltstone delete {name} {going[0]}` completes it, as any later "
@@ -134,7 +136,7 @@ def check_deletions(subject: StreamSubject) -> list[Finding]:
 def check_manifest(subject: StreamSubject) -> list[Finding]:
     """The newest checkpoint's manifest is in the store, whole, and the one that the catalog says."""
     name, store = subject.name, subject.place.warehouse.store
-    newest = next(iter(subject.place.catalog.checkpoints(name, 1)), None)
+    newest = next(iter(subject.place.catalog.checkpoints.list(name, 1)), None)
     if newest is None:
         return [subject.finding("manifest", "ok", "no checkpoint yet")]
     try:
@@ -150,7 +152,9 @@ def check_epochs(subject: StreamSubject) -> list[Finding]:
     """The store knows no run of the stream that the catalog does not."""
     check_catalog(subject.place, subject.name)
     return [
-        subject.finding("epochs", "ok", f"{subject.place.catalog.stream(subject.name).epoch}, the store has no newer")
+        subject.finding(
+            "epochs", "ok", f"{subject.place.catalog.streams.get(subject.name).epoch}, the store has no newer"
+        )
     ]
 
 
@@ -170,7 +174,7 @@ STORE_CHECKS: Mapping[str, Check] = {"manifest": check_manifest, "epochs": check
 
 def _is_running(subject: StreamSubject) -> bool:
     """Whether a run is at work, as far as one can see."""
-    runs = subject.place.catalog.runs(subject.name)
+    runs = subject.place.catalog.runs.list(subject.name)
     return bool(runs) and runs[-1].ended_at is None and not is_known_gone(runs[-1].who)
 
 

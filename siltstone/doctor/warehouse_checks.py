@@ -30,7 +30,7 @@ def check_catalog(catalog: Catalog) -> list[Finding]:
         Unreachable
     """
     began = time.monotonic()
-    count = len(catalog.streams())
+    count = len(catalog.streams.list())
     said = f"{catalog.url}, revision {REVISION}, streams: {count}, answers in {_milliseconds(began)}"
     return [Finding("catalog", "ok", said)]
 

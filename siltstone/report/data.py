@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from siltstone.catalog.records import CheckpointRecord
+from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.chains.chain_rules import amplification
 from siltstone.chains.costs import recorded_chain
@@ -196,14 +196,16 @@ def report_data(
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet.
     """
-    records = catalog.checkpoints(stream, marked=True)
+    records = catalog.checkpoints.list(stream, marked=True)
     if not records:
         raise UnknownCheckpoint(f"stream {stream} has no checkpoint to report on yet: run it first")
     points: list[CheckpointPoint] = []
     parts: dict[str, OperatorPart] = {}
     started: dict[str, int] = {}
     others: list[int] = []
-    materialized = {(m.checkpoint, m.operator): m.bytes or 0 for m in catalog.materializations(stream) if m.manifest}
+    materialized = {
+        (m.checkpoint, m.operator): m.bytes or 0 for m in catalog.materializations.list(stream) if m.manifest
+    }
     for at, record in enumerate(records):
         bases = {name: materialized[record.id, name] for name in record.forms if (record.id, name) in materialized}
         parts = {name: _part(record, name, parts.get(name), bases.get(name)) for name in record.forms}

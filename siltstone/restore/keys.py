@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from siltstone.catalog.records import parse_time
 from siltstone.errors import UsageError
 from siltstone.model import KeyGroupRange
 from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+from siltstone.times import parse_time
 
 
 def parse_keys(text: str, key: pa.Schema) -> pa.Table:

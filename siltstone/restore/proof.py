@@ -28,10 +28,10 @@ def plan_checkpoints(place: OpenWarehouse, stream: str, wanted: Sequence[int]) -
         UnknownCheckpoint: one of them is not there, or not any more.
     """
     catalog, store = place.catalog, place.warehouse.store
-    chains = {c: catalog.chain(stream, c) for c in wanted}
+    chains = {c: catalog.chains.list_checkpoints(stream, c) for c in wanted}
     needed = sorted({c for chain in chains.values() for c in chain})
-    stored = {c: catalog.checkpoint(stream, c).manifest for c in needed}
-    materialized = {m.id: m for c in wanted for m in catalog.chain_materializations(stream, c)}
+    stored = {c: catalog.checkpoints.get(stream, c).manifest for c in needed}
+    materialized = {m.id: m for c in wanted for m in catalog.materializations.list_in_chain(stream, c)}
     return plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
 
 

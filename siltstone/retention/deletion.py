@@ -1,8 +1,8 @@
 """Deletes checkpoints and what only they refer to, so that a crash at any point leaves a deletion to be completed.
 
     1  one transaction marks them: from here on nobody sees them, and nobody begins to read them
-    2  one transaction writes down what will be deleted (`catalog.audit`): not what another stream refers to, a fork of
-       this one or the one it is a fork of, which is only let go of
+    2  one transaction writes down what will be deleted (`catalog.tombstones`): not what another stream refers to, a
+       fork of this one or the one it is a fork of, which is only let go of
     3  the store deletes the objects of those that no other checkpoint builds on; of those that wait for others, what no
        other ever reads: opaque variables, which every checkpoint holds whole, and snapshots. What somebody reads under
        a lease stays
@@ -17,11 +17,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.epochs import check_catalog
+from siltstone.catalog.leases import LeaseRecord
+from siltstone.catalog.objects import ObjectKind, ObjectRecord
 from siltstone.catalog.passes import Pass
-from siltstone.catalog.records import LeaseRecord, ObjectKind, ObjectRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.log import get_logger
 from siltstone.retention.deletion_rules import DeletionPlan, plan_deletion
@@ -90,21 +91,21 @@ def delete_checkpoints(
         Unreachable: the store or the catalog failed; likewise.
     """
     catalog = place.catalog
-    epoch = catalog.stream(stream).epoch if epoch is None else epoch
-    catalog.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
+    epoch = catalog.streams.get(stream).epoch if epoch is None else epoch
+    catalog.checkpoints.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
     check_catalog(place, stream)
     by = Pass.begin(reason, who or this_process())
-    spared = catalog.mark_deleted(stream, epoch, ids, spare_leased=spare_leased, by=by)
-    plan, objects = _plan(catalog, stream, (), catalog.live_leases(stream), limit, restores_from)
+    spared = catalog.deletions.mark(stream, epoch, ids, spare_leased=spare_leased, by=by)
+    plan, objects = _plan(catalog, stream, (), catalog.leases.list_live(stream), limit, restores_from)
     doomed: list[Tombstone] = []
     goes = plan.goes[:limit]
     if goes or objects:
         doomed = [Tombstone(stored.name, stored.bytes, reason) for stored in objects]
-        doomed = catalog.record_deletion(stream, epoch, by.who, doomed, by)
+        doomed = catalog.tombstones.record_deletion(stream, epoch, by.who, doomed, by)
         place.warehouse.store.delete([each.name for each in doomed])
-        catalog.forget(stream, epoch, goes, [stored.name for stored in objects])
+        catalog.deletions.forget(stream, epoch, goes, [stored.name for stored in objects])
     if input_log is not None:
-        pruned = catalog.prune_input_log(stream, epoch, keep=input_log, by=by)
+        pruned = catalog.input_log.prune(stream, epoch, keep=input_log, by=by)
         if pruned:
             _LOG.info("input log pruned", stream=stream, epoch=epoch, steps=pruned)
     leased = tuple(sorted({*plan.leased, *spared}))
@@ -118,8 +119,8 @@ def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[D
     Raises:
         UnknownStream: no such stream has run here.
     """
-    plan, objects = _plan(catalog, stream, ids, catalog.standing(stream, ()).leases)
-    shared = catalog.shared(stream, [stored.name for stored in objects])
+    plan, objects = _plan(catalog, stream, ids, catalog.references.view(stream, ()).leases)
+    shared = catalog.references.find_shared(stream, [stored.name for stored in objects])
     return plan, [stored for stored in objects if stored.name not in shared]
 
 
@@ -134,7 +135,7 @@ def _plan(
     def leased(checkpoint: int) -> bool:
         return any(lease.covers(checkpoint) for lease in leases)
 
-    retained, wanted = catalog.retained(stream), set(ids)
+    retained, wanted = catalog.checkpoints.list_retained(stream), set(ids)
     marked = {checkpoint.id for checkpoint in retained if checkpoint.deleted or checkpoint.id in wanted}
     first = {checkpoint.id: checkpoint.first for checkpoint in retained if checkpoint.id not in marked}
     if restores_from is not None and first:
@@ -142,10 +143,10 @@ def _plan(
         first[newest] = min(first[newest], restores_from)
     plan = plan_deletion(first, marked, leased)
     unread = [checkpoint for checkpoint in plan.waits if not leased(checkpoint)]
-    objects = catalog.objects(stream, plan.goes[:limit])
-    objects += [stored for stored in catalog.objects(stream, unread) if _is_read_by_none_other(stored)]
+    objects = catalog.objects.list(stream, plan.goes[:limit])
+    objects += [stored for stored in catalog.objects.list(stream, unread) if _is_read_by_none_other(stored)]
     return plan, objects
 
 
 def _is_read_by_none_other(stored: ObjectRecord) -> bool:
-    return stored.kind is ObjectKind.SNAPSHOT or is_opaque(stored.name)
+    return stored.kind is ObjectKind.REFERENCE_COPY or is_opaque(stored.name)

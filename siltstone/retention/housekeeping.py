@@ -63,7 +63,7 @@ class Housekeeper:
 
     def _apply_retention(self, completed: int, restores_from: int | None) -> None:
         stream = self._stream
-        rules = retention_in_force(self._place.catalog.stream(stream).retention, self._given)
+        rules = retention_in_force(self._place.catalog.streams.get(stream).retention, self._given)
         if not rules.rules:
             return
         done = truncate(

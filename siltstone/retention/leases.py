@@ -61,7 +61,7 @@ def hold_lease(
     checkpoints = None if checkpoints is None else list(checkpoints)
     lasts, id = timedelta(seconds=options.lasts_s), id or uuid.uuid4().hex
     try:
-        catalog.take_lease(stream, checkpoints, id=id, who=f"{this_process()} {what}", lasts=lasts)
+        catalog.leases.take(stream, checkpoints, id=id, who=f"{this_process()} {what}", lasts=lasts)
     except Unreachable as error:
         _LOG.warning("no lease: a deletion may take away what is read", stream=stream, error=str(error))
         yield
@@ -69,7 +69,7 @@ def hold_lease(
     ended = threading.Event()
     renewing = threading.Thread(
         target=copy_context().run,
-        args=(_renew, lambda: catalog.renew_lease(id, lasts), lambda: ended.wait(options.renewed_every_s), stream),
+        args=(_renew, lambda: catalog.leases.renew(id, lasts), lambda: ended.wait(options.renewed_every_s), stream),
         name=f"siltstone-lease-{stream}",
         daemon=True,
     )
@@ -78,13 +78,13 @@ def hold_lease(
         yield
     except (CorruptObject, ProofFailed):
         for checkpoint in checkpoints or ():
-            catalog.resolve(stream, str(checkpoint))
+            catalog.checkpoints.resolve(stream, str(checkpoint))
         raise
     finally:
         ended.set()
         renewing.join()
         with suppress(Unreachable):  # then it expires
-            catalog.release_lease(id)
+            catalog.leases.release(id)
 
 
 def _renew(renew: Callable[[], bool], ended: Callable[[], bool], stream: str) -> None:

@@ -12,12 +12,12 @@ By age as well, since a run may be writing them right now:
 
     ABANDONED  of the newest epoch, for the checkpoint it is writing, and older than the age guard
 
-By the time of a rewinding (`catalog.rewinding`), since it may be all that is left for somebody to look at:
+By the time of a rollback (`catalog.rollbacks`), since it may be all that is left for somebody to look at:
 
     GIVEN_UP   of a checkpoint that was given up longer ago than the age guard
 
 Nothing refers later to what is FENCED, ENDED, LATE or GIVEN_UP: epochs only grow, checkpoints of one epoch do, and a
-rewinding gives up only what older epochs wrote. The one exception is work beside a run, such as a snapshot of a
+rollback gives up only what older epochs wrote. The one exception is work beside a run, such as a snapshot of a
 checkpoint that completed: it covers its objects with a lease until they are referred to. Everything else is kept, and
 told of if it is strange.
 """
@@ -28,10 +28,11 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from siltstone.catalog.records import CatalogView, RunRecord
 from siltstone.store.paths import CheckpointPath, epoch_prefix, is_built_here
 
 if TYPE_CHECKING:
+    from siltstone.catalog.references import CatalogView
+    from siltstone.catalog.runs import RunRecord
     from siltstone.store.base import Unfinished
 
 AGE_GUARD = timedelta(days=3)
@@ -69,23 +70,23 @@ DELETES = frozenset({Reason.FENCED, Reason.ENDED, Reason.LATE, Reason.ABANDONED,
 """the reasons to delete"""
 
 
-def judge(name: str, standing: CatalogView, age_guard: timedelta, modified_at: datetime | None = None) -> Reason | None:
+def judge(name: str, view: "CatalogView", age_guard: timedelta, modified_at: datetime | None = None) -> Reason | None:
     """Why an object found in the store is to be deleted or kept; None if it is referred to.
 
     Args:
-        name: an object under the prefix of the standing's stream.
-        standing: with references to `name`, from after the object was found.
+        name: an object under the prefix of the view's stream.
+        view: with references to `name`, from after the object was found.
         modified_at: when it was stored, None where that is not known. It matters where the answer without it is
             WRITING.
     """
-    if name in standing.referenced:
+    if name in view.referenced:
         return None
     if not is_built_here(name):
         return Reason.STRANGE
-    return _judge_place(name, standing, age_guard, modified_at)
+    return _judge_place(name, view, age_guard, modified_at)
 
 
-def judge_unfinished(write: "Unfinished", standing: CatalogView, age_guard: timedelta) -> Reason:
+def judge_unfinished(write: "Unfinished", view: "CatalogView", age_guard: timedelta) -> Reason:
     """Why an unfinished write is to be discarded or kept. By its age, but for those of runs that commit nothing more.
 
     One whose object is not known may be of another stream.
@@ -93,36 +94,36 @@ def judge_unfinished(write: "Unfinished", standing: CatalogView, age_guard: time
     if write.name is not None:
         if not is_built_here(write.name):
             return Reason.STRANGE
-        reason = _judge_place(write.name, standing, age_guard, write.began_at)
+        reason = _judge_place(write.name, view, age_guard, write.began_at)
         if reason is not Reason.LATE:
             return reason
-    return Reason.ABANDONED if standing.at - write.began_at > age_guard else Reason.WRITING
+    return Reason.ABANDONED if view.at - write.began_at > age_guard else Reason.WRITING
 
 
-def _judge_place(name: str, standing: CatalogView, age_guard: timedelta, modified_at: datetime | None) -> Reason:
+def _judge_place(name: str, view: "CatalogView", age_guard: timedelta, modified_at: datetime | None) -> Reason:
     place = CheckpointPath.of(name)
     assert place is not None
-    later = [rewinding for rewinding in standing.rewindings if place.epoch < rewinding.epoch]
-    reached = max([standing.newest, *(rewinding.newest for rewinding in later)])
-    if place.epoch > standing.epoch or place.checkpoint > reached + IN_FLIGHT:
+    later = [rollback for rollback in view.rollbacks if place.epoch < rollback.epoch]
+    reached = max([view.newest, *(rollback.newest for rollback in later)])
+    if place.epoch > view.epoch or place.checkpoint > reached + IN_FLIGHT:
         return Reason.AHEAD
-    if any(lease.covers(place.checkpoint) for lease in standing.leases):
+    if any(lease.covers(place.checkpoint) for lease in view.leases):
         return Reason.LEASED
     given_up = next((r for r in later if r.gave_up(place.epoch, place.checkpoint)), None)
     if given_up is not None:  # by the first that did: what others gave up is of later epochs
-        return Reason.GIVEN_UP if standing.at - given_up.rewound_at > age_guard else Reason.LEFT_OVER
-    if place.epoch < standing.epoch:
+        return Reason.GIVEN_UP if view.at - given_up.rolled_back_at > age_guard else Reason.LEFT_OVER
+    if place.epoch < view.epoch:
         return Reason.FENCED
-    if place.checkpoint <= standing.newest:
+    if place.checkpoint <= view.newest:
         return Reason.LATE
-    if standing.ended:
+    if view.ended:
         return Reason.ENDED
-    if modified_at is not None and standing.at - modified_at > age_guard:
+    if modified_at is not None and view.at - modified_at > age_guard:
         return Reason.ABANDONED
     return Reason.WRITING
 
 
-def incomplete_prefixes(runs: Sequence[RunRecord], standing: CatalogView) -> list[str]:
+def incomplete_prefixes(runs: Sequence["RunRecord"], view: "CatalogView") -> list[str]:
     """What the names of all objects begin with that are of checkpoints that never completed.
 
     One for each run: the whole epoch, where no checkpoint of it is left, or else the checkpoint it had begun when the
@@ -132,14 +133,14 @@ def incomplete_prefixes(runs: Sequence[RunRecord], standing: CatalogView) -> lis
         runs: all of the stream, oldest first.
     """
     return [
-        CheckpointPath(standing.stream, epoch, checkpoint).prefix
-        if epoch in standing.epochs
-        else epoch_prefix(standing.stream, epoch)
-        for epoch, checkpoint in _begun(runs, standing.newest)
+        CheckpointPath(view.stream, epoch, checkpoint).prefix
+        if epoch in view.epochs
+        else epoch_prefix(view.stream, epoch)
+        for epoch, checkpoint in _begun(runs, view.newest)
     ]
 
 
-def killed_prefixes(runs: Sequence[RunRecord], standing: CatalogView, epoch: int) -> list[str]:
+def killed_prefixes(runs: Sequence["RunRecord"], view: "CatalogView", epoch: int) -> list[str]:
     """Those of `incomplete_prefixes` of the newest runs before `epoch` that did not end well, a few: whoever ends well
     sweeps behind itself, and what is older, a run before this one has swept.
 
@@ -147,11 +148,11 @@ def killed_prefixes(runs: Sequence[RunRecord], standing: CatalogView, epoch: int
         runs: all of the stream, oldest first.
     """
     at = [index for index, run in enumerate(runs) if run.epoch < epoch and run.outcome not in ENDED_WELL]
-    prefixes = incomplete_prefixes([run for run in runs if run.epoch <= epoch], standing)
+    prefixes = incomplete_prefixes([run for run in runs if run.epoch <= epoch], view)
     return [prefixes[index] for index in at[-KILLED_SWEPT:]]
 
 
-def _begun(runs: Sequence[RunRecord], newest: int) -> Iterable[tuple[int, int]]:
+def _begun(runs: Sequence["RunRecord"], newest: int) -> Iterable[tuple[int, int]]:
     """(epoch, the checkpoint it began and did not complete) of each run."""
     for run, later in pairwise(runs):
         yield run.epoch, later.first_checkpoint

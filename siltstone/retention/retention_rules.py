@@ -32,12 +32,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from siltstone.catalog.records import SavepointRecord, as_utc
 from siltstone.errors import UsageError
+from siltstone.times import as_utc
+
+if TYPE_CHECKING:
+    from siltstone.catalog.savepoints import SavepointRecord
 
 _DURATION = re.compile(r"([0-9]+)([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -127,7 +130,7 @@ class RetentionPlan:
 
 def plan_retention(
     committed_at: Mapping[int, datetime],
-    savepoints: Iterable[SavepointRecord],
+    savepoints: Iterable["SavepointRecord"],
     options: RetentionOptions,
     now: datetime,
 ) -> RetentionPlan:

@@ -3,23 +3,23 @@
 from datetime import timedelta
 from typing import Any
 
-from siltstone.catalog.records import SavepointRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.savepoints import SavepointRecord
 from siltstone.model import LATEST
 
 
 def set_savepoint(
     catalog: Catalog, stream: str, name: str, *, at: str = LATEST, expires_in: timedelta | None = None
 ) -> SavepointRecord:
-    """Name the checkpoint that `at` means (as `Catalog.resolve`); it is kept until the name expires or is dropped.
+    """Name the checkpoint that `at` means (as `Checkpoints.resolve`); it is kept until the name expires or is dropped.
 
     Raises:
         UnknownStream, UnknownCheckpoint: nothing is there to name.
         UsageError: not a savepoint's name, one that is taken, or a time to expire that is out of range.
         Fenced: a run has taken the stream over in between; try again.
     """
-    epoch = catalog.stream(stream).epoch
-    return catalog.add_savepoint(stream, epoch, name, catalog.resolve(stream, at), expires_in)
+    epoch = catalog.streams.get(stream).epoch
+    return catalog.savepoints.add(stream, epoch, name, catalog.checkpoints.resolve(stream, at), expires_in)
 
 
 def drop_savepoint(catalog: Catalog, stream: str, name: str) -> None:
@@ -30,9 +30,9 @@ def drop_savepoint(catalog: Catalog, stream: str, name: str) -> None:
         UsageError: there is no savepoint of that name.
         Fenced: a run has taken the stream over in between; try again.
     """
-    epoch = catalog.stream(stream).epoch
-    catalog.latest(stream)  # or there is no savepoint, and perhaps no epoch either
-    catalog.drop_savepoint(stream, epoch, name)
+    epoch = catalog.streams.get(stream).epoch
+    catalog.checkpoints.latest(stream)  # or there is no savepoint, and perhaps no epoch either
+    catalog.savepoints.drop(stream, epoch, name)
 
 
 def list_savepoints(catalog: Catalog, stream: str) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def list_savepoints(catalog: Catalog, stream: str) -> list[dict[str, Any]]:
     Raises:
         UnknownStream: no such stream has run here.
     """
-    return [describe_savepoint(catalog, savepoint) for savepoint in catalog.savepoints(stream)]
+    return [describe_savepoint(catalog, savepoint) for savepoint in catalog.savepoints.list(stream)]
 
 
 def describe_savepoint(catalog: Catalog, savepoint: SavepointRecord) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     1  list the store, then read the catalog: what came to be in between is referred to in the catalog already, or is of
        the checkpoint being written
     2  some hundred objects at a time: judge them once more, in the transaction that writes their deletion down
-       (`catalog.audit`), and delete those that are orphans in both views
+       (`catalog.tombstones`), and delete those that are orphans in both views
 
 A sweep takes no writer epoch and stops no run. Whatever happens while it is at work, a commit, a new run that fences
 the one it saw, another sweep, a lease, is seen by the second judgement, or comes after the deletion was written down:
@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain
 
-from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.epochs import check_catalog
 from siltstone.catalog.passes import Pass
-from siltstone.catalog.records import CatalogView
+from siltstone.catalog.references import CatalogView
+from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
 from siltstone.log import get_logger
@@ -114,13 +114,13 @@ def sweep(
     """
     options, start = options or SweepOptions(), time.perf_counter()
     catalog, store = place.catalog, place.warehouse.store
-    if not catalog.rewindings(stream):  # to before the first, perhaps
-        catalog.latest(stream)
+    if not catalog.rollbacks.list(stream):  # to before the first, perhaps
+        catalog.checkpoints.latest(stream)
     store.check(writable=not options.dry_run)
     check_catalog(place, stream)
     prefixes = [stream_prefix(stream)]
     if options.incomplete:
-        prefixes = incomplete_prefixes(catalog.runs(stream), catalog.standing(stream, ()))
+        prefixes = incomplete_prefixes(catalog.runs.list(stream), catalog.references.view(stream, ()))
     work = _Work(place, stream, who or this_process(), options)
     work.sweep(prefixes)
     return work.result(time.perf_counter() - start)
@@ -133,7 +133,7 @@ def sweep_ended(place: OpenWarehouse, stream: str, epoch: int) -> None:
     it cannot do is left to the next sweep.
     """
     try:
-        path = CheckpointPath(stream, epoch, place.catalog.last_id(stream) + 1)
+        path = CheckpointPath(stream, epoch, place.catalog.checkpoints.last_id(stream) + 1)
         work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), {Reason.ENDED})
         work.sweep_objects([path.prefix])
         found = work.result(0.0)
@@ -161,7 +161,7 @@ def sweep_killed(place: OpenWarehouse, stream: str, epoch: int) -> SweepResult:
     """
     start, catalog = time.perf_counter(), place.catalog
     work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), epoch=epoch)
-    work.sweep(killed_prefixes(catalog.runs(stream), catalog.standing(stream, ()), epoch))
+    work.sweep(killed_prefixes(catalog.runs.list(stream), catalog.references.view(stream, ()), epoch))
     return work.result(time.perf_counter() - start)
 
 
@@ -195,18 +195,18 @@ class _Work:
     def sweep_objects(self, prefixes: Sequence[str]) -> None:
         """Objects under the prefixes."""
         sizes = dict(chain.from_iterable(self._store.list(prefix) for prefix in prefixes))
-        standing = self._catalog.standing(self._stream, sizes if self._options.incomplete else None)
+        view = self._catalog.references.view(self._stream, sizes if self._options.incomplete else None)
         ages: dict[str, datetime] = {}
 
-        def reason(name: str, standing: CatalogView) -> Reason | None:
-            return judge(name, standing, self._options.age_guard, ages.get(name))
+        def reason(name: str, view: CatalogView) -> Reason | None:
+            return judge(name, view, self._options.age_guard, ages.get(name))
 
-        undecided = [name for name in sizes if reason(name, standing) is Reason.WRITING]
+        undecided = [name for name in sizes if reason(name, view) is Reason.WRITING]
         for some in _batches(undecided):
             ages |= self._store.modified_at(some)
         orphans = []
         for name, size in sizes.items():
-            why = reason(name, standing)
+            why = reason(name, view)
             if why in self._reasons:
                 orphans.append(name)
             elif why is not None:
@@ -216,18 +216,18 @@ class _Work:
             self._delete(some, sizes, reason, ages, self._store.delete)
 
     def _sweep_unfinished(self, unfinished: Sequence[Unfinished]) -> None:
-        standing = self._catalog.standing(self._stream, ())
+        view = self._catalog.references.view(self._stream, ())
         by_name = {f"unfinished {write.token}": write for write in unfinished}
         sizes = dict.fromkeys(by_name, 0)  # not told by stores
         ages = {name: write.began_at for name, write in by_name.items()}
 
-        def reason(name: str, standing: CatalogView) -> Reason:
-            return judge_unfinished(by_name[name], standing, self._options.age_guard)
+        def reason(name: str, view: CatalogView) -> Reason:
+            return judge_unfinished(by_name[name], view, self._options.age_guard)
 
         for name in by_name:
-            if not (why := reason(name, standing)).deletes:
+            if not (why := reason(name, view)).deletes:
                 self._count(why, name, 0)
-        going = self._within_limit([name for name in by_name if reason(name, standing).deletes], sizes)
+        going = self._within_limit([name for name in by_name if reason(name, view).deletes], sizes)
         for some in _batches(going):
             self._delete(some, sizes, reason, ages, lambda names: self._store.discard(by_name[n] for n in names))
 
@@ -242,10 +242,10 @@ class _Work:
         """Judge some orphans again, write down those that still are, and delete these; in a dry run only judge."""
         judged: dict[str, Reason | None] = {}
 
-        def decide(standing: CatalogView) -> list[Tombstone]:
-            if self._epoch is not None and standing.epoch != self._epoch:
+        def decide(view: CatalogView) -> list[Tombstone]:
+            if self._epoch is not None and view.epoch != self._epoch:
                 return []
-            judged.update((name, reason(name, standing)) for name in names)
+            judged.update((name, reason(name, view)) for name in names)
             return [
                 Tombstone(name, sizes[name], why.value, ages.get(name))
                 for name, why in judged.items()
@@ -253,9 +253,9 @@ class _Work:
             ]
 
         if self._options.dry_run:
-            decide(self._catalog.standing(self._stream, names))
+            decide(self._catalog.references.view(self._stream, names))
         else:
-            doomed = self._catalog.record_orphans(self._stream, self._who, names, decide, self._by)
+            doomed = self._catalog.tombstones.record_orphans(self._stream, self._who, names, decide, self._by)
             delete([each.name for each in doomed])
         for name, why in judged.items():
             if why is not None:

@@ -83,15 +83,15 @@ def truncate(
         Unreachable: the store or the catalog failed; likewise.
     """
     catalog = place.catalog
-    record = catalog.stream(stream)
+    record = catalog.streams.get(stream)
     epoch, options = record.epoch if epoch is None else epoch, retention_in_force(record.retention, options)
-    catalog.latest(stream)  # or there is nothing to truncate
+    catalog.checkpoints.latest(stream)  # or there is nothing to truncate
     check_catalog(place, stream)  # of a dry run, too: it is to say what would be done
     first, committed_at = {}, {}
-    for checkpoint in catalog.retained(stream):
+    for checkpoint in catalog.checkpoints.list_retained(stream):
         if not checkpoint.deleted:
             first[checkpoint.id], committed_at[checkpoint.id] = checkpoint.first, checkpoint.committed_at
-    plan = plan_retention(committed_at, catalog.savepoints(stream), options, catalog.now())
+    plan = plan_retention(committed_at, catalog.savepoints.list(stream), options, catalog.now())
     if dry_run:
         ahead, objects = foresee(catalog, stream, plan.subsumed)
         size_bytes = sum(stored.bytes for stored in objects)
@@ -125,7 +125,7 @@ def describe_retention(catalog: Catalog, stream: str, given: RetentionOptions) -
     Raises:
         UnknownStream: no such stream has run here.
     """
-    recorded = catalog.stream(stream).retention
+    recorded = catalog.streams.get(stream).retention
     rules = retention_in_force(recorded, given)
     from_ = "[retention] in the settings" if given.rules else "recorded with the stream"
     return {"recorded": recorded, "in_force": rules.to_record(), "from": from_, "described": rules.described}

@@ -79,14 +79,17 @@ class RunChains:
             Unreachable: the store or the catalog failed.
         """
         name, operators = self._stream.name, self._stream.operators
-        self._manifests = {c: self._catalog.checkpoint(name, c).manifest for c in self._catalog.chain(name, latest)}
+        self._manifests = {
+            c: self._catalog.checkpoints.get(name, c).manifest
+            for c in self._catalog.chains.list_checkpoints(name, latest)
+        }
         manifest = read_manifest(store, self._manifests[latest])
         self._policies |= {
             op: PolicyState.from_json(saved) for op, saved in manifest.policy.items() if op in self._policies
         }
         self._first = {op.name: manifest.first.get(op.name, latest + 1) for op in operators}
         self._checkpoint, self._step = latest, manifest.step
-        self._note_materialized(self._move(self._catalog.firsts(name, latest)))
+        self._note_materialized(self._move(self._catalog.chains.get_firsts(name, latest)))
         # A table that the last checkpoint does not know has no chain to put a delta on; and where one was dropped,
         # those of an index would not be where the links of the next one say that they are.
         self.decide(
@@ -100,7 +103,9 @@ class RunChains:
 
     def follow(self) -> None:
         """Look up where the chains of the newest checkpoint begin: later than before if one was materialized."""
-        if self._checkpoint and (moved := self._move(self._catalog.firsts(self._stream.name, self._checkpoint))):
+        if self._checkpoint and (
+            moved := self._move(self._catalog.chains.get_firsts(self._stream.name, self._checkpoint))
+        ):
             self._note_materialized(moved)
 
     def decide(self, changed: Collection[str] = ()) -> None:
@@ -172,9 +177,9 @@ class RunChains:
     def _note_materialized(self, moved: Collection[str]) -> None:
         """Note the materializations that chains begin with, and tell the policies of the operators that were moved."""
         name, checkpoint = self._stream.name, self._checkpoint
-        for m in self._catalog.chain_materializations(name, checkpoint):
+        for m in self._catalog.materializations.list_in_chain(name, checkpoint):
             if m.manifest is not None and m.operator in self._first:
                 self._materialized[m.operator] = m.manifest
             if m.operator in moved:
-                since = [self._catalog.checkpoint(name, c) for c in range(m.checkpoint + 1, checkpoint + 1)]
+                since = [self._catalog.checkpoints.get(name, c) for c in range(m.checkpoint + 1, checkpoint + 1)]
                 self._policies[m.operator] = materialized_chain(self._policies[m.operator], m, since)

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from siltstone.catalog.records import CheckpointCommit, Step
+from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.steps import Step
 from siltstone.format.manifest import Manifest
 from siltstone.model import StoredObject
 from siltstone.store.paths import is_base

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from siltstone.catalog.records import StreamRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.streams import StreamRecord
 from siltstone.errors import SchemaConflict, UsageError
 from siltstone.secret import FILE, Secret
 from siltstone.state.schema import TableSchema
@@ -69,12 +69,12 @@ def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str],
         SchemaConflict, UsageError: see `check_follows`.
         UsageError: it is a fork, and the definition does not say of which stream.
     """
-    record = next((record for record in catalog.streams() if record.name == stream.name), None)
+    record = next((record for record in catalog.streams.list() if record.name == stream.name), None)
     if record is None:
         if drop:
             raise UsageError(f"stream {stream.name} has not run here: there is no {drop[0]} to drop; leave --drop out")
         return
-    if record.forked_from is not None and stream.origin != (origin := catalog.lineage(stream.name)[-1]):
+    if record.forked_from is not None and stream.origin != (origin := catalog.forks.get_lineage(stream.name)[-1]):
         # Its source would prepare files of its own, and take all of them for new.
         raise UsageError(
             f"stream {stream.name} is a fork that goes back to {origin}: "
@@ -99,8 +99,8 @@ def check_follows(
     Raises:
         SchemaConflict, UsageError: see `check_definition` and `without`.
     """
-    recorded = record.definition if catalog.last_id(record.name) else {**record.definition, "operators": {}}
-    before = {name for one in catalog.definitions(record.name) for name in one.dropped} if drop else set()
+    recorded = record.definition if catalog.checkpoints.last_id(record.name) else {**record.definition, "operators": {}}
+    before = {name for one in catalog.definitions.list(record.name) for name in one.dropped} if drop else set()
     left, dropped = without(record.name, recorded, now, drop, before)
     check_definition(record.name, left, now)
     return dropped

@@ -20,8 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.records import Output
+from siltstone.catalog.outbox import Output, OutputRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.acknowledgement import Acknowledgement
@@ -133,7 +132,7 @@ class Outbox:
         """
         if checked and not sinks:
             return  # nothing is staged; what an earlier run left was looked for when this one began
-        outstanding = self._catalog.outputs(self._stream.name, outstanding=True)
+        outstanding = self._catalog.outbox.list(self._stream.name, outstanding=True)
         for output in outstanding:
             if output.name not in sinks:
                 raise UsageError(
@@ -147,9 +146,9 @@ class Outbox:
         for output in readable:
             if first_lost is not None and output.checkpoint >= first_lost:
                 return
-            self._catalog.check_epoch(self._stream.name, self._epoch)
+            self._catalog.runs.check_epoch(self._stream.name, self._epoch)
             sinks[output.name](output)
-            self._catalog.mark_delivered(self._stream.name, self._epoch, output.checkpoint, output.name)
+            self._catalog.outbox.mark_delivered(self._stream.name, self._epoch, output.checkpoint, output.name)
             self._delivered += 1
         if self._delivered >= CLEAN_AFTER:
             self.clean()
@@ -158,7 +157,7 @@ class Outbox:
         """Delete what delivered outputs staged. A sweep finds what stays, so nothing here fails a run."""
         self._delivered = 0
         with suppress(Fenced, Unreachable):
-            self._store.delete(self._catalog.forget_delivered(self._stream.name, self._epoch))
+            self._store.delete(self._catalog.outbox.forget_delivered(self._stream.name, self._epoch))
 
     def _readable(self, output: OutputRecord, completed: int) -> bool:
         """Whether what is staged is all there; if not, and its checkpoint is to be made again, it comes again with it.
@@ -175,7 +174,7 @@ class Outbox:
             self._place.confirm_store()
             if output.checkpoint <= completed or not self.repeats(output.checkpoint):
                 raise
-            self._catalog.mark_lost(self._stream.name, self._epoch, output.checkpoint, output.name)
+            self._catalog.outbox.mark_lost(self._stream.name, self._epoch, output.checkpoint, output.name)
             return False
         return True
 
@@ -204,8 +203,8 @@ def check_output(store: Store, output: Output) -> None:
 
 def damaged_output(store: Store, catalog: Catalog, stream: str) -> tuple[int, CorruptObject] | None:
     """The first checkpoint whose outstanding output is damaged, looked at twice, and how; None where there is none."""
-    newest = catalog.last_id(stream)
-    for output in catalog.outputs(stream, outstanding=True):
+    newest = catalog.checkpoints.last_id(stream)
+    for output in catalog.outbox.list(stream, outstanding=True):
         if output.lost or output.checkpoint > newest:
             continue
         try:
@@ -214,6 +213,6 @@ def damaged_output(store: Store, catalog: Catalog, stream: str) -> tuple[int, Co
                 continue
             check_output(store, output)
         except CorruptObject as error:
-            if output in catalog.outputs(stream, outstanding=True):  # else a run has delivered it meanwhile
+            if output in catalog.outbox.list(stream, outstanding=True):  # else a run has delivered it meanwhile
                 return output.checkpoint, error
     return None

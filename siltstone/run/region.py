@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from siltstone.catalog.edits import Edit
 from siltstone.catalog.epochs import begin_epoch
-from siltstone.catalog.records import Edit, InputPosition, Step, StepRecord
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import InputPosition, Step, StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.chains.policy_rules import Decision, Policy, PolicyState
@@ -110,7 +111,7 @@ class ConsistentRegion:
         """the epoch that completed it"""
         self.oldest_epoch = 0
         """working state of this and later epochs may be taken over: it went nowhere but on from the newest completed
-        checkpoint, which epochs before a rewinding did not; 0 if there is none"""
+        checkpoint, which epochs before a rollback did not; 0 if there is none"""
         self.checkpoint_due = False
         self._store = warehouse.store
         self._steps_open = 0
@@ -124,7 +125,7 @@ class ConsistentRegion:
         self._gathered = StepReports()
         self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
         """operator -> the digests that the newest step came to, as they were accepted"""
-        self._logged = catalog.logged_steps(stream.name)
+        self._logged = catalog.input_log.list_logged(stream.name)
         """steps of checkpoints that were given up and have not come again"""
         self.outbox = Outbox(stream, OpenWarehouse(warehouse, catalog), epoch, {s.checkpoint for s in self._logged})
 
@@ -151,17 +152,17 @@ class ConsistentRegion:
         """
         check_run(stream, options.options, options.parallelism)
         definition = definition_of(stream, options.options)
-        record = catalog.register(stream.name, stream.max_parallelism, definition, NEW_STREAM.to_record())
+        record = catalog.streams.register(stream.name, stream.max_parallelism, definition, NEW_STREAM.to_record())
         check_follows(catalog, record, definition, options.drop)
         epoch = begin_epoch(OpenWarehouse(warehouse, catalog), stream.name, who)
         region = cls(stream, warehouse, catalog, policy, options, epoch)
         try:
             # Again, since only now nobody else makes checkpoints under another definition.
-            record = catalog.stream(stream.name)
+            record = catalog.streams.get(stream.name)
             region._dropped = check_follows(catalog, record, definition, options.drop)
-            if not catalog.definitions(stream.name) or record.definition != definition or region._dropped:
+            if not catalog.definitions.list(stream.name) or record.definition != definition or region._dropped:
                 region._definition = definition
-            region._resume(catalog.last_id(stream.name))
+            region._resume(catalog.checkpoints.last_id(stream.name))
         except BaseException as error:
             region.close("failed")
             if isinstance(error, SiltstoneError):
@@ -182,14 +183,14 @@ class ConsistentRegion:
             self._event_time_max = manifest.event_time_max
             self.digest = manifest.digest
             self._accepted = dict(manifest.digests)
-            self.completed_epoch = self.catalog.checkpoint(name, latest).epoch
-            rewound = (rewinding.epoch for rewinding in self.catalog.rewindings(name))
-            self.oldest_epoch = max([self.completed_epoch, *rewound])
+            self.completed_epoch = self.catalog.checkpoints.get(name, latest).epoch
+            rolled_back = (rollback.epoch for rollback in self.catalog.rollbacks.list(name))
+            self.oldest_epoch = max([self.completed_epoch, *rolled_back])
             self.completed, self.step, self.completed_step = latest, manifest.step, manifest.step
 
     def input_position(self) -> InputPosition:
         """What a query needs to read on after the newest completed checkpoint."""
-        return self.catalog.input_position(self.stream.name, self.completed)
+        return self.catalog.input_log.get_position(self.stream.name, self.completed)
 
     def record_beginning(self, beginning: Step) -> None:
         """Record where the sources begin, before the first batch is processed: until there is a checkpoint, every later
@@ -198,11 +199,11 @@ class ConsistentRegion:
         Raises:
             Fenced: a newer writer has taken the stream over.
         """
-        self.catalog.record_beginning(self.stream.name, self.epoch, beginning)
+        self.catalog.input_log.record_beginning(self.stream.name, self.epoch, beginning)
 
     def logged_steps(self) -> list[StepRecord]:
         """The steps that the input log holds after the newest completed checkpoint, oldest first: of checkpoints that
-        were given up, and that are to come again with these steps (`catalog.rewinding`). They are read once, when the
+        were given up, and that are to come again with these steps (`catalog.rollbacks`). They are read once, when the
         run takes the stream over: nobody else can change them from then on."""
         return list(self._logged)
 
@@ -283,7 +284,7 @@ class ConsistentRegion:
 
     def check_fence(self) -> None:
         """Raises Fenced if a newer writer has taken the stream over."""
-        self.catalog.check_epoch(self.stream.name, self.epoch)
+        self.catalog.runs.check_epoch(self.stream.name, self.epoch)
 
     def digests(self) -> dict[str, dict[str, np.ndarray]]:
         """Operator -> table or opaque variable -> uint64[max_parallelism], after the newest step."""
@@ -317,7 +318,7 @@ class ConsistentRegion:
             outputs=outputs,
             repeats=self.outbox.repeats(self.checkpoint),
         )
-        first = self.catalog.commit(self.stream.name, self.epoch, commit)
+        first = self.catalog.commits.add(self.stream.name, self.epoch, commit)
         reasons = {name: decision.reason for name, decision in self._chains.decisions.items()}
         self._advance(manifest, stored, first)
         return Completed(
@@ -339,7 +340,7 @@ class ConsistentRegion:
     def close(self, outcome: str) -> None:
         """Note in the catalog how the run ended, and delete what it left of a checkpoint that did not complete."""
         self.outbox.clean()
-        self.catalog.end_epoch(self.stream.name, self.epoch, outcome)
+        self.catalog.runs.end(self.stream.name, self.epoch, outcome)
         sweep_ended(OpenWarehouse(self.warehouse, self.catalog), self.stream.name, self.epoch)
 
     def _store_manifest(

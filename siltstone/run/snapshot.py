@@ -107,8 +107,8 @@ def find_obstacle(place: OpenWarehouse, stream: str) -> str | None:
     Raises:
         UnknownStream, UnknownCheckpoint: it has none.
     """
-    newest = place.catalog.latest(stream)
-    if any(snapshot.checkpoint == newest.id for snapshot in place.catalog.snapshots(stream)):
+    newest = place.catalog.checkpoints.latest(stream)
+    if any(snapshot.checkpoint == newest.id for snapshot in place.catalog.reference_copies.list(stream)):
         return f"checkpoint {newest.id} of {stream} has a full snapshot already"
     if not place.warehouse.local.work(stream, newest.epoch).is_dir():
         return f"the live state of {stream} at checkpoint {newest.id} is not on this machine: take it where it ran"

@@ -62,7 +62,7 @@ class StepTask:
         base: for each subtask the identity of the attempt at that version that was accepted (`identities`): working
             state that is another attempt's is not used. Empty if only a restore will do.
         oldest_epoch: working state of this and later epochs may be taken over: it is the epoch that completed the
-            newest checkpoint, or rewound to it, so whatever they did since can be taken back. 0 if there is none.
+            newest checkpoint, or rolled back to it, so whatever they did since can be taken back. 0 if there is none.
         tracking: whether changes are logged during this step.
         checkpoint: set if the step ends in a checkpoint.
         staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not.

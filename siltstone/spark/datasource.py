@@ -27,7 +27,6 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from siltstone.catalog.records import parse_time
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.model import KeyGroupRange
@@ -37,6 +36,7 @@ from siltstone.restore.scan import ScanTask, Selection, TableShape, plan_scan, s
 from siltstone.settings import load_settings
 from siltstone.spark.types import spark_type
 from siltstone.store.open import Warehouse
+from siltstone.times import parse_time
 
 REQUIRED = ("stream", "operator", "variable")
 OPTIONS = (*REQUIRED, "warehouse", "catalog", "at", "as_of", "columns", "keys", "key_groups", "parallelism")
@@ -82,8 +82,12 @@ class StateSource:
         stream, at, as_of = options["stream"], options.get("at", "latest"), options.get("as_of")
         with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
             catalog = place.catalog
-            checkpoint = catalog.as_of(stream, parse_time(as_of)) if as_of else catalog.resolve(stream, at)
-            record = catalog.checkpoint(stream, checkpoint)
+            checkpoint = (
+                catalog.checkpoints.as_of(stream, parse_time(as_of))
+                if as_of
+                else catalog.checkpoints.resolve(stream, at)
+            )
+            record = catalog.checkpoints.get(stream, checkpoint)
             [manifest] = read_manifests(place.warehouse.store, [record.manifest], stream).values()
         shape = TableShape.of(manifest, options["operator"], options["variable"])
         columns, keys, key_groups = (options.get(name) for name in ("columns", "keys", "key_groups"))
@@ -134,7 +138,7 @@ class StateReader(DataSourceReader):
         source = self._source
         selection = Selection(tuple(self._schema.names), source.key_groups, source.keys)
         with OpenWarehouse.existing(source.warehouse.url, source.catalog) as place:
-            stored = place.catalog.chain_manifests(source.stream, source.checkpoint)
+            stored = place.catalog.chains.list_manifests(source.stream, source.checkpoint)
             manifests = read_manifests(place.warehouse.store, stored, source.stream)
         return [StatePartition(task) for task in plan_scan(manifests, source.shape, selection, source.parallelism)]
 

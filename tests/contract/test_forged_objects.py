@@ -118,8 +118,8 @@ def in_place(store: Store, forged: dict[str, bytes], sizes: dict[str, int]) -> I
 
 def test_every_checksum_that_leads_from_the_catalog_to_a_byte_is_cryptographic(stored: Stored) -> None:
     catalog, store = stored.place.catalog, stored.place.warehouse.store
-    found = [o.checksum for o in catalog.objects(NAME)] + [o.checksum for o in stored.snapshot]
-    for manifest in [read_manifest(store, m) for m in stored.place.catalog.chain_manifests(NAME, LAST)]:
+    found = [o.checksum for o in catalog.objects.list(NAME)] + [o.checksum for o in stored.snapshot]
+    for manifest in [read_manifest(store, m) for m in stored.place.catalog.chains.list_manifests(NAME, LAST)]:
         found += [part.checksum for part in (*manifest.objects, *manifest.handles)]
         ranges = {o.name: o.ranges for o in manifest.objects if o.ranges is not None}
         assert ranges.keys() == {
@@ -162,15 +162,15 @@ def test_a_materialization_takes_no_forged_input(stored: Stored) -> None:
         sizes = {name: len(data) for name, data in forgery.objects.items()}
         with in_place(store, forgery.objects, sizes), pytest.raises(CorruptObject, match="was altered"):
             materialize(place, NAME, "tiny", LAST, id=f"forged-{n}", parallelism=1, run=in_order)
-    assert [m.id for m in place.catalog.materializations(NAME) if m.manifest] == ["m"]
+    assert [m.id for m in place.catalog.materializations.list(NAME) if m.manifest] == ["m"]
 
 
 def test_no_forged_and_no_older_manifest_is_believed(stored: Stored) -> None:
     """The older ones are genuine, and of the same stream."""
     place, store = stored.place, stored.place.warehouse.store
     catalog = place.catalog
-    manifests = {c.id: c.manifest for c in catalog.checkpoints(NAME)}
-    manifests[0] = next(m.manifest for m in catalog.materializations(NAME) if m.manifest)
+    manifests = {c.id: c.manifest for c in catalog.checkpoints.list(NAME)}
+    manifests[0] = next(m.manifest for m in catalog.materializations.list(NAME) if m.manifest)
     whole = {id: _bytes(store, found) for id, found in manifests.items()}
     for id, found in manifests.items():
         forged = forged_manifest(whole[id], decode_manifest(whole[id]))
@@ -202,7 +202,7 @@ def small(tmp_path: Path) -> Iterator[OpenWarehouse]:
 
 def test_forged_staged_rows_reach_no_sink(small: OpenWarehouse) -> None:
     store, taken = small.warehouse.store, []
-    outputs = small.catalog.outputs(SMALL.name, outstanding=True)
+    outputs = small.catalog.outbox.list(SMALL.name, outstanding=True)
     [stored] = outputs[-1].objects
     forged = forged_output(_bytes(store, stored), "sequence")
     replace_object(store, stored.name, forged)
@@ -223,17 +223,17 @@ def test_forged_staged_rows_reach_no_sink(small: OpenWarehouse) -> None:
 
 def test_recovery_takes_a_forged_manifest_for_damage(small: OpenWarehouse) -> None:
     store, catalog = small.warehouse.store, small.catalog
-    records = {c.id: c for c in catalog.checkpoints(SMALL.name)}
+    records = {c.id: c for c in catalog.checkpoints.list(SMALL.name)}
     newest = records[4].manifest
     data = _bytes(store, newest)
     replace_object(store, newest.name, forged_manifest(data, decode_manifest(data)))
     assert [failure.checkpoint for failure in failures(small, SMALL.name)] == [4]
     done = recover(small, SMALL.name, run=in_order)
-    assert done.checkpoint == 3 and catalog.last_id(SMALL.name) == 3
+    assert done.checkpoint == 3 and catalog.checkpoints.last_id(SMALL.name) == 3
     run = RegionRun(small, SMALL, POLICY)
     for rows in purchases()[3:5]:
         run.step(rows)
-    assert {c.id: c.digest for c in catalog.checkpoints(SMALL.name)}[4] == records[4].digest
+    assert {c.id: c.digest for c in catalog.checkpoints.list(SMALL.name)}[4] == records[4].digest
     assert not failures(small, SMALL.name)
 
 
@@ -242,7 +242,7 @@ def test_a_manifest_is_not_believed_against_the_catalog_even_where_its_checksum_
 ) -> None:
     """Of what version 0.1 stored the checksum is xxh3-128, of which anybody finds a second preimage."""
     store, catalog = small.warehouse.store, small.catalog
-    older, newest = (catalog.checkpoint(SMALL.name, id).manifest for id in (3, 4))
+    older, newest = (catalog.checkpoints.get(SMALL.name, id).manifest for id in (3, 4))
     whole = _bytes(store, newest)
     digests = forged_manifest(whole, decode_manifest(whole))
     for data, why in ((_bytes(store, older), "it is the manifest of checkpoint 3"), (digests, "it states digest")):
@@ -261,7 +261,7 @@ def test_what_version_0_1_stored_is_read_and_continued(tmp_path: Path) -> None:
         for rows in purchases()[:3]:
             run.step(rows)
         run.region.close("done")
-        recorded = {o.name: o.checksum for o in place.catalog.objects(SMALL.name)}
+        recorded = {o.name: o.checksum for o in place.catalog.objects.list(SMALL.name)}
     assert {len(checksum) for checksum in recorded.values()} == {32}
     with OpenWarehouse.writable(url) as place:
         assert not failures(place, SMALL.name)
@@ -269,10 +269,10 @@ def test_what_version_0_1_stored_is_read_and_continued(tmp_path: Path) -> None:
         run.step(purchases()[3])
         materialize(place, SMALL.name, "accounts", 4, id="m", parallelism=1, run=in_order)
         assert not failures(place, SMALL.name)
-        added = {o.name: o.checksum for o in place.catalog.objects(SMALL.name) if o.name not in recorded}
+        added = {o.name: o.checksum for o in place.catalog.objects.list(SMALL.name) if o.name not in recorded}
         assert added and all(checksum.startswith("sha-256:") for checksum in added.values())
         for id, first in {3: b'"format":1', 4: b'"format":2'}.items():
-            data = _bytes(place.warehouse.store, place.catalog.checkpoint(SMALL.name, id).manifest)
+            data = _bytes(place.warehouse.store, place.catalog.checkpoints.get(SMALL.name, id).manifest)
             about = pa.ipc.open_stream(data[:-8]).read_all().column("about")[0].as_py()
             assert first.decode() in about
 

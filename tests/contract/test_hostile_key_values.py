@@ -174,7 +174,7 @@ def test_recovery_goes_back_behind_an_altered_rocksdb(tmp_path: Path) -> None:
     last, name = tiny_stream.LAST, tiny_stream.NAME
     with tiny_stream.written(f"rocksdb://{tmp_path}/w?lock_wait_s=1") as stream:
         place = stream.place
-        entry = place.catalog.checkpoint(name, last).manifest.name.rpartition("/")[0]
+        entry = place.catalog.checkpoints.get(name, last).manifest.name.rpartition("/")[0]
         (tmp_path / "w" / "objects" / entry / ".db" / "CURRENT").write_text("MANIFEST-000099\n")
         done = recover(place, name, run=in_order)
         assert (done.given_up, done.checkpoint) == ((last,), last - 1)

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.chains.materialization_rules import MaterializationOptions
@@ -47,11 +47,11 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = RegionRun(place, SMALL, POLICY, parallelism=2)
         for rows in purchases()[:STEPS]:
             run.step(rows)
-        catalog, newest = place.catalog, place.catalog.latest(SMALL.name)
+        catalog, newest = place.catalog, place.catalog.checkpoints.latest(SMALL.name)
         manifest = read_manifest(place.warehouse.store, newest.manifest)
         parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, manifest, "heap", "s1")]
         objects = [stored for part in parts for stored in part.objects]
-        catalog.add_snapshot(SMALL.name, newest.epoch, newest.id, objects, sum(part.rows for part in parts))
+        catalog.reference_copies.add(SMALL.name, newest.epoch, newest.id, objects, sum(part.rows for part in parts))
         for id in range(1, STEPS + 1):
             _published(root, id).mkdir(parents=True)
     return root
@@ -76,7 +76,7 @@ class Checked:
     def object(self, kind: ObjectKind, checkpoint: int) -> Path:
         """An object that a checkpoint wrote."""
         with self.place() as place:
-            found = [o for o in place.catalog.objects(SMALL.name, [checkpoint]) if o.kind is kind]
+            found = [o for o in place.catalog.objects.list(SMALL.name, [checkpoint]) if o.kind is kind]
             return place.warehouse.local.objects / found[0].name
 
     def outcome(self, suite: suites.Suite, **options: Any) -> Outcome:
@@ -101,7 +101,7 @@ def test_all_hold_of_a_sound_stream(checked: Checked) -> None:
         assert (outcome.holds, outcome.failing, outcome.rows) == (True, 0, []), outcome.summary
         looked_at[suite.name] = outcome.facts
     with checked.place() as place:
-        stored = len({o.name for o in place.catalog.objects(SMALL.name)})
+        stored = len({o.name for o in place.catalog.objects.list(SMALL.name)})
     assert looked_at == {
         "digest": STEPS,
         "no_gap": STEPS * 8,
@@ -208,8 +208,8 @@ def test_a_materialization_that_fails_or_stands_still_is_told(
 ) -> None:
     with checked.place() as place:
         for n in range(3):
-            place.catalog.begin_materialization(SMALL.name, "daily", STEPS, id=f"m{n}", who="a test")
-            place.catalog.fail_materialization(SMALL.name, f"m{n}", "the disk is full")
+            place.catalog.materializations.begin(SMALL.name, "daily", STEPS, id=f"m{n}", who="a test")
+            place.catalog.materializations.fail(SMALL.name, f"m{n}", "the disk is full")
     (row,) = checked.outcome(suites.NOT_STALLED).rows
     assert (row["operator"], row["state"], row["failures"]) == ("daily", "failing", 3)
     assert row["error"] == "the disk is full"

@@ -25,17 +25,19 @@ def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
     """Eight checkpoints, one each twenty minutes from noon on, each with events up to a day later than the last."""
     clock = Clock()
     with place_at(tmp_path / "w", clock) as place:
-        place.catalog.register("flights", 8, {})
-        epoch = place.catalog.new_epoch("flights", "a test")
+        place.catalog.streams.register("flights", 8, {})
+        epoch = place.catalog.runs.begin("flights", "a test")
         for id in range(1, 9):
-            place.catalog.commit("flights", epoch, commit_of(id, event_time_max=clock.time + timedelta(days=id - 1)))
+            place.catalog.commits.add(
+                "flights", epoch, commit_of(id, event_time_max=clock.time + timedelta(days=id - 1))
+            )
             clock.move(minutes=20)
         yield place
 
 
 def delete(place: OpenWarehouse, *ids: int) -> None:
-    place.catalog.mark_deleted("flights", 1, ids)
-    place.catalog.forget("flights", 1, ids, [o.name for o in place.catalog.objects("flights", ids)])
+    place.catalog.deletions.mark("flights", 1, ids)
+    place.catalog.deletions.forget("flights", 1, ids, [o.name for o in place.catalog.objects.list("flights", ids)])
 
 
 def test_a_day_shows_its_own_checkpoint_or_says_that_it_is_gone(place: OpenWarehouse) -> None:
@@ -58,7 +60,7 @@ def test_a_day_shows_its_own_checkpoint_or_says_that_it_is_gone(place: OpenWareh
 
 
 def test_one_that_is_marked_only_is_known_by_its_time(place: OpenWarehouse) -> None:
-    place.catalog.mark_deleted("flights", 1, [4])
+    place.catalog.deletions.mark("flights", 1, [4])
     assert checkpoint_of(place.catalog, DAYS, "2013-07-06") == 3
     with pytest.raises(CheckpointGone):
         checkpoint_of(place.catalog, DAYS, "2013-07-07")

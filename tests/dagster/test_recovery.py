@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import create_run_for_test
 
-from siltstone.catalog.records import RunRecord
+from siltstone.catalog.runs import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import BY_DAGSTER
 from siltstone.dagster.failures import told_clearly
@@ -201,9 +201,9 @@ def test_who_wrote_last_is_read_from_the_catalog(tmp_path: Path) -> None:
     assert newest_run(settings, SMALL.name) is None
     with OpenWarehouse.writable(settings.warehouse) as place:
         assert newest_run(settings, SMALL.name) is None
-        place.catalog.register(SMALL.name, 8, {})
+        place.catalog.streams.register(SMALL.name, 8, {})
         for who in ("first", "second"):
-            place.catalog.new_epoch(SMALL.name, who)
+            place.catalog.runs.begin(SMALL.name, who)
     newest = newest_run(settings, SMALL.name)
     assert newest is not None and (newest.who, newest.ended_at) == ("second", None)
 

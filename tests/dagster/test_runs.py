@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.records import CheckpointRecord, ObjectKind
+from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.names import asset_of
 from siltstone.dagster.partitions import hours_of
@@ -45,7 +46,7 @@ class Ran:
         self.result = self.wing.job(run={"batches": BATCHES, "parallelism": 2, "policy": "adjust-d"})
         assert self.result.success
         with OpenWarehouse.existing(str(warehouse)) as place:
-            self.records = place.catalog.checkpoints(SMALL.name)
+            self.records = place.catalog.checkpoints.list(SMALL.name)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def wing(ran: Ran, tmp_path: Path) -> Iterator[Wing]:
 
 def records(wing: Wing) -> list[CheckpointRecord]:
     with OpenWarehouse.existing(wing.warehouse) as place:
-        return place.catalog.checkpoints(wing.stream.name)
+        return place.catalog.checkpoints.list(wing.stream.name)
 
 
 def test_every_part_of_a_run_is_an_event_with_what_it_took(ran: Ran) -> None:
@@ -124,7 +125,7 @@ def test_the_checks_of_the_run_pass_and_say_what_they_looked_at(ran: Ran) -> Non
     assert isinstance(facts["nothing_missing"], int) and facts["nothing_missing"] > BATCHES
     assert all(evaluation.passed and "rows" not in evaluation.metadata for evaluation in found.values())
     with OpenWarehouse.existing(str(ran.warehouse)) as place:
-        assert all(record.proven for record in place.catalog.checkpoints(SMALL.name))
+        assert all(record.proven for record in place.catalog.checkpoints.list(SMALL.name))
 
 
 def test_a_second_run_goes_on(wing: Wing, spark: SparkSession) -> None:
@@ -134,7 +135,7 @@ def test_a_second_run_goes_on(wing: Wing, spark: SparkSession) -> None:
     assert (events["checkpoints"].metadata["checkpoint"], events["checkpoints"].metadata["checkpoints_made"]) == (4, 1)
     assert events["accounts_sink"].metadata["first_checkpoint"] == 4
     with OpenWarehouse.existing(wing.warehouse) as place:
-        assert place.catalog.runs(SMALL.name)[-1].who == f"Dagster run {result.run_id}"
+        assert place.catalog.runs.list(SMALL.name)[-1].who == f"Dagster run {result.run_id}"
     assert spark.range(3).count() == 3, "a session that ran before the run must outlive it"
 
 
@@ -287,7 +288,7 @@ def test_damage_fails_the_check_by_name_and_blocks_what_is_made_from_it(wing: Wi
 
 def _flip_a_byte(warehouse: str) -> str:
     with OpenWarehouse.existing(warehouse) as place:
-        (*_, damaged) = (o for o in place.catalog.objects(SMALL.name) if o.kind is ObjectKind.SEGMENT)
+        (*_, damaged) = (o for o in place.catalog.objects.list(SMALL.name) if o.kind is ObjectKind.SEGMENT)
         path = place.warehouse.local.objects / damaged.name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

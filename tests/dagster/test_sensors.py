@@ -56,7 +56,7 @@ def run(place: OpenWarehouse, who: str, steps: int) -> RegionSteps:
     """Take the stream over and make so many checkpoints; the run stays open."""
     options = RegionOptions(parallelism=1, checkpoint_steps=1, upload=UploadOptions())
     steps_of = RegionSteps(ConsistentRegion.open(SMALL, place.warehouse, place.catalog, POLICY, options, who))
-    done = place.catalog.last_id(SMALL.name)
+    done = place.catalog.checkpoints.last_id(SMALL.name)
     for rows in islice(purchases(), done, done + steps):
         steps_of.step(rows)
     return steps_of
@@ -92,7 +92,7 @@ def test_checkpoints_of_runs_outside_dagster_become_events_once(
     assert set(told(first)) == {*((asset, 1) for asset in PARTS), *deltas, ("checkpoints", 1), ("checkpoints", 2)}
     assert len(first.asset_events) == 8
     (one, two) = (e for e in first.asset_events if e.asset_key.path[-1] == "checkpoints")
-    records = place.catalog.checkpoints(SMALL.name)
+    records = place.catalog.checkpoints.list(SMALL.name)
     assert [e.tags["dagster/data_version"] for e in (one, two)] == [r.digest for r in records]
     assert "chain_picture" not in one.metadata and "chain_picture" in two.metadata, "drawn once a look"
     part = next(e for e in first.asset_events if e.asset_key.path[1:] == ["accounts_delta_chain"])
@@ -114,7 +114,7 @@ def test_an_hour_becomes_a_partition_when_it_is_over(
     place: OpenWarehouse, url: str, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(place, "somebody", 1)
-    (record,) = place.catalog.checkpoints(SMALL.name)
+    (record,) = place.catalog.checkpoints.list(SMALL.name)
     ends = record.committed_at.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
     monkeypatch.setattr(Catalog, "now", lambda self: ends - timedelta(microseconds=1))
     first = look("new_checkpoints", instance, None, url)
@@ -202,16 +202,16 @@ def test_a_failed_proof_is_told_once_for_as_long_as_it_lasts(
     run(place, "somebody", 2)
     fine = look("alerts", instance, None, url, notifier=chat.notifier)
     assert chat.got == [] and "0 alerts" in fine.skip_message
-    place.catalog.record_proof(SMALL.name, 2, False, "object x is damaged")
+    place.catalog.checkpoints.record_proof(SMALL.name, 2, False, "object x is damaged")
     first = look("alerts", instance, fine.cursor, url, notifier=chat.notifier)
     (alert,) = chat.got
     assert alert["text"] == "Siltstone, stream small: checkpoint 2 is not proven: object x is damaged"
     assert (alert["stream"], alert["kind"]) == ("small", "proof")
     second = look("alerts", instance, first.cursor, url, notifier=chat.notifier)
     assert len(chat.got) == 1
-    place.catalog.record_proof(SMALL.name, 2, True, None)
+    place.catalog.checkpoints.record_proof(SMALL.name, 2, True, None)
     third = look("alerts", instance, second.cursor, url, notifier=chat.notifier)
-    place.catalog.record_proof(SMALL.name, 2, False, "object x is damaged")
+    place.catalog.checkpoints.record_proof(SMALL.name, 2, False, "object x is damaged")
     look("alerts", instance, third.cursor, url, notifier=chat.notifier)
     assert len(chat.got) == 2, "it was mended, and came again"
 
@@ -222,8 +222,8 @@ def test_what_could_not_be_told_is_told_again(
     monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
     run(place, "somebody", 1)
     for n in range(3):
-        place.catalog.begin_materialization(SMALL.name, "daily", 1, id=f"m{n}", who="a test")
-        place.catalog.fail_materialization(SMALL.name, f"m{n}", "the disk is full")
+        place.catalog.materializations.begin(SMALL.name, "daily", 1, id=f"m{n}", who="a test")
+        place.catalog.materializations.fail(SMALL.name, f"m{n}", "the disk is full")
     chat.refuses = 3  # as often as one alert is tried
     first = look("alerts", instance, None, url, notifier=chat.notifier)
     assert chat.got == [] and "0 told now" in first.skip_message
@@ -244,7 +244,7 @@ def test_a_stream_that_stands_still_is_told(
     look("alerts", instance, first.cursor, url, notifier=chat.notifier)
     (alert,) = chat.got
     assert alert["kind"] == "stream" and "though somebody runs it" in alert["text"]
-    place.catalog.end_epoch(SMALL.name, opened.region.epoch, "completed")
+    place.catalog.runs.end(SMALL.name, opened.region.epoch, "completed")
     look("alerts", instance, None, url, notifier=chat.notifier)
     assert len(chat.got) == 1, "a stream at rest stands still, and that is fine"
 
@@ -257,7 +257,7 @@ def test_a_notifier_of_ones_own_can_be_plugged_in(place: OpenWarehouse, url: str
             heard.append(alert)
 
     run(place, "somebody", 1)
-    place.catalog.record_proof(SMALL.name, 1, False, "damaged")
+    place.catalog.checkpoints.record_proof(SMALL.name, 1, False, "damaged")
     look("alerts", instance, None, url, notifier=Ear())
     assert [alert.kind for alert in heard] == ["proof"]
 
@@ -287,7 +287,7 @@ def test_a_tick_waits_for_the_run_of_an_earlier_one(
 
 
 def work_prefix(place: OpenWarehouse) -> str:
-    newest = place.catalog.latest(SMALL.name)
+    newest = place.catalog.checkpoints.latest(SMALL.name)
     return CheckpointPath(SMALL.name, newest.epoch, newest.id).prefix
 
 
@@ -301,7 +301,7 @@ def test_a_tick_is_skipped_where_there_is_nothing_to_do(
         assert tick("verify", instance, url).run_requests
         (request,) = tick("snapshot", instance, url).run_requests
         assert request.run_config == {"ops": {"small__full_snapshot": {"config": {"if_possible": True}}}}
-        work = place.warehouse.local.work(SMALL.name, place.catalog.latest(SMALL.name).epoch)
+        work = place.warehouse.local.work(SMALL.name, place.catalog.checkpoints.latest(SMALL.name).epoch)
         work.rename(work.with_name("elsewhere"))
         assert "not on this machine" in tick("snapshot", instance, url).skip_message
         work.with_name("elsewhere").rename(work)
@@ -311,7 +311,7 @@ def test_a_tick_is_skipped_where_there_is_nothing_to_do(
         (request,) = tick("materialize", instance, url).run_requests
         assert request.run_config == {"ops": {"small__materialization": {"config": {"due": True}}}}
         taken = StoredObject(f"{work_prefix(place)}accounts.a.snapshot.parquet", 1, "0" * 32)
-        place.catalog.add_snapshot(SMALL.name, 1, place.catalog.last_id(SMALL.name), [taken], 1)
+        place.catalog.reference_copies.add(SMALL.name, 1, place.catalog.checkpoints.last_id(SMALL.name), [taken], 1)
         assert "has a full snapshot already" in tick("snapshot", instance, url).skip_message
         assert tick("verify_deep", instance, url).run_requests
     monkeypatch.setenv("SILTSTONE_CATALOG", "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1")

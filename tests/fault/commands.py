@@ -113,7 +113,9 @@ COMMANDS = {
     "sweep": Command(_sweep, weight=2),
     "savepoint": Command(_savepoint, [OVERTAKEN, GONE, (2, "no savepoint|has a savepoint")]),
     "fork": Command(_fork, [GONE, (2, "there is a stream")]),
-    "snapshot": Command(_nothing, [OVERTAKEN, GONE, (1, "live state|working state"), (2, "has a snapshot already")]),
+    "snapshot": Command(
+        _nothing, [OVERTAKEN, GONE, (1, "live state|working state"), (2, "has a reference copy already")]
+    ),
     "recover": Command(_nothing, [OVERTAKEN, GONE, LOSS]),
     "rescale": Command(_rescale, [OVERTAKEN, GONE, (2, "logged steps are to be run again first")], 2),
     "verify": Command(_verify, [GONE]),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from siltstone.catalog.records import StreamRecord
+from siltstone.catalog.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from tests.fault.journal import Delivered, journal_of, published
 from tests.fault.reference import Reference
@@ -44,7 +44,9 @@ def birth_of(
     if stream.forked_at is None:
         return Birth(0, 0)
     if stream.name not in memory.births:
-        if stream.sink_offset and any(not given_up.checkpoint for given_up in place.catalog.rewindings(stream.name)):
+        if stream.sink_offset and any(
+            not given_up.checkpoint for given_up in place.catalog.rollbacks.list(stream.name)
+        ):
             # It began anew before it was met: its checkpoints are not those that it was forked with.
             memory.births[stream.name] = Birth(0, stream.sink_offset - 1)
             return memory.births[stream.name]
@@ -107,7 +109,9 @@ class Sinks:
         # What came before the stream began anew, it began with batch 1, once or more often.
         before = [bounds[id] for id in bounds if self._anew and id <= offset]
         now = {id: at for id, at in bounds.items() if not (self._anew and id <= offset)}
-        anew = [rewinding for rewinding in self.place.catalog.rewindings(self.stream.name) if not rewinding.checkpoint]
+        anew = [
+            rewinding for rewinding in self.place.catalog.rollbacks.list(self.stream.name) if not rewinding.checkpoint
+        ]
         gaps = [(one, next_) for one, next_ in pairwise(before) if next_[0] != one[1] + 1]
         begins = {1, self.birth.batches + 1} if self.birth is not None else {1}
         wrong = any(next_[0] != 1 for _, next_ in gaps) or (before and before[0][0] not in begins)

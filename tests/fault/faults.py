@@ -100,9 +100,13 @@ def faults_of(store: str, disk: Disk, chance: Random) -> Faults:
 def damage(place: OpenWarehouse, stream: str, chance: Random) -> str:
     """Alter an object that a restore of the newest checkpoint needs, or lose its manifest; says which."""
     catalog, store = place.catalog, place.warehouse.store
-    newest = catalog.last_id(stream)
-    manifest = catalog.checkpoint(stream, newest).manifest
-    chain = [stored for stored in catalog.objects(stream, catalog.chain(stream, newest)) if stored.bytes]
+    newest = catalog.checkpoints.last_id(stream)
+    manifest = catalog.checkpoints.get(stream, newest).manifest
+    chain = [
+        stored
+        for stored in catalog.objects.list(stream, catalog.chains.list_checkpoints(stream, newest))
+        if stored.bytes
+    ]
     needed = [stored.name for stored in chain if stored.checkpoint == newest or not is_opaque(stored.name)]
     name = chance.choice([manifest.name, *needed])
     size = dict(store.list(name))[name]

@@ -70,14 +70,14 @@ class Life:
     def step(self) -> int:
         """How many batches completed checkpoints hold."""
         with self._catalog() as catalog:
-            newest = catalog.last_id(self.stream) if catalog is not None else 0
-            return catalog.steps(self.stream, newest)[-1].batch_id + 1 if catalog is not None and newest else 0
+            newest = catalog.checkpoints.last_id(self.stream) if catalog is not None else 0
+            return catalog.input_log.list(self.stream, newest)[-1].batch_id + 1 if catalog is not None and newest else 0
 
     @property
     def completed(self) -> int:
         """The newest checkpoint, 0 before the first."""
         with self._catalog() as catalog:
-            return catalog.last_id(self.stream) if catalog is not None else 0
+            return catalog.checkpoints.last_id(self.stream) if catalog is not None else 0
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog | None]:
@@ -88,7 +88,7 @@ class Life:
             yield None
             return
         with closing(catalog):
-            yield catalog if self.stream in [s.name for s in catalog.streams()] else None
+            yield catalog if self.stream in [s.name for s in catalog.streams.list()] else None
 
     @property
     def left(self) -> int:
@@ -292,7 +292,9 @@ class Life:
         """What is recorded, what is published, and every object that a checkpoint names."""
         with OpenWarehouse.existing(self.url) as place:
             store = place.warehouse.store
-            objects = [store.read(o.stored).size for o in place.catalog.objects(self.stream)]  # their bytes checked
+            objects = [
+                store.read(o.stored).size for o in place.catalog.objects.list(self.stream)
+            ]  # their bytes checked
             recorded = promises.recorded(place, self.stream)
         sink = self.warehouse / "sink" / self.stream / self.reference.sink
         return recorded, objects, sorted(str(path) for path in sink.glob("checkpoint=*/*"))

@@ -11,7 +11,9 @@ from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
-from siltstone.catalog.records import InputPosition, RetainedCheckpoint, StepRecord, StreamRecord
+from siltstone.catalog.checkpoints import RetainedCheckpoint
+from siltstone.catalog.steps import InputPosition, StepRecord
+from siltstone.catalog.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.retention.orphan_rules import AGE_GUARD, DELETES, judge
 from siltstone.store.paths import stream_prefix
@@ -42,8 +44,8 @@ def broken(
     """
     seen = Memory() if memory is None else memory
     found = []
-    for stream in place.catalog.streams():
-        if reference.stream.name in place.catalog.lineage(stream.name):
+    for stream in place.catalog.streams.list():
+        if reference.stream.name in place.catalog.forks.get_lineage(stream.name):
             sink = (sinks / stream.name if sinks else place.warehouse.local.sink(stream.name)) / reference.sink
             lines = _broken(reference, place, stream, sink, stream.name not in unpublished, seen, proven)
             found += [f"{stream.name}: {line}" for line in lines]
@@ -60,8 +62,8 @@ def _broken(
     proven: bool,
 ) -> list[str]:
     catalog, name = place.catalog, stream.name
-    newest = catalog.last_id(name)
-    steps, logged = catalog.steps(name, newest) if newest else [], catalog.logged_steps(name)
+    newest = catalog.checkpoints.last_id(name)
+    steps, logged = catalog.input_log.list(name, newest) if newest else [], catalog.input_log.list_logged(name)
     of, to_come = _held(steps), _held(logged)
     found = [*_histories(reference, place, stream, [*steps, *logged], of), *_input(place, name, newest)]
     found += [*_references(place, name), *_orphans(place, name)]
@@ -80,10 +82,10 @@ def _chains(place: OpenWarehouse, name: str) -> dict[int, object]:
     """Visible checkpoint -> what names all that its restore reads."""
     catalog = place.catalog
     of: dict[int, list[str]] = {}
-    for stored in catalog.objects(name):
+    for stored in catalog.objects.list(name):
         of.setdefault(stored.checkpoint, []).append(stored.checksum + stored.name)
-    ids = [checkpoint.id for checkpoint in catalog.checkpoints(name)]
-    firsts = {id: catalog.firsts(name, id) for id in ids}
+    ids = [checkpoint.id for checkpoint in catalog.checkpoints.list(name)]
+    firsts = {id: catalog.chains.get_firsts(name, id) for id in ids}
     return {
         id: (
             name,
@@ -127,20 +129,20 @@ def _histories(
         yield f"steps {[(s.step, s.batch_id) for s in steps]} are not the batches in order"
     if any(before.step >= after.step for before, after in pairwise(steps)):
         yield f"steps {[s.step for s in steps]} do not ascend"
-    records, newest = catalog.checkpoints(name), catalog.last_id(name)
+    records, newest = catalog.checkpoints.list(name), catalog.checkpoints.last_id(name)
     if newest and (not records or records[-1].id != newest):
         yield f"the newest checkpoint {newest} is not to be seen"
     oldest = records[0].id if records else 0
     if pruned and sum(step.checkpoint <= oldest for step in steps) < 2:
         yield f"of the input log, steps were pruned that a replay from checkpoint {oldest} needs; it has {of}"
-    if catalog.replayable_from(name) > oldest:
-        yield f"the input log leads on from checkpoint {catalog.replayable_from(name)}, not from {oldest}"
+    if catalog.input_log.replayable_from(name) > oldest:
+        yield f"the input log leads on from checkpoint {catalog.input_log.replayable_from(name)}, not from {oldest}"
     for record in records:
         # One without a batch, such as that of another parallelism, is of the same state as the one before.
         batches = max((max(held) for checkpoint, held in of.items() if checkpoint <= record.id), default=0)
         if not batches or record.digest != reference.digests[batches - 1]:
             yield f"checkpoint {record.id} does not have the digest of {batches} batches"
-    runs = catalog.runs(name)
+    runs = catalog.runs.list(name)
     epochs = [run.epoch for run in runs]
     if epochs and epochs != list(range(stream.epoch - len(epochs) + 1, stream.epoch + 1)):
         yield f"epochs {epochs} have gaps, or do not end with {stream.epoch}"
@@ -153,7 +155,7 @@ def _input(place: OpenWarehouse, name: str, newest: int) -> Iterable[str]:
 
     Where sources' beginnings are recorded, as they are under Spark: each batch there is a file.
     """
-    position = place.catalog.input_position(name, newest)
+    position = place.catalog.input_log.get_position(name, newest)
     if position.beginning is None:
         return
     files = _files(position)
@@ -177,18 +179,18 @@ def _files(position: InputPosition) -> Counter[str]:
 def _references(place: OpenWarehouse, name: str) -> Iterable[str]:
     """Promise 3: whatever a checkpoint that is kept may need is there, whole, and nobody is about to delete it."""
     catalog = place.catalog
-    retained = {row.id: row for row in catalog.retained(name)}
+    retained = {row.id: row for row in catalog.checkpoints.list_retained(name)}
     visible = {id for id, row in retained.items() if not row.deleted}
     for id in visible:
         if missing := [c for c in range(retained[id].first, id + 1) if c not in retained]:
             yield f"checkpoint {id} builds on {missing}, which are gone"
-    for savepoint in catalog.savepoints(name):
+    for savepoint in catalog.savepoints.list(name):
         if savepoint.checkpoint not in visible:
             yield f"savepoint {savepoint.name} keeps checkpoint {savepoint.checkpoint}, which is gone"
-    lineage = catalog.lineage(name)
+    lineage = catalog.forks.get_lineage(name)
     sizes = {object: size for stream in lineage for object, size in _sizes(place, stream).items()}
-    sentenced = {deletion.name for stream in lineage for deletion in catalog.deletions(stream)}
-    for stored in catalog.objects(name):
+    sentenced = {deletion.name for stream in lineage for deletion in catalog.tombstones.list(stream)}
+    for stored in catalog.objects.list(name):
         if _needed(stored.checkpoint, retained, sentenced, stored.name):
             if stored.name not in sizes:
                 yield f"object {stored.name} of checkpoint {stored.checkpoint} is missing"
@@ -205,7 +207,7 @@ def _needed(checkpoint: int, retained: Mapping[int, RetainedCheckpoint], sentenc
 
 def _orphans(place: OpenWarehouse, name: str) -> Iterable[str]:
     """Promise 4: once the next run has ended and leases have expired, every orphan is one that a sweep deletes."""
-    standing = place.catalog.standing(name)
+    standing = place.catalog.references.view(name)
     later = replace(standing, epoch=standing.epoch + 1, ended=True, leases=(), at=standing.at + 2 * AGE_GUARD)
     for object in _sizes(place, name):
         if (reason := judge(object, later, AGE_GUARD)) is not None and reason not in DELETES:
@@ -215,9 +217,9 @@ def _orphans(place: OpenWarehouse, name: str) -> Iterable[str]:
 def left_over(place: OpenWarehouse, name: str) -> Iterable[str]:
     """Promise 4, after a run that ended, expired leases and a sweep: what is stored is what is referred to."""
     catalog = place.catalog
-    names = [stream.name for stream in catalog.streams()]
-    referenced = {stored.name for each in names for stored in catalog.objects(each)}
-    referenced |= {stored.name for each in names for output in catalog.outputs(each) for stored in output.objects}
+    names = [stream.name for stream in catalog.streams.list()]
+    referenced = {stored.name for each in names for stored in catalog.objects.list(each)}
+    referenced |= {stored.name for each in names for output in catalog.outbox.list(each) for stored in output.objects}
     stored = set(_sizes(place, name))
     if orphans := sorted(stored - referenced):
         yield f"{len(orphans)} orphans are left, such as {orphans[0]}"
@@ -233,11 +235,11 @@ def _sizes(place: OpenWarehouse, name: str) -> dict[str, int]:
 def recorded(place: OpenWarehouse, name: str) -> tuple[object, ...]:
     """All that somebody who was fenced may not have changed."""
     catalog = place.catalog
-    ids = [row.id for row in catalog.retained(name) if not row.deleted]
+    ids = [row.id for row in catalog.checkpoints.list_retained(name) if not row.deleted]
     return (
-        catalog.retained(name),
-        catalog.objects(name),
-        catalog.savepoints(name),
-        catalog.steps(name, catalog.last_id(name)),
-        {id: catalog.firsts(name, id) for id in ids},
+        catalog.checkpoints.list_retained(name),
+        catalog.objects.list(name),
+        catalog.savepoints.list(name),
+        catalog.input_log.list(name, catalog.checkpoints.last_id(name)),
+        {id: catalog.chains.get_firsts(name, id) for id in ids},
     )

@@ -9,6 +9,6 @@ AT_LEAST = 1
 
 def prune_early() -> None:
     """Let this process prune as few steps at once as there are; the engine waits for a hundred."""
-    defaults = inspect.unwrap(InputLog.prune_input_log).__kwdefaults__
+    defaults = inspect.unwrap(InputLog.prune).__kwdefaults__
     assert "at_least" in defaults
     defaults["at_least"] = AT_LEAST

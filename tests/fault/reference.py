@@ -111,7 +111,7 @@ def flights() -> Reference:
 def restored(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str, MemoryState]:
     """Operator -> its whole state at a checkpoint, rebuilt from the store alone."""
     store = place.warehouse.store
-    manifests = read_manifests(store, place.catalog.chain_manifests(stream.name, checkpoint))
+    manifests = read_manifests(store, place.catalog.chains.list_manifests(stream.name, checkpoint))
     states = {}
     for operator in stream.operators:
         handles = {c: [h for h in m.handles if h.operator == operator.name] for c, m in manifests.items()}
@@ -122,7 +122,9 @@ def restored(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str,
 
 
 def _as_pandas_says(place: OpenWarehouse, checkpoint: int) -> None:
-    newest = place.catalog.steps(FLIGHTS.name, checkpoint)[-1]  # of what is left of the log, whose beginning is pruned
+    newest = place.catalog.input_log.list(FLIGHTS.name, checkpoint)[
+        -1
+    ]  # of what is left of the log, whose beginning is pruned
     flown = sum(len(rows) for rows in flights().batches[: newest.batch_id + 1])
     states = restored(place, FLIGHTS, checkpoint)
     tables = {

@@ -96,19 +96,19 @@ class Rounds:
     def streams(self) -> list[str]:
         """The small stream and its forks, as far as they are recorded; the small one first."""
         with self.place() as place:
-            names = [] if place is None else [stream.name for stream in place.catalog.streams()]
+            names = [] if place is None else [stream.name for stream in place.catalog.streams.list()]
         return sorted(names, key=lambda name: (name != NAME, name))
 
     def known(self, stream: str = NAME) -> Known:
         """What there is to choose arguments by."""
         with self.place() as place:
-            if place is None or stream not in [s.name for s in place.catalog.streams()]:
+            if place is None or stream not in [s.name for s in place.catalog.streams.list()]:
                 return Known(stream, [], self.reference.steps)
             catalog = place.catalog
-            newest = catalog.last_id(stream)
-            done = catalog.steps(stream, newest)[-1].batch_id + 1 if newest else 0
-            ids = [checkpoint.id for checkpoint in catalog.checkpoints(stream)]
-            return Known(stream, ids, self.reference.steps - done, [s.name for s in catalog.savepoints(stream)])
+            newest = catalog.checkpoints.last_id(stream)
+            done = catalog.input_log.list(stream, newest)[-1].batch_id + 1 if newest else 0
+            ids = [checkpoint.id for checkpoint in catalog.checkpoints.list(stream)]
+            return Known(stream, ids, self.reference.steps - done, [s.name for s in catalog.savepoints.list(stream)])
 
     def some(self) -> Known:
         """Most often of the small stream, sometimes of a fork."""
@@ -121,7 +121,7 @@ class Rounds:
         with self.place(LEASE) as place:
             if place is not None:
                 for stream in streams:
-                    place.catalog.live_leases(stream)
+                    place.catalog.leases.list_live(stream)
 
     # --- victims ----------------------------------------------------------------------------------------------
 
@@ -212,7 +212,9 @@ class Rounds:
         """What was given up is kept for the age guard."""
         with self.place() as place:
             assert place is not None
-            at = [rewinding.rewound_at for name in self.streams() for rewinding in place.catalog.rewindings(name)]
+            at = [
+                rewinding.rolled_back_at for name in self.streams() for rewinding in place.catalog.rollbacks.list(name)
+            ]
             if at:
                 time.sleep(max(0.0, 1.1 - (place.catalog.now() - max(at)).total_seconds()))
 

@@ -158,7 +158,7 @@ def _freeze(
 
 def _recorded(rounds: Rounds, stream: str) -> tuple[object, ...] | None:
     with rounds.place() as place:
-        known = place is not None and stream in [s.name for s in place.catalog.streams()]
+        known = place is not None and stream in [s.name for s in place.catalog.streams.list()]
         return promises.recorded(place, stream) if place is not None and known else None
 
 
@@ -243,7 +243,7 @@ def wrong(rounds: Rounds, round: Round, kind: str) -> None:
     what = rounds.chance.choice(["an empty store", "another store", "another catalog", "no catalog"])
     if what in ("another store", "another catalog"):
         with OpenWarehouse.writable(url) as other:
-            other.catalog.register(NAME, 4, {"operators": {}, "options": {}})
+            other.catalog.streams.register(NAME, 4, {"operators": {}, "options": {}})
     if what in ("another catalog", "no catalog"):
         url, catalog = rounds.site.hosts[0], Warehouse.at(url).catalog_url
     stored = sorted(Warehouse.at(url).store.list(""))
@@ -267,9 +267,9 @@ def _delete_what_stays_damaged(rounds: Rounds, round: Round, stream: str) -> Non
     still do: recovery leaves those to people, who find them by a proof of all."""
     with rounds.place() as place:
         assert place is not None
-        ids = [checkpoint.id for checkpoint in place.catalog.checkpoints(stream)][:-1]
+        ids = [checkpoint.id for checkpoint in place.catalog.checkpoints.list(stream)][:-1]
         damaged = {failure.checkpoint for failure in failures(place, stream, ids)} if ids else set()
-        kept = [s.name for s in place.catalog.savepoints(stream) if s.checkpoint in damaged]
+        kept = [s.name for s in place.catalog.savepoints.list(stream) if s.checkpoint in damaged]
     for name in kept:
         rounds.strict(round, "savepoint", stream, (name, "--drop"))
     if damaged:

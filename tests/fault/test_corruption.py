@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone import cli
-from siltstone.catalog.records import ObjectKind, ObjectRecord
+from siltstone.catalog.objects import ObjectKind, ObjectRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import CorruptObject
@@ -51,8 +51,12 @@ class Stored:
     def dependents(self, stored: ObjectRecord, start: int = 0, end: int = sys.maxsize) -> list[int]:
         """The checkpoints that cannot be restored without the bytes from `start` to `end` of the object."""
         if stored.kind is ObjectKind.MANIFEST:
-            return [c for c in self.manifests if stored.checkpoint in self.place.catalog.chain(SMALL.name, c)]
-        if stored.kind is ObjectKind.SNAPSHOT:
+            return [
+                c
+                for c in self.manifests
+                if stored.checkpoint in self.place.catalog.chains.list_checkpoints(SMALL.name, c)
+            ]
+        if stored.kind is ObjectKind.REFERENCE_COPY:
             return [stored.checkpoint]
         touched = [
             h
@@ -79,13 +83,13 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
             run.step(rows)
         run.region.close("done")
         catalog, name = place.catalog, SMALL.name
-        manifests = read_manifests(place.warehouse.store, [c.manifest for c in catalog.checkpoints(name)])
+        manifests = read_manifests(place.warehouse.store, [c.manifest for c in catalog.checkpoints.list(name)])
         newest = manifests[max(manifests)]
         parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, newest, "heap", "test")]
         written = [stored for part in parts for stored in part.objects]
-        catalog.add_snapshot(name, newest.epoch, newest.checkpoint, written, sum(part.rows for part in parts))
+        catalog.reference_copies.add(name, newest.epoch, newest.checkpoint, written, sum(part.rows for part in parts))
         by_kind: dict[ObjectKind, list[ObjectRecord]] = {}
-        for record in catalog.objects(name):
+        for record in catalog.objects.list(name):
             by_kind.setdefault(record.kind, []).append(record)
         assert set(by_kind) == set(ObjectKind) - {ObjectKind.MATERIALIZATION}
         assert not failures(place, name)
@@ -188,12 +192,12 @@ def test_an_altered_or_cut_snapshot_is_noticed_and_no_restore_needs_it(stored: S
     chance = random.Random("snapshot")
     store, name = stored.place.warehouse.store, SMALL.name
     newest = max(stored.manifests)
-    manifests = read_manifests(store, stored.place.catalog.chain_manifests(name, newest))
-    [snapshot] = stored.place.catalog.snapshots(name)
+    manifests = read_manifests(store, stored.place.catalog.chains.list_manifests(name, newest))
+    [snapshot] = stored.place.catalog.reference_copies.list(name)
     units, _ = unit_tasks(manifests, newest, 1, None)
     tasks = {task.unit.unit.operator: task for task in compare_tasks(units, snapshot.objects)}
     assert all(table.same for task in tasks.values() for table in compare(store, task))
-    cases = positions(chance, stored.objects[ObjectKind.SNAPSHOT])
+    cases = positions(chance, stored.objects[ObjectKind.REFERENCE_COPY])
     for case in range(examples(POSITIONS)):
         record, at = next(cases)
         change = flip(at, chance.randrange(1, 256)) if case % 10 else chance.choice([lambda _: None, lambda d: d[:-9]])
@@ -213,7 +217,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return end.value.code if isinstance(end.value.code, int) else int(bool(end.value.code))
 
 
-@pytest.mark.parametrize("kind", [*CHAIN, ObjectKind.SNAPSHOT])
+@pytest.mark.parametrize("kind", [*CHAIN, ObjectKind.REFERENCE_COPY])
 def test_the_command_line_names_the_object_and_ends_with_1(
     spark: SparkSession,
     stored: Stored,
@@ -233,7 +237,7 @@ def test_the_command_line_names_the_object_and_ends_with_1(
             assert command(monkeypatch, "verify", SMALL.name, *where, *deep) == 1
             said = capsys.readouterr()
             assert record.name in said.out and "0 checkpoints proven, 1 not" in said.out
-        if kind is not ObjectKind.SNAPSHOT:
+        if kind is not ObjectKind.REFERENCE_COPY:
             assert command(monkeypatch, "restore", SMALL.name, *where, "--to", str(tmp_path / "out")) == 1
             assert record.name in capsys.readouterr().err
             assert os.listdir(tmp_path) == []

@@ -148,8 +148,8 @@ def prune(place: OpenWarehouse, sql: str) -> None:
 
 def test_a_log_that_is_pruned_as_far_as_may_be_is_no_fault_and_one_pruned_further_is(place: OpenWarehouse) -> None:
     catalog = place.catalog
-    catalog.mark_deleted(SMALL.name, 1, iter([1, 2]))
-    assert catalog.prune_input_log(SMALL.name, 1, at_least=1) == 1
+    catalog.deletions.mark(SMALL.name, 1, iter([1, 2]))
+    assert catalog.input_log.prune(SMALL.name, 1, at_least=1) == 1
     assert not broken(place)
     prune(place, "DELETE FROM step WHERE step = 2")
     assert "steps were pruned that a replay from checkpoint 3 needs" in broken(place)
@@ -162,11 +162,11 @@ def test_a_hole_in_the_log_is_noticed(place: OpenWarehouse) -> None:
 
 def test_a_stream_that_began_anew_delivers_all_once_more_under_higher_ids(place: OpenWarehouse) -> None:
     catalog = place.catalog
-    catalog.mark_deleted(SMALL.name, 1, iter([1, 2]))
-    catalog.prune_input_log(SMALL.name, 1, at_least=1)
-    epoch = catalog.new_epoch(SMALL.name, "a test")
-    catalog.rewind(SMALL.name, epoch, 0, "a test", "a test")
-    catalog.end_epoch(SMALL.name, epoch, "done")
+    catalog.deletions.mark(SMALL.name, 1, iter([1, 2]))
+    catalog.input_log.prune(SMALL.name, 1, at_least=1)
+    epoch = catalog.runs.begin(SMALL.name, "a test")
+    catalog.rollbacks.roll_back(SMALL.name, epoch, 0, "a test", "a test")
+    catalog.runs.end(SMALL.name, epoch, "done")
     work(place, range(2))
     assert not broken(place)
     assert [each.id for each in journal_of(sink(place))] == [1, 2, 3, 4, 5, 6]
@@ -176,7 +176,7 @@ def test_a_stream_that_began_anew_delivers_all_once_more_under_higher_ids(place:
 
 def test_a_run_that_dies_between_a_delivery_and_its_mark_delivers_once_more(place: OpenWarehouse) -> None:
     with (
-        patch.object(type(place.catalog), "mark_delivered", side_effect=Unreachable("gone")),
+        patch.object(type(place.catalog.outbox), "mark_delivered", side_effect=Unreachable("gone")),
         pytest.raises(Unreachable),
     ):
         work(place, range(STEPS, STEPS + 1))

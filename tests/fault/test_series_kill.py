@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.restore.series import RestoredLabel, read_label
@@ -82,8 +82,8 @@ def test_killed_and_run_again(warehouse: str, monkeypatch: pytest.MonkeyPatch, w
     assert process.exitcode == -signal.SIGKILL
 
     with OpenWarehouse.existing(warehouse) as place:
-        digests = {record.id: record.digest for record in place.catalog.checkpoints(SMALL.name)}
-        rows = {record.id: record.rows for record in place.catalog.checkpoints(SMALL.name)}
+        digests = {record.id: record.digest for record in place.catalog.checkpoints.list(SMALL.name)}
+        rows = {record.id: record.rows for record in place.catalog.checkpoints.list(SMALL.name)}
         root = place.warehouse.local.restored_series(SMALL.name)
     appeared = {path.name for path in root.iterdir() if not path.name.startswith(".")}
     assert (where == "piece" and after == 1) == (not appeared)
@@ -125,7 +125,7 @@ def test_one_that_is_at_work_keeps_what_it_writes(warehouse: str, monkeypatch: p
 
 def test_damage_costs_only_the_checkpoints_behind_it(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with OpenWarehouse.existing(warehouse) as place:
-        damaged = [o for o in place.catalog.objects(SMALL.name) if o.kind is ObjectKind.SEGMENT][-1]
+        damaged = [o for o in place.catalog.objects.list(SMALL.name) if o.kind is ObjectKind.SEGMENT][-1]
         path = place.warehouse.local.objects / damaged.name
         root = place.warehouse.local.restored_series(SMALL.name)
     path.chmod(0o644)

@@ -518,8 +518,8 @@ def test_a_store_that_dies_at_any_request_of_a_checkpoint_leaves_no_half_of_it(r
                 return False
             with pytest.raises(Unreachable):
                 place.warehouse.store.check(writable=True)
-            assert place.catalog.last_id(SMALL.name) == done
-            assert [s.step for s in place.catalog.steps(SMALL.name, done)] == list(range(1, done + 1))
+            assert place.catalog.checkpoints.last_id(SMALL.name) == done
+            assert [s.step for s in place.catalog.input_log.list(SMALL.name, done)] == list(range(1, done + 1))
             room.proxy.up()
             run.region.close("failed")
             return True
@@ -544,7 +544,7 @@ def test_a_store_that_dies_at_any_request_of_a_checkpoint_leaves_no_half_of_it(r
             restoring = restoring * 2 + 3
         assert restoring > fatal
         run.step(purchases()[5])
-        assert [c.digest for c in place.catalog.checkpoints(SMALL.name)] == list(reference.digests[:6])
+        assert [c.digest for c in place.catalog.checkpoints.list(SMALL.name)] == list(reference.digests[:6])
         assert failures(place, SMALL.name) == []
         for checkpoint in (4, 6):
             restored_digest(place, SMALL.name, checkpoint)
@@ -562,4 +562,4 @@ def test_steps_on_a_bad_network_are_those_on_a_filesystem(room: Room, warehouse:
             outputs.append(run.outputs["accounts"])
         assert failures(place, SMALL.name) == []
         assert room.proxy.met > 5
-        assert [c.digest for c in place.catalog.checkpoints(SMALL.name)] == list(reference.digests[:6])
+        assert [c.digest for c in place.catalog.checkpoints.list(SMALL.name)] == list(reference.digests[:6])

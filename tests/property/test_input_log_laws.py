@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.spark.source_log import SourceLog
 from tests.catalog_cases import commit_of
 from tests.contract.catalog.test_input_log import files
@@ -58,10 +58,10 @@ class Histories(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.catalog.register(NAME, 8, {})
+        self.catalog.streams.register(NAME, 8, {})
         self.objects = 0
-        self.catalog.new_epoch(NAME, "a test")
-        self.catalog.record_beginning(NAME, 1, BEGINNING)
+        self.catalog.runs.begin(NAME, "a test")
+        self.catalog.input_log.record_beginning(NAME, 1, BEGINNING)
         self.logs = [Log(NAME, {}, set())]
 
     def teardown(self) -> None:
@@ -81,9 +81,9 @@ class Histories(RuleBasedStateMachine):
             made.append(Step(batch + id, batch, f'{HEADER}\n{{"logOffset":{batch}}}', sources))
             batch, entry = batch + 1, entry + bool(count)
         self.objects += 1
-        epoch = self.catalog.stream(log.name).epoch
+        epoch = self.catalog.streams.get(log.name).epoch
         commit = commit_of(id, tag=f"x{self.objects}", steps=made, first={"aircraft": id})
-        self.catalog.commit(log.name, epoch, commit)
+        self.catalog.commits.add(log.name, epoch, commit)
         log.steps[id] = made
         log.kept.add(id)
 
@@ -97,28 +97,28 @@ class Histories(RuleBasedStateMachine):
             if data.draw(st.booleans())
             else [id for id in older if data.draw(st.booleans())]
         )
-        self.catalog.mark_deleted(log.name, self.catalog.stream(log.name).epoch, ids)
+        self.catalog.deletions.mark(log.name, self.catalog.streams.get(log.name).epoch, ids)
         log.kept -= set(ids)
 
     @rule(which=st.integers(0, 3), at_least=st.integers(1, 4))
     def prune(self, which: int, at_least: int) -> None:
         """What a deletion does last."""
         log = self.logs[which % len(self.logs)]
-        self.catalog.prune_input_log(log.name, self.catalog.stream(log.name).epoch, at_least=at_least)
+        self.catalog.input_log.prune(log.name, self.catalog.streams.get(log.name).epoch, at_least=at_least)
 
     @rule(which=st.integers(0, 3), data=st.data())
     def roll_back(self, which: int, data: st.DataObject) -> None:
         """To a checkpoint that is kept; what comes next is another way than the logged one, or the same."""
         log = self.logs[which % len(self.logs)]
         to = data.draw(st.sampled_from([0, *sorted(log.kept)]))
-        whole = self.catalog.replayable_from(log.name) == 0
+        whole = self.catalog.input_log.replayable_from(log.name) == 0
         given_up = [step for id in sorted(log.steps) if id > to for step in log.steps[id]]
-        self.catalog.rewind(log.name, self.catalog.new_epoch(log.name, "a test"), to, "a test", "a test")
+        self.catalog.rollbacks.roll_back(log.name, self.catalog.runs.begin(log.name, "a test"), to, "a test", "a test")
         if to or whole:
-            found = [(s.step, s.sources) for s in self.catalog.logged_steps(log.name)]
+            found = [(s.step, s.sources) for s in self.catalog.input_log.list_logged(log.name)]
             assert found[: len(given_up)] == [(s.step, s.sources) for s in given_up], "all of it can come again"
         else:
-            assert self.catalog.logged_steps(log.name) == []
+            assert self.catalog.input_log.list_logged(log.name) == []
         log.steps = {id: steps for id, steps in log.steps.items() if id <= to}
         log.kept = {id for id in log.kept if id <= to}
 
@@ -130,19 +130,19 @@ class Histories(RuleBasedStateMachine):
         if log.kept:
             at = data.draw(st.sampled_from(sorted(log.kept)))
             name = f"fork{len(self.logs)}"
-            self.catalog.fork(log.name, name, at)
-            self.catalog.new_epoch(name, "a test")
+            self.catalog.forks.create(log.name, name, at)
+            self.catalog.runs.begin(name, "a test")
             self.logs.append(Log(name, {id: s for id, s in log.steps.items() if id <= at}, {at}))
 
     @invariant()
     def every_kept_checkpoint_is_gone_on_from_as_with_the_whole_log(self) -> None:
         for log in self.logs:
             for checkpoint in {0, *sorted(log.kept)[:2], *sorted(log.kept)[-1:]}:
-                if checkpoint == 0 and self.catalog.replayable_from(log.name):
+                if checkpoint == 0 and self.catalog.input_log.replayable_from(log.name):
                     continue
-                found = self.catalog.input_position(log.name, checkpoint)
+                found = self.catalog.input_log.get_position(log.name, checkpoint)
                 assert laid_out(found) == laid_out(log.position(checkpoint)), (log.name, checkpoint)
-                after = [(s.step, s.offsets) for s in self.catalog.steps(log.name, log.newest, checkpoint)]
+                after = [(s.step, s.offsets) for s in self.catalog.input_log.list(log.name, log.newest, checkpoint)]
                 assert after == [(s.step, s.offsets) for s in log.upto(log.newest)[len(log.upto(checkpoint)) :]]
 
 

@@ -7,7 +7,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.catalog.records import CatalogView, LeaseRecord, RewindingRecord, RunRecord
+from siltstone.catalog.leases import LeaseRecord
+from siltstone.catalog.references import CatalogView
+from siltstone.catalog.rollbacks import RollbackRecord
+from siltstone.catalog.runs import RunRecord
 from siltstone.format.segment import Section
 from siltstone.retention.orphan_rules import Reason, incomplete_prefixes, judge, judge_unfinished
 from siltstone.store.base import Unfinished
@@ -50,7 +53,7 @@ class History:
     runs: list[RunRecord] = field(default_factory=lambda: [_run(1, 1)])
     committed_by: dict[int, int] = field(default_factory=dict)
     """checkpoint -> epoch"""
-    rewindings: list[RewindingRecord] = field(default_factory=list)
+    rewindings: list[RollbackRecord] = field(default_factory=list)
     leased: dict[int, str] = field(default_factory=dict)
     """checkpoint -> the snapshot being taken of it"""
 
@@ -91,7 +94,7 @@ class History:
         """Under an epoch of its own, which commits nothing."""
         self.epoch, self.ended, self.put = self.epoch + 1, True, []
         self.runs.append(_run(self.epoch, self.newest + 1))
-        self.rewindings.append(RewindingRecord("s", self.epoch, checkpoint, self.newest, "damaged", "a test", NOON))
+        self.rewindings.append(RollbackRecord("s", self.epoch, checkpoint, self.newest, "damaged", "a test", NOON))
         self.newest = checkpoint
         self.referenced = {name for name in self.referenced if _checkpoint(name) <= checkpoint}
         self.committed_by = {c: epoch for c, epoch in self.committed_by.items() if c <= checkpoint}

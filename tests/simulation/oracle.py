@@ -160,7 +160,7 @@ class Oracle:
 
     def restore(self, stream: str, id: int) -> None:
         """A checkpoint is what it was when it was made."""
-        found = restored(self._store, self._catalog.chain_manifests(stream, id))
+        found = restored(self._store, self._catalog.chains.list_manifests(stream, id))
         assert found == self.contents(stream, id), f"checkpoint {id} of {stream} is not what it was"
 
     def _objects_of(self, stream: str, id: int) -> frozenset[str]:
@@ -171,7 +171,7 @@ class Oracle:
         based = tuple(m for m in sorted(self.rows(made, stream)) if (m[0], m[1]) in chain)
         key = (stream, id, self._streams[stream].checkpoints[id].epoch, chain, based)
         if key not in self._needed:
-            chained = self._catalog.chain_manifests(stream, id)
+            chained = self._catalog.chains.list_manifests(stream, id)
             names = [stored.name for stored in chained]
             for stored in chained:
                 if stored.name not in self._manifests:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from sqlalchemy import Connection, Engine, StaticPool, create_engine, event
 
 from siltstone.catalog.engine import WRITE
-from siltstone.catalog.repository import Catalog
+from siltstone.catalog.transactions import Transactions
 from siltstone.catalog.upgrade import create_tables
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable
 from siltstone.model import StoredObject
@@ -128,21 +128,21 @@ def memory_engine() -> tuple[Engine, sqlite3.Connection]:
     return engine, raw
 
 
-class SimulatedCatalog(Catalog):
-    """The catalog as one process sees it: it stops before every transaction."""
+class SimulatedTransactions(Transactions):
+    """The catalog's transactions as one process sees them: it stops before every one."""
 
     def __init__(self, engine: Engine, now: Callable[[], datetime], process: Process) -> None:
         super().__init__(engine, now, outage_s=0.0)
         self._process = process
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with self._process.call("read the catalog"), super()._reading() as connection:
+    def reading(self) -> Iterator[Connection]:
+        with self._process.call("read the catalog"), super().reading() as connection:
             yield connection
 
     @contextmanager
-    def _writing(self, what: str) -> Iterator[Connection]:
-        with self._process.call(f"write {what}"), super()._writing(what) as connection:
+    def writing(self, what: str) -> Iterator[Connection]:
+        with self._process.call(f"write {what}"), super().writing(what) as connection:
             yield connection
 
 

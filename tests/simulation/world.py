@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.transactions import Transactions
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.adjust_d_rules import AdjustD
 from siltstone.chains.materialize import materialize
@@ -39,8 +40,8 @@ from tests.simulation.processes import (
     Clock,
     MemoryStore,
     Process,
-    SimulatedCatalog,
     SimulatedStore,
+    SimulatedTransactions,
     memory_engine,
 )
 from tests.simulation.writer import GROUPS, NAME, OPERATORS, STREAM, TABLE, Writer, restored
@@ -71,12 +72,12 @@ class World:
         raw.execute("PRAGMA foreign_keys = ON")
         self.clock = Clock()
         self.memory = MemoryStore(self.clock.now)
-        self.catalog = Catalog(self.engine, self.clock.now, outage_s=0.0)
-        self.catalog.register(NAME, GROUPS, definition_of(STREAM, {}))
+        self.catalog = Catalog(Transactions(self.engine, self.clock.now, outage_s=0.0))
+        self.catalog.streams.register(NAME, GROUPS, definition_of(STREAM, {}))
         identity = "5" * 32
         write_identity(cast(Any, SimulatedStore(self.memory)), identity)
-        self.catalog.propose_identity(identity)
-        self.catalog.settle_identity(identity)
+        self.catalog.identity.propose(identity)
+        self.catalog.identity.settle(identity)
         self.oracle = Oracle(self.catalog, raw, self.memory)
         self.memory.may_delete = self.oracle.is_written_down
         self.processes: list[Process] = []
@@ -87,7 +88,7 @@ class World:
         """A process at its first stop."""
 
         def run(process: Process) -> None:
-            catalog = SimulatedCatalog(self.engine, self.clock.now, process)
+            catalog = Catalog(SimulatedTransactions(self.engine, self.clock.now, process))
             warehouse = SimpleNamespace(store=SimulatedStore(self.memory, process), label="memory")
             work(process, OpenWarehouse(cast(Any, warehouse), catalog), stream)
 
@@ -130,7 +131,7 @@ class World:
         visible = self.oracle.visible(NAME)
         if a % 2 or not visible:
             return
-        stored = {o.name for o in self.catalog.objects(NAME, visible[-1:])} & self.memory.objects.keys()
+        stored = {o.name for o in self.catalog.objects.list(NAME, visible[-1:])} & self.memory.objects.keys()
         names = sorted(stored - self.oracle.damaged)
         if not names:
             return
@@ -157,9 +158,9 @@ class World:
         operator, id = OPERATORS[a % 2], uuid.uuid5(uuid.NAMESPACE_OID, self._new("m")).hex
 
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            visible = [c.id for c in place.catalog.checkpoints(stream)]
+            visible = [c.id for c in place.catalog.checkpoints.list(stream)]
             checkpoint = visible[-1 - a // 2 % len(visible)] if visible else 1
-            if place.catalog.firsts(stream, checkpoint).get(operator) != checkpoint:
+            if place.catalog.chains.get_firsts(stream, checkpoint).get(operator) != checkpoint:
                 materialize(place, stream, operator, checkpoint, id=id, parallelism=1 + a % 2, run=_in_order)
                 self.counts["materialized"] += 1
 
@@ -171,7 +172,7 @@ class World:
 
     def _delete(self, a: int) -> Work:
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            last = place.catalog.last_id(stream)
+            last = place.catalog.checkpoints.last_id(stream)
             delete_checkpoints(place, stream, random.Random(a).sample(range(1, last + 1), min(last, 1 + a % 3)))
 
         return work
@@ -184,10 +185,10 @@ class World:
         lease = self._new("r")
 
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            visible = [c.id for c in place.catalog.checkpoints(stream)]
+            visible = [c.id for c in place.catalog.checkpoints.list(stream)]
             checkpoint = visible[a % len(visible)] if visible else 1
             with hold_lease(place.catalog, stream, [checkpoint] if a % 5 else None, id=lease):
-                manifests = place.catalog.chain_manifests(stream, checkpoint)
+                manifests = place.catalog.chains.list_manifests(stream, checkpoint)
                 expected = self.oracle.contents(stream, checkpoint)
                 try:
                     found = restored(place.warehouse.store, manifests)
@@ -205,11 +206,11 @@ class World:
         label = self._new("s")
 
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            record, epoch = place.catalog.latest(stream), place.catalog.stream(stream).epoch
+            record, epoch = place.catalog.checkpoints.latest(stream), place.catalog.streams.get(stream).epoch
             with hold_lease(place.catalog, stream, [record.id], id=label):
                 path = CheckpointPath(stream, record.epoch, record.id).snapshot("a", TABLE, 0, label)
                 stored = place.warehouse.store.put(path, b"rows")
-                place.catalog.add_snapshot(stream, epoch, record.id, [stored], 1)
+                place.catalog.reference_copies.add(stream, epoch, record.id, [stored], 1)
 
         return work
 
@@ -219,7 +220,7 @@ class World:
             if a % 4 == 0:
                 drop_savepoint(place.catalog, stream, name)
             else:
-                last = place.catalog.last_id(stream)
+                last = place.catalog.checkpoints.last_id(stream)
                 expires = timedelta(hours=1) if a % 4 == 1 else None
                 set_savepoint(place.catalog, stream, name, at=str(max(1, last - a % 3)), expires_in=expires)
 
@@ -229,7 +230,7 @@ class World:
         new = f"f{a % 2}"
 
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            last = place.catalog.last_id(stream)
+            last = place.catalog.checkpoints.last_id(stream)
             fork(place, stream, new, str(max(1, last - a % 3)))
 
         return work
@@ -256,9 +257,9 @@ class World:
 
     def _rewind(self, a: int) -> Work:
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
-            epoch = place.catalog.new_epoch(stream, "rewinds")
-            last = place.catalog.last_id(stream)
-            place.catalog.rewind(stream, epoch, max(last - a % 3, 0), "the schedule says so", "a test")
+            epoch = place.catalog.runs.begin(stream, "rewinds")
+            last = place.catalog.checkpoints.last_id(stream)
+            place.catalog.rollbacks.roll_back(stream, epoch, max(last - a % 3, 0), "the schedule says so", "a test")
 
         return work
 
@@ -296,7 +297,7 @@ class World:
         streams = self.oracle.streams()
         for action in ("recover", "run", "truncate", "sweep", "sweep"):
             self.clock.time = max(self.clock.time, NOON) + timedelta(days=10)
-            for stream in streams if self.catalog.last_id(NAME) else ():
+            for stream in streams if self.catalog.checkpoints.last_id(NAME) else ():
                 work = self._sweep(2) if action == "sweep" else getattr(self, f"_{action}")(2)
                 last = self.start(action, stream, work)
                 last.finish()
@@ -307,9 +308,9 @@ class World:
             for id in self.oracle.visible(stream):
                 if self.oracle.whole(stream, id):
                     self.oracle.restore(stream, id)
-            assert not self.catalog.live_leases(stream)
-            self.counts["checkpoints"] += self.catalog.last_id(stream)
-        if self.catalog.last_id(NAME):
+            assert not self.catalog.leases.list_live(stream)
+            self.counts["checkpoints"] += self.catalog.checkpoints.last_id(stream)
+        if self.catalog.checkpoints.last_id(NAME):
             named = {name for (name,) in self.oracle.rows("SELECT name FROM object")}
             stored = {name for name in self.memory.objects if not name.startswith("_")}
             assert named == stored, sorted(named ^ stored)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.records import MaterializationRecord
+from siltstone.catalog.materializations import MaterializationRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from tests.command_line import plain, siltstone
 from tests.fault.reference import small
@@ -37,7 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def materializations(place: OpenWarehouse, stream: str) -> list[MaterializationRecord]:
-    return [m for m in place.catalog.materializations(stream) if m.manifest is not None]
+    return [m for m in place.catalog.materializations.list(stream) if m.manifest is not None]
 
 
 def test_chains_shorten_while_the_stream_runs(
@@ -51,15 +51,15 @@ def test_chains_shorten_while_the_stream_runs(
     assert ran["digest"] == small().digests[FILES - 1]
     with OpenWarehouse.existing("w") as place:
         done = materializations(place, "little")
-        last = place.catalog.latest("little")
+        last = place.catalog.checkpoints.latest("little")
         # Beside the run, not behind it.
         assert {m.operator for m in done if m.ended_at and m.ended_at < last.committed_at} == OPERATORS
-        assert min(place.catalog.firsts("little", last.id).values()) > 1
+        assert min(place.catalog.chains.get_firsts("little", last.id).values()) > 1
         # Retention followed, and took the bases that chains began with.
-        assert place.catalog.checkpoints("little", marked=True)[0].id > 1
+        assert place.catalog.checkpoints.list("little", marked=True)[0].id > 1
         assert not failures(place, "little")
-        assert not [m for m in place.catalog.materializations("little") if m.error]
-        assert place.catalog.live_leases("little") == []
+        assert not [m for m in place.catalog.materializations.list("little") if m.error]
+        assert place.catalog.leases.list_live("little") == []
     text = metrics.read_text()
     for operator in OPERATORS:
         assert f'siltstone_materialization_stalled{{operator="{operator}",stream="little"}} 0.0' in text
@@ -71,7 +71,7 @@ def test_chains_shorten_while_the_stream_runs(
 def test_what_the_command_line_says(spark: SparkSession, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = siltstone("run", "little", "--materialize-every", "off", "--json").json
     with OpenWarehouse.existing("w") as place:
-        assert place.catalog.materializations("little") == []
+        assert place.catalog.materializations.list("little") == []
     siltstone("run", "little", "--materialize-every", "often").failed(2, "'often' is not a length of time", "15m")
     siltstone("materialize", "little", "--due", "--at", "2").failed(2, "--due and --at exclude each other")
     siltstone("materialize", "unknown", "--due").failed(2, "unknown")

@@ -78,7 +78,7 @@ def test_input_before_the_first_checkpoint_is_not_lost_with_a_source_that_begins
     run(settings, MESSAGES, RunRequest())
     assert totals_of(settings, "messages", tmp_path / "then") == counted(*range(5, 15))
     with OpenWarehouse.existing(settings.warehouse) as place:
-        assert [s.batch_id for s in place.catalog.steps("messages", 9)] == [0, 1]
+        assert [s.batch_id for s in place.catalog.input_log.list("messages", 9)] == [0, 1]
 
 
 def test_a_replay_and_a_rollback_to_nothing_begin_where_the_stream_began(
@@ -89,35 +89,37 @@ def test_a_replay_and_a_rollback_to_nothing_begin_where_the_stream_began(
         arrive(source, messages)
         run(settings, MESSAGES, RunRequest())
     with OpenWarehouse.existing(settings.warehouse) as place:
-        digests = [c.digest for c in place.catalog.checkpoints("messages")]
+        digests = [c.digest for c in place.catalog.checkpoints.list("messages")]
     arrive(source, 20)
     replayed = replay(settings, MESSAGES)
     assert (replayed.since, replayed.rows, replayed.proven, replayed.compared) == (0, 7, True, 3)
     with OpenWarehouse.existing(settings.warehouse) as place:
-        place.catalog.fork("messages", "again", 2)
-        place.catalog.rewind("messages", place.catalog.new_epoch("messages", "a test"), 0, "a test", "a test")
+        place.catalog.forks.create("messages", "again", 2)
+        place.catalog.rollbacks.roll_back(
+            "messages", place.catalog.runs.begin("messages", "a test"), 0, "a test", "a test"
+        )
     run(settings, MESSAGES, RunRequest())
     with OpenWarehouse.existing(settings.warehouse) as place:
-        assert [c.digest for c in place.catalog.checkpoints("messages")][:3] == digests
-        place.catalog.rewind("again", place.catalog.new_epoch("again", "a test"), 0, "a test", "a test")
+        assert [c.digest for c in place.catalog.checkpoints.list("messages")][:3] == digests
+        place.catalog.rollbacks.roll_back("again", place.catalog.runs.begin("again", "a test"), 0, "a test", "a test")
     assert calls(source, "initial") == [5]
     assert totals_of(settings, "messages", tmp_path / "out") == counted(*range(5, 20))
     run(settings, MESSAGES.forked("again", "messages"), RunRequest())
     with OpenWarehouse.existing(settings.warehouse) as place:
-        assert [c.digest for c in place.catalog.checkpoints("again")][:2] == digests[:2]
+        assert [c.digest for c in place.catalog.checkpoints.list("again")][:2] == digests[:2]
     assert totals_of(settings, "again", tmp_path / "fork") == counted(*range(5, 20))
 
 
 def test_a_rate_source_goes_on_from_when_it_first_began(settings: Settings, tmp_path: Path) -> None:
     stopped(settings, RATE)
     with OpenWarehouse.existing(settings.warehouse) as place:
-        begun = place.catalog.input_position("rate", 0).beginning
+        begun = place.catalog.input_log.get_position("rate", 0).beginning
         assert begun is not None and begun.sources.startswith('{"0": {"0": "v1')
     time.sleep(1.1)
     run(settings, RATE, RunRequest(batches=1))
     with OpenWarehouse.existing(settings.warehouse) as place:
-        assert place.catalog.input_position("rate", 0).beginning == begun
-        [step] = place.catalog.steps("rate", 1)
+        assert place.catalog.input_log.get_position("rate", 0).beginning == begun
+        [step] = place.catalog.input_log.list("rate", 1)
         seconds = int(step.offsets.splitlines()[-1])
     assert seconds >= 1, "what came while the stream was stopped is part of the first batch"
     rows = totals_of(settings, "rate", tmp_path / "out")
@@ -150,10 +152,10 @@ def test_a_fenced_runner_records_no_beginning_and_the_newer_one_does(
         newer = StreamRunner(spark, open_region(settings, MESSAGES, other, {}, 1), max_steps=1)
         with pytest.raises(Fenced):
             run_stream(older, rows)
-        assert place.catalog.input_position("messages", 0).beginning is None
+        assert place.catalog.input_log.get_position("messages", 0).beginning is None
         arrive(source, 7)
         run_stream(newer, rows)
-        begun = place.catalog.input_position("messages", 0).beginning
+        begun = place.catalog.input_log.get_position("messages", 0).beginning
         assert begun is not None and begun.offsets.endswith('{"next": 7}')
 
 

@@ -57,8 +57,8 @@ def test_what_is_deleted_once_the_lease_is_lost_is_no_damage(
 
     def after_a_long_sleep(*arguments: Any) -> list[Any]:
         with OpenWarehouse.existing("w") as place:
-            for lease in place.catalog.live_leases("little"):
-                place.catalog.release_lease(lease.id)
+            for lease in place.catalog.leases.list_live("little"):
+                place.catalog.leases.release(lease.id)
         assert siltstone("truncate", "little", "--keep-last", 1).code == 0
         return maps(*arguments)
 

@@ -39,19 +39,23 @@ def state() -> tuple[Any, ...]:
     """All that a refused command must leave alone."""
     files = sorted(str(p) for p in Path("w").rglob("*") if not p.name.startswith("catalog.db"))
     with OpenWarehouse.existing("w") as place:
-        names = [s.name for s in place.catalog.streams()]
-        return files, place.catalog.streams(), [(place.catalog.runs(n), place.catalog.checkpoints(n)) for n in names]
+        names = [s.name for s in place.catalog.streams.list()]
+        return (
+            files,
+            place.catalog.streams.list(),
+            [(place.catalog.runs.list(n), place.catalog.checkpoints.list(n)) for n in names],
+        )
 
 
 def digests(stream: str, checkpoint: int) -> dict[str, dict[str, list[int]]]:
     with OpenWarehouse.existing("w") as place:
-        manifest = read_manifest(place.warehouse.store, place.catalog.checkpoint(stream, checkpoint).manifest)
+        manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.get(stream, checkpoint).manifest)
     return {op: {name: d.tolist() for name, d in by_name.items()} for op, by_name in manifest.digests.items()}
 
 
 def parallelism(stream: str) -> int:
     with OpenWarehouse.existing("w") as place:
-        return place.catalog.latest(stream).statistics["parallelism"]
+        return place.catalog.checkpoints.latest(stream).statistics["parallelism"]
 
 
 def totals(at: str = "latest") -> dict[int, tuple[int, int]]:
@@ -71,8 +75,8 @@ def test_rescale_keeps_every_digest_and_is_what_later_runs_have() -> None:
     assert (done["rows"], done["digest"]) == (newest["rows"], newest["digest"]) and done["bytes"] > 0
     assert digests("little", 4) == digests("little", 3)
     with OpenWarehouse.existing("w") as place:
-        assert place.catalog.stream("little").parallelism == 7 == parallelism("little")
-        assert [r.outcome for r in place.catalog.runs("little")] == ["done", "done"]
+        assert place.catalog.streams.get("little").parallelism == 7 == parallelism("little")
+        assert [r.outcome for r in place.catalog.runs.list("little")] == ["done", "done"]
     assert siltstone("run", "little", "--batches", 1, "--json").json["rows"] == 300
     assert parallelism("little") == 7
     assert siltstone("run", "little", "--batches", 1, "--parallelism", 2, "--json").json["rows"] == 300

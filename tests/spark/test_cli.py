@@ -49,8 +49,8 @@ def contents(warehouse: Path) -> tuple[Any, ...]:
     """All that a command that fails must leave alone: streams, runs, checkpoints and every file but the catalog's."""
     files = sorted((str(p), p.stat().st_size) for p in warehouse.rglob("*") if not p.name.startswith("catalog.db"))
     with OpenWarehouse.existing(str(warehouse)) as place:
-        streams = place.catalog.streams()
-        return files, [(s, place.catalog.runs(s.name), place.catalog.checkpoints(s.name)) for s in streams]
+        streams = place.catalog.streams.list()
+        return files, [(s, place.catalog.runs.list(s.name), place.catalog.checkpoints.list(s.name)) for s in streams]
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_a_process_of_its_own_until_interrupted(new_project: Path) -> None:
     first = Ended(0, out, "").json
     assert first["checkpoints"][:2] == [1, 2] and first["stopped"] == "SIGINT"
     with OpenWarehouse.existing("w") as place:
-        assert [r.outcome for r in place.catalog.runs("counts")] == ["stopped"]
+        assert [r.outcome for r in place.catalog.runs.list("counts")] == ["stopped"]
     rest = siltstone("run", "counts", "--json").json
     assert first["checkpoints"] + rest["checkpoints"] == [1, 2, 3, 4]
     assert first["rows"] + rest["rows"] == 12
@@ -349,7 +349,7 @@ def break_object(path: Path, damage: str) -> None:
 def test_a_catalog_from_a_newer_version(copy: Path) -> None:
     with contextlib.closing(sqlite3.connect(copy / "w" / "catalog.db")) as catalog:
         catalog.execute(f"update {REVISION_TABLE} set version_num = 'r9999'")
-        catalog.commit()
+        catalog.commits.add()
     for command in ("run", "checkpoints", "restore", "verify"):
         siltstone(command, "counts").failed(2, "written by a newer Siltstone (revision r9999): upgrade siltstone")
 

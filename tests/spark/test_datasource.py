@@ -111,7 +111,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     result = run(settings, STREAM, RunRequest(options={"input": (home / "input").as_uri()}))
     assert result.checkpoints == [1, 2, 3]
     with OpenWarehouse.existing(settings.warehouse) as place:
-        forms = [place.catalog.checkpoint("kinds", c).forms["kinds"] for c in result.checkpoints]
+        forms = [place.catalog.checkpoints.get("kinds", c).forms["kinds"] for c in result.checkpoints]
     assert forms == [Form.BASE, Form.DELTA, Form.DELTA]
     return Ran(spark, settings, inputs)
 
@@ -217,7 +217,7 @@ class CountingStore:
 def test_a_task_reads_only_the_blocks_of_its_key_groups(ran: Ran) -> None:
     with OpenWarehouse.existing(ran.settings.warehouse) as place:
         store = place.warehouse.store
-        manifests = read_manifests(store, place.catalog.chain_manifests("kinds", 3))
+        manifests = read_manifests(store, place.catalog.chains.list_manifests("kinds", 3))
     shape = TableShape.of(manifests[3], "kinds", "row")
     tasks = plan_scan(manifests, shape, Selection(tuple(shape.columns.names)), parallelism=4)
     every = sum(h.length for m in manifests.values() for h in m.handles if h.variable == "row")
@@ -233,7 +233,7 @@ def test_a_task_reads_only_the_blocks_of_its_key_groups(ran: Ran) -> None:
 def test_another_digest_than_the_recorded_one_fails_the_task(ran: Ran, at: int, variable: str) -> None:
     with OpenWarehouse.existing(ran.settings.warehouse) as place:
         store = place.warehouse.store
-        manifests = read_manifests(store, place.catalog.chain_manifests("kinds", at))
+        manifests = read_manifests(store, place.catalog.chains.list_manifests("kinds", at))
     shape = TableShape.of(manifests[at], "kinds", variable)
     [task] = plan_scan(manifests, shape, Selection(tuple(shape.columns.names)), parallelism=1)
     assert sum(map(len, scan(store, task))) > 0
@@ -245,7 +245,7 @@ def test_another_digest_than_the_recorded_one_fails_the_task(ran: Ran, at: int, 
 
 def test_a_flipped_bit_of_the_footer_fails_a_query_of_some_columns(ran: Ran) -> None:
     with OpenWarehouse.existing(ran.settings.warehouse) as place:
-        manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("kinds", 1))
+        manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests("kinds", 1))
         objects = place.warehouse.local.objects
     bases = [h.object for h in manifests[1].handles if h.variable == "row"]
     whole = {name: (objects / name).read_bytes() for name in bases}
@@ -328,7 +328,9 @@ def damaged(ran: Ran) -> Any:
 @pytest.mark.parametrize("variable", ["row", "counts"])
 def test_a_damaged_object_is_named(ran: Ran, damaged: Callable[[str, int], None], variable: str) -> None:
     with OpenWarehouse.existing(ran.settings.warehouse) as place:
-        [manifest] = read_manifests(place.warehouse.store, [place.catalog.checkpoint("kinds", 3).manifest]).values()
+        [manifest] = read_manifests(
+            place.warehouse.store, [place.catalog.checkpoints.get("kinds", 3).manifest]
+        ).values()
     handle = next(h for h in manifest.handles if h.variable == variable)
     damaged(handle.object, handle.offset + handle.length // 2)
     with pytest.raises(PySparkException, match=f"CorruptObject: .*{handle.object}"):

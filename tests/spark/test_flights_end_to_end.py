@@ -57,9 +57,9 @@ def restored(settings: Settings) -> dict[str, MemoryState]:
     """Operator -> its state at the newest checkpoint, rebuilt from the store alone."""
     with OpenWarehouse.existing(settings.warehouse) as place:
         store, catalog = place.warehouse.store, place.catalog
-        newest = catalog.last_id(FLIGHTS.name)
+        newest = catalog.checkpoints.last_id(FLIGHTS.name)
         # With what was materialized beside the run, which on a slow machine is some of it.
-        manifests = read_manifests(store, catalog.chain_manifests(FLIGHTS.name, newest))
+        manifests = read_manifests(store, catalog.chains.list_manifests(FLIGHTS.name, newest))
     states = {}
     for op in FLIGHTS.operators:
         handles = {id: [h for h in m.handles if h.operator == op.name] for id, m in manifests.items()}
@@ -100,7 +100,7 @@ def the_four_fields_are_short(settings: Settings) -> None:
     found: dict[tuple[str, Form], list[float]] = {}
     with OpenWarehouse.existing(settings.warehouse) as place:
         store = place.warehouse.store
-        for record in place.catalog.checkpoints(FLIGHTS.name):
+        for record in place.catalog.checkpoints.list(FLIGHTS.name):
             handles = read_manifest(store, record.manifest).handles
             for index in (h for h in handles if h.kind is Kind.INDEX):
                 mine = [h for h in handles if (h.operator, h.object) == (index.operator, index.object)]
@@ -120,4 +120,4 @@ def test_an_unknown_period_changes_nothing(spark: SparkSession, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"period is 'hour': use day or week"):
         run(settings, FLIGHTS, RunRequest(options={"period": "hour"}))
     with OpenWarehouse.existing(settings.warehouse) as place:
-        assert place.catalog.streams() == []
+        assert place.catalog.streams.list() == []

@@ -24,7 +24,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def digests(stream: str) -> dict[int, str]:
     with OpenWarehouse.existing("w") as place:
-        return {c.id: c.digest for c in place.catalog.checkpoints(stream)}
+        return {c.id: c.digest for c in place.catalog.checkpoints.list(stream)}
 
 
 def sink_rows(stream: str) -> list[int]:
@@ -51,7 +51,7 @@ def test_a_fork_runs_on_from_its_checkpoint_as_the_parent_did(project: Path) -> 
     siltstone("materialize", NEW)
     siltstone("truncate", NEW, "--keep-last", 1)
     with OpenWarehouse.existing("w") as place:
-        names = {o.name for o in place.catalog.objects(NEW)}
+        names = {o.name for o in place.catalog.objects.list(NEW)}
         assert names and all(name.startswith(f"{NEW}/") for name in names), "independent of the parent by now"
     assert not siltstone("verify", "little", "--all", "--json").json["failed"]
     again = siltstone("run", NEW, "--json").json

@@ -131,7 +131,7 @@ def test_a_recomputation_that_fails_fails_the_step(
         run(at, stream, RunRequest())
     assert list((tmp_path / "calls").glob("*-again")), "it was computed again"
     with OpenWarehouse.existing(at.warehouse) as place:
-        assert place.catalog.last_id("chained") == 1
+        assert place.catalog.checkpoints.last_id("chained") == 1
     assert set(sink(tmp_path / "w").column("checkpoint").to_pylist()) == {1}
     (tmp_path / "fresh").mkdir()
     running = Running(tmp_path / "fresh", "fails")
@@ -147,7 +147,7 @@ def test_a_recomputation_that_comes_to_other_rows_fails_the_step(
     with pytest.raises(StateError, match="lost and computed again: it came to other rows or another state"):
         run(at, stream, RunRequest())
     with OpenWarehouse.existing(at.warehouse) as place:
-        assert place.catalog.last_id("chained") == 1
+        assert place.catalog.checkpoints.last_id("chained") == 1
 
 
 def test_a_recomputation_gives_the_same_rows_and_leaves_the_state_alone(

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
-from siltstone.catalog.records import StreamRecord
+from siltstone.catalog.streams import StreamRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.inspect import show_checkpoint
 from siltstone.chains.policies import PolicyOptions
@@ -55,15 +55,18 @@ def at(path: Path, **options: object) -> Settings:
 def digests(settings: Settings, stream: str) -> dict[int, str]:
     """Step of every checkpoint -> digest."""
     with OpenWarehouse.existing(settings.warehouse) as place:
-        steps = {s.checkpoint: s.step for s in place.catalog.steps(stream, place.catalog.last_id(stream))}
-        return {steps[c.id]: c.digest for c in place.catalog.checkpoints(stream)}
+        steps = {
+            s.checkpoint: s.step
+            for s in place.catalog.input_log.list(stream, place.catalog.checkpoints.last_id(stream))
+        }
+        return {steps[c.id]: c.digest for c in place.catalog.checkpoints.list(stream)}
 
 
 def recorded(settings: Settings, stream: str) -> tuple[StreamRecord, int, int]:
     """All that a run that is refused must leave alone."""
     with OpenWarehouse.existing(settings.warehouse) as place:
         catalog = place.catalog
-        return catalog.stream(stream), len(catalog.runs(stream)), catalog.last_id(stream)
+        return catalog.streams.get(stream), len(catalog.runs.list(stream)), catalog.checkpoints.last_id(stream)
 
 
 def proven(settings: Settings, stream: str) -> None:
@@ -164,7 +167,7 @@ def test_a_checkpoint_of_several_steps_and_one_for_the_rest(
     if "checkpoint_steps" in every:
         assert undisturbed.digests[3] in digests(settings, "little").values()
     with OpenWarehouse.existing(settings.warehouse) as place:
-        assert [s.batch_id for s in place.catalog.steps("little", 9)] == [0, 1, 2, 3, 4]
+        assert [s.batch_id for s in place.catalog.input_log.list("little", 9)] == [0, 1, 2, 3, 4]
         directory = place.warehouse.local.source("little")
     assert sink_rows(settings).num_rows == 1500
     write_files(directory, purchases()[:FILES])
@@ -242,15 +245,15 @@ def test_as_the_readme_does_it(spark: SparkSession, tmp_path: Path) -> None:
         writer.trigger(availableNow=True).start().awaitTermination()
     run(at(tmp_path / "steady"), COUNTS, RunRequest())
     with OpenWarehouse.existing(settings.warehouse) as place:
-        assert [r.outcome for r in place.catalog.runs("counts")] == ["done"]
-        digest = place.catalog.latest("counts").digest
-        stored = len(place.catalog.objects("counts"))
+        assert [r.outcome for r in place.catalog.runs.list("counts")] == ["done"]
+        digest = place.catalog.checkpoints.latest("counts").digest
+        stored = len(place.catalog.objects.list("counts"))
     metrics = (tmp_path / "counts.txt").read_text()
     assert f'siltstone_upload_objects_total{{stream="counts"}} {stored}.0\n' in metrics, (
         "a user's own query writes them"
     )
     with OpenWarehouse.existing(at(tmp_path / "steady").warehouse) as place:
-        assert place.catalog.latest("counts").digest == digest
+        assert place.catalog.checkpoints.latest("counts").digest == digest
     with pytest.raises(UsageError, match="no source of its own"):
         run(settings, stream, RunRequest())
 
@@ -274,12 +277,12 @@ def test_in_the_users_own_query_what_was_taken_back_comes_again_first(spark: Spa
     before, recorded = heard.copy(), digests(at(tmp_path / "w"), "own")
     assert [id for id, _ in before] == [1, 2] and len(recorded) == 2, "of three steps and of one"
     with OpenWarehouse.existing(at(tmp_path / "w").warehouse) as place:
-        place.catalog.rewind("own", place.catalog.new_epoch("own", "a test"), 0, "a test", "a test")
+        place.catalog.rollbacks.roll_back("own", place.catalog.runs.begin("own", "a test"), 0, "a test", "a test")
         with pytest.raises(
             Exception, match=r"4 logged steps are to be run again first: call runner.follow_log\(rows\)"
         ):
             query(1, follow=False)
-        assert (heard, place.catalog.last_id("own")) == (before, 0)
+        assert (heard, place.catalog.checkpoints.last_id("own")) == (before, 0)
     query(1, follow=True)
     assert (heard, digests(at(tmp_path / "w"), "own")) == (before, recorded), "the sink has had its rows"
 
@@ -297,7 +300,7 @@ def test_an_empty_micro_batch_under_adaptive_execution(spark: SparkSession, tmp_
     finally:
         spark.conf.set("spark.sql.adaptive.enabled", before)
     with OpenWarehouse.existing(at(tmp_path / "w").warehouse) as place:
-        assert place.catalog.last_id("counts") == len(STEPS)
+        assert place.catalog.checkpoints.last_id("counts") == len(STEPS)
 
 
 def test_state_of_sparks_own_before_the_runner_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -309,7 +312,10 @@ def test_state_of_sparks_own_before_the_runner_is_refused(spark: SparkSession, t
             writer.trigger(availableNow=True).start().awaitTermination()
         assert isinstance(runner.failure, UsageError) and "dropDuplicates" in str(runner.failure)
     with OpenWarehouse.existing(at(tmp_path / "w").warehouse) as place:
-        assert (place.catalog.last_id("counts"), place.catalog.runs("counts")[-1].outcome) == (0, "failed")
+        assert (place.catalog.checkpoints.last_id("counts"), place.catalog.runs.list("counts")[-1].outcome) == (
+            0,
+            "failed",
+        )
 
 
 def test_another_checkpoint_location_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -337,7 +343,7 @@ def test_a_runner_that_failed_takes_no_further_batch(spark: SparkSession, tmp_pa
         for _ in range(2):
             with pytest.raises(StateError, match=r"in step 2: operator counts: ZeroDivisionError: a value is neg"):
                 run_stream(runner, rows)
-            assert (place.catalog.last_id("breaking"), runner.region.step) == (1, 2)
+            assert (place.catalog.checkpoints.last_id("breaking"), runner.region.step) == (1, 2)
 
 
 def test_spark_aggregates_the_same(spark: SparkSession, tmp_path: Path) -> None:
@@ -495,9 +501,9 @@ def test_a_second_writer_fences_the_first(spark: SparkSession, tmp_path: Path) -
         newer = StreamRunner(spark, open_region(settings, COUNTS, other, {}, 2), max_steps=2)
         with pytest.raises(Fenced, match="epoch 1 of stream counts was fenced by epoch 2"):
             run_stream(older, rows)
-        assert place.catalog.last_id("counts") == 0
+        assert place.catalog.checkpoints.last_id("counts") == 0
         run_stream(newer, rows)
-        assert [c.epoch for c in place.catalog.checkpoints("counts")] == [2, 2]
+        assert [c.epoch for c in place.catalog.checkpoints.list("counts")] == [2, 2]
     proven(settings, "counts")
 
 
@@ -513,7 +519,7 @@ def test_without_deltas_nothing_is_tracked(tmp_path: Path) -> None:
     settings = at(tmp_path / "w", policy_options=PolicyOptions(d_max=0))
     run(settings, COUNTS, RunRequest(batches=3))
     with OpenWarehouse.existing(settings.warehouse) as place:
-        assert [(c.forms, c.d) for c in place.catalog.checkpoints("counts")] == [
+        assert [(c.forms, c.d) for c in place.catalog.checkpoints.list("counts")] == [
             ({"counts": Form.BASE}, {"counts": 0})
         ] * 3
         handles = show_checkpoint(place.catalog, place.warehouse.store, "counts", "3")["handles"]
@@ -578,5 +584,5 @@ def test_a_source_that_cannot_be_read_changes_nothing(
         with pytest.raises(UsageError, match=said):
             run(settings, replace(COUNTS, source=source), RunRequest())
         with OpenWarehouse.existing(settings.warehouse) as place:
-            assert known is any(s.name == "counts" for s in place.catalog.streams())
+            assert known is any(s.name == "counts" for s in place.catalog.streams.list())
         assert recorded(counted, "counts") == before

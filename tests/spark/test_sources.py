@@ -26,7 +26,7 @@ def at(path: Path) -> Settings:
 
 def newest(settings: Settings, stream: str) -> tuple[int, str]:
     with OpenWarehouse.existing(settings.warehouse) as place:
-        found = place.catalog.latest(stream)
+        found = place.catalog.checkpoints.latest(stream)
         return found.id, found.digest
 
 
@@ -53,8 +53,8 @@ def test_after_a_pruning_of_the_input_log_no_file_is_read_again(tmp_path: Path) 
     run(settings, stream, RunRequest())
     with OpenWarehouse.existing(settings.warehouse) as place:
         delete_checkpoints(place, "counts", range(1, 12))
-        epoch = place.catalog.stream("counts").epoch
-        assert place.catalog.prune_input_log("counts", epoch, at_least=1) == 10
+        epoch = place.catalog.streams.get("counts").epoch
+        assert place.catalog.input_log.prune("counts", epoch, at_least=1) == 10
     run(whole, replace(COUNTS, source=source_of(tables)), RunRequest())
     result = run(settings, replace(COUNTS, source=source_of(tables)), RunRequest())
     assert (result.checkpoints, newest(settings, "counts")) == ([13, 14], newest(whole, "counts"))
@@ -83,7 +83,7 @@ def test_a_source_that_takes_away_what_it_has_read_is_refused(spark: SparkSessio
     ):
         run(settings, stream, RunRequest())
     with OpenWarehouse.existing(settings.warehouse) as place:
-        assert place.catalog.streams() == [], "before the stream is taken over"
+        assert place.catalog.streams.list() == [], "before the stream is taken over"
     rows = cleaning(value)(spark, {DIRECTORY: str(tmp_path / "files")})
     for followed in (True, False):
         with stream_runner(settings, replace(COUNTS, source=None), spark) as runner:
@@ -94,7 +94,7 @@ def test_a_source_that_takes_away_what_it_has_read_is_refused(spark: SparkSessio
                 writer.trigger(availableNow=True).start().awaitTermination()
             assert followed or (isinstance(runner.failure, UsageError) and "cleanSource" in str(runner.failure))
     with OpenWarehouse.existing(settings.warehouse) as place:
-        assert place.catalog.last_id("counts") == 0
+        assert place.catalog.checkpoints.last_id("counts") == 0
     assert len(list((tmp_path / "files").glob("*.parquet"))) == len(STEPS)
 
 
@@ -115,7 +115,10 @@ def test_spark_calls_commit_of_a_source_when_it_plans_the_next_batch(
     request = RunRequest(batches=6, follow=True)
     run(settings, MESSAGES, request, lambda _: told.append(len(calls(source, "commit"))))
     with OpenWarehouse.existing(settings.warehouse) as place:
-        last = [place.catalog.steps("messages", c.id)[-1].batch_id for c in place.catalog.checkpoints("messages")]
+        last = [
+            place.catalog.input_log.list("messages", c.id)[-1].batch_id
+            for c in place.catalog.checkpoints.list("messages")
+        ]
     assert last == list(range(checkpoint_steps - 1, 6, checkpoint_steps))
     # Of the batches of a checkpoint all but the last have been committed when it completes.
     assert told == last

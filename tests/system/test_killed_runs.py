@@ -31,7 +31,7 @@ def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, mo
     def at_work() -> bool:
         try:
             with OpenWarehouse.existing(str(warehouse)) as place:
-                found = place.catalog.materializations("small")
+                found = place.catalog.materializations.list("small")
         except UsageError:  # the run has not come so far
             return False
         # One has been completed before, so that a chain begins with it, and one is under way.
@@ -43,12 +43,12 @@ def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, mo
     finally:
         run.kill_all()
     with OpenWarehouse.existing(str(warehouse)) as place:
-        done = place.catalog.last_id("small")
+        done = place.catalog.checkpoints.last_id("small")
         assert done + MORE <= len(digests), "it was killed in the middle"
         assert not failures(place, "small")
         # The lease of the one that was killed would hold the next one up for its time-out.
-        for lease in place.catalog.live_leases("small"):
-            place.catalog.release_lease(lease.id)
+        for lease in place.catalog.leases.list_live("small"):
+            place.catalog.leases.release(lease.id)
     again = Run([[*command, "--batches", str(MORE)]], tmp_path, "local[2]")
     try:
         end = again.wait(240)
@@ -58,7 +58,7 @@ def test_killed_in_the_middle_of_a_materialization_it_resumes(tmp_path: Path, mo
     assert end.result["digest"] == digests[done + MORE - 1]
     with OpenWarehouse.existing(str(warehouse)) as place:
         assert not failures(place, "small")
-        ended = place.catalog.materializations("small")
+        ended = place.catalog.materializations.list("small")
         assert any(m.manifest for m in ended if m.checkpoint > done)
         assert all(m.ended_at is not None for m in ended)
 

@@ -97,7 +97,11 @@ def recorded(project: Path) -> tuple[int, str | None, int]:
     """The newest checkpoint, how the newest run ended, and how many leases are left."""
     with OpenWarehouse.existing(str(project / "w")) as place:
         catalog = place.catalog
-        return catalog.last_id(STREAM), catalog.runs(STREAM)[-1].outcome, len(catalog.live_leases(STREAM))
+        return (
+            catalog.checkpoints.last_id(STREAM),
+            catalog.runs.list(STREAM)[-1].outcome,
+            len(catalog.leases.list_live(STREAM)),
+        )
 
 
 def ended(project: Path, process: subprocess.Popen[str]) -> tuple[int, str, str]:

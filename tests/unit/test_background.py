@@ -44,7 +44,7 @@ def clock() -> Clock:
 
 
 def epoch_of(place: OpenWarehouse) -> int:
-    return place.catalog.stream(NAME).epoch
+    return place.catalog.streams.get(NAME).epoch
 
 
 def background(
@@ -93,12 +93,12 @@ def test_a_chain_is_materialized_when_its_interval_has_passed(place: OpenWarehou
     run, rows = run_some(place)
     worker = background(place)
     clock.move(seconds=99)
-    assert worker.look() and place.catalog.materializations(NAME) == []
+    assert worker.look() and place.catalog.materializations.list(NAME) == []
     assert {h.trigger for h in health(place).values()} == {None}
     clock.move(seconds=1)
     assert all("the interval is 100 s" in str(h.trigger and h.trigger.reason) for h in health(place).values())
     assert worker.look()
-    assert place.catalog.firsts(NAME, 4) == dict.fromkeys(OPERATORS, 4)
+    assert place.catalog.chains.get_firsts(NAME, 4) == dict.fromkeys(OPERATORS, 4)
     assert {f.deltas for f in chain_facts(place.catalog, NAME)} == {0}
     # The stream has not noticed yet; what it recorded is of the old chain, and yet the facts are right.
     for deltas in (1, 2, 3):
@@ -127,12 +127,14 @@ def test_what_a_materialization_stores_is_counted_with_the_runs_uploads(
     worker = Background(place, NAME, epoch_of(place), options, in_order, uploaded=uploaded)
     clock.move(seconds=100)
     with monkeypatch.context() as patch:
-        patch.setattr(type(place.catalog), "complete_materialization", lambda *_, **__: 1 / 0)
+        patch.setattr(type(place.catalog.materializations), "complete", lambda *_, **__: 1 / 0)
         assert worker.look()
     clock.move(seconds=100)
     assert worker.look() and {f.deltas for f in chain_facts(place.catalog, NAME)} == {0}
     there = [(name, size) for name, size in stream_objects(place.warehouse.store) if ".materialized." in name]
-    assert len(there) == 2 * len({name for name, _ in there if name in {o.name for o in place.catalog.objects(NAME)}})
+    assert len(there) == 2 * len(
+        {name for name, _ in there if name in {o.name for o in place.catalog.objects.list(NAME)}}
+    )
     counted = metrics.uploads
     assert (counted.requests, counted.objects, counted.bytes) == (
         len(there),
@@ -183,7 +185,7 @@ def test_bytes_and_amplification_make_a_chain_due_too(place, options, policy, wh
     due = [operator for operator, h in found.items() if h.trigger is not None and why in h.trigger.reason]
     assert due and due == [operator for operator, h in found.items() if h.trigger is not None]
     assert background(place, BackgroundOptions(options, policy)).look()
-    assert sorted(m.operator for m in place.catalog.materializations(NAME)) == sorted(due)
+    assert sorted(m.operator for m in place.catalog.materializations.list(NAME)) == sorted(due)
     assert {h.trigger for h in materialization_health(place.catalog, NAME, options, policy).values()} == {None}
 
 
@@ -306,13 +308,13 @@ def test_the_thread_looks_after_a_checkpoint_and_ends_with_the_run(place: OpenWa
     assert done is not None
     worker.completed(done.restores_from)
     until(lambda: {f.since for f in chain_facts(place.catalog, NAME)} == {clock.time})
-    assert min(place.catalog.firsts(NAME, 5).values()) >= 4
+    assert min(place.catalog.chains.get_firsts(NAME, 5).values()) >= 4
     run.step(next(rows))
     clock.move(seconds=100)
     worker.finish(60)  # which looks a last time
-    assert place.catalog.firsts(NAME, 6) == dict.fromkeys(OPERATORS, 6)
+    assert place.catalog.chains.get_firsts(NAME, 6) == dict.fromkeys(OPERATORS, 6)
     assert not any(thread.name.startswith("siltstone-materialize") for thread in threading.enumerate())
-    assert place.catalog.live_leases(NAME) == []
+    assert place.catalog.leases.list_live(NAME) == []
     assert not failures(place, NAME)
 
 
@@ -332,8 +334,8 @@ def test_what_is_under_way_when_a_run_fails_is_given_up_and_is_no_failure(place:
     worker.start()
     assert begun.wait(30)
     worker.stop()
-    assert cancelled.is_set() and place.catalog.materializations(NAME) == []
-    assert place.catalog.live_leases(NAME) == []
+    assert cancelled.is_set() and place.catalog.materializations.list(NAME) == []
+    assert place.catalog.leases.list_live(NAME) == []
     assert {(f.deltas, f.failures) for f in chain_facts(place.catalog, NAME)} == {(3, 0)}
     assert background(place).look()
     assert {f.deltas for f in chain_facts(place.catalog, NAME)} == {0}
@@ -342,11 +344,11 @@ def test_what_is_under_way_when_a_run_fails_is_given_up_and_is_no_failure(place:
 @pytest.mark.slow
 def test_another_process_at_it_is_no_failure_but_worth_waiting_for(place: OpenWarehouse, clock: Clock) -> None:
     run_some(place)
-    place.catalog.take_lease(NAME, [4], id="other", who="another", lasts=timedelta(seconds=1000))
-    place.catalog.begin_materialization(NAME, OPERATORS[0], 4, id="other", who="another")
+    place.catalog.leases.take(NAME, [4], id="other", who="another", lasts=timedelta(seconds=1000))
+    place.catalog.materializations.begin(NAME, OPERATORS[0], 4, id="other", who="another")
     clock.move(seconds=100)
     assert not background(place).look()
-    assert place.catalog.firsts(NAME, 4) == {**dict.fromkeys(OPERATORS, 4), OPERATORS[0]: 1}
+    assert place.catalog.chains.get_firsts(NAME, 4) == {**dict.fromkeys(OPERATORS, 4), OPERATORS[0]: 1}
     assert {f.failures for f in chain_facts(place.catalog, NAME)} == {0}
 
 
@@ -360,7 +362,7 @@ def test_a_catalog_that_is_away_does_not_end_it(place: OpenWarehouse, clock: Clo
 
     worker = background(place)
     with monkeypatch.context() as patch:
-        patch.setattr(type(place.catalog), "firsts", away)
+        patch.setattr(type(place.catalog.chains), "get_firsts", away)
         assert not worker.look()
     told = "\n".join(caplog.messages)
     assert 'not materialized for now stream=small error="cannot reach the catalog' in told
@@ -376,15 +378,17 @@ def test_retention_is_applied_after_a_success_once_no_step_needs_the_old_chain(
     worker = background(place, BackgroundOptions(EVERY, UNBOUND, keeps, parallelism=2))
     clock.move(seconds=100)
     assert worker.look() and worker.look()
-    assert [c.id for c in place.catalog.checkpoints(NAME)] == [1, 2, 3, 4]
+    assert [c.id for c in place.catalog.checkpoints.list(NAME)] == [1, 2, 3, 4]
     # A step that begins now may have been told of the old chain; when it has completed a checkpoint, none is.
     done = run.step(next(rows))
     assert done is not None
     worker.completed(done.restores_from)
     assert worker.look()
-    assert [c.id for c in place.catalog.checkpoints(NAME, marked=True)] == [4, 5]
-    outputs = {o.name for output in place.catalog.outputs(NAME) for o in output.objects}
+    assert [c.id for c in place.catalog.checkpoints.list(NAME, marked=True)] == [4, 5]
+    outputs = {o.name for output in place.catalog.outbox.list(NAME) for o in output.objects}
     there = {name for name, _ in stream_objects(place.warehouse.store)}
-    assert there == {o.name for o in place.catalog.objects(NAME)} | outputs and len(outputs) == 5, "no sink has any yet"
+    assert there == {o.name for o in place.catalog.objects.list(NAME)} | outputs and len(outputs) == 5, (
+        "no sink has any yet"
+    )
     run.step(next(rows))
     assert not failures(place, NAME)

@@ -84,5 +84,5 @@ def test_the_stream_with_a_sink_hands_over_every_row_and_the_one_without_none(tm
         OpenWarehouse.existing(str(tmp_path / "500-50-with")) as sink,
         OpenWarehouse.existing(str(tmp_path / "500-50-without")) as none,
     ):
-        assert sink.catalog.latest("bench").digest == none.catalog.latest("bench").digest
-        assert sink.catalog.outputs("bench") and not none.catalog.outputs("bench")
+        assert sink.catalog.checkpoints.latest("bench").digest == none.catalog.checkpoints.latest("bench").digest
+        assert sink.catalog.outbox.list("bench") and not none.catalog.outbox.list("bench")

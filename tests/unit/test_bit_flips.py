@@ -89,7 +89,7 @@ def test_every_bit_of_what_a_checkpoint_reads(stored: Stored, at: int, tmp_path:
 @pytest.mark.slow
 def test_every_bit_of_a_manifest(stored: Stored) -> None:
     place, store = stored.place, stored.place.warehouse.store
-    for nth, manifest in enumerate(place.catalog.chain_manifests(NAME, LAST)):
+    for nth, manifest in enumerate(place.catalog.chains.list_manifests(NAME, LAST)):
 
         def read(manifest: Any = manifest) -> object:
             read_manifest(store, manifest)

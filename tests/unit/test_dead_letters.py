@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from siltstone.aggregates.operator import Aggregate, Sum
-from siltstone.catalog.records import Step
+from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import follow
 from siltstone.errors import BadRow, StateError, UsageError
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_is_made_again_brings_no_dead_letter_again(place: Open
     heard, letters = Heard(), Heard()
     run = Outboxed(place, heard, stream=PUTS_ASIDE, letters=letters)
     digests = [run.step(dirty(n)) for n in (1, 2, 3)]
-    place.catalog.rewind(NAME, place.catalog.new_epoch(NAME, "a test"), 1, "a test", "a test")
+    place.catalog.rollbacks.roll_back(NAME, place.catalog.runs.begin(NAME, "a test"), 1, "a test", "a test")
     later = Outboxed(place, heard, stream=PUTS_ASIDE, letters=letters)
     again = [
         later.step(dirty(piece.step.batch_id + 1), ends=piece.ends)
@@ -137,7 +137,7 @@ def test_dead_letters_that_were_lost_come_again_even_if_there_are_none_any_more(
     run = Outboxed(place, Heard(), stream=PUTS_ASIDE, delivers=False)
     run.step(batch(1))
     run.step(batch(2, 20))
-    place.catalog.rewind(NAME, place.catalog.new_epoch(NAME, "a test"), 1, "a test", "a test")
+    place.catalog.rollbacks.roll_back(NAME, place.catalog.runs.begin(NAME, "a test"), 1, "a test", "a test")
     damage(place, 2)
     heard, letters = Heard(), Heard()
     mended = replace(PUTS_ASIDE, operators=[Tallies(name=SINK)])

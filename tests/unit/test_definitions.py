@@ -85,51 +85,51 @@ def run(place: OpenWarehouse, of: Stream, steps: int = 1, drop: Sequence[str] = 
 
 def proven(place: OpenWarehouse) -> None:
     assert not failures(place, NAME)
-    for checkpoint in place.catalog.checkpoints(NAME):
+    for checkpoint in place.catalog.checkpoints.list(NAME):
         assert restored_digest(place, NAME, checkpoint.id, 3) == checkpoint.digest
 
 
 def test_a_bad_deploy_that_completes_no_checkpoint_leaves_nothing(place: OpenWarehouse) -> None:
     run(place, OLD)
-    recorded = place.catalog.stream(NAME).definition
+    recorded = place.catalog.streams.get(NAME).definition
     bad = opened(place, NEW)
     bad.step(pa.table({"k": [1]}), ends=False)
     bad.region.close("failed")
-    assert place.catalog.stream(NAME).definition == recorded
+    assert place.catalog.streams.get(NAME).definition == recorded
     [made] = run(place, OLD)
     assert made.id == 2
-    assert [one.checkpoint for one in place.catalog.definitions(NAME)] == [1]
+    assert [one.checkpoint for one in place.catalog.definitions.list(NAME)] == [1]
 
 
 def test_so_does_a_first_one(place: OpenWarehouse) -> None:
     opened(place, NEW).region.close("failed")
     run(place, OLD)
-    assert place.catalog.stream(NAME).definition["operators"].keys() == {"counts"}
+    assert place.catalog.streams.get(NAME).definition["operators"].keys() == {"counts"}
 
 
 def test_old_code_after_new_code_completed_a_checkpoint_is_refused_and_told_what_to_do(place: OpenWarehouse) -> None:
     run(place, OLD)
     run(place, NEW)
-    epoch = place.catalog.stream(NAME).epoch
+    epoch = place.catalog.streams.get(NAME).epoch
     with pytest.raises(SchemaConflict, match=r"counts.marks changed.*deploys --drop counts.marks.*fork deploys NEW"):
         opened(place, OLD)
     with pytest.raises(SchemaConflict, match=r"lost operator others: recorded .*--drop others"):
         opened(place, stream(More()))
-    assert place.catalog.stream(NAME).epoch == epoch, "nothing was fenced"
+    assert place.catalog.streams.get(NAME).epoch == epoch, "nothing was fenced"
 
 
 def test_a_rollback_brings_back_the_definition_of_its_checkpoint(place: OpenWarehouse) -> None:
     run(place, OLD, 2)
     run(place, NEW, 2)
-    place.catalog.rewind(NAME, place.catalog.new_epoch(NAME, "a test"), 2, "damaged", "a test")
+    place.catalog.rollbacks.roll_back(NAME, place.catalog.runs.begin(NAME, "a test"), 2, "damaged", "a test")
     [made] = run(place, OLD)
-    assert made.id == 3 and len(place.catalog.definitions(NAME)) == 1
+    assert made.id == 3 and len(place.catalog.definitions.list(NAME)) == 1
 
 
 def test_a_fork_at_an_id_takes_the_definition_of_that_id(place: OpenWarehouse) -> None:
     run(place, OLD, 2)
     run(place, NEW)
-    place.catalog.fork(NAME, "fork", 2)
+    place.catalog.forks.create(NAME, "fork", 2)
     fork = replace(OLD, name="fork", origin=NAME)
     steps = RegionSteps(ConsistentRegion.open(fork, place.warehouse, place.catalog, POLICY, RegionOptions(), "a test"))
     assert steps.step(pa.table({"k": [1]})) is not None
@@ -148,7 +148,7 @@ def test_variables_and_operators_are_dropped_by_saying_so_and_come_again_empty(p
     listed = {one["id"]: one["dropped"] for one in list_checkpoints(place.catalog, NAME)}
     assert listed == {1: [], 2: [], 3: list(dropped), 4: []}
     run(place, OLD, 1, dropped)  # to say it again is harmless
-    assert [one.checkpoint for one in place.catalog.definitions(NAME)] == [1, 3]
+    assert [one.checkpoint for one in place.catalog.definitions.list(NAME)] == [1, 3]
     [again] = run(place, NEW)
     assert again.state_rows == 6 + 5 + 5, "marks and others begin empty"
 
@@ -156,10 +156,10 @@ def test_variables_and_operators_are_dropped_by_saying_so_and_come_again_empty(p
 def test_what_was_dropped_is_deleted_with_the_checkpoints_that_hold_it(place: OpenWarehouse) -> None:
     run(place, NEW, 2)
     run(place, OLD, 2, ["counts.marks", "counts.noted", "others"])
-    assert any("others" in o.name or "marks" in o.name for o in place.catalog.objects(NAME))
+    assert any("others" in o.name or "marks" in o.name for o in place.catalog.objects.list(NAME))
     result = delete_checkpoints(place, NAME, [1, 2])
     assert result.deleted == (1, 2)
-    assert not any("others" in o.name or "marks" in o.name for o in place.catalog.objects(NAME))
+    assert not any("others" in o.name or "marks" in o.name for o in place.catalog.objects.list(NAME))
     proven(place)
 
 
@@ -186,4 +186,4 @@ def test_a_killed_run_that_was_to_drop_has_dropped_nothing(place: OpenWarehouse)
     killed = opened(place, OLD, ["counts.marks", "counts.noted", "others"])
     killed.step(pa.table({"k": [1]}), ends=False)
     [made] = run(place, NEW)
-    assert made.state_rows == 15 and len(place.catalog.definitions(NAME)) == 1
+    assert made.state_rows == 15 and len(place.catalog.definitions.list(NAME)) == 1

@@ -12,8 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from siltstone.catalog.records import CheckpointCommit
-from siltstone.catalog.repository import Catalog
+from siltstone.catalog.checkpoints import Checkpoints
+from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.deletions import Deletions
+from siltstone.catalog.leases import Leases
+from siltstone.catalog.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.doctor.stream_checks import StreamSubject, check_deletions
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
@@ -71,7 +74,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(3, CHECKPOINTS + 1):
             run.step(rows(1 if n == 3 else n))
         firsts = [
-            read_manifests(place.warehouse.store, [c.manifest])[c.id].first for c in place.catalog.checkpoints(NAME)
+            read_manifests(place.warehouse.store, [c.manifest])[c.id].first
+            for c in place.catalog.checkpoints.list(NAME)
         ]
         assert [f["old"] for f in firsts] == [1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]
         assert [f["new"] for f in firsts[2:]] == [3, 3, 3, 3, 7, 7, 7, 7, 11, 11]
@@ -81,12 +85,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check_whole(place: OpenWarehouse, visible: Iterable[int]) -> None:
     """Exactly these are to be seen, and prove; the store holds exactly what the catalog names."""
     visible = sorted(visible)
-    recorded = place.catalog.checkpoints(NAME)
+    recorded = place.catalog.checkpoints.list(NAME)
     assert [c.id for c in recorded] == visible
     assert not failures(place, NAME)
     for checkpoint in recorded:
         assert restored_digest(place, NAME, checkpoint.id) == checkpoint.digest
-    named = [(o.name, o.bytes) for o in place.catalog.objects(NAME)]
+    named = [(o.name, o.bytes) for o in place.catalog.objects.list(NAME)]
     assert sorted(stream_objects(place.warehouse.store)) == sorted(named)
 
 
@@ -95,7 +99,7 @@ def needed(first: dict[int, int], visible: Iterable[int]) -> set[int]:
 
 
 def firsts(place: OpenWarehouse) -> dict[int, int]:
-    return {r.id: r.first for r in place.catalog.retained(NAME)}
+    return {r.id: r.first for r in place.catalog.checkpoints.list_retained(NAME)}
 
 
 @pytest.mark.slow
@@ -152,35 +156,35 @@ def test_a_snapshot_goes_at_once_though_its_checkpoint_waits(place: OpenWarehous
     completed = run.step(rows(13))
     assert completed
     store, catalog = place.warehouse.store, place.catalog
-    manifest = read_manifests(store, catalog.chain_manifests(NAME, 13))[13]
+    manifest = read_manifests(store, catalog.chains.list_manifests(NAME, 13))[13]
     parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, manifest, "heap", "a")]
     objects = [stored for part in parts for stored in part.objects]
-    catalog.add_snapshot(NAME, run.region.epoch, 13, objects, sum(part.rows for part in parts))
+    catalog.reference_copies.add(NAME, run.region.epoch, 13, objects, sum(part.rows for part in parts))
     run.step(rows(14))
     result = delete_checkpoints(place, NAME, [13])
     assert (result.deleted, result.objects, result.bytes) == ((), len(objects), sum(o.bytes for o in objects))
-    assert 13 in result.marked and not catalog.snapshots(NAME)
+    assert 13 in result.marked and not catalog.reference_copies.list(NAME)
     check_whole(place, [*range(1, 13), 14])
 
 
 def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(place: OpenWarehouse) -> None:
     """As a store without ranges keeps them; the segments themselves are of no interest here."""
     store, catalog = place.warehouse.store, place.catalog
-    catalog.register("apart", 4, {})
-    epoch = catalog.new_epoch("apart", "a test")
+    catalog.streams.register("apart", 4, {})
+    epoch = catalog.runs.begin("apart", "a test")
     for id in (1, 2, 3):
         path = CheckpointPath("apart", epoch, id)
         segments = [store.put(path.segment("log", section), b"x" * id) for section in ("NON", "INCR", "INDEX")]
         manifest = store.put(path.manifest(), b"m")
         first = {"old": 1}
-        catalog.commit(
+        catalog.commits.add(
             "apart",
             epoch,
             CheckpointCommit(id, manifest, "", 0, 0, {"old": Form.DELTA}, segments=segments, first=first),
         )
     subject = StreamSubject(place, load_settings(), "apart")
-    catalog.end_epoch("apart", epoch, "done")
-    catalog.mark_deleted("apart", epoch, [1, 2])  # as by a deletion that is killed right after
+    catalog.runs.end("apart", epoch, "done")
+    catalog.deletions.mark("apart", epoch, [1, 2])  # as by a deletion that is killed right after
     [finding] = check_deletions(subject)
     assert finding.state == "warning" and "unfinished: 2 checkpoints (checkpoints 1 to 2)" in finding.found
     assert "with 2 objects of" in finding.found
@@ -190,7 +194,7 @@ def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(
     assert finding.found == "2 marked checkpoints wait for newer ones that build on them"
     left = {name.rpartition(".")[2] for name, _ in store.list(f"apart/{epoch:08d}/{1:012d}/")}
     assert left == {"INCR", "INDEX", "arrow"}
-    assert sorted(store.list("apart/")) == sorted((o.name, o.bytes) for o in catalog.objects("apart"))
+    assert sorted(store.list("apart/")) == sorted((o.name, o.bytes) for o in catalog.objects.list("apart"))
     assert delete_checkpoints(place, "apart", [1]) == DeletionResult((), (1, 2), 0, 0)
 
 
@@ -211,7 +215,7 @@ def test_what_is_left_proves_without_the_opaque_variables_of_those_that_wait(
             visible.remove(id)
             waits = delete_checkpoints(place, NAME, [id]).marked
             assert set(waits) == needed(first, visible) - visible
-            left = {o.checkpoint for o in place.catalog.objects(NAME) if o.name.endswith(".NON")}
+            left = {o.checkpoint for o in place.catalog.objects.list(NAME) if o.name.endswith(".NON")}
             assert left == visible
             check_whole(place, visible)
         completed = RegionRun(place, stream("old"), POLICY, parallelism=3).step(rows(8))
@@ -248,7 +252,7 @@ def test_with_the_newest_none_is_deleted(place: OpenWarehouse) -> None:
 def test_a_stream_that_never_ran_has_nothing_to_delete(place: OpenWarehouse) -> None:
     with pytest.raises(UnknownStream, match="it has sums"):
         delete_checkpoints(place, "some", [1])
-    place.catalog.register("idle", 4, {})
+    place.catalog.streams.register("idle", 4, {})
     with pytest.raises(UnknownCheckpoint, match="stream idle: it has none yet, run it first"):
         delete_checkpoints(place, "idle", [1])
 
@@ -293,11 +297,11 @@ def stop() -> None:
 
 def check_stopped(place: OpenWarehouse) -> None:
     """After a deletion of IDS that did not end: what is to be seen proves, and what is left of the rest is known."""
-    recorded = place.catalog.checkpoints(NAME)
+    recorded = place.catalog.checkpoints.list(NAME)
     assert [c.id for c in recorded] == [6, 7, 10, 11, 12]
     assert not failures(place, NAME)
     stored = {name for name, _ in stream_objects(place.warehouse.store)}
-    assert stored <= {o.name for o in place.catalog.objects(NAME)}
+    assert stored <= {o.name for o in place.catalog.objects.list(NAME)}
 
 
 @pytest.mark.slow
@@ -311,7 +315,7 @@ def test_stopped_in_the_store_it_is_completed_by_the_next(
         shutil.copytree(written, root)
         with OpenWarehouse.writable(str(root)) as place:
             first = firsts(place)
-            total = len(place.catalog.objects(NAME, set(first) - needed(first, set(first) - set(IDS))))
+            total = len(place.catalog.objects.list(NAME, set(first) - needed(first, set(first) - set(IDS))))
             with monkeypatch.context() as patch, pytest.raises(Stop):
                 fail_after(patch, deletes, stop)
                 delete_checkpoints(place, NAME, IDS)
@@ -323,14 +327,23 @@ def test_stopped_in_the_store_it_is_completed_by_the_next(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["mark_deleted", "live_leases", "retained", "record_deletion", "forget"])
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [
+        (Deletions, "mark"),
+        (Leases, "list_live"),
+        (Checkpoints, "list_retained"),
+        (Tombstones, "record_deletion"),
+        (Deletions, "forget"),
+    ],
+)
 def test_stopped_at_the_catalog_it_is_completed_by_the_next(
-    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, method: str
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, part: type, method: str
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(Catalog, method, lambda *_, **__: stop())
+        patch.setattr(part, method, lambda *_, **__: stop())
         delete_checkpoints(place, NAME, IDS)
-    if method == "mark_deleted":
+    if method == "mark":
         check_whole(place, range(1, 13))
     else:
         check_stopped(place)
@@ -353,7 +366,7 @@ def test_a_store_that_fails_leaves_it_to_the_next(place: OpenWarehouse, monkeypa
 
 KILLED = """
 import os, signal, sys
-from siltstone.catalog.warehouse import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.store.filesystem import FilesystemStore
 
@@ -369,7 +382,7 @@ def one_by_one(self, names):
         delete(self, [name])
 
 FilesystemStore.delete = one_by_one
-with Place.existing(root) as place:
+with OpenWarehouse.existing(root) as place:
     delete_checkpoints(place, stream, [int(id) for id in ids])
 """
 
@@ -389,34 +402,36 @@ def test_killed_it_is_completed_by_the_next(place: OpenWarehouse, deletes: int) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["mark_deleted", "record_deletion"])
-def test_whoever_is_fenced_deletes_nothing(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    guarded = getattr(Catalog, method)
+@pytest.mark.parametrize(("part", "method"), [(Deletions, "mark"), (Tombstones, "record_deletion")])
+def test_whoever_is_fenced_deletes_nothing(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, part: type, method: str
+) -> None:
+    guarded = getattr(part, method)
 
-    def too_late(catalog: Catalog, *arguments: object, **named: object) -> None:
-        catalog.new_epoch(NAME, "another run")
-        guarded(catalog, *arguments, **named)
+    def too_late(asked: object, *arguments: object, **named: object) -> None:
+        place.catalog.runs.begin(NAME, "another run")
+        guarded(asked, *arguments, **named)
 
     before = sorted(stream_objects(place.warehouse.store))
     with monkeypatch.context() as patch, pytest.raises(Fenced):
-        patch.setattr(Catalog, method, too_late)
+        patch.setattr(part, method, too_late)
         delete_checkpoints(place, NAME, IDS)
     assert sorted(stream_objects(place.warehouse.store)) == before
-    check_whole(place, range(1, 13) if method == "mark_deleted" else [6, 7, 10, 11, 12])
+    check_whole(place, range(1, 13) if method == "mark" else [6, 7, 10, 11, 12])
     assert delete_checkpoints(place, NAME, IDS).deleted == (1, 2)
     check_whole(place, [6, 7, 10, 11, 12])
 
 
 def test_two_deletions_at_once_do_what_both_were_asked(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second is whole between what the first decides and what it does."""
-    check, results = Catalog.record_deletion, []
+    check, results = Tombstones.record_deletion, []
 
-    def second(catalog: Catalog, *arguments: object) -> object:
-        monkeypatch.setattr(Catalog, "record_deletion", check)
+    def second(_: Tombstones, *arguments: object) -> object:
+        monkeypatch.setattr(Tombstones, "record_deletion", check)
         results.append(delete_checkpoints(place, NAME, [5, 6]))
-        return catalog.record_deletion(*arguments)  # type: ignore[arg-type]
+        return place.catalog.tombstones.record_deletion(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Catalog, "record_deletion", second)
+    monkeypatch.setattr(Tombstones, "record_deletion", second)
     first = delete_checkpoints(place, NAME, [1, 2, 3, 4, 7, 8])
     assert (first.deleted, first.marked) == ((1, 2), (3, 4, 7, 8))
     assert (results[0].deleted, results[0].marked) == ((1, 2, 3, 4, 5, 6), (7, 8))

@@ -256,7 +256,7 @@ import os, sys
 from datetime import timedelta
 from siltstone.catalog.open import open_catalog
 catalog = open_catalog(sys.argv[1], create=False)
-catalog.take_lease(sys.argv[2], [1], id="r", who="a reader that is killed", lasts=timedelta(hours=1))
+catalog.leases.take(sys.argv[2], [1], id="r", who="a reader that is killed", lasts=timedelta(hours=1))
 os.kill(os.getpid(), 9)
 """
 
@@ -269,8 +269,8 @@ def test_the_lease_of_a_process_that_has_died(root: Path) -> None:
     state, said = found(doctor("--warehouse", root), "leases")
     assert state == "warning" and "a reader that is killed" in said and "the next deletion or reader removes" in said
     with open_catalog(url, create=False) as catalog:
-        assert [lease.who for lease in catalog.recorded_leases(NAME)] == ["a reader that is killed"], "as it was"
-        catalog.take_lease(NAME, [1], id="x", who="one that lives", lasts=timedelta(hours=1))
+        assert [lease.who for lease in catalog.leases.list(NAME)] == ["a reader that is killed"], "as it was"
+        catalog.leases.take(NAME, [1], id="x", who="one that lives", lasts=timedelta(hours=1))
     [leases] = [each for each in doctor("--warehouse", root)["findings"] if each["check"] == "leases"]
     assert leases["state"] == "ok" and leases["found"].startswith("one that lives, until ")
 
@@ -281,16 +281,16 @@ def test_runs_that_were_killed_or_hang(root: Path) -> None:
         pass
     url = f"sqlite:///{root}/catalog.db"
     with open_catalog(url, create=False) as catalog:
-        catalog.new_epoch(NAME, f"{socket.gethostname()}:{gone.pid}")
+        catalog.runs.begin(NAME, f"{socket.gethostname()}:{gone.pid}")
     state, said = found(doctor("--warehouse", root), "run")
     assert state == "warning" and "its process is gone" in said and f"`siltstone run {NAME}` takes over" in said
     with open_catalog(url, create=False, now=lambda: datetime.now(UTC) - timedelta(hours=2)) as catalog:
-        catalog.new_epoch(NAME, f"{socket.gethostname()}:{os.getpid()}")
+        catalog.runs.begin(NAME, f"{socket.gethostname()}:{os.getpid()}")
     assert doctor("--warehouse", root)["problem"] == 0, "checkpoints since: the copy was made just now"
     with open_catalog(url, create=False) as catalog:
-        catalog.register("still", 4, {})
+        catalog.streams.register("still", 4, {})
     with open_catalog(url, create=False, now=lambda: datetime.now(UTC) - timedelta(hours=2)) as catalog:
-        catalog.new_epoch("still", f"{socket.gethostname()}:{os.getpid()}")
+        catalog.runs.begin("still", f"{socket.gethostname()}:{os.getpid()}")
     state, said = found(doctor("--warehouse", root), "run")
     assert state == "problem" and "has made no checkpoint for 7" in said
 
@@ -317,16 +317,18 @@ def test_a_deletion_that_was_killed(root: Path) -> None:
         r"unfinished: 2 checkpoints \(checkpoints 1 to 2\), marked since (\S+), with (\d+) objects of ", said
     )
     with OpenWarehouse.existing(str(root)) as place:
-        assert told and int(told[2]) == len(place.catalog.deletions(NAME)) > 0
-        assert {c.deleted_at.isoformat(timespec="seconds") for c in place.catalog.retained(NAME) if c.deleted_at} == {
-            told[1]
-        }
-        place.catalog.set_retention(NAME, {"keep_last": 2})
-        epoch = place.catalog.new_epoch(NAME, f"{socket.gethostname()}:{os.getpid()}")
+        assert told and int(told[2]) == len(place.catalog.tombstones.list(NAME)) > 0
+        assert {
+            c.deleted_at.isoformat(timespec="seconds")
+            for c in place.catalog.checkpoints.list_retained(NAME)
+            if c.deleted_at
+        } == {told[1]}
+        place.catalog.streams.set_retention(NAME, {"keep_last": 2})
+        epoch = place.catalog.runs.begin(NAME, f"{socket.gethostname()}:{os.getpid()}")
         assert "unfinished: 2 checkpoints" in of_deletions(root) and "the run at work completes it" in of_deletions(
             root
         )
-        place.catalog.end_epoch(NAME, epoch, "done")
+        place.catalog.runs.end(NAME, epoch, "done")
     assert siltstone("delete", NAME, 1, "--warehouse", root).code == 0
     assert of_deletions(root) == "none under way"
 
@@ -335,13 +337,13 @@ def test_what_waits_for_others_is_no_deletion_that_stopped(root: Path) -> None:
     delete(root, 3)
     assert of_deletions(root) == "1 marked checkpoints wait for newer ones that build on them"
     with OpenWarehouse.existing(str(root)) as place, hold_lease(place.catalog, NAME, [2], what="reads"):
-        place.catalog.mark_deleted(NAME, place.catalog.stream(NAME).epoch, [2])
+        place.catalog.deletions.mark(NAME, place.catalog.streams.get(NAME).epoch, [2])
         assert of_deletions(root).endswith("; 1 marked checkpoints are being read")
 
 
 def test_a_manifest_that_is_missing_or_altered(root: Path) -> None:
     with OpenWarehouse.existing(str(root)) as place:
-        path = place.warehouse.local.objects / place.catalog.latest(NAME).manifest.name
+        path = place.warehouse.local.objects / place.catalog.checkpoints.latest(NAME).manifest.name
     data = path.read_bytes()
     path.chmod(0o600)
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -354,13 +356,13 @@ def test_a_manifest_that_is_missing_or_altered(root: Path) -> None:
 
 def test_a_proof_that_failed(root: Path) -> None:
     with OpenWarehouse.existing(str(root)) as place:
-        place.catalog.record_proof(NAME, 4, False, "another digest")
+        place.catalog.checkpoints.record_proof(NAME, 4, False, "another digest")
     state, said = found(doctor("--warehouse", root), "proofs")
     assert state == "problem" and "checkpoint 4 is not proven: another digest" in said
     assert f"`siltstone recover {NAME}`" in said
     with OpenWarehouse.existing(str(root)) as place:
-        place.catalog.record_proof(NAME, 4, True)
-        place.catalog.record_proof(NAME, 1, False, "another digest")
+        place.catalog.checkpoints.record_proof(NAME, 4, True)
+        place.catalog.checkpoints.record_proof(NAME, 1, False, "another digest")
     assert f"`siltstone verify {NAME} --at 1`" in found(doctor("--warehouse", root), "proofs")[1]
 
 
@@ -377,6 +379,6 @@ def test_an_output_that_no_run_delivers(root: Path, tmp_path: Path) -> None:
         run = RegionRun(place, outbox_run.STREAM, outbox_run.POLICY)
         run.step(outbox_run.batch(0))
         run.region.close("failed")
-        assert place.catalog.outputs(outbox_run.NAME, outstanding=True)
+        assert place.catalog.outbox.list(outbox_run.NAME, outstanding=True)
     state, said = found(doctor("--warehouse", tmp_path / "outbox"), "outputs")
     assert state == "warning" and f"`siltstone run {outbox_run.NAME}` delivers" in said

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.records import Edit
+from siltstone.catalog.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.edit import COUNTS, Editing, check_columns, conformed, editable
@@ -213,7 +213,7 @@ def state_of(place: OpenWarehouse, checkpoint: int, variable: str) -> dict[tuple
     from siltstone.restore.export import rebuild, unit_tasks
     from siltstone.restore.restore import read_manifests
 
-    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("plant", checkpoint), "plant")
+    manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests("plant", checkpoint), "plant")
     found = {}
     for task in unit_tasks(manifests, checkpoint, 3, None)[0]:
         if task.unit.operator == "meters":
@@ -246,10 +246,10 @@ def test_rows_are_put_and_deleted_and_nothing_else_changes(place: OpenWarehouse,
     for name in ("places", "last", "last.bounds"):
         assert state_of(place, 2, name) == before[name]
     assert not failures(place, "plant")
-    assert restored_digest(place, "plant", 2, 5) == place.catalog.latest("plant").digest
-    [recorded] = place.catalog.edits("plant")
+    assert restored_digest(place, "plant", 2, 5) == place.catalog.checkpoints.latest("plant").digest
+    [recorded] = place.catalog.edits.list("plant")
     assert (recorded.checkpoint, recorded.epoch, recorded.variable) == (2, 2, "totals")
-    assert place.catalog.steps("plant", 9) == place.catalog.steps("plant", 1)
+    assert place.catalog.input_log.list("plant", 9) == place.catalog.input_log.list("plant", 1)
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_each_epoch_is_marked_and_only_the_newest_mark_stays(root: Path) -> None
 
 def test_a_catalog_from_a_backup_is_noticed(restored: OpenWarehouse) -> None:
     catalog, before = restored.catalog, sorted(restored.warehouse.store.list(""))
-    runs = catalog.runs(NAME)
+    runs = catalog.runs.list(NAME)
     said = "writer epochs up to 1 and checkpoints up to 2, the store .*recover small --accept-loss"
     for refused in (
         lambda: RegionRun(restored, SMALL, POLICY),
@@ -99,19 +99,22 @@ def test_a_catalog_from_a_backup_is_noticed(restored: OpenWarehouse) -> None:
         with pytest.raises(WrongWarehouse, match=said):
             refused()
     assert sorted(restored.warehouse.store.list("")) == before
-    assert catalog.runs(NAME) == runs and catalog.last_id(NAME) == 2
+    assert catalog.runs.list(NAME) == runs and catalog.checkpoints.last_id(NAME) == 2
 
 
 def test_the_loss_is_accepted_and_the_stream_goes_on_above_the_stores_epoch(restored: OpenWarehouse) -> None:
     unknown = {name for name, _ in stream_objects(restored.warehouse.store)}
-    outputs = [o for output in restored.catalog.outputs(NAME) for o in output.objects]
-    unknown -= {o.name for o in (*restored.catalog.objects(NAME), *outputs)}
+    outputs = [o for output in restored.catalog.outbox.list(NAME) for o in output.objects]
+    unknown -= {o.name for o in (*restored.catalog.objects.list(NAME), *outputs)}
     assert unknown
     done = recover(restored, NAME, run=in_order, accept_loss=True)
     assert (done.checkpoint, done.given_up, done.fenced) == (2, (), True)
-    [record] = restored.catalog.rewindings(NAME)
+    [record] = restored.catalog.rollbacks.list(NAME)
     assert (record.epoch, record.checkpoint, record.newest) == (3, 2, 4)
-    assert marks(restored) == ["00000003"] and [r.outcome for r in restored.catalog.runs(NAME)] == ["done", "recovered"]
+    assert marks(restored) == ["00000003"] and [r.outcome for r in restored.catalog.runs.list(NAME)] == [
+        "done",
+        "recovered",
+    ]
     assert unknown <= {name for name, _ in stream_objects(restored.warehouse.store)}, "kept for people to look at"
     run = RegionRun(restored, SMALL, POLICY)
     assert run.region.epoch == 4 and run.region.oldest_epoch == 3, "working state of unknown runs is not taken over"
@@ -136,12 +139,16 @@ def test_a_backup_that_was_taken_while_the_newest_run_was_at_work(root: Path) ->
             run.step(rows[n])
         run.region.close("done")
     with OpenWarehouse.writable(str(root), f"sqlite:///{root}/during.db") as place:
-        assert (place.catalog.last_id(NAME), place.catalog.stream(NAME).epoch, marks(place)) == (5, 3, ["00000003"])
+        assert (place.catalog.checkpoints.last_id(NAME), place.catalog.streams.get(NAME).epoch, marks(place)) == (
+            5,
+            3,
+            ["00000003"],
+        )
         for refused in (lambda: RegionRun(place, SMALL, POLICY), lambda: sweep(place, NAME)):
             with pytest.raises(WrongWarehouse, match="epochs up to 3 and checkpoints up to 5, the store has"):
                 refused()
         assert recover(place, NAME, run=in_order, accept_loss=True).checkpoint == 5
-        [record] = place.catalog.rewindings(NAME)
+        [record] = place.catalog.rollbacks.list(NAME)
         assert (record.epoch, record.checkpoint, record.newest) == (4, 5, 8)
         run_on(place, 6, 8)
         assert not failures(place, NAME)
@@ -153,7 +160,7 @@ def test_a_run_that_goes_on_meanwhile_is_no_sign_of_a_backup(root: Path, monkeyp
         names = FilesystemStore.list
 
         def beside_a_run(self: FilesystemStore, prefix: str) -> Iterator[tuple[str, int]]:
-            if prefix.endswith("manifest.arrow") and place.catalog.last_id(NAME) < 8:
+            if prefix.endswith("manifest.arrow") and place.catalog.checkpoints.last_id(NAME) < 8:
                 run.step(next(rows))
                 run.step(next(rows))
             return names(self, prefix)
@@ -161,7 +168,7 @@ def test_a_run_that_goes_on_meanwhile_is_no_sign_of_a_backup(root: Path, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(FilesystemStore, "list", beside_a_run)
             check_catalog(place, NAME)
-        assert place.catalog.last_id(NAME) == 8
+        assert place.catalog.checkpoints.last_id(NAME) == 8
 
 
 def test_stopped_while_it_goes_on_above_the_stores_epoch(
@@ -178,7 +185,7 @@ def test_stopped_while_it_goes_on_above_the_stores_epoch(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(FilesystemStore, "put", stopped)
         recover(restored, NAME, run=in_order, accept_loss=True)
-    assert marks(restored) == ["00000002"] and restored.catalog.stream(NAME).epoch == 3
+    assert marks(restored) == ["00000002"] and restored.catalog.streams.get(NAME).epoch == 3
     run = RegionRun(restored, SMALL, POLICY)
     assert (run.region.epoch, run.region.oldest_epoch) == (4, 3)
     assert marks(restored) == ["00000004"]
@@ -187,7 +194,7 @@ def test_stopped_while_it_goes_on_above_the_stores_epoch(
 def test_a_stream_without_checkpoints_in_the_backup(tmp_path: Path) -> None:
     root = tmp_path / "w"
     with OpenWarehouse.writable(str(root)) as place:
-        place.catalog.register(NAME, SMALL.max_parallelism, definition_of(SMALL, {}))
+        place.catalog.streams.register(NAME, SMALL.max_parallelism, definition_of(SMALL, {}))
     shutil.copy(root / "catalog.db", root / "backup.db")
     with OpenWarehouse.writable(str(root)) as place:
         run_on(place, 1, 2)
@@ -222,7 +229,7 @@ def test_two_catalogs_that_write_to_one_store(root: Path) -> None:
         ):
             patch.setattr(FilesystemStore, "put", begun_meanwhile)
             begin_epoch(copy, NAME, "the copy")
-        assert copy.catalog.runs(NAME)[-1].outcome == "failed"
+        assert copy.catalog.runs.list(NAME)[-1].outcome == "failed"
         check_catalog(copy, NAME)
         with pytest.raises(WrongWarehouse, match="epochs up to 2 and"):
             begin_epoch(place, NAME, "the original")
@@ -240,7 +247,7 @@ def test_an_epoch_without_a_mark_does_nothing(
         with monkeypatch.context() as patch, pytest.raises((type(error), WrongWarehouse)):
             patch.setattr(FilesystemStore, "put", failed)
             RegionRun(place, SMALL, POLICY)
-        assert marks(place) == ["00000002"] and place.catalog.runs(NAME)[-1].outcome == "failed"
+        assert marks(place) == ["00000002"] and place.catalog.runs.list(NAME)[-1].outcome == "failed"
         run_on(place, 5, 5)
         assert marks(place) == ["00000004"] and not failures(place, NAME)
 
@@ -311,7 +318,9 @@ def test_a_stream_of_the_name_of_an_unknown_fork_overwrites_and_sweeps_nothing_o
     names = forked(root)
     with OpenWarehouse.writable(str(root)) as place:
         accepted(place, NAME)
-        place.catalog.skip_epochs(NAME, "a test", above=90, newest=4)  # a fork made now would have newer epochs
+        place.catalog.rollbacks.skip_epochs(
+            NAME, "a test", above=90, newest=4
+        )  # a fork made now would have newer epochs
         with pytest.raises(WrongWarehouse, match=r"holds a stream what-if that the catalog .* does not know"):
             fork(place, NAME, FORK.name)
         for _ in range(2):
@@ -347,7 +356,7 @@ def test_forks_of_forks_are_marked_for_all_that_they_share_with(root: Path) -> N
         check_catalog(place, NAME)
         check_catalog(place, "once")
         place.warehouse.store.put(fork_mark(NAME, "thrice"), b"")
-        place.catalog.register("thrice", SMALL.max_parallelism, definition_of(SMALL, {}))
+        place.catalog.streams.register("thrice", SMALL.max_parallelism, definition_of(SMALL, {}))
         with pytest.raises(WrongWarehouse, match="does not know thrice"):
             check_catalog(place, NAME)  # a stream of that name is no fork of it
 

@@ -35,10 +35,10 @@ def _plant(place: OpenWarehouse, name: str) -> Path:
 def test_an_epoch_far_above_the_catalog_s_is_refused_and_changes_nothing(place: OpenWarehouse, name: str) -> None:
     """It was taken for a newer run's: the catalog's epoch became 100000000, and the stream was dead for good."""
     planted = [_plant(place, name), _plant(place, fork_mark(NAME, "x"))]
-    before = place.catalog.stream(NAME), place.catalog.rewindings(NAME)
+    before = place.catalog.streams.get(NAME), place.catalog.rollbacks.list(NAME)
     with pytest.raises(WrongWarehouse, match=f"object {name} in .*delete it"):
         recover(place, NAME, run=in_order, accept_loss=True)
-    assert (place.catalog.stream(NAME), place.catalog.rewindings(NAME)) == before
+    assert (place.catalog.streams.get(NAME), place.catalog.rollbacks.list(NAME)) == before
     for path in planted:
         path.unlink()
     check_catalog(place, NAME)
@@ -49,7 +49,7 @@ def test_of_a_mark_far_above_the_catalog_s_each_command_says_at_once_what_helps(
     """It was said to accept a loss, which was refused then."""
     name = f"{epoch_marks(NAME)}99999999"
     planted = [_plant(place, name), _plant(place, fork_mark(NAME, "x"))]
-    before = place.catalog.stream(NAME)
+    before = place.catalog.streams.get(NAME)
     for command in (
         lambda: begin_epoch(place, NAME, "a test"),  # a run
         lambda: recover(place, NAME, run=in_order),
@@ -59,7 +59,7 @@ def test_of_a_mark_far_above_the_catalog_s_each_command_says_at_once_what_helps(
         with pytest.raises(WrongWarehouse, match=f"object {name} in .*: find out who did, delete it") as refused:
             command()
         assert "--accept-loss" not in str(refused.value)
-    assert place.catalog.stream(NAME) == before
+    assert place.catalog.streams.get(NAME) == before
     for path in planted:
         path.unlink()
     check_catalog(place, NAME)
@@ -73,7 +73,7 @@ def test_what_is_no_epoch_s_mark_is_not_taken_for_one(place: OpenWarehouse, mark
 
 
 def test_an_epoch_that_no_name_could_hold_is_not_begun(place: OpenWarehouse) -> None:
-    before = place.catalog.stream(NAME)
+    before = place.catalog.streams.get(NAME)
     with pytest.raises(WrongWarehouse, match="used up"):
-        place.catalog.skip_epochs(NAME, "a test", above=MAX_EPOCH, newest=1)
-    assert place.catalog.stream(NAME) == before
+        place.catalog.rollbacks.skip_epochs(NAME, "a test", above=MAX_EPOCH, newest=1)
+    assert place.catalog.streams.get(NAME) == before

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog import rows as catalog_rows
-from siltstone.catalog.repository import Catalog
+from siltstone.catalog import forks
+from siltstone.catalog.checkpoints import Checkpoints
+from siltstone.catalog.deletions import Deletions
+from siltstone.catalog.leases import Leases
+from siltstone.catalog.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.change.fork import fork, stream_named
@@ -39,7 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("forks")
     with filesystem(root) as place:
         write(place)
-        assert [c.first for c in place.catalog.retained(NAME)] == [1, 1, 1, 1, 5]
+        assert [c.first for c in place.catalog.checkpoints.list_retained(NAME)] == [1, 1, 1, 1, 5]
     return root / "w"
 
 
@@ -54,14 +57,14 @@ def stored(place: OpenWarehouse) -> dict[str, int]:
 
 def names_of(place: OpenWarehouse, *streams: str) -> set[str]:
     """What these streams refer to."""
-    return {o.name for stream in streams for o in place.catalog.objects(stream)}
+    return {o.name for stream in streams for o in place.catalog.objects.list(stream)}
 
 
 def check_whole(place: OpenWarehouse, *streams: str, orphans: set[str] | None = None) -> None:
     """All that is to be seen restores and proves; the store holds what these streams refer to, and the orphans."""
     for stream in streams:
         assert not failures(place, stream)
-        for checkpoint in place.catalog.checkpoints(stream):
+        for checkpoint in place.catalog.checkpoints.list(stream):
             assert restored_digest(place, stream, checkpoint.id) == checkpoint.digest
     assert set(stored(place)) == names_of(place, *streams) | (orphans or set())
 
@@ -73,22 +76,22 @@ def consolidate(place: OpenWarehouse, stream: str, checkpoint: int, id: str) -> 
 
 @pytest.mark.slow
 def test_a_fork_copies_no_object_and_restores_to_the_same(place: OpenWarehouse) -> None:
-    before, parent = stored(place), place.catalog.stream(NAME)
+    before, parent = stored(place), place.catalog.streams.get(NAME)
     made = fork(place, NAME, NEW, "3")
-    at = place.catalog.checkpoint(NAME, 3)
+    at = place.catalog.checkpoints.get(NAME, 3)
     assert (made.stream, made.forked_from, made.forked_at, made.digest) == (NEW, NAME, 3, at.digest)
     assert stored(place) == before
     shared = names_of(place, NEW)
-    assert shared == {o.name for o in place.catalog.objects(NAME, [1, 2, 3])}
+    assert shared == {o.name for o in place.catalog.objects.list(NAME, [1, 2, 3])}
     assert (made.objects, made.bytes) == (len(shared), sum(before[name] for name in shared))
-    assert [c.id for c in place.catalog.checkpoints(NEW)] == [3]
-    assert place.catalog.chain(NEW, 3) == [1, 2, 3]
-    assert place.catalog.checkpoint(NEW, 3) == replace(at, stream=NEW)
-    assert place.catalog.steps(NEW, 99) == place.catalog.steps(NAME, 3)
-    record = place.catalog.stream(NEW)
+    assert [c.id for c in place.catalog.checkpoints.list(NEW)] == [3]
+    assert place.catalog.chains.list_checkpoints(NEW, 3) == [1, 2, 3]
+    assert place.catalog.checkpoints.get(NEW, 3) == replace(at, stream=NEW)
+    assert place.catalog.input_log.list(NEW, 99) == place.catalog.input_log.list(NAME, 3)
+    record = place.catalog.streams.get(NEW)
     assert (record.epoch, record.definition, record.forked_from) == (parent.epoch, parent.definition, NAME)
-    assert place.catalog.stream(NAME) == parent
-    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(NEW, 3), NEW)
+    assert place.catalog.streams.get(NAME) == parent
+    manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(NEW, 3), NEW)
     assert {m.stream for m in manifests.values()} == {NEW}
     check_whole(place, NAME, NEW)
 
@@ -97,9 +100,9 @@ def test_a_fork_copies_no_object_and_restores_to_the_same(place: OpenWarehouse) 
 def test_a_fork_goes_its_own_way(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW, "3")
     ours, theirs = run_of(place, NEW, parallelism=1), new_run(place)
-    assert list(ours.region.input_position().newest) == place.catalog.steps(NAME, 3)[-2:]
+    assert list(ours.region.input_position().newest) == place.catalog.input_log.list(NAME, 3)[-2:]
     again = [ours.step(rows(n)) for n in (4, 5)]
-    digests = [place.catalog.checkpoint(NAME, id).digest for id in (4, 5)]
+    digests = [place.catalog.checkpoints.get(NAME, id).digest for id in (4, 5)]
     assert [c and (c.id, c.digest) for c in again] == list(zip((4, 5), digests, strict=True)), "the same input"
     other, further = ours.step(rows(60)), theirs.step(rows(6))
     assert other and further and (other.id, further.id) == (6, 6) and other.digest != further.digest
@@ -111,8 +114,8 @@ def test_a_fork_goes_its_own_way(place: OpenWarehouse) -> None:
 def test_a_fork_that_is_taken_back_behind_its_beginning_says_nothing_twice(place: OpenWarehouse) -> None:
     """It does again what its parent did, whose sinks have that; its own begin where it began."""
     fork(place, NAME, NEW, "3")
-    epoch = place.catalog.new_epoch(NEW, "a test")
-    place.catalog.rewind(NEW, epoch, 0, "a test", "a test")
+    epoch = place.catalog.runs.begin(NEW, "a test")
+    place.catalog.rollbacks.roll_back(NEW, epoch, 0, "a test", "a test")
     ours, theirs = run_of(place, NEW), new_run(place)
     assert (ours.region.completed, theirs.region.completed) == (0, 5)
     assert [s.checkpoint for s in ours.region.logged_steps()] == [1, 2, 3]
@@ -126,9 +129,9 @@ def test_what_the_parent_deletes_stays_for_the_fork(place: OpenWarehouse) -> Non
     gone = before.keys() - stored(place).keys()
     assert (done.deleted, done.objects, done.bytes) == ((1, 2, 3, 4), len(gone), sum(before[n] for n in gone))
     assert {o.name for o in ahead} == gone and not gone & kept
-    assert {d.name for d in place.catalog.deletions(NAME)} == gone
+    assert {d.name for d in place.catalog.tombstones.list(NAME)} == gone
     assert sweep(place, NAME).found == 0
-    assert [c.id for c in place.catalog.retained(NAME)] == [5]
+    assert [c.id for c in place.catalog.checkpoints.list_retained(NAME)] == [5]
     check_whole(place, NAME, NEW)
     assert run_of(place, NEW).step(rows(4)), "it resumes from there"
     check_whole(place, NAME, NEW)
@@ -139,9 +142,9 @@ def test_a_fork_becomes_independent_and_the_last_one_deletes(place: OpenWarehous
     delete_checkpoints(place, NAME, [1, 2, 3, 4])
     run = run_of(place, NEW)
     shared = {name for name in names_of(place, NEW) if name.startswith(f"{NAME}/")}
-    if place.catalog.firsts(NEW, 4)["by_key"] < 4:
+    if place.catalog.chains.get_firsts(NEW, 4)["by_key"] < 4:
         consolidate(place, NEW, 4, "m1")
-    made = {o.name for o in place.catalog.objects(NEW, [4])} - shared
+    made = {o.name for o in place.catalog.objects.list(NEW, [4])} - shared
     assert made and all(name.startswith(f"{NEW}/") for name in made), "named after the fork"
     assert run.step(rows(5))
     consolidate(place, NEW, 5, "m2")
@@ -171,9 +174,11 @@ def test_a_fork_begins_with_materialized_bases(place: OpenWarehouse) -> None:
     consolidate(place, NAME, 4, "m2")
     fork(place, NAME, NEW, "3")
     fork(place, NAME, "later", "4")
-    assert place.catalog.chain(NEW, 3) == [3] and place.catalog.chain("later", 4) == [4]
+    assert place.catalog.chains.list_checkpoints(NEW, 3) == [3] and place.catalog.chains.list_checkpoints(
+        "later", 4
+    ) == [4]
     assert not any(".m2." in name for name in names_of(place, NEW))
-    assert {m.id for m in place.catalog.materializations(NEW)} == {"m1"}
+    assert {m.id for m in place.catalog.materializations.list(NEW)} == {"m1"}
     delete_checkpoints(place, NAME, [1, 2, 3, 4])
     check_whole(place, NAME, NEW, "later")
     assert run_of(place, NEW).step(rows(4)) and run_of(place, "later").step(rows(5))
@@ -185,8 +190,8 @@ def test_a_fork_of_a_fork(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW, "3")
     run_of(place, NEW).step(rows(4))
     fork(place, NEW, "again")
-    assert place.catalog.lineage("again") == ["again", NEW, NAME]
-    assert [c.id for c in place.catalog.checkpoints("again")] == [4]
+    assert place.catalog.forks.get_lineage("again") == ["again", NEW, NAME]
+    assert [c.id for c in place.catalog.checkpoints.list("again")] == [4]
     run_of(place, NEW).step(rows(5))
     delete_checkpoints(place, NAME, [1, 2, 3, 4])
     delete_checkpoints(place, NEW, [3, 4])
@@ -205,14 +210,14 @@ def test_two_that_let_go_at_once_leave_an_orphan_which_a_sweep_finds(
     run = run_of(place, NEW)
     run.step(rows(5))
     consolidate(place, NEW, 5, "m1")
-    shared, forget = names_of(place, NAME) & names_of(place, NEW), Catalog.forget
+    shared, forget = names_of(place, NAME) & names_of(place, NEW), Deletions.forget
 
-    def after_the_other(catalog: Catalog, *arguments: Any) -> None:
-        monkeypatch.setattr(Catalog, "forget", forget)
+    def after_the_other(deletions: Deletions, *arguments: Any) -> None:
+        monkeypatch.setattr(Deletions, "forget", forget)
         assert delete_checkpoints(place, NAME, [1, 2, 3, 4]).objects == 0
-        forget(catalog, *arguments)
+        forget(deletions, *arguments)
 
-    monkeypatch.setattr(Catalog, "forget", after_the_other)
+    monkeypatch.setattr(Deletions, "forget", after_the_other)
     assert delete_checkpoints(place, NEW, [4]).objects == 0
     check_whole(place, NAME, NEW, orphans=shared)
     assert sweep(place, NEW).found == 0
@@ -252,7 +257,7 @@ def test_a_fork_at_any_moment_of_a_deletion_is_whole_or_refused(written: Path, t
             sweep(place, NAME)
             check_whole(place, NAME, *([NEW] if reached[0] else []))
             if not reached[0]:
-                assert NEW not in {s.name for s in place.catalog.streams()}
+                assert NEW not in {s.name for s in place.catalog.streams.list()}
         shutil.rmtree(root)
     assert len(outcomes) > 6 and outcomes[0]
     assert all(outcomes) == (at == 5), "a checkpoint that is marked begins no fork"
@@ -261,7 +266,10 @@ def test_a_fork_at_any_moment_of_a_deletion_is_whole_or_refused(written: Path, t
 def around(patch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
     """Call `action` before and after each call of the catalog and the store that a deletion or sweep makes."""
     for kind, names in (
-        (Catalog, ("mark_deleted", "live_leases", "retained", "record_deletion", "forget", "record_orphans")),
+        (Deletions, ("mark", "forget")),
+        (Leases, ("list_live",)),
+        (Checkpoints, ("list_retained",)),
+        (Tombstones, ("record_deletion", "record_orphans")),
         (FilesystemStore, ("delete",)),
     ):
         for name in names:
@@ -285,18 +293,18 @@ def test_stopped_anywhere_there_is_no_fork_at_all(place: OpenWarehouse, monkeypa
     def stop(*_: object) -> None:
         raise Stop
 
-    for method in ("insert_objects", "objects", "chain"):
+    for method in ("insert_objects", "read_objects", "read_chain"):
         with monkeypatch.context() as patch, pytest.raises(Stop):
-            patch.setattr(catalog_rows, method, stop)
+            patch.setattr(forks, method, stop)
             fork(place, NAME, NEW, "4")
-        assert [s.name for s in place.catalog.streams()] == [NAME]
+        assert [s.name for s in place.catalog.streams.list()] == [NAME]
     fork(place, NAME, NEW, "4")
     check_whole(place, NAME, NEW)
 
 
 def test_what_a_fork_has_no_live_state_of_is_not_copied_from_the_parent(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW)
-    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(NEW, 5), NEW)
+    manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(NEW, 5), NEW)
     task = snapshot_tasks(place.warehouse, manifests[5], "heap", "a")[0]
     with pytest.raises(StateError, match=rf"no live state of {NEW}/by_key"):
         take_snapshot(task)
@@ -373,7 +381,7 @@ def replace_output(stream: Stream) -> Any:
 def test_the_commands_say_where_a_fork_comes_from(place: OpenWarehouse, tmp_path: Path) -> None:
     options = ("--warehouse", tmp_path / "w")
     before = stored(place)
-    digest = place.catalog.checkpoint(NAME, 3).digest
+    digest = place.catalog.checkpoints.get(NAME, 3).digest
     made = siltstone("fork", NAME, NEW, "--at", 3, *options, "--json").json
     assert list(made) == ["stream", "forked_from", "forked_at", "digest", "objects", "bytes"]
     assert (made["stream"], made["forked_from"], made["forked_at"], made["digest"]) == (NEW, NAME, 3, digest)
@@ -409,7 +417,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     (f"fork {NAME} {NEW} --at 1", ("no checkpoint 1",)),
     (f"fork {NAME} {NEW} --at 0", ("no checkpoint 0",)),
     (f"fork {NAME} {NEW} --at 99999999999999999999999", ("no checkpoint",)),
-    (f"fork {NAME} {NEW} --at nightly", ("'nightly' is no checkpoint: use latest, an id, a savepoint",)),
+    (f"fork {NAME} {NEW} --at nightly", ("'nightly' is not a checkpoint: use latest, an id, a savepoint",)),
     (f"fork {NAME} {NEW} --at 2001-01-01", ("no checkpoint as old as 2001-01-01",)),
     (f"fork {NAME} {NEW} --warehouse missing", ("no warehouse at", "missing")),
 ]
@@ -417,15 +425,18 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
 
 @pytest.mark.slow
 def test_a_mistake_is_one_line_and_changes_nothing(place: OpenWarehouse, tmp_path: Path) -> None:
-    place.catalog.register("idle", 4, {})
+    place.catalog.streams.register("idle", 4, {})
     fork(place, NAME, "taken", "2")
     delete_checkpoints(place, NAME, [1])
 
     def contents() -> tuple[Any, ...]:
         catalog = place.catalog
-        names = [s.name for s in catalog.streams()]
-        each = [(catalog.retained(n), catalog.objects(n), catalog.steps(n, 99)) for n in names]
-        return catalog.streams(), each, stored(place)
+        names = [s.name for s in catalog.streams.list()]
+        each = [
+            (catalog.checkpoints.list_retained(n), catalog.objects.list(n), catalog.input_log.list(n, 99))
+            for n in names
+        ]
+        return catalog.streams.list(), each, stored(place)
 
     before = contents()
     for line, said in MISTAKES:

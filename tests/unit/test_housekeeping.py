@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.repository import Catalog
+from siltstone.catalog.checkpoints import Checkpoints
+from siltstone.catalog.deletions import Deletions
+from siltstone.catalog.leases import Leases
+from siltstone.catalog.savepoints import Savepoints
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.materialization_rules import MaterializationOptions
@@ -59,7 +62,7 @@ def step(run: RegionRun, n: int) -> int:
 
 
 def checkpoints(place: OpenWarehouse) -> list[int]:
-    return [c.id for c in place.catalog.checkpoints(NAME)]
+    return [c.id for c in place.catalog.checkpoints.list(NAME)]
 
 
 def stored(place: OpenWarehouse) -> int:
@@ -79,7 +82,7 @@ def test_a_checkpoint_per_second_leaves_the_store_bounded_whatever_materializati
         clock.move(seconds=1)
         keeper.work(n, step(run, n))
         if n > 60:
-            most = max(most, len(place.catalog.retained(NAME)))
+            most = max(most, len(place.catalog.checkpoints.list_retained(NAME)))
             objects.append(stored(place))
     assert len(checkpoints(place)) <= 20 + (20 + 15) // 20 + 1
     assert most <= 20 + 15 + 3, "what is kept, and the chain that the oldest of it builds on"
@@ -100,19 +103,19 @@ def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization
         clock.move(seconds=1)
         background.completed(step(run, n))
         assert background.look()
-        most = max(most, len(place.catalog.retained(NAME)))
+        most = max(most, len(place.catalog.checkpoints.list_retained(NAME)))
     assert most <= 2 * 30 + 10 + 5
     assert not failures(place, NAME)
 
 
 def test_the_default_keeps_the_newest_and_hours_and_days(place: OpenWarehouse, clock: Clock) -> None:
     run = RegionRun(place, STREAM, OFTEN)
-    assert place.catalog.stream(NAME).retention == NEW_STREAM.to_record()
+    assert place.catalog.streams.get(NAME).retention == NEW_STREAM.to_record()
     keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
     for n in range(1, 241):
         clock.move(minutes=30)
         keeper.work(n, step(run, n), ended=n == 240)
-    *_, newest = records = place.catalog.checkpoints(NAME)
+    *_, newest = records = place.catalog.checkpoints.list(NAME)
     assert {r.id for r in records} >= set(range(141, 241))
     assert len({r.committed_at.strftime("%d%H") for r in records}) >= 48
     days = {r.committed_at.date() for r in records}
@@ -123,12 +126,12 @@ def test_the_default_keeps_the_newest_and_hours_and_days(place: OpenWarehouse, c
 
 def test_a_stream_of_before_keeps_everything_until_it_is_told(place: OpenWarehouse) -> None:
     run = RegionRun(place, STREAM, OFTEN)
-    place.catalog.set_retention(NAME, None)
+    place.catalog.streams.set_retention(NAME, None)
     keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
     for n in range(1, 120):
         keeper.work(n, step(run, n))
     assert len(checkpoints(place)) == 119
-    place.catalog.set_retention(NAME, {"keep_last": 3})
+    place.catalog.streams.set_retention(NAME, {"keep_last": 3})
     keeper.work(120, step(run, 120))
     assert checkpoints(place) == [118, 119, 120]
 
@@ -145,10 +148,10 @@ def test_it_is_told_once_where_people_see_it_and_recorded(
     assert [level for level, _ in told] == ["WARNING", "INFO", "INFO"]
     assert f"stream={NAME} " in told[0][1] and 'rules="keep_last 2" checkpoints=1 first=1 last=1 ' in told[0][1]
     assert f"siltstone retention {NAME}" in told[0][1]
-    assert {d.reason for d in place.catalog.deletions(NAME)} == {SUBSUMED}
-    passes = place.catalog.deletion_passes(NAME)
+    assert {d.reason for d in place.catalog.tombstones.list(NAME)} == {SUBSUMED}
+    passes = place.catalog.passes.list(NAME)
     assert [(p.what, p.checkpoints) for p in passes] == [(SUBSUMED, 1)] * 3, "a row for each time"
-    assert sum(p.objects for p in passes) == len(place.catalog.deletions(NAME)) and all(p.bytes for p in passes)
+    assert sum(p.objects for p in passes) == len(place.catalog.tombstones.list(NAME)) and all(p.bytes for p in passes)
     assert all(any(f" objects={p.objects} bytes={p.bytes}" in message for _, message in told) for p in passes)
 
 
@@ -178,13 +181,16 @@ def test_a_step_that_has_begun_finds_the_chain_it_was_told_of(place: OpenWarehou
     keeper.work(4, told, ended=False)
     assert stored(place) == before, "a step that began before may restore from it"
     keeper.work(5, step(run, 5))
-    assert [c.id for c in place.catalog.retained(NAME)] == [4, 5]
+    assert [c.id for c in place.catalog.checkpoints.list_retained(NAME)] == [4, 5]
     assert not failures(place, NAME)
 
 
-@pytest.mark.parametrize("call", ["retained", "savepoints", "mark_deleted", "live_leases"])
+@pytest.mark.parametrize(
+    ("part", "call"),
+    [(Checkpoints, "list_retained"), (Savepoints, "list"), (Deletions, "mark"), (Leases, "list_live")],
+)
 def test_a_materialization_that_completes_while_retention_decides_takes_nothing_from_a_step(
-    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, call: str
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, part: type, call: str
 ) -> None:
     """It comes between any two calls of the catalog, and the step under way has lost its working state."""
     run = RegionRun(place, STREAM, NEVER)
@@ -194,16 +200,16 @@ def test_a_materialization_that_completes_while_retention_decides_takes_nothing_
         keeper.work(n, step(run, n))
     told = step(run, 3)
     task = run.region.begin_step()[operator.name]
-    called = getattr(Catalog, call)
+    called = getattr(part, call)
 
-    def materialize_first(catalog: Catalog, *args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(Catalog, call, called)
+    def materialize_first(asked: object, *args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(part, call, called)
         materialize(place, NAME, operator.name, 3, id="0" * 32, parallelism=1, run=in_order)
-        return called(catalog, *args, **options)
+        return called(asked, *args, **options)
 
-    monkeypatch.setattr(Catalog, call, materialize_first)
+    monkeypatch.setattr(part, call, materialize_first)
     keeper.work(3, told)
-    assert place.catalog.firsts(NAME, 3) == {operator.name: 3}, "it came meanwhile"
+    assert place.catalog.chains.get_firsts(NAME, 3) == {operator.name: 3}, "it came meanwhile"
     shutil.rmtree(place.warehouse.local.work(NAME, run.region.epoch))
     assert sum(a.restored_bytes for a in run_tasks(task, shuffled(task, rows(4)), "again")[1])
 
@@ -221,7 +227,7 @@ def test_what_killed_runs_left_is_swept_by_the_next(place: OpenWarehouse) -> Non
     Housekeeper(place, NAME, last.region.epoch, NONE_GIVEN).work(0)
     names = {name for name, _ in store.list("")}
     assert not any("lost" in name for name in names) and mine in names
-    assert len(place.catalog.deletions(NAME)) == 3
+    assert len(place.catalog.tombstones.list(NAME)) == 3
     last.step(rows(4))
     assert not failures(place, NAME)
 
@@ -238,7 +244,7 @@ def test_whoever_is_fenced_sweeps_and_deletes_nothing(place: OpenWarehouse) -> N
     with pytest.raises(Fenced):
         Housekeeper(place, NAME, fenced, RetentionOptions(keep_last=1)).work(1)
     assert stored(place) == before and checkpoints(place) == [1, 2, 3, 4]
-    assert place.catalog.deletions(NAME) == []
+    assert place.catalog.tombstones.list(NAME) == []
 
 
 def test_a_store_that_fails_does_not_fail_the_stream_and_the_deletion_is_completed(
@@ -261,7 +267,7 @@ def test_a_store_that_fails_does_not_fail_the_stream_and_the_deletion_is_complet
         == 1
     ), "not each time"
     assert checkpoints(place) == [3]
-    assert background.look() and [c.id for c in place.catalog.retained(NAME)] == [3]
+    assert background.look() and [c.id for c in place.catalog.checkpoints.list_retained(NAME)] == [3]
     assert {name for name, _ in place.warehouse.store.list(stream_prefix(NAME))} == {
-        o.name for o in place.catalog.objects(NAME)
+        o.name for o in place.catalog.objects.list(NAME)
     }

@@ -70,7 +70,7 @@ def test_an_empty_directory_with_an_objects_folder(root: Path, tmp_path: Path) -
     catalog = f"sqlite:///{root}/catalog.db"
     with OpenWarehouse.existing(str(root)) as place:
         identity = identity_of(place)
-        runs = place.catalog.runs(NAME)
+        runs = place.catalog.runs.list(NAME)
     for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
         said = (
             rf"empty does not hold this catalog's warehouse: it has no identity, .* has {identity}; check --warehouse"
@@ -79,12 +79,12 @@ def test_an_empty_directory_with_an_objects_folder(root: Path, tmp_path: Path) -
             opened(str(tmp_path / "empty"), catalog)
     assert objects(tmp_path / "empty") == {}
     with OpenWarehouse.existing(str(root)) as place:
-        assert place.catalog.last_id(NAME) == 2 and place.catalog.runs(NAME) == runs
+        assert place.catalog.checkpoints.last_id(NAME) == 2 and place.catalog.runs.list(NAME) == runs
 
 
 def test_the_right_store_with_another_catalog(root: Path, tmp_path: Path) -> None:
     with OpenWarehouse.writable(str(tmp_path / "other")) as other:
-        other.catalog.register(NAME, 128, {})
+        other.catalog.streams.register(NAME, 128, {})
         second = identity_of(other)
     with OpenWarehouse.existing(str(root)) as place:
         first = identity_of(place)
@@ -102,7 +102,7 @@ def test_a_forgotten_catalog_makes_no_new_one(root: Path, tmp_path: Path) -> Non
         OpenWarehouse.writable(str(root))
     assert sorted(root.rglob("*")) == before
     with OpenWarehouse.writable(str(root), f"sqlite:///{tmp_path}/elsewhere.db") as place:
-        assert place.catalog.last_id(NAME) == 2
+        assert place.catalog.checkpoints.last_id(NAME) == 2
 
 
 def test_objects_without_identity_and_a_catalog_without_streams(root: Path, tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_stopped_while_an_identity_is_written(tmp_path: Path, after: bool) -> No
         stop_at_identity(patch, after=after)
         OpenWarehouse.writable(str(tmp_path / "w"))
     with OpenWarehouse.existing(str(tmp_path / "w")) as place:  # makes no identity, finds none that is not its own
-        assert place.catalog.streams() == []
-        proposed = place.catalog.recorded_identity()
+        assert place.catalog.streams.list() == []
+        proposed = place.catalog.identity.read()
     with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         assert identity_of(place) == (proposed.identity or proposed.next)
 
@@ -130,7 +130,7 @@ def test_many_processes_make_one_warehouse(tmp_path: Path) -> None:
     def make(_: int) -> str | None:
         start.wait()
         with OpenWarehouse.writable(str(tmp_path / "w")) as place:
-            return place.catalog.recorded_identity().identity
+            return place.catalog.identity.read().identity
 
     with ThreadPoolExecutor(4) as pool:
         found = set(pool.map(make, range(4)))
@@ -153,7 +153,7 @@ def test_a_catalog_is_opened_while_another_process_reads_it_for_the_first_time(
     link = os.link
     monkeypatch.setattr(os, "link", appear)
     with open_catalog(f"sqlite:///{tmp_path}/catalog.db", timeout_s=0.2) as catalog:
-        assert catalog.streams() == []
+        assert catalog.streams.list() == []
     readers[0].close()
 
 
@@ -176,7 +176,7 @@ def test_a_warehouse_of_0_1_is_adopted(root: Path) -> None:
     make_old(root)
     with OpenWarehouse.existing(str(root)) as place:
         identity = identity_of(place)
-        assert place.catalog.last_id(NAME) == 2 and sweep(place, NAME).deleted == 0
+        assert place.catalog.checkpoints.last_id(NAME) == 2 and sweep(place, NAME).deleted == 0
     with OpenWarehouse.writable(str(root)) as place:
         assert identity_of(place) == identity
 
@@ -213,7 +213,7 @@ def test_a_moved_warehouse_keeps_its_identity_and_a_fork_shares_it(root: Path, t
         fork(place, NAME, "fork")
     root.rename(tmp_path / "moved")
     with OpenWarehouse.existing(str(tmp_path / "moved")) as place:
-        assert identity_of(place) == identity and {s.name for s in place.catalog.streams()} == {NAME, "fork"}
+        assert identity_of(place) == identity and {s.name for s in place.catalog.streams.list()} == {NAME, "fork"}
     (tmp_path / "moved").rename(root)
 
 

@@ -97,13 +97,13 @@ def test_a_chain_reads_the_same_however_few_bytes_go_together(tmp_path: Path, mo
             run.step(rows)
         for module, limit in [*limits, (comparison, "COMPARED_BYTES"), (records, "_LARGE_BYTES")]:
             monkeypatch.setattr(module, limit, 300)
-        before = place.catalog.checkpoint(SMALL.name, 4).digest
+        before = place.catalog.checkpoints.get(SMALL.name, 4).digest
         assert restored_digest(place, SMALL.name, 4, 3) == before
         for operator in SMALL.operators:
             consolidate(place, operator.name)
         assert restored_digest(place, SMALL.name, 4) == before
         assert not failures(place, SMALL.name)
-        manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(SMALL.name, 4))
+        manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(SMALL.name, 4))
         tasks = snapshot_tasks(place.warehouse, manifests[4], "heap", "test")
         snapshot = [stored for task in tasks for stored in take_snapshot(task).objects]
         units, _ = unit_tasks(manifests, 4, 1, None)
@@ -111,4 +111,4 @@ def test_a_chain_reads_the_same_however_few_bytes_go_together(tmp_path: Path, mo
         assert compared and all(table.same for table in compared)
         again = RegionRun(place, SMALL, LONG, parallelism=3)
         again.step(purchases()[4])
-        assert restored_digest(place, SMALL.name, 5) == place.catalog.checkpoint(SMALL.name, 5).digest
+        assert restored_digest(place, SMALL.name, 5) == place.catalog.checkpoints.get(SMALL.name, 5).digest

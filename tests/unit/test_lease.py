@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.repository import Catalog
+from siltstone.catalog.leases import Leases
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import CorruptObject, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.restore.export import restore_unit, unit_tasks, whole_digest
@@ -33,21 +33,21 @@ def place(tmp_path: Path, clock: Clock) -> Iterator[OpenWarehouse]:
     """Checkpoints 1 to 5, bases at 1 and 5."""
     with place_at(tmp_path / "w", clock) as opened:
         write(opened)
-        assert {r.id: r.first for r in opened.catalog.retained(NAME)} == {1: 1, 2: 1, 3: 1, 4: 1, 5: 5}
+        assert {r.id: r.first for r in opened.catalog.checkpoints.list_retained(NAME)} == {1: 1, 2: 1, 3: 1, 4: 1, 5: 5}
         yield opened
 
 
 def leases(place: OpenWarehouse) -> list[str]:
-    return [lease.who for lease in place.catalog.live_leases(NAME)]
+    return [lease.who for lease in place.catalog.leases.list_live(NAME)]
 
 
 @pytest.mark.slow
 def test_a_restore_under_a_lease_ends_well_though_all_it_reads_is_deleted(place: OpenWarehouse) -> None:
     catalog, store = place.catalog, place.warehouse.store
-    recorded = catalog.checkpoint(NAME, 3).digest
+    recorded = catalog.checkpoints.get(NAME, 3).digest
     with hold_lease(catalog, NAME, [3], what="restores"):
         assert leases(place)[0].endswith(" restores")
-        manifests = read_manifests(store, catalog.chain_manifests(NAME, 3))
+        manifests = read_manifests(store, catalog.chains.list_manifests(NAME, 3))
         done = delete_checkpoints(place, NAME, [1, 2, 3, 4], who="a test")
         assert (done.deleted, done.leased, done.marked) == ((4,), (1, 2, 3), ())
         tasks, _ = unit_tasks(manifests, 3, 1, None)
@@ -57,7 +57,7 @@ def test_a_restore_under_a_lease_ends_well_though_all_it_reads_is_deleted(place:
     assert leases(place) == []
     assert delete_checkpoints(place, NAME, []).deleted == (1, 2, 3)
     check_whole(place)
-    recorded = catalog.deletions(NAME)
+    recorded = catalog.tombstones.list(NAME)
     assert {d.reason for d in recorded} == {"of a deleted checkpoint"}
     assert {d.who for d in recorded if "/000000000004/" in d.name} == {"a test"}
 
@@ -79,14 +79,14 @@ def test_what_waits_keeps_all_that_is_read_of_it(place: OpenWarehouse) -> None:
     """Its opaque variables and snapshots too, which otherwise go at once."""
     catalog, store = place.catalog, place.warehouse.store
     name = "sums/00000001/000000000002/by_key.totals.00000.s1.snapshot.parquet"
-    catalog.add_snapshot(NAME, 2, 2, [store.put(name, b"rows")], 1)
+    catalog.reference_copies.add(NAME, 2, 2, [store.put(name, b"rows")], 1)
     with hold_lease(catalog, NAME, [2]):
         assert delete_checkpoints(place, NAME, [2]) == DeletionResult((), (2,), 0, 0)
     assert delete_checkpoints(place, NAME, []) == DeletionResult((), (2,), 1, 4)
 
 
 def test_an_expired_lease_keeps_nothing(place: OpenWarehouse, clock: Clock) -> None:
-    place.catalog.take_lease(NAME, [4], id="a", who="a reader that was killed", lasts=timedelta(minutes=2))
+    place.catalog.leases.take(NAME, [4], id="a", who="a reader that was killed", lasts=timedelta(minutes=2))
     assert delete_checkpoints(place, NAME, [1, 2, 3, 4]).leased == (1, 2, 3, 4)
     clock.move(2)
     assert delete_checkpoints(place, NAME, []).deleted == (1, 2, 3, 4)
@@ -117,9 +117,9 @@ def test_who_may_only_read_the_catalog_reads_without_a_lease(
         connection.execute("PRAGMA query_only = ON")  # type: ignore[attr-defined]
 
     place.catalog.close()
-    event.listen(place.catalog.engine, "connect", read_only)
+    event.listen(place.catalog.transactions.engine, "connect", read_only)
     with hold_lease(place.catalog, NAME, [3]):
-        manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(NAME, 3))
+        manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(NAME, 3))
     assert len(manifests) == 3
     assert "no lease: a deletion may take away what is read stream=sums" in "\n".join(caplog.messages)
     assert "readonly" in "\n".join(caplog.messages)
@@ -129,18 +129,18 @@ def test_a_lease_that_is_lost_or_not_renewed_is_told_of(
     place: OpenWarehouse, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     options, tried = LeaseOptions(renewed_every_s=0.02), threading.Event()
-    renew = Catalog.renew_lease
+    renew = Leases.renew
 
     def away(*_: object) -> bool:
         tried.set()
         raise Unreachable("the catalog is away")
 
     with caplog.at_level(logging.WARNING), hold_lease(place.catalog, NAME, [3], options=options):
-        monkeypatch.setattr(Catalog, "renew_lease", away)
+        monkeypatch.setattr(Leases, "renew", away)
         assert tried.wait(10)
         clock.move(3)
         assert leases(place) == []
-        monkeypatch.setattr(Catalog, "renew_lease", renew)
+        monkeypatch.setattr(Leases, "renew", renew)
         end = time.monotonic() + 10
         while "expired" not in "\n".join(caplog.messages) and time.monotonic() < end:
             time.sleep(0.01)

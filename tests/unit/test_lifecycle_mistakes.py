@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from siltstone.catalog import tables
-from siltstone.catalog.repository import Catalog
+from siltstone.catalog.deletions import Deletions
+from siltstone.catalog.savepoints import Savepoints
 from siltstone.catalog.warehouse import OpenWarehouse
 from tests.command_line import Ended, siltstone
 from tests.orphans import NAME, filesystem, inject, write
@@ -20,14 +21,14 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with filesystem(path) as place:
         write(place)
         inject(place)
-        place.catalog.add_savepoint(NAME, 2, "kept", 2)
-        place.catalog.register("idle", 4, {})
+        place.catalog.savepoints.add(NAME, 2, "kept", 2)
+        place.catalog.streams.register("idle", 4, {})
     return path / "w"
 
 
 def contents(warehouse: Path) -> tuple[Any, ...]:
     """Every row and every object."""
-    with OpenWarehouse.existing(str(warehouse)) as place, place.catalog.engine.connect() as connection:
+    with OpenWarehouse.existing(str(warehouse)) as place, place.catalog.transactions.engine.connect() as connection:
         rows = [tuple(connection.execute(table.select()).all()) for table in tables.METADATA.sorted_tables]
         return rows, sorted(stream_objects(place.warehouse.store)), sorted(warehouse.rglob("*.parquet"))
 
@@ -51,18 +52,18 @@ MISTAKES: list[tuple[str, str]] = [
     ("delete sums 1 0", "no checkpoint 0 of stream sums"),
     ("materialize sums --operator ../x", "has no operator '../x': it has by_key"),
     ("materialize sums --at 6", "no checkpoint 6 of stream sums"),
-    ("materialize sums --at ../x", "'../x' is no checkpoint: use latest"),
+    ("materialize sums --at ../x", "'../x' is not a checkpoint: use latest"),
     ("materialize sums --parallelism 5", "parallelism is 5: use 1 to max_parallelism 4"),
     ("materialize sums --parallelism 0", "parallelism"),
     ("restore sums --parallelism 5", "parallelism is 5: use 1 to max_parallelism 4"),
     ("restore sums --parallelism 5 --to out", "parallelism is 5: use 1 to max_parallelism 4"),
-    ("restore sums --at ../x", "'../x' is no checkpoint: use latest"),
+    ("restore sums --at ../x", "'../x' is not a checkpoint: use latest"),
     ("sweep sums --limit 0", "--limit"),
     ("sweep sums --age-guard soon", "'soon' is not a length of time"),
     ("truncate sums --keep-last 0", "keep none of 5 checkpoints"),
     ("savepoint sums kept", "has a savepoint kept already, of checkpoint 2"),
     ("savepoint sums ../x", "'../x' is not a savepoint name"),
-    ("savepoint sums new --at ../x", "'../x' is no checkpoint: use latest"),
+    ("savepoint sums new --at ../x", "'../x' is not a checkpoint: use latest"),
 ]
 
 
@@ -79,28 +80,29 @@ def test_a_mistake_is_one_line_and_changes_nothing(
 
 
 OVERTAKEN = [
-    ("truncate sums --keep-last 1", "mark_deleted"),
-    ("delete sums 1", "mark_deleted"),
-    ("savepoint sums new", "add_savepoint"),
-    ("savepoint sums kept --drop", "drop_savepoint"),
+    ("truncate sums --keep-last 1", Deletions, "mark"),
+    ("delete sums 1", Deletions, "mark"),
+    ("savepoint sums new", Savepoints, "add"),
+    ("savepoint sums kept --drop", Savepoints, "drop"),
 ]
 
 
-@pytest.mark.parametrize(("line", "call"), OVERTAKEN)
+@pytest.mark.parametrize(("line", "part", "call"), OVERTAKEN)
 def test_a_command_that_a_new_run_overtakes_ends_fenced_and_changes_nothing(
-    line: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, part: type, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with filesystem(tmp_path) as place:
         write(place)
-        place.catalog.add_savepoint(NAME, 2, "kept", 2)
-    guarded = getattr(Catalog, call)
+        place.catalog.savepoints.add(NAME, 2, "kept", 2)
+    guarded = getattr(part, call)
     before: list[Any] = []
 
-    def overtaken(self: Catalog, stream: str, *rest: Any, **named: Any) -> Any:
-        self.new_epoch(stream, "a new run")
+    def overtaken(self: object, stream: str, *rest: Any, **named: Any) -> Any:
+        with OpenWarehouse.existing(str(tmp_path / "w")) as place:
+            place.catalog.runs.begin(stream, "a new run")
         before.append(contents(tmp_path / "w"))
         return guarded(self, stream, *rest, **named)
 
-    monkeypatch.setattr(Catalog, call, overtaken)
+    monkeypatch.setattr(part, call, overtaken)
     mistaken(tmp_path / "w", line).failed(4, "writer epoch 2 of stream sums was fenced by epoch 3")
     assert before == [contents(tmp_path / "w")]

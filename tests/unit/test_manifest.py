@@ -127,7 +127,7 @@ def test_a_manifest_grows_with_its_handles_and_not_with_the_stream(tmp_path: Pat
         for n in range(1, 33):
             run.step(rows(n))
         by_shape: dict[tuple[int, str], list[int]] = {}
-        for checkpoint in place.catalog.checkpoints(NAME):
+        for checkpoint in place.catalog.checkpoints.list(NAME):
             manifest = decode_manifest(place.warehouse.store.read(checkpoint.manifest))
             shape = len(manifest.handles), manifest.forms["by_key"]
             by_shape.setdefault(shape, []).append(checkpoint.manifest.bytes)

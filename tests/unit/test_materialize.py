@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import Materialized, materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
@@ -31,7 +31,7 @@ LONG = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, spac
 
 def stored(place: OpenWarehouse) -> set[str]:
     """The objects of the stream, but for output that no sink has taken yet."""
-    outputs = {o.name for output in place.catalog.outputs(NAME) for o in output.objects}
+    outputs = {o.name for output in place.catalog.outbox.list(NAME) for o in output.objects}
     return {name for name, _ in stream_objects(place.warehouse.store)} - outputs
 
 
@@ -42,7 +42,7 @@ def consolidate(
 
 
 def digests(place: OpenWarehouse) -> dict[int, str]:
-    return {c.id: c.digest for c in place.catalog.checkpoints(NAME)}
+    return {c.id: c.digest for c in place.catalog.checkpoints.list(NAME)}
 
 
 def check(place: OpenWarehouse) -> None:
@@ -62,13 +62,15 @@ def test_chains_begin_with_it_and_the_run_goes_on(place: OpenWarehouse) -> None:
     for operator in SMALL.operators:
         made = consolidate(place, operator.name, 4, f"m-{operator.name}")
         assert made.bytes > 0 and made.checkpoint == 4
-    assert place.catalog.chain(NAME, 5) == [4, 5] and place.catalog.chain(NAME, 4) == [4]
-    assert place.catalog.chain(NAME, 3) == [1, 2, 3]
+    assert place.catalog.chains.list_checkpoints(NAME, 5) == [4, 5] and place.catalog.chains.list_checkpoints(
+        NAME, 4
+    ) == [4]
+    assert place.catalog.chains.list_checkpoints(NAME, 3) == [1, 2, 3]
     check(place)
     for _ in range(2):
         completed = run.step(next(rows))
         assert completed is not None and set(completed.forms.values()) == {Form.DELTA}
-    assert place.catalog.chain(NAME, 7) == [4, 5, 6, 7]
+    assert place.catalog.chains.list_checkpoints(NAME, 7) == [4, 5, 6, 7]
     assert {state.deltas for state in run.region.policy_states.values()} == {3}
     check(place)
     assert before.items() <= digests(place).items()
@@ -82,7 +84,7 @@ def test_chains_begin_with_it_and_the_run_goes_on(place: OpenWarehouse) -> None:
     assert result.deleted == (1, 2, 3) and not result.marked
     again.step(next(rows))
     check(place)
-    assert stored(place) == {o.name for o in place.catalog.objects(NAME)}
+    assert stored(place) == {o.name for o in place.catalog.objects.list(NAME)}
 
 
 class Killed(BaseException):
@@ -100,17 +102,17 @@ def test_whoever_dies_in_it_changes_nothing(place: OpenWarehouse) -> None:
         function(tasks[0])
         raise Killed
 
-    before = {o.name for o in place.catalog.objects(NAME)}
+    before = {o.name for o in place.catalog.objects.list(NAME)}
     with pytest.raises(Killed):
         materialize(place, NAME, operator, 4, id="m1", parallelism=2, run=dies)
-    assert {o.name for o in place.catalog.objects(NAME)} == before
-    assert place.catalog.chain(NAME, 4) == [1, 2, 3, 4]
-    assert [(m.outcome, m.error) for m in place.catalog.materializations(NAME)] == [("failed", "Killed")]
+    assert {o.name for o in place.catalog.objects.list(NAME)} == before
+    assert place.catalog.chains.list_checkpoints(NAME, 4) == [1, 2, 3, 4]
+    assert [(m.outcome, m.error) for m in place.catalog.materializations.list(NAME)] == [("failed", "Killed")]
     left = stored(place) - before
     assert left and {materialization_of(name) for name in left} == {"m1"}
     check(place)
     consolidate(place, operator, 4, "m2")
-    assert place.catalog.firsts(NAME, 4)[operator] == 4
+    assert place.catalog.chains.get_firsts(NAME, 4)[operator] == 4
     check(place)
 
 
@@ -123,23 +125,27 @@ def test_at_most_one_at_a_time_and_a_lease_that_expired_is_taken_over(tmp_path: 
             run.step(rows)
         operator, other = (op.name for op in SMALL.operators[:2])
         minute = timedelta(seconds=60)
-        place.catalog.take_lease(NAME, [3], id="m1", who="slow", lasts=minute)
-        place.catalog.begin_materialization(NAME, operator, 3, id="m1", who="slow")
+        place.catalog.leases.take(NAME, [3], id="m1", who="slow", lasts=minute)
+        place.catalog.materializations.begin(NAME, operator, 3, id="m1", who="slow")
         with pytest.raises(UsageError, match=r"is being materialized at checkpoint 3 by slow"):
             consolidate(place, operator, 3, "m2")
         consolidate(place, other, 3, "m3")
         clock.move(seconds=50)
-        assert place.catalog.renew_lease("m1", minute)
+        assert place.catalog.leases.renew("m1", minute)
         clock.move(seconds=50)
         with pytest.raises(UsageError, match="being materialized"):
             consolidate(place, operator, 3, "m4")
         clock.move(seconds=11)
-        manifest = place.catalog.checkpoint(NAME, 3).manifest
+        manifest = place.catalog.checkpoints.get(NAME, 3).manifest
         with pytest.raises(Fenced, match=r"m1 of stream .* has lost its lease"):
-            place.catalog.complete_materialization(NAME, "m1", manifest, [], rows_=0, bytes_=0, seconds=0)
+            place.catalog.materializations.complete(NAME, "m1", manifest, [], rows_=0, bytes_=0, seconds=0)
         consolidate(place, operator, 2, "m5")
-        assert [m.outcome for m in place.catalog.materializations(NAME)] == ["failed", "done", "done"]
-        assert place.catalog.firsts(NAME, 3) == {**place.catalog.firsts(NAME, 3), operator: 2, other: 3}
+        assert [m.outcome for m in place.catalog.materializations.list(NAME)] == ["failed", "done", "done"]
+        assert place.catalog.chains.get_firsts(NAME, 3) == {
+            **place.catalog.chains.get_firsts(NAME, 3),
+            operator: 2,
+            other: 3,
+        }
         check(place)
 
 
@@ -159,10 +165,10 @@ def test_the_stream_goes_on_meanwhile_with_deltas_and_with_a_base(place: OpenWar
         return parts
 
     materialize(place, NAME, operator, 3, id="m1", parallelism=2, run=meanwhile)
-    forms = {c.id: c.forms[operator] for c in place.catalog.checkpoints(NAME)}
+    forms = {c.id: c.forms[operator] for c in place.catalog.checkpoints.list(NAME)}
     based = max(id for id, form in forms.items() if form is Form.BASE)
     assert based > 3
-    assert {id: place.catalog.firsts(NAME, id)[operator] for id in range(1, 8)} == {
+    assert {id: place.catalog.chains.get_firsts(NAME, id)[operator] for id in range(1, 8)} == {
         id: 1 if id < 3 else 3 if id < based else based for id in range(1, 8)
     }
     check(place)
@@ -181,7 +187,7 @@ def test_a_damaged_chain_is_not_materialized(place: OpenWarehouse) -> None:
     operator = SMALL.operators[0].name
     [handle, *_] = [
         h
-        for h in read_manifest(place.warehouse.store, place.catalog.checkpoint(NAME, 2).manifest).handles
+        for h in read_manifest(place.warehouse.store, place.catalog.checkpoints.get(NAME, 2).manifest).handles
         if h.operator == operator and h.kind is Kind.INCREMENTAL
     ]
     path = place.warehouse.local.objects / handle.object
@@ -191,9 +197,9 @@ def test_a_damaged_chain_is_not_materialized(place: OpenWarehouse) -> None:
     path.write_bytes(data)
     with pytest.raises(CorruptObject, match=handle.object):
         consolidate(place, operator, 3)
-    [record] = place.catalog.materializations(NAME)
+    [record] = place.catalog.materializations.list(NAME)
     assert record.outcome == "failed" and handle.object in str(record.error)
-    assert place.catalog.firsts(NAME, 3)[operator] == 1
+    assert place.catalog.chains.get_firsts(NAME, 3)[operator] == 1
 
 
 def test_what_is_not_there_is_not_materialized(place: OpenWarehouse) -> None:
@@ -206,7 +212,7 @@ def test_what_is_not_there_is_not_materialized(place: OpenWarehouse) -> None:
         consolidate(place, "x", 3)
     with pytest.raises(UnknownCheckpoint):
         consolidate(place, SMALL.operators[0].name, 9)
-    assert place.catalog.materializations(NAME) == []
+    assert place.catalog.materializations.list(NAME) == []
 
 
 @pytest.mark.slow
@@ -237,7 +243,7 @@ def test_what_it_reads_and_writes_is_kept_from_deletions_and_sweeps(place: OpenW
     for name in (op.name for op in SMALL.operators):
         consolidate(place, name, 4, f"m-{name}")
     assert delete_checkpoints(place, NAME, []).deleted == (1, 2, 3)
-    assert stored(place) == {o.name for o in place.catalog.objects(NAME)}
+    assert stored(place) == {o.name for o in place.catalog.objects.list(NAME)}
     check(place)
 
 
@@ -261,7 +267,7 @@ def test_a_damaged_materialization_is_noticed_by_restore_and_proof(place: OpenWa
     for rows in purchases()[:5]:
         run.step(rows)
     consolidate(place, SMALL.operators[0].name, 4)
-    written = [o for o in place.catalog.objects(NAME) if o.kind is ObjectKind.MATERIALIZATION]
+    written = [o for o in place.catalog.objects.list(NAME) if o.kind is ObjectKind.MATERIALIZATION]
     assert {name.name.rpartition(".")[2] for name in written} == {"arrow", "parquet"}
     for stored in written:
         path = place.warehouse.local.objects / stored.name

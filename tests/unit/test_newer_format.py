@@ -55,7 +55,7 @@ def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenWarehouse:
 
 def test_a_newest_checkpoint_of_a_newer_siltstone_is_not_given_up(newer: OpenWarehouse) -> None:
     with newer as place:
-        before = place.catalog.checkpoints(NAME)
+        before = place.catalog.checkpoints.list(NAME)
         for refused in (
             lambda: RegionRun(place, SMALL, POLICY),
             lambda: prove_checkpoints(place, NAME, [2], in_order),
@@ -64,5 +64,5 @@ def test_a_newest_checkpoint_of_a_newer_siltstone_is_not_given_up(newer: OpenWar
         ):
             with pytest.raises(NewerFormat, match=r"manifest.arrow.* has format 3, .*: upgrade siltstone"):
                 refused()
-        assert place.catalog.checkpoints(NAME) == before and place.catalog.rewindings(NAME) == []
+        assert place.catalog.checkpoints.list(NAME) == before and place.catalog.rollbacks.list(NAME) == []
         assert not prove_checkpoints(place, NAME, [1], in_order).failures

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.outbox import OutputRecord
-from siltstone.catalog.repository import Catalog
+from siltstone.catalog.outbox import Outbox, OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import fork
 from siltstone.change.recover import recover
@@ -39,7 +38,7 @@ def in_a_loop(function: Any, pieces: Any) -> list[Any]:
 
 
 def rewind(place: OpenWarehouse, checkpoint: int) -> None:
-    place.catalog.rewind(NAME, place.catalog.new_epoch(NAME, "a test"), checkpoint, "a test", "a test")
+    place.catalog.rollbacks.roll_back(NAME, place.catalog.runs.begin(NAME, "a test"), checkpoint, "a test", "a test")
 
 
 def follow_log(run: Outboxed) -> None:
@@ -65,7 +64,7 @@ def test_output_leaves_after_the_commit_and_is_cleaned_up_when_the_run_ends(plac
     assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
     assert outstanding(place) == [] and len(staged(place)) == 3, "an object per checkpoint, of small parts together"
     run.region.close("done")
-    assert staged(place) == [] and place.catalog.outputs(NAME) == []
+    assert staged(place) == [] and place.catalog.outbox.list(NAME) == []
 
 
 def test_id_2_never_comes_with_other_rows_where_a_commit_failed(
@@ -79,7 +78,7 @@ def test_id_2_never_comes_with_other_rows_where_a_commit_failed(
         raise Unreachable("the catalog is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(place.catalog), "commit", away)
+        patch.setattr(type(place.catalog.commits), "add", away)
         with pytest.raises(Unreachable):
             run.step(batch(2, 2))
     assert heard.ids == [1]
@@ -123,7 +122,7 @@ def test_a_crash_between_delivery_and_mark_brings_the_same_id_with_the_same_rows
 
     run = Outboxed(place, heard)
     with monkeypatch.context() as patch:
-        patch.setattr(type(place.catalog), "mark_delivered", die)
+        patch.setattr(type(place.catalog.outbox), "mark_delivered", die)
         with pytest.raises(Killed):
             run.step(batch(1))
     Outboxed(place, heard).step(batch(2))
@@ -161,7 +160,7 @@ def test_a_sink_that_fails_is_given_the_same_again_before_anything_else(place: O
     heard.fails = OSError("the sink is full")
     with pytest.raises(OSError, match="full"):
         run.step(batch(2))
-    assert place.catalog.last_id(NAME) == 2, "the checkpoint is complete"
+    assert place.catalog.checkpoints.last_id(NAME) == 2, "the checkpoint is complete"
     with pytest.raises(OSError, match="full"):
         Outboxed(place, heard)
     heard.fails = None
@@ -229,7 +228,7 @@ def begin_anew(place: OpenWarehouse, run: Outboxed) -> None:
     """Give up a stream of which the oldest input is not known any more."""
     newest = run.region.completed
     delete_checkpoints(place, NAME, range(1, newest - 1))
-    place.catalog.prune_input_log(NAME, run.region.epoch, at_least=1)
+    place.catalog.input_log.prune(NAME, run.region.epoch, at_least=1)
     rewind(place, 0)
 
 
@@ -242,7 +241,7 @@ def test_sinks_know_new_rows_by_new_ids_where_what_they_have_was_lost_for_good(
     assert run.region.logged_steps() == []
     for n in (6, 7, 8):
         run.step(batch(n))
-    assert [c.id for c in place.catalog.checkpoints(NAME)] == [1, 2, 3] and failures(place, NAME) == []
+    assert [c.id for c in place.catalog.checkpoints.list(NAME)] == [1, 2, 3] and failures(place, NAME) == []
     assert heard.ids == [1, 2, 3, 4, 5, 6, 7, 8] and heard.inputs == inputs(range(1, 9))
     rewind(place, 1)
     run = Outboxed(place, heard)
@@ -283,7 +282,7 @@ def test_sinks_know_new_rows_by_new_ids_where_the_catalog_is_from_a_backup(tmp_p
         run = Outboxed(place, heard)
         for n in (5, 6, 7):
             run.step(batch(n))
-        assert [c.id for c in place.catalog.checkpoints(NAME)] == [1, 2, 3, 4, 5] and failures(place, NAME) == []
+        assert [c.id for c in place.catalog.checkpoints.list(NAME)] == [1, 2, 3, 4, 5] and failures(place, NAME) == []
         assert heard.ids == [1, 2, 3, 4, 5, 6, 7] and heard.inputs == inputs(range(1, 8))
         rewind(place, 1)
         follow_log(Outboxed(place, heard))
@@ -310,7 +309,7 @@ def test_staged_output_that_reads_wrongly_once_is_not_made_again(
 
     monkeypatch.setattr(FilesystemStore, "read", wrong_once)
     run = Outboxed(place, heard)
-    assert len(read) == 2 and heard.ids == [1, 2] and not any(o.lost for o in place.catalog.outputs(NAME))
+    assert len(read) == 2 and heard.ids == [1, 2] and not any(o.lost for o in place.catalog.outbox.list(NAME))
 
 
 def test_other_boundaries_under_an_id_that_was_delivered_are_refused(place: OpenWarehouse, heard: Heard) -> None:
@@ -320,9 +319,9 @@ def test_other_boundaries_under_an_id_that_was_delivered_are_refused(place: Open
     run.step(batch(2))
     with pytest.raises(StateError, match="checkpoint 2 of stream tallies was given up and has to hold the steps"):
         run.step(batch(3))
-    assert (place.catalog.last_id(NAME), heard.ids) == (1, [1, 2, 3])
+    assert (place.catalog.checkpoints.last_id(NAME), heard.ids) == (1, [1, 2, 3])
     follow_log(Outboxed(place, heard))
-    assert (place.catalog.last_id(NAME), heard.ids) == (3, [1, 2, 3])
+    assert (place.catalog.checkpoints.last_id(NAME), heard.ids) == (3, [1, 2, 3])
 
 
 def test_staged_output_that_is_damaged_comes_again_of_the_same_input(place: OpenWarehouse, heard: Heard) -> None:
@@ -354,7 +353,7 @@ def test_retention_and_sweep_spare_what_is_undelivered(place: OpenWarehouse, hea
     delete_checkpoints(place, NAME, [1, 2, 3, 4])
     run.region.close("done")
     sweep(place, NAME)
-    assert [c.id for c in place.catalog.checkpoints(NAME)] == [5] and staged(place) == kept
+    assert [c.id for c in place.catalog.checkpoints.list(NAME)] == [5] and staged(place) == kept
     done = Outboxed(place, heard)
     assert heard.ids == [1, 2, 3, 4, 5] and heard.inputs == inputs([1, 2, 3, 4, 5])
     done.region.close("done")
@@ -372,7 +371,7 @@ def test_killed_while_it_cleans_up_a_run_leaves_orphans_and_no_row(
     with monkeypatch.context() as patch:
         patch.setattr(FilesystemStore, "delete", away)
         run.region.outbox.clean()
-    assert len(staged(place)) == 2 and place.catalog.outputs(NAME) == []
+    assert len(staged(place)) == 2 and place.catalog.outbox.list(NAME) == []
     run.region.close("done")
     sweep(place, NAME)
     assert staged(place) == []
@@ -388,7 +387,7 @@ def test_a_fork_delivers_its_own_output_and_none_of_its_parents(place: OpenWareh
     assert theirs.ids == [] and outstanding(place, "what-if") == []
     other.step(batch(3))
     assert theirs.ids == [3] and theirs.inputs == inputs([3])
-    place.catalog.rewind("what-if", place.catalog.new_epoch("what-if", "a test"), 0, "a test", "a test")
+    place.catalog.rollbacks.roll_back("what-if", place.catalog.runs.begin("what-if", "a test"), 0, "a test", "a test")
     other = Outboxed(place, theirs, stream=replace(STREAM, name="what-if"))
     follow_log(other)
     assert (other.region.completed, theirs.ids) == (3, [3]), "what came before it is its parent's"
@@ -405,7 +404,7 @@ def test_a_process_frozen_in_the_take_over_wakes_up_and_delivers_nothing(
     """It had read what is outstanding; meanwhile a newer writer delivers it, cleans up and goes on."""
     Outboxed(place, Heard(), delivers=False).step(batch(1))
     frozen = Outboxed(place, heard, delivers=False)
-    real = Catalog.outputs
+    real = Outbox.list
 
     def read_then_freeze(*args: Any, **options: Any) -> list[OutputRecord]:
         found = real(*args, **options)
@@ -415,7 +414,7 @@ def test_a_process_frozen_in_the_take_over_wakes_up_and_delivers_nothing(
         newer.region.close("done")
         return found
 
-    monkeypatch.setattr(Catalog, "outputs", read_then_freeze)
+    monkeypatch.setattr(Outbox, "list", read_then_freeze)
     with pytest.raises(Fenced):
         frozen.deliver(checked=True)
     assert heard.ids == [1, 2] and heard.inputs == inputs([1, 2])
@@ -441,14 +440,14 @@ def test_a_fenced_writer_marks_loses_and_forgets_nothing(place: OpenWarehouse, h
     run = Outboxed(place, heard, delivers=False)
     run.step(batch(1))
     epoch = run.region.epoch
-    place.catalog.new_epoch(NAME, "a newer one")
+    place.catalog.runs.begin(NAME, "a newer one")
     for change in (
-        lambda: place.catalog.mark_delivered(NAME, epoch, 1, SINK),
-        lambda: place.catalog.mark_lost(NAME, epoch, 1, SINK),
-        lambda: place.catalog.forget_delivered(NAME, epoch),
+        lambda: place.catalog.outbox.mark_delivered(NAME, epoch, 1, SINK),
+        lambda: place.catalog.outbox.mark_lost(NAME, epoch, 1, SINK),
+        lambda: place.catalog.outbox.forget_delivered(NAME, epoch),
     ):
         with pytest.raises(Fenced):
             change()
     assert outstanding(place) == [1] and len(staged(place)) == 1
     with pytest.raises(StateError, match="cannot come again"):
-        place.catalog.mark_lost(NAME, epoch + 1, 1, SINK)
+        place.catalog.outbox.mark_lost(NAME, epoch + 1, 1, SINK)

@@ -12,7 +12,9 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.repository import Catalog
+from siltstone.catalog.commits import Commits
+from siltstone.catalog.leases import Leases
+from siltstone.catalog.materializations import Materializations
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.materialize import materialize
@@ -48,7 +50,7 @@ def retire(place: OpenWarehouse) -> None:
 
 def manifests_of(place: OpenWarehouse, checkpoint: int) -> Mapping[int, Manifest]:
     """What a restore of the checkpoint begins with."""
-    return read_manifests(place.warehouse.store, place.catalog.chain_manifests(NAME, checkpoint), NAME)
+    return read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(NAME, checkpoint), NAME)
 
 
 def consolidate(place: OpenWarehouse, checkpoint: int, id: str = "m1") -> None:
@@ -106,7 +108,7 @@ def test_iceberg_4194_a_sweep_without_patience_loses_a_step_but_no_state(
     """
     run, deleted = write(place), list[int]()
     with monkeypatch.context() as patch:
-        before(patch, Catalog, "commit", lambda: deleted.append(sweep(place, NAME, AT_ONCE).deleted))
+        before(patch, Commits, "add", lambda: deleted.append(sweep(place, NAME, AT_ONCE).deleted))
         with pytest.raises(StateError, match="was deleted by"):
             run.step(rows(6))
     assert deleted[0] > 0
@@ -122,7 +124,7 @@ def test_iceberg_4194_by_default_what_is_being_written_is_too_young_to_go(
     """The same with the guard that every sweep has unless told otherwise: the step completes."""
     run, deleted = write(place), list[int]()
     with monkeypatch.context() as patch:
-        before(patch, Catalog, "commit", lambda: deleted.append(sweep(place, NAME).deleted))
+        before(patch, Commits, "add", lambda: deleted.append(sweep(place, NAME).deleted))
         assert run.step(rows(6))
     assert deleted == [0]
     check_whole(place)
@@ -136,10 +138,10 @@ def test_slatedb_604_a_reader_keeps_what_a_compaction_replaced(place: OpenWareho
     restore of its checkpoints reads (promise 3); once it ends, the next deletion takes it.
     """
     write(place)
-    digest = place.catalog.checkpoint(NAME, 4).digest
+    digest = place.catalog.checkpoints.get(NAME, 4).digest
     with hold_lease(place.catalog, NAME, [4]):
         manifests = manifests_of(place, 4)
-        chain = {o.name for o in place.catalog.objects(NAME, [1, 2, 3, 4])}
+        chain = {o.name for o in place.catalog.objects.list(NAME, [1, 2, 3, 4])}
         consolidate(place, 4)
         retire(place)
         assert chain <= stored(place)
@@ -160,9 +162,9 @@ def test_slatedb_604_a_finished_compaction_is_not_collected_before_it_is_recorde
     """
     write(place)
     with monkeypatch.context() as patch:
-        before(patch, Catalog, "complete_materialization", lambda: retire(place))
+        before(patch, Materializations, "complete", lambda: retire(place))
         consolidate(place, 5)
-    assert place.catalog.firsts(NAME, 5) == {"by_key": 5}
+    assert place.catalog.chains.get_firsts(NAME, 5) == {"by_key": 5}
     retire(place)
     check_whole(place)
 
@@ -186,7 +188,7 @@ def test_slatedb_352_and_1622_a_stalled_writer_finds_no_free_name_where_a_fence_
     with pytest.raises(CorruptObject, match="is missing"):
         stalled.step(rows(3))
     with pytest.raises(Fenced):
-        place.catalog.check_epoch(NAME, stalled.region.epoch)
+        place.catalog.runs.check_epoch(NAME, stalled.region.epoch)
     assert newer.step(rows(8))
     sweep(place, NAME)
     check_whole(place)
@@ -231,9 +233,9 @@ def test_litestream_771_every_kept_moment_can_be_restored_after_compactions(tmp_
         moments = [time for time in digests if time >= clock.time - timedelta(minutes=10)]
         assert len(moments) == 10
         for time in moments:
-            at = place.catalog.resolve(NAME, (time + timedelta(seconds=59)).isoformat())
+            at = place.catalog.checkpoints.resolve(NAME, (time + timedelta(seconds=59)).isoformat())
             assert restored_digest(place, NAME, at) == digests[time]
-        assert len(place.catalog.checkpoints(NAME)) < 16
+        assert len(place.catalog.checkpoints.list(NAME)) < 16
 
 
 def test_litestream_1270_what_was_planned_and_is_gone_is_said_and_the_next_plan_holds(
@@ -247,11 +249,11 @@ def test_litestream_1270_what_was_planned_and_is_gone_is_said_and_the_next_plan_
     """
     write(place)
     with monkeypatch.context() as patch:
-        before(patch, Catalog, "take_lease", lambda: retire(place))
+        before(patch, Leases, "take", lambda: retire(place))
         with pytest.raises(UnknownCheckpoint, match="no checkpoint 4"), hold_lease(place.catalog, NAME, [4]):
             raise AssertionError("what is gone cannot be leased")
     with hold_lease(place.catalog, NAME, [5]):
-        assert restored_digest(place, NAME, 5) == place.catalog.checkpoint(NAME, 5).digest
+        assert restored_digest(place, NAME, 5) == place.catalog.checkpoints.get(NAME, 5).digest
     check_whole(place)
 
 
@@ -265,7 +267,7 @@ def test_litestream_1307_a_restore_longer_than_any_interval_loses_nothing(
     lasts as long as what is read, not as long as an interval (promise 3).
     """
     run = write(place)
-    digest = place.catalog.checkpoint(NAME, 3).digest
+    digest = place.catalog.checkpoints.get(NAME, 3).digest
     reads: list[bool] = []
     """for each time that the world moved on: whether it is still moving"""
     read, read_range = FilesystemStore.read, FilesystemStore.read_range
@@ -275,7 +277,7 @@ def test_litestream_1307_a_restore_longer_than_any_interval_loses_nothing(
             reads.append(True)
             n = 6 + len(reads)
             run.step(rows(n))
-            consolidate(place, place.catalog.last_id(NAME), f"m{n}")
+            consolidate(place, place.catalog.checkpoints.last_id(NAME), f"m{n}")
             retire(place)
             reads[-1] = False
 
@@ -315,9 +317,9 @@ def test_spark_54697_a_late_upload_refers_to_nothing_that_was_deleted(
         sweep(place, NAME)
 
     with monkeypatch.context() as patch:
-        before(patch, Catalog, "commit", meanwhile)
+        before(patch, Commits, "add", meanwhile)
         completed = run.step(rows(6))
     assert completed is not None
-    assert [c.id for c in place.catalog.checkpoints(NAME)] == [5, 6]
+    assert [c.id for c in place.catalog.checkpoints.list(NAME)] == [5, 6]
     assert restored_digest(place, NAME, 6) == completed.digest
     check_whole(place)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
@@ -43,16 +43,16 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(4, CHECKPOINTS):
             second.step(rows[n])
         second.region.close("done")
-        assert [place.catalog.chain(NAME, c)[0] for c in (4, 8, 9)] == [1, 5, 9]
+        assert [place.catalog.chains.list_checkpoints(NAME, c)[0] for c in (4, 8, 9)] == [1, 5, 9]
     return root
 
 
 def digests(place: OpenWarehouse) -> dict[int, str]:
-    return {c.id: c.digest for c in place.catalog.checkpoints(NAME)}
+    return {c.id: c.digest for c in place.catalog.checkpoints.list(NAME)}
 
 
 def objects(place: OpenWarehouse, checkpoint: int, kind: ObjectKind) -> list[str]:
-    return [o.name for o in place.catalog.objects(NAME, [checkpoint]) if o.kind is kind]
+    return [o.name for o in place.catalog.objects.list(NAME, [checkpoint]) if o.kind is kind]
 
 
 def delete(place: OpenWarehouse, *names: str) -> None:
@@ -79,8 +79,10 @@ def cut(place: OpenWarehouse, *names: str) -> None:
 def check_goes_on(place: OpenWarehouse, done: Recovery, before: dict[int, str]) -> None:
     """The rest of the input makes the same checkpoints again, and those that come after."""
     assert not [f for f in failures(place, NAME) if f.checkpoint == done.checkpoint]
-    assert place.catalog.last_id(NAME) == done.checkpoint
-    assert [s.step for s in place.catalog.logged_steps(NAME)] == list(range(done.checkpoint + 1, CHECKPOINTS + 1))
+    assert place.catalog.checkpoints.last_id(NAME) == done.checkpoint
+    assert [s.step for s in place.catalog.input_log.list_logged(NAME)] == list(
+        range(done.checkpoint + 1, CHECKPOINTS + 1)
+    )
     assert sweep(place, NAME).deleted == 0
     run, rows = new_run(place, parallelism=3), purchases()
     for n in range(done.checkpoint, CHECKPOINTS + 1):
@@ -88,7 +90,7 @@ def check_goes_on(place: OpenWarehouse, done: Recovery, before: dict[int, str]) 
     again = digests(place)
     assert before.items() <= again.items() and set(again) - set(before) == {CHECKPOINTS + 1}
     assert run.region.logged_steps() == []
-    assert [s.step for s in place.catalog.steps(NAME, 99)] == list(range(1, CHECKPOINTS + 2))
+    assert [s.step for s in place.catalog.input_log.list(NAME, 99)] == list(range(1, CHECKPOINTS + 2))
     run.region.close("done")
 
 
@@ -107,9 +109,9 @@ def test_the_newest_manifest(place: OpenWarehouse, damage: Callable) -> None:
     assert (done.checkpoint, done.proven, done.given_up, done.rebuilt) == (8, True, (9,), ())
     assert [(f.checkpoint, f.object) for f in done.failures] == [(9, manifest)]
     assert "gave up checkpoint 9; the next run begins with checkpoint 8" in done.summary
-    runs = place.catalog.runs(NAME)
+    runs = place.catalog.runs.list(NAME)
     assert [r.outcome for r in runs[-2:]] == ["failed", "recovered"]
-    [record] = place.catalog.rewindings(NAME)
+    [record] = place.catalog.rollbacks.list(NAME)
     assert (record.checkpoint, record.newest, record.epoch) == (8, 9, runs[-1].epoch) and manifest in record.reason
     check_goes_on(place, done, before)
     assert not failures(place, NAME)
@@ -143,11 +145,13 @@ def test_a_base(place: OpenWarehouse) -> None:
 def test_everything(place: OpenWarehouse) -> None:
     """Then the stream begins from nothing, with its logged input."""
     before = digests(place)
-    place.catalog.add_savepoint(NAME, 2, "precious", 3)
+    place.catalog.savepoints.add(NAME, 2, "precious", 3)
     shutil.rmtree(place.warehouse.local.objects / NAME)
     with pytest.raises(LossRefused, match="1 to 9: the whole stream, more than 3 checkpoints, savepoint precious"):
         recover(place, NAME, run=in_order)
-    assert digests(place) == before and len(place.catalog.runs(NAME)) == 2, "nothing was given up, no run was fenced"
+    assert digests(place) == before and len(place.catalog.runs.list(NAME)) == 2, (
+        "nothing was given up, no run was fenced"
+    )
     done = recover(place, NAME, run=in_order, accept_loss=True)
     assert (done.checkpoint, done.proven, done.given_up) == (0, None, tuple(range(1, 10)))
     assert (
@@ -162,10 +166,10 @@ def test_everything(place: OpenWarehouse) -> None:
 def test_everything_for_good_and_once_more_as_after_a_kill(place: OpenWarehouse) -> None:
     """Of a stream whose oldest input is not logged any more nothing is left, and that is no mistake of who asks."""
     delete_checkpoints(place, NAME, range(1, CHECKPOINTS - 1))
-    place.catalog.prune_input_log(NAME, 2, at_least=1)
+    place.catalog.input_log.prune(NAME, 2, at_least=1)
     shutil.rmtree(place.warehouse.local.objects / NAME)
     done = recover(place, NAME, run=in_order, accept_loss=True)
-    assert done.checkpoint == 0 and place.catalog.logged_steps(NAME) == []
+    assert done.checkpoint == 0 and place.catalog.input_log.list_logged(NAME) == []
     again = recover(place, NAME, run=in_order)
     assert (again.checkpoint, again.proven, again.given_up) == (0, None, ())
     assert "gave nothing up; the next run begins from nothing" in again.summary
@@ -186,7 +190,7 @@ def test_a_stream_that_is_well_is_left_as_it_is(place: OpenWarehouse) -> None:
     for _ in range(2):
         done = recover(place, NAME, run=in_order)
         assert (done.checkpoint, done.given_up, done.failures) == (9, (), ()) and "gave nothing up" in done.summary
-    assert digests(place) == before and place.catalog.rewindings(NAME) == []
+    assert digests(place) == before and place.catalog.rollbacks.list(NAME) == []
 
 
 @pytest.mark.slow
@@ -213,13 +217,19 @@ def test_working_state_that_went_on_is_not_taken_over(place: OpenWarehouse) -> N
 
 
 def test_a_dry_run_changes_nothing(place: OpenWarehouse) -> None:
-    place.catalog.add_savepoint(NAME, 2, "newest", 9)
+    place.catalog.savepoints.add(NAME, 2, "newest", 9)
     delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
 
     def everything() -> tuple[object, ...]:
         files = sorted(p for p in place.warehouse.local.objects.rglob("*") if p.is_file())
         catalog = place.catalog
-        return files, catalog.runs(NAME), catalog.checkpoints(NAME), catalog.objects(NAME), catalog.live_leases(NAME)
+        return (
+            files,
+            catalog.runs.list(NAME),
+            catalog.checkpoints.list(NAME),
+            catalog.objects.list(NAME),
+            catalog.leases.list_live(NAME),
+        )
 
     before = everything()
     done = recover(place, NAME, run=in_order, dry_run=True)
@@ -261,8 +271,10 @@ def test_a_store_that_is_away_says_nothing_about_checkpoints(
     with monkeypatch.context() as patch, pytest.raises(type(error)):
         patch.setattr(recovery, "prove_checkpoints", away)
         recover(place, NAME, run=in_order)
-    assert digests(place) == before and place.catalog.rewindings(NAME) == []
-    assert [r.outcome for r in place.catalog.runs(NAME)][1:] == ["done"] and place.catalog.live_leases(NAME) == []
+    assert digests(place) == before and place.catalog.rollbacks.list(NAME) == []
+    assert [r.outcome for r in place.catalog.runs.list(NAME)][1:] == ["done"] and place.catalog.leases.list_live(
+        NAME
+    ) == []
     check_goes_on(place, recover(place, NAME, run=in_order), before)
 
 
@@ -284,14 +296,14 @@ def test_killed_after_rewinding_the_rest_is_left_to_others(
 
 
 def test_deletions_under_way_are_completed_and_orphans_swept(place: OpenWarehouse) -> None:
-    place.catalog.mark_deleted(NAME, 2, [1, 2, 3, 4])
+    place.catalog.deletions.mark(NAME, 2, [1, 2, 3, 4])
     orphan = objects(place, 3, ObjectKind.MANIFEST)[0].replace("manifest", "lost").replace(".arrow", ".segment")
     place.warehouse.store.put(orphan, b"lost")
-    expected = sum(o.bytes for o in place.catalog.objects(NAME, [1, 2, 3, 4]))
-    count = len(place.catalog.objects(NAME, [1, 2, 3, 4]))
+    expected = sum(o.bytes for o in place.catalog.objects.list(NAME, [1, 2, 3, 4]))
+    count = len(place.catalog.objects.list(NAME, [1, 2, 3, 4]))
     done = recover(place, NAME, run=in_order)
     assert (done.swept_objects, done.swept_bytes) == (count + 1, expected + 4)
-    assert [c.id for c in place.catalog.checkpoints(NAME, marked=True)] == [5, 6, 7, 8, 9]
+    assert [c.id for c in place.catalog.checkpoints.list(NAME, marked=True)] == [5, 6, 7, 8, 9]
 
 
 def test_a_damaged_snapshot_is_dropped_and_its_checkpoint_stays(place: OpenWarehouse) -> None:
@@ -299,18 +311,18 @@ def test_a_damaged_snapshot_is_dropped_and_its_checkpoint_stays(place: OpenWareh
     for checkpoint in (2, 5, 7, 9):
         prefix = objects(place, checkpoint, ObjectKind.MANIFEST)[0].rpartition("/")[0]
         taken = store.put(f"{prefix}/accounts.totals.00000.test.snapshot.parquet", b"a copy of the state")
-        catalog.add_snapshot(NAME, 2, checkpoint, [taken], 1)
-    names = {s.checkpoint: s.objects[0].name for s in catalog.snapshots(NAME)}
+        catalog.reference_copies.add(NAME, 2, checkpoint, [taken], 1)
+    names = {s.checkpoint: s.objects[0].name for s in catalog.reference_copies.list(NAME)}
     alter(place, names[5])
     delete(place, names[9])
-    catalog.record_proof(NAME, 5, False, "its snapshot was altered")  # as verify does
-    catalog.record_proof(NAME, 7, False, "something else")
+    catalog.checkpoints.record_proof(NAME, 5, False, "its snapshot was altered")  # as verify does
+    catalog.checkpoints.record_proof(NAME, 7, False, "something else")
     looked = recover(place, NAME, run=in_order, dry_run=True)
     assert looked.snapshots == (5, 9) and "would drop the damaged snapshot of checkpoint 5, 9" in looked.summary
-    assert [s.checkpoint for s in catalog.snapshots(NAME)] == [2, 5, 7, 9]
+    assert [s.checkpoint for s in catalog.reference_copies.list(NAME)] == [2, 5, 7, 9]
     done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.given_up, done.snapshots, done.fenced) == (9, (), (5, 9), False)
-    assert [s.checkpoint for s in catalog.snapshots(NAME)] == [2, 7] and digests(place) == before
+    assert [s.checkpoint for s in catalog.reference_copies.list(NAME)] == [2, 7] and digests(place) == before
     sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
     assert {name for name in store.list("") if name[0].endswith(".snapshot.parquet")} >= {
         (names[2], 19),
@@ -332,7 +344,7 @@ def test_what_was_given_up_is_left_for_people_and_swept_in_the_end(place: OpenWa
     run.step(purchases()[8])
     gone = sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
     assert gone.deleted == len(left)
-    assert {d.name for d in place.catalog.deletions(NAME)} == left
+    assert {d.name for d in place.catalog.tombstones.list(NAME)} == left
     assert not failures(place, NAME)
 
 
@@ -343,7 +355,7 @@ def test_no_stream_and_no_checkpoint_are_said_to_be(place: OpenWarehouse, tmp_pa
         new_run(empty)
         with pytest.raises(UnknownCheckpoint, match="it has none yet, run it first"):
             recover(empty, NAME, run=in_order)
-        assert len(empty.catalog.runs(NAME)) == 1
+        assert len(empty.catalog.runs.list(NAME)) == 1
 
 
 # Materialized bases
@@ -372,7 +384,7 @@ def test_a_materialized_base_is_made_again(place: OpenWarehouse, damage: Callabl
     done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.given_up, done.rebuilt) == (8, (), foreseen.rebuilt)
     assert digests(place) == before and not failures(place, NAME)
-    assert place.catalog.firsts(NAME, 8)[SMALL.operators[0].name] == 7
+    assert place.catalog.chains.get_firsts(NAME, 8)[SMALL.operators[0].name] == 7
     run = new_run(place)
     run.step(purchases()[8])
     assert not failures(place, NAME)

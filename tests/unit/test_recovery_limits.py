@@ -49,12 +49,17 @@ def place(written: Path, tmp_path: Path) -> Iterator[OpenWarehouse]:
 
 
 def manifest(place: OpenWarehouse, checkpoint: int) -> Path:
-    return place.warehouse.local.objects / place.catalog.checkpoint(NAME, checkpoint).manifest.name
+    return place.warehouse.local.objects / place.catalog.checkpoints.get(NAME, checkpoint).manifest.name
 
 
 def everything(place: OpenWarehouse) -> tuple[object, ...]:
     catalog = place.catalog
-    return catalog.checkpoints(NAME), catalog.savepoints(NAME), catalog.runs(NAME), catalog.rewindings(NAME)
+    return (
+        catalog.checkpoints.list(NAME),
+        catalog.savepoints.list(NAME),
+        catalog.runs.list(NAME),
+        catalog.rollbacks.list(NAME),
+    )
 
 
 # How much
@@ -91,7 +96,7 @@ def test_three_checkpoints_are_given_up_without_being_asked_four_are_not(place: 
 
 @pytest.mark.slow
 def test_a_savepoint_is_not_given_up_without_being_asked(place: OpenWarehouse) -> None:
-    place.catalog.add_savepoint(NAME, 1, "precious", CHECKPOINTS)
+    place.catalog.savepoints.add(NAME, 1, "precious", CHECKPOINTS)
     manifest(place, CHECKPOINTS).unlink()
     before = everything(place)
     with pytest.raises(LossRefused, match="would lose checkpoint 6: savepoint precious"):
@@ -106,14 +111,14 @@ def test_a_savepoint_that_is_set_under_the_fence_is_seen(place: OpenWarehouse, m
     confirm = OpenWarehouse.confirm_store
 
     def set_meanwhile(self: OpenWarehouse) -> None:
-        if len(self.catalog.runs(NAME)) == 2 and not self.catalog.savepoints(NAME):
-            self.catalog.add_savepoint(NAME, 2, "late", CHECKPOINTS)
+        if len(self.catalog.runs.list(NAME)) == 2 and not self.catalog.savepoints.list(NAME):
+            self.catalog.savepoints.add(NAME, 2, "late", CHECKPOINTS)
         confirm(self)
 
     monkeypatch.setattr(OpenWarehouse, "confirm_store", set_meanwhile)
     with pytest.raises(LossRefused, match="savepoint late"):
         recover(place, NAME, run=in_order)
-    assert place.catalog.last_id(NAME) == CHECKPOINTS and place.catalog.rewindings(NAME) == []
+    assert place.catalog.checkpoints.last_id(NAME) == CHECKPOINTS and place.catalog.rollbacks.list(NAME) == []
 
 
 def test_a_stream_of_one_checkpoint_is_not_given_up_without_being_asked(tmp_path: Path) -> None:
@@ -146,11 +151,11 @@ def test_a_spell_of_404s_under_the_fence_gives_nothing_up(
 ) -> None:
     """It begins when the loss was found to be small, and the stream is fenced."""
     manifest(place, CHECKPOINTS).unlink()
-    before = place.catalog.checkpoints(NAME)
+    before = place.catalog.checkpoints.list(NAME)
     with monkeypatch.context() as patch, pytest.raises(Unreachable):
-        answer_not_found(patch, when=lambda: len(place.catalog.runs(NAME)) > 1)
+        answer_not_found(patch, when=lambda: len(place.catalog.runs.list(NAME)) > 1)
         recover(place, NAME, run=in_order, accept_loss=True)
-    assert place.catalog.checkpoints(NAME) == before and place.catalog.runs(NAME)[-1].outcome == "failed"
+    assert place.catalog.checkpoints.list(NAME) == before and place.catalog.runs.list(NAME)[-1].outcome == "failed"
     assert recover(place, NAME, run=in_order).given_up == (6,)
 
 
@@ -191,7 +196,7 @@ def test_beside_a_healthy_run_nobody_is_fenced(place: OpenWarehouse) -> None:
     assert (done.checkpoint, done.given_up, done.failures, done.fenced) == (6, (), (), False)
     completed = run.step(purchases()[CHECKPOINTS])
     assert completed is not None and completed.id == 7
-    assert len(place.catalog.runs(NAME)) == 2
+    assert len(place.catalog.runs.list(NAME)) == 2
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -208,7 +213,7 @@ def test_what_completes_while_it_looks_is_not_lost(
     monkeypatch.setattr(recovery, "prove_checkpoints", beside_a_run)
     done = recover(place, NAME, run=in_order, dry_run=dry_run)
     assert (done.checkpoint, done.given_up, done.failures) == (6, (), ())
-    assert place.catalog.last_id(NAME) == 7
+    assert place.catalog.checkpoints.last_id(NAME) == 7
     assert run.step(next(rows)) is not None
 
 
@@ -225,7 +230,7 @@ def test_a_dry_run_beside_a_run_tells_only_of_what_it_has_looked_at(
 
     monkeypatch.setattr(recovery, "prove_checkpoints", beside_a_run)
     done = recover(place, NAME, run=in_order, dry_run=True)
-    assert (done.checkpoint, done.given_up) == (5, (6,)) and place.catalog.last_id(NAME) > CHECKPOINTS
+    assert (done.checkpoint, done.given_up) == (5, (6,)) and place.catalog.checkpoints.last_id(NAME) > CHECKPOINTS
 
 
 def test_what_the_run_mends_while_it_looks_is_not_given_up(
@@ -237,13 +242,13 @@ def test_what_the_run_mends_while_it_looks_is_not_given_up(
     real, looks = recovery.prove_checkpoints, itertools.count()
 
     def beside_a_run(*arguments: object) -> object:
-        while next(looks) >= 2 and place.catalog.last_id(NAME) < 9:
+        while next(looks) >= 2 and place.catalog.checkpoints.last_id(NAME) < 9:
             run.step(next(rows))
         return real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(recovery, "prove_checkpoints", beside_a_run)
     done = recover(place, NAME, run=in_order)
-    assert place.catalog.chain(NAME, 9) == [9]
+    assert place.catalog.chains.list_checkpoints(NAME, 9) == [9]
     assert (done.checkpoint, done.given_up, done.fenced) == (9, (), True)
 
 
@@ -257,8 +262,8 @@ def test_what_retention_deletes_while_it_looks_is_not_damaged(
     def beside_retention(*arguments: object) -> object:
         if not looked:
             gone = manifest(place, CHECKPOINTS)
-            for lease in place.catalog.live_leases(NAME):
-                place.catalog.release_lease(lease.id)
+            for lease in place.catalog.leases.list_live(NAME):
+                place.catalog.leases.release(lease.id)
             for n in range(CHECKPOINTS, CHECKPOINTS + 3):
                 run.step(rows[n])
             delete_checkpoints(place, NAME, range(1, 9))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from siltstone.catalog.records import ObjectKind
+from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import cost_of
 from siltstone.chains.policies import PolicyOptions, policy_by_name
@@ -117,7 +117,7 @@ def test_a_snapshot_is_what_a_restore_rebuilds(place: OpenWarehouse) -> None:
         completed = run.step(rows(n))
         assert completed and restored_digest(place, "sums", completed.id, parallelism=3) == completed.digest
     store, catalog = place.warehouse.store, place.catalog
-    manifests = read_manifests(store, catalog.chain_manifests("sums", 2))
+    manifests = read_manifests(store, catalog.chains.list_manifests("sums", 2))
     parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, manifests[2], "heap", "test")]
     assert sum(part.rows for part in parts) == 100
     tasks, _ = unit_tasks(manifests, 2, 3, None)
@@ -170,22 +170,22 @@ def test_one_that_is_fenced_while_it_begins_says_so(place: OpenWarehouse, monkey
     catalog = place.catalog
 
     def meanwhile(*_: object) -> None:
-        catalog.new_epoch("sums", "another one")
+        catalog.runs.begin("sums", "another one")
         raise UnknownCheckpoint("no checkpoint 1")
 
-    monkeypatch.setattr(type(catalog), "chain", meanwhile)
+    monkeypatch.setattr(type(catalog.chains), "list_checkpoints", meanwhile)
     with pytest.raises(Fenced):
         RegionRun(place, stream("old"), POLICY)
 
 
 def test_a_run_that_cannot_resume_is_noted_as_failed(place: OpenWarehouse) -> None:
     RegionRun(place, stream("old"), POLICY, parallelism=2).step(rows(1))
-    manifest = place.warehouse.local.objects / place.catalog.latest("sums").manifest.name
+    manifest = place.warehouse.local.objects / place.catalog.checkpoints.latest("sums").manifest.name
     manifest.chmod(0o644)
     manifest.write_bytes(manifest.read_bytes()[:-1])
     with pytest.raises(CorruptObject, match=r"manifest\.arrow"):
         RegionRun(place, stream("old"), POLICY, parallelism=2)
-    assert place.catalog.runs("sums")[-1].outcome == "failed"
+    assert place.catalog.runs.list("sums")[-1].outcome == "failed"
 
 
 @pytest.mark.slow
@@ -206,7 +206,9 @@ def test_however_segments_travel_the_state_is_the_same(
     together = Stream("sums", source=lambda spark, options: spark.sql(""), operators=operators, max_parallelism=8)
     run = RegionRun(place, together, POLICY, parallelism=3, upload=upload)
     done = [run.step(rows(n)) for n in (1, 2, 3)]
-    written = [[o for o in place.catalog.objects("sums", [c.id]) if o.kind is ObjectKind.SEGMENT] for c in done if c]
+    written = [
+        [o for o in place.catalog.objects.list("sums", [c.id]) if o.kind is ObjectKind.SEGMENT] for c in done if c
+    ]
     assert [len(objects) for objects in written[1:]] == [segments] * 2
     with OpenWarehouse.writable(str(place.warehouse.local.root.parent / "other")) as plain:
         expected = [RegionRun(plain, together, POLICY, parallelism=1)]
@@ -215,7 +217,7 @@ def test_however_segments_travel_the_state_is_the_same(
     assert not failures(place, "sums")
     for c in done:  # segments, bases and manifest, all of them are counted
         assert c is not None
-        stored = place.catalog.objects("sums", [c.id])
+        stored = place.catalog.objects.list("sums", [c.id])
         assert (c.uploads.objects, c.uploads.bytes) == (len(stored), sum(o.bytes for o in stored))
     assert done[-1] is not None
     assert restored_digest(place, "sums", 3, parallelism=2) == done[-1].digest
@@ -236,14 +238,16 @@ def test_many_changes_are_written_in_parts_of_some_key_groups_each(
     run = RegionRun(place, whole, POLICY, parallelism=2, upload=upload)
     for n, keys in ((1, 100), (2, 100), (3, 5), (4, 60)):
         run.step(rows(n, keys))
-    manifests = {c: read_manifest(place.warehouse.store, place.catalog.checkpoint("sums", c).manifest) for c in (2, 3)}
+    manifests = {
+        c: read_manifest(place.warehouse.store, place.catalog.checkpoints.get("sums", c).manifest) for c in (2, 3)
+    }
     ranges = {c: {h.key_groups for h in m.handles if h.kind is Kind.INDEX} for c, m in manifests.items()}
     assert len(ranges[2]) > 2 == len(ranges[3])
     assert all({h.key_groups for h in m.handles} == ranges[c] for c, m in manifests.items())
     assert not failures(place, "sums")
-    newest = place.catalog.latest("sums")
+    newest = place.catalog.checkpoints.latest("sums")
     assert {restored_digest(place, "sums", 4, parallelism) for parallelism in (1, 3, 8)} == {newest.digest}
-    read = read_manifests(place.warehouse.store, place.catalog.chain_manifests("sums", 4))
+    read = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests("sums", 4))
     parts = [take_snapshot(task) for task in snapshot_tasks(place.warehouse, read[4], "heap", "test")]
     tasks = compare_tasks(unit_tasks(read, 4, 3, None)[0], [stored for part in parts for stored in part.objects])
     assert sum(part.rows for part in parts) == 100
@@ -261,7 +265,7 @@ def test_one_variable_is_restored_from_its_own_blocks(place: OpenWarehouse) -> N
     for n in (1, 2, 3):
         completed = run.step(rows(n))
     assert completed is not None
-    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("sums", 3))
+    manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests("sums", 3))
     wanted = select_tables(manifests[3], ["one.totals"])
     tasks, size = unit_tasks(manifests, 3, 2, None, wanted)
     results = [restore_unit(place.warehouse.store, task) for task in tasks]
@@ -280,7 +284,7 @@ def test_an_index_that_says_something_else_than_the_manifest_fails_the_proof(pla
         run.step(rows(n))
     store = place.warehouse.store
     chains = {2: [1, 2]}
-    stored = {c: place.catalog.checkpoint("sums", c).manifest for c in (1, 2)}
+    stored = {c: place.catalog.checkpoints.get("sums", c).manifest for c in (1, 2)}
     [checks] = plan_proof(store, stored, chains).indexes
     assert not check_indexes(store, checks)
     altered = [checks[0], replace(checks[1], data=tuple(replace(h, rows=h.rows + 1) for h in checks[1].data))]

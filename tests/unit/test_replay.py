@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from siltstone.catalog.records import Edit, StepRecord
+from siltstone.catalog.edits import Edit
+from siltstone.catalog.steps import StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change.replay import (
@@ -77,7 +78,7 @@ def test_every_recorded_checkpoint_on_the_way_is_compared(place: OpenWarehouse) 
     assert plan(place, 3).why == ""
     first = plan(place, 3).compared[2][0]
     assert first.digests is not None
-    assert checkpoint_digest(first.digests) == first.digest == place.catalog.checkpoint("counts", 1).digest
+    assert checkpoint_digest(first.digests) == first.digest == place.catalog.checkpoints.get("counts", 1).digest
 
 
 def test_a_deleted_checkpoint_is_replayed_past_but_not_compared(place: OpenWarehouse) -> None:
@@ -89,7 +90,7 @@ def test_a_deleted_checkpoint_is_replayed_past_but_not_compared(place: OpenWareh
 @pytest.mark.slow
 def test_a_damaged_manifest_leaves_the_digest_in_the_catalog(place: OpenWarehouse) -> None:
     runs(place, 2)
-    record = place.catalog.checkpoint("counts", 1)
+    record = place.catalog.checkpoints.get("counts", 1)
     (place.warehouse.local.objects / record.manifest.name).write_bytes(b"x")
     [one] = plan(place, 2).compared[1]
     assert (one.digest, one.digests) == (record.digest, None)
@@ -116,8 +117,8 @@ def test_nothing_brings_an_edit_about_again(place: OpenWarehouse) -> None:
 def test_an_edit_that_was_given_up_is_none(place: OpenWarehouse) -> None:
     runs(place, 1)
     runs(place, 1, kind=EditRun)
-    epoch = place.catalog.new_epoch("counts", "a test")
-    place.catalog.rewind("counts", epoch, 1, "a test", "a test")
+    epoch = place.catalog.runs.begin("counts", "a test")
+    place.catalog.rollbacks.roll_back("counts", epoch, 1, "a test", "a test")
     runs(place, 2)
     assert told(plan(place, 3)) == ([], [1, 2, 3], [[], [1], [2], [3]])
 
@@ -158,7 +159,7 @@ def test_what_to_and_from_mean(place: OpenWarehouse) -> None:
             resolve_range(place.catalog, "counts", to, since)
     with pytest.raises(UnknownCheckpoint, match="no checkpoint 9"):
         resolve_range(place.catalog, "counts", "9", None)
-    with pytest.raises(UnknownCheckpoint, match=r"'soon' is no checkpoint.*or replay from start"):
+    with pytest.raises(UnknownCheckpoint, match=r"'soon' is not a checkpoint.*or replay from start"):
         resolve_range(place.catalog, "counts", "3", "soon")
 
 
@@ -212,7 +213,7 @@ def test_what_was_pruned_of_the_input_log_is_not_replayed(place: OpenWarehouse) 
     runs(place, 5)
     delete_checkpoints(place, "counts", [1, 2])
     assert plan(place, 5).since == 0, "a deletion that is not told how much to keep keeps all"
-    assert place.catalog.prune_input_log("counts", place.catalog.stream("counts").epoch, at_least=1) == 1
+    assert place.catalog.input_log.prune("counts", place.catalog.streams.get("counts").epoch, at_least=1) == 1
     begins = plan(place, 5)
     assert told(begins) == ([2, 3], [4, 5], [[], [4], [5]])
     assert begins.why == (

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import insert
 
+from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.records import CheckpointCommit
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tables import materialization
 from siltstone.errors import UnknownCheckpoint, UnknownStream, UsageError
@@ -55,13 +55,13 @@ def add(
     d: int = 2,
 ) -> None:
     """Commit the next checkpoint of stream flights, as a region would."""
-    id = catalog.last_id("flights") + 1
+    id = catalog.checkpoints.last_id("flights") + 1
     operators = {
         name: {"bytes": size, "state_rows": 10 * id, "seconds": {form: 0.25}}
         | ({"restore_bound_bytes": bound[name], "restore_bound_s": bound[name] / 1000} if name in bound else {})
         for name, (form, size) in parts.items()
     }
-    catalog.commit(
+    catalog.commits.add(
         "flights",
         epoch,
         CheckpointCommit(
@@ -82,8 +82,8 @@ def add(
 def catalog(tmp_path: Path) -> Iterator[Catalog]:
     times = (NOON + timedelta(seconds=3 * i) for i in range(10**6))
     with open_catalog(f"sqlite:///{tmp_path}/catalog.db", now=lambda: next(times)) as opened:
-        opened.register("flights", 128, {})
-        opened.new_epoch("flights", "here:1")
+        opened.streams.register("flights", 128, {})
+        opened.runs.begin("flights", "here:1")
         yield opened
 
 
@@ -92,10 +92,10 @@ def data(catalog: Catalog) -> ReportData:
     """`CHAIN` with bounds, a second run from checkpoint 4 on, a measured restore of 3 and a failed proof of 2."""
     for i, parts in enumerate(CHAIN):
         if i == 3:
-            catalog.new_epoch("flights", "here:2")
+            catalog.runs.begin("flights", "here:2")
         add(catalog, parts, 2 if i >= 3 else 1, bound={"aircraft": 2000.0, "routes": 900.0 + i})
-    catalog.record_proof("flights", 2, False, "digest differs")
-    catalog.record_proof("flights", 3, True, restore_s=1.5, restore_bytes=1900)
+    catalog.checkpoints.record_proof("flights", 2, False, "digest differs")
+    catalog.checkpoints.record_proof("flights", 3, True, restore_s=1.5, restore_bytes=1900)
     return report_data(catalog, "flights")
 
 
@@ -105,10 +105,10 @@ def long_chain(catalog: Catalog, count: int, names: tuple[str, ...], *, events: 
     epoch = 1
     for id in range(1, count + 1):
         if id in runs:
-            epoch = catalog.new_epoch("flights", "here")
+            epoch = catalog.runs.begin("flights", "here")
         part = ("base", 10_000 * id) if id % 10 == 1 else ("delta", 3_000 + id)
         add(catalog, dict.fromkeys(names, part), epoch, bound=dict.fromkeys(names, 20_000.0 * id), events=events, d=9)
-    catalog.record_proof("flights", count, True, restore_s=0.02, restore_bytes=9)
+    catalog.checkpoints.record_proof("flights", count, True, restore_s=0.02, restore_bytes=9)
     return report_data(catalog, "flights")
 
 
@@ -131,7 +131,7 @@ def test_a_restore_reads_the_newest_base_and_the_deltas_since(data: ReportData) 
 
 
 def test_a_chain_begins_with_what_was_materialized(catalog: Catalog, data: ReportData) -> None:
-    with catalog.writer.begin() as connection:
+    with catalog.transactions.writer.begin() as connection:
         connection.execute(
             insert(materialization),
             {

@@ -49,7 +49,7 @@ def test_where_the_working_state_is_here_only_the_newest_manifest_is_read(place:
         first.step(next(batches))
     if died == "in the middle of an interval":
         first.step(next(batches))
-    newest = place.catalog.latest(SMALL.name)
+    newest = place.catalog.checkpoints.latest(SMALL.name)
     with counted_reads() as reads:
         run = RegionRun(place, SMALL, LONG, parallelism=3)
         run.step(purchases()[4])
@@ -67,7 +67,7 @@ def test_a_subtask_whose_working_state_is_gone_reads_and_the_others_do_not(place
     shutil.rmtree(place.warehouse.local.state(SMALL.name, 1, "accounts", 1))
     with counted_reads() as reads:
         RegionRun(place, SMALL, LONG, parallelism=2).step(purchases()[3])
-    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(SMALL.name, 3), SMALL.name)
+    manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(SMALL.name, 3), SMALL.name)
     bases = [h.object for m in manifests.values() for h in m.handles if h.object.endswith("parquet")]
     read = {name for name in reads.names if name.endswith("parquet")}
     assert read == {name for name in bases if "/accounts." in name and ".00001." in name} != set()
@@ -89,13 +89,13 @@ def test_at_another_parallelism_each_task_reads_its_own_key_groups(
     first.step(pa.table({"k": np.arange(ROWS)}))
     first.step(pa.table({"k": np.arange(0, ROWS, 3)}))
     with counted_reads() as plain:
-        manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests("numbers", 2), "numbers")
+        manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests("numbers", 2), "numbers")
         for task in unit_tasks(manifests, 2, before, None)[0]:
             restore_unit(place.warehouse.store, task)
     with counted_reads() as reads:
         run = RegionRun(place, NUMBERS, LONG, parallelism=after)
         completed = run.step(pa.table({"k": np.zeros(0, np.int64)}))
-    assert completed is not None and completed.digest == place.catalog.checkpoint("numbers", 2).digest
+    assert completed is not None and completed.digest == place.catalog.checkpoints.get("numbers", 2).digest
     assert 0 < reads.bytes_of_state <= 1.4 * plain.bytes_of_state
     last = run.region.warehouse.local.state("numbers", 2, "numbers", after - 1)
     assert last.is_dir() and len(list(last.parent.glob("*.lock"))) == after

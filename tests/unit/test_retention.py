@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
-from siltstone.catalog.repository import Catalog
+from siltstone.catalog.checkpoints import Checkpoints
+from siltstone.catalog.deletions import Deletions
+from siltstone.catalog.objects import Objects
+from siltstone.catalog.savepoints import Savepoints
+from siltstone.catalog.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, UsageError
@@ -45,7 +49,22 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in range(1, CHECKPOINTS + 1):
             run.step(rows(n))
             clock.move(hours=8)
-        assert [r.first for r in place.catalog.retained(NAME)] == [1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9, 13, 13]
+        assert [r.first for r in place.catalog.checkpoints.list_retained(NAME)] == [
+            1,
+            1,
+            1,
+            1,
+            5,
+            5,
+            5,
+            5,
+            9,
+            9,
+            9,
+            9,
+            13,
+            13,
+        ]
     return root
 
 
@@ -56,7 +75,7 @@ def clock() -> Clock:
 
 
 def visible(place: OpenWarehouse) -> list[int]:
-    return [c.id for c in place.catalog.checkpoints(NAME)]
+    return [c.id for c in place.catalog.checkpoints.list(NAME)]
 
 
 def stored(place: OpenWarehouse) -> tuple[object, ...]:
@@ -64,20 +83,20 @@ def stored(place: OpenWarehouse) -> tuple[object, ...]:
     catalog = place.catalog
     return (
         sorted(stream_objects(place.warehouse.store)),
-        catalog.retained(NAME),
-        catalog.savepoints(NAME),
-        catalog.runs(NAME),
+        catalog.checkpoints.list_retained(NAME),
+        catalog.savepoints.list(NAME),
+        catalog.runs.list(NAME),
     )
 
 
 def check_whole(place: OpenWarehouse, wanted: Iterable[int]) -> None:
     """Exactly these are to be seen, and prove; the store holds exactly what the catalog names."""
-    recorded = place.catalog.checkpoints(NAME)
+    recorded = place.catalog.checkpoints.list(NAME)
     assert [c.id for c in recorded] == sorted(wanted)
     assert not failures(place, NAME)
     for checkpoint in recorded:
         assert restored_digest(place, NAME, checkpoint.id) == checkpoint.digest
-    named = [(o.name, o.bytes) for o in place.catalog.objects(NAME)]
+    named = [(o.name, o.bytes) for o in place.catalog.objects.list(NAME)]
     assert sorted(stream_objects(place.warehouse.store)) == sorted(named)
 
 
@@ -153,11 +172,11 @@ def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(
             names += 1
             lasts = chance.choice([None, timedelta(hours=20)])
             set_savepoint(catalog, NAME, f"s{names}", at=str(chance.choice(visible(place))), expires_in=lasts)
-        there = [s.name for s in catalog.savepoints(NAME)]
+        there = [s.name for s in catalog.savepoints.list(NAME)]
         if there and chance.random() < 0.3:
             drop_savepoint(catalog, NAME, chance.choice(there))
-        pins = {s.checkpoint for s in catalog.savepoints(NAME) if not s.expired(clock())}
-        first = {r.id: r.first for r in catalog.retained(NAME) if not r.deleted}
+        pins = {s.checkpoint for s in catalog.savepoints.list(NAME) if not s.expired(clock())}
+        first = {r.id: r.first for r in catalog.checkpoints.list_retained(NAME) if not r.deleted}
         rules: dict[str, Any] = {"keep_last": chance.randint(1, 3), "keep_daily": chance.randint(0, 3)}
         done = truncate(place, NAME, RetentionOptions(**rules, min_count=chance.randint(0, 4)))
         kept = [k.checkpoint for k in done.kept]
@@ -171,7 +190,7 @@ def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(
 def test_without_a_rule_nothing_goes_but_what_was_deleted_before(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.catalog.set_retention(NAME, None)
+    place.catalog.streams.set_retention(NAME, None)
     before = stored(place)
     done = truncate(place, NAME, RetentionOptions(min_count=1))
     assert {k.reasons for k in done.kept} == {("no rule is set",)}
@@ -225,7 +244,7 @@ def test_rules_that_keep_none_are_refused(place: OpenWarehouse, rules: dict, dry
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_there_is_nothing_to_truncate(place: OpenWarehouse, dry_run: bool) -> None:
-    place.catalog.register("idle", 4, {})
+    place.catalog.streams.register("idle", 4, {})
     with pytest.raises(UnknownStream, match="it has idle, sums"):
         truncate(place, "nosuch", LAST, dry_run=dry_run)
     with pytest.raises(UnknownCheckpoint, match="stream idle: it has none yet"):
@@ -240,7 +259,7 @@ def test_there_is_nothing_to_truncate(place: OpenWarehouse, dry_run: bool) -> No
 
 
 def test_a_savepoint_outlives_every_rule_until_it_expires(place: OpenWarehouse, clock: Clock) -> None:
-    digest = place.catalog.checkpoint(NAME, 7).digest
+    digest = place.catalog.checkpoints.get(NAME, 7).digest
     made = set_savepoint(place.catalog, NAME, "release-1", at="7", expires_in=timedelta(days=1))
     assert (made.checkpoint, made.expires_at) == (7, clock() + timedelta(days=1))
     with pytest.raises(UsageError, match=r"checkpoint 7 of stream sums is kept by its savepoint release-1: .*drop"):
@@ -248,7 +267,7 @@ def test_a_savepoint_outlives_every_rule_until_it_expires(place: OpenWarehouse, 
     assert visible(place) == list(range(1, 15))
     assert truncate(place, NAME, LAST).deleted == (1, 2, 3, 4, 8, 9, 10, 11, 12)
     check_whole(place, [7, 13, 14])
-    assert restored_digest(place, NAME, place.catalog.resolve(NAME, "release-1")) == digest
+    assert restored_digest(place, NAME, place.catalog.checkpoints.resolve(NAME, "release-1")) == digest
     assert [s["expired"] for s in list_savepoints(place.catalog, NAME)] == [False]
     clock.move(hours=24)
     assert list_savepoints(place.catalog, NAME) == [
@@ -268,7 +287,7 @@ def test_a_savepoint_outlives_every_rule_until_it_expires(place: OpenWarehouse, 
 def test_a_dropped_savepoint_keeps_nothing(place: OpenWarehouse) -> None:
     for name, at in (("first", "1"), ("second", "first"), ("third", "2013-07-01T17:00")):
         set_savepoint(place.catalog, NAME, name, at=at)
-    assert [(s.name, s.checkpoint) for s in place.catalog.savepoints(NAME)] == [
+    assert [(s.name, s.checkpoint) for s in place.catalog.savepoints.list(NAME)] == [
         ("first", 1),
         ("second", 1),
         ("third", 3),
@@ -285,17 +304,17 @@ def test_a_dropped_savepoint_keeps_nothing(place: OpenWarehouse) -> None:
 
 @pytest.mark.slow
 def test_a_savepoint_set_meanwhile_is_not_lost(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    mark = Catalog.mark_deleted
+    mark = Deletions.mark
 
-    def too_late(catalog: Catalog, *arguments: Any, **named: Any) -> tuple[int, ...]:
-        set_savepoint(catalog, NAME, "stable", at="6")
-        return mark(catalog, *arguments, **named)
+    def too_late(deletions: Deletions, *arguments: Any, **named: Any) -> tuple[int, ...]:
+        set_savepoint(place.catalog, NAME, "stable", at="6")
+        return mark(deletions, *arguments, **named)
 
     with (
         monkeypatch.context() as patch,
         pytest.raises(UsageError, match=r"checkpoint 6 .* is kept by its savepoint stable"),
     ):
-        patch.setattr(Catalog, "mark_deleted", too_late)
+        patch.setattr(Deletions, "mark", too_late)
         truncate(place, NAME, LAST)
     check_whole(place, range(1, 15))
     truncate(place, NAME, LAST)
@@ -313,7 +332,14 @@ def stop(*_: object) -> None:
     raise Stop
 
 
-CALLS = ("retained", "savepoints", "mark_deleted", "objects", "record_deletion", "forget")
+CALLS = (
+    (Checkpoints, "list_retained"),
+    (Savepoints, "list"),
+    (Deletions, "mark"),
+    (Objects, "list"),
+    (Tombstones, "record_deletion"),
+    (Deletions, "forget"),
+)
 
 
 def stop_at(patch: pytest.MonkeyPatch, calls: int) -> None:
@@ -329,8 +355,8 @@ def stop_at(patch: pytest.MonkeyPatch, calls: int) -> None:
 
         return wrapped
 
-    for name in CALLS:
-        patch.setattr(Catalog, name, counted(getattr(Catalog, name)))
+    for part, name in CALLS:
+        patch.setattr(part, name, counted(getattr(part, name)))
     delete = counted(FilesystemStore.delete)
 
     def one_by_one(store: FilesystemStore, names: Iterable[str]) -> None:
@@ -357,7 +383,7 @@ def test_stopped_anywhere_it_is_completed_by_the_next(
                 except Stop:
                     pass
             names = {name for name, _ in stream_objects(place.warehouse.store)}
-            assert names <= {o.name for o in place.catalog.objects(NAME)}
+            assert names <= {o.name for o in place.catalog.objects.list(NAME)}
             assert visible(place) in (list(range(1, 15)), [2, 9, 12, 14])
             assert not failures(place, NAME)
             done = truncate(place, NAME, DAILY)
@@ -372,18 +398,20 @@ def test_stopped_anywhere_it_is_completed_by_the_next(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["retained", "savepoints", "mark_deleted", "record_deletion"])
-def test_whoever_is_fenced_deletes_nothing(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+@pytest.mark.parametrize(("part", "method"), CALLS[:3] + CALLS[4:5])
+def test_whoever_is_fenced_deletes_nothing(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, part: type, method: str
+) -> None:
     """Also who was paused before it decided anything: what it decides is by what it had read."""
-    call = getattr(Catalog, method)
+    call = getattr(part, method)
 
-    def too_late(catalog: Catalog, *arguments: object, **named: object) -> object:
-        monkeypatch.setattr(Catalog, method, call)
-        catalog.new_epoch(NAME, "another run")
-        return call(catalog, *arguments, **named)
+    def too_late(asked: object, *arguments: object, **named: object) -> object:
+        monkeypatch.setattr(part, method, call)
+        place.catalog.runs.begin(NAME, "another run")
+        return call(asked, *arguments, **named)
 
     before = sorted(stream_objects(place.warehouse.store))
-    monkeypatch.setattr(Catalog, method, too_late)
+    monkeypatch.setattr(part, method, too_late)
     with pytest.raises(Fenced):
         truncate(place, NAME, LAST)
     assert sorted(stream_objects(place.warehouse.store)) == before
@@ -392,25 +420,25 @@ def test_whoever_is_fenced_deletes_nothing(place: OpenWarehouse, monkeypatch: py
     check_whole(place, [13, 14])
 
 
-@pytest.mark.parametrize("method", ["add_savepoint", "drop_savepoint"])
+@pytest.mark.parametrize("method", ["add", "drop"])
 def test_whoever_is_fenced_names_nothing(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     set_savepoint(place.catalog, NAME, "stable", at="2")
-    call, before = getattr(Catalog, method), place.catalog.savepoints(NAME)
+    call, before = getattr(Savepoints, method), place.catalog.savepoints.list(NAME)
 
-    def too_late(catalog: Catalog, *arguments: object) -> object:
-        catalog.new_epoch(NAME, "another run")
-        return call(catalog, *arguments)
+    def too_late(savepoints: Savepoints, *arguments: object) -> object:
+        place.catalog.runs.begin(NAME, "another run")
+        return call(savepoints, *arguments)
 
     change = {
-        "add_savepoint": lambda c: set_savepoint(c, NAME, "new"),
-        "drop_savepoint": lambda c: drop_savepoint(c, NAME, "stable"),
+        "add": lambda c: set_savepoint(c, NAME, "new"),
+        "drop": lambda c: drop_savepoint(c, NAME, "stable"),
     }
     with monkeypatch.context() as patch, pytest.raises(Fenced):
-        patch.setattr(Catalog, method, too_late)
+        patch.setattr(Savepoints, method, too_late)
         change[method](place.catalog)
-    assert place.catalog.savepoints(NAME) == before
+    assert place.catalog.savepoints.list(NAME) == before
     change[method](place.catalog)
-    assert len(place.catalog.savepoints(NAME)) == (2 if method == "add_savepoint" else 0)
+    assert len(place.catalog.savepoints.list(NAME)) == (2 if method == "add" else 0)
 
 
 def test_two_truncations_at_once_keep_what_both_keep(place: OpenWarehouse, clock: Clock) -> None:

@@ -50,8 +50,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n, time[0] in enumerate(times):
             keys = np.arange(50 if n == 0 else 5)
             run.step(pa.table({"k": keys, "n": np.full(len(keys), n)}))
-        assert [r.first for r in place.catalog.retained(NAME)] == [1, 1, 1, 1, 5, 5]
-        place.catalog.register("idle", 4, {})
+        assert [r.first for r in place.catalog.checkpoints.list_retained(NAME)] == [1, 1, 1, 1, 5, 5]
+        place.catalog.streams.register("idle", 4, {})
     return path
 
 
@@ -67,14 +67,19 @@ def contents() -> tuple[Any, ...]:
     """All that a command that fails must leave alone."""
     with OpenWarehouse.existing("w") as place:
         objects = sorted(stream_objects(place.warehouse.store))
-        return objects, place.catalog.retained(NAME), place.catalog.savepoints(NAME), place.catalog.deletions(NAME)
+        return (
+            objects,
+            place.catalog.checkpoints.list_retained(NAME),
+            place.catalog.savepoints.list(NAME),
+            place.catalog.tombstones.list(NAME),
+        )
 
 
 def visible() -> list[int]:
     """What is to be seen; it proves, and the store holds just what the catalog names."""
     with OpenWarehouse.existing("w") as place:
         assert not failures(place, NAME)
-        policy_by_name = sorted((o.name, o.bytes) for o in place.catalog.objects(NAME))
+        policy_by_name = sorted((o.name, o.bytes) for o in place.catalog.objects.list(NAME))
         assert sorted(stream_objects(place.warehouse.store)) == policy_by_name
         return [c["id"] for c in list_checkpoints(place.catalog, NAME)]
 
@@ -156,7 +161,7 @@ def test_truncate_for_people() -> None:
 
 def test_rules_of_the_file_are_replaced_one_by_one(project: Path) -> None:
     with OpenWarehouse.existing("w") as place:
-        place.catalog.set_retention(NAME, None)
+        place.catalog.streams.set_retention(NAME, None)
     [line] = plain(siltstone("truncate", NAME))
     assert "6 checkpoints kept, 0 deleted" in line and line.endswith(
         "no rule is set: use --keep-last and the like, or siltstone retention"
@@ -227,7 +232,7 @@ def test_an_expired_savepoint_is_listed_as_such() -> None:
     warehouse = Warehouse.at("w")
     a_year_ago = datetime.now(UTC) - timedelta(days=365)
     with open_catalog(warehouse.catalog_url, now=lambda: a_year_ago) as catalog:
-        catalog.add_savepoint(NAME, 1, "old", 2, timedelta(days=30))
+        catalog.savepoints.add(NAME, 1, "old", 2, timedelta(days=30))
     assert siltstone("savepoints", NAME, "--json").json["savepoints"][0]["expired"] is True
     [_, line] = plain(siltstone("savepoints", NAME))
     assert line.rstrip().endswith("(expired)")
@@ -265,7 +270,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("savepoint seen ../x", ("'../x' is not a savepoint name",)),
     ("savepoint seen Stable", ("'Stable' is not a savepoint name",)),
     ("savepoint seen new --at 9", ("no checkpoint 9 of stream seen: it has 6, 1 to 6",)),
-    ("savepoint seen new --at nightly", ("'nightly' is no checkpoint: use latest, an id, a savepoint (kept), or",)),
+    ("savepoint seen new --at nightly", ("'nightly' is not a checkpoint: use latest, an id, a savepoint (kept), or",)),
     ("savepoint seen new --expires soon", ("'soon' is not a length of time",)),
     ("savepoint seen new --expires -1d", ("'-1d' is not a length of time",)),
     ("savepoint seen new --expires 0s", ("would have expired already",)),

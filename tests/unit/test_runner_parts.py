@@ -6,8 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from siltstone.catalog.records import StepRecord
+from siltstone.catalog.input_log import InputLog
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.errors import StateError
@@ -44,7 +45,7 @@ def test_a_run_that_failed_takes_no_last_checkpoint(tmp_path: Path) -> None:
         for go_on in (runner.finish, lambda: runner(NO_SPARK, 1)):
             with pytest.raises(StateError, match="this run of kept has failed: open the region again"):
                 go_on()
-        assert place.catalog.last_id("kept") == 0
+        assert place.catalog.checkpoints.last_id("kept") == 0
 
 
 def test_after_the_last_checkpoint_no_batch_is_taken(tmp_path: Path) -> None:
@@ -61,13 +62,13 @@ def test_the_log_of_what_comes_next_is_read_once_when_a_run_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be long: the outbox and the runner need the same of it."""
-    reads, read = [], Catalog.logged_steps
+    reads, read = [], InputLog.list_logged
 
     def counted(self: Catalog, stream: str) -> list[StepRecord]:
         reads.append(stream)
         return read(self, stream)
 
-    monkeypatch.setattr(Catalog, "logged_steps", counted)
+    monkeypatch.setattr(InputLog, "list_logged", counted)
     with OpenWarehouse.writable(str(tmp_path / "w")) as place:
         policy = policy_by_name("marginal-cost", PolicyOptions())
         region = ConsistentRegion.open(STREAM, place.warehouse, place.catalog, policy, RegionOptions(), "a test")
@@ -79,10 +80,10 @@ def test_what_has_come_again_is_no_longer_to_come(place: OpenWarehouse) -> None:
     run = RegionRun(place, sums.STREAM, sums.POLICY)
     for n in range(1, 5):
         run.step(sums.rows(n))
-    place.catalog.rewind(sums.NAME, place.catalog.new_epoch(sums.NAME, "a test"), 2, "a test", "a test")
+    place.catalog.rollbacks.roll_back(sums.NAME, place.catalog.runs.begin(sums.NAME, "a test"), 2, "a test", "a test")
     again = RegionRun(place, sums.STREAM, sums.POLICY)
     for n in (3, 4):
         assert [s.checkpoint for s in again.region.logged_steps()] == list(range(n, 5))
-        assert again.region.logged_steps() == place.catalog.logged_steps(sums.NAME)
+        assert again.region.logged_steps() == place.catalog.input_log.list_logged(sums.NAME)
         again.step(sums.rows(n))
-    assert again.region.logged_steps() == place.catalog.logged_steps(sums.NAME) == []
+    assert again.region.logged_steps() == place.catalog.input_log.list_logged(sums.NAME) == []

@@ -68,11 +68,11 @@ def windows() -> Iterator[pa.Table]:
 
 def chain_bytes(place: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> int:
     """What the manifests of a chain say it takes, indexes and all; of what a materialization stands in for, nothing."""
-    first = place.catalog.firsts(stream, checkpoint)[operator]
-    based = {m.operator: m for m in place.catalog.chain_materializations(stream, checkpoint)}
+    first = place.catalog.chains.get_firsts(stream, checkpoint)[operator]
+    based = {m.operator: m for m in place.catalog.materializations.list_in_chain(stream, checkpoint)}
     total = based[operator].bytes or 0 if operator in based else 0
     for at in range(first + (operator in based), checkpoint + 1):
-        handles = read_manifest(place.warehouse.store, place.catalog.checkpoint(stream, at).manifest).handles
+        handles = read_manifest(place.warehouse.store, place.catalog.checkpoints.get(stream, at).manifest).handles
         total += sum(h.length for h in handles if h.operator == operator and h.kind is not Kind.OPAQUE)
     return total
 
@@ -112,7 +112,7 @@ def test_the_cap_is_of_what_is_live_indeed(place: OpenWarehouse, stream: Stream,
         completed, base = capped.step(step), whole.step(step)
         assert completed is not None and base is not None and completed.digest == base.digest
         manifest = read_manifest(
-            whole.region.warehouse.store, whole.region.catalog.checkpoint(stream.name, base.id).manifest
+            whole.region.warehouse.store, whole.region.catalog.checkpoints.get(stream.name, base.id).manifest
         )
         live = sum(h.length for h in manifest.handles if h.kind is Kind.INCREMENTAL)
         found.append(chain_bytes(place, stream.name, operator, completed.id) / live)
@@ -134,4 +134,4 @@ def test_the_background_materializes_before_the_policy_has_to_take_a_base(place:
         found.append(chain_facts(place.catalog, "updates")[0].amplification or 0)
     assert forms.count(Form.BASE) == 1
     assert max(found) < 1 + 0.8 * (CAP - 1)
-    assert len([m for m in place.catalog.materializations("updates") if m.manifest]) > 2
+    assert len([m for m in place.catalog.materializations.list("updates") if m.manifest]) > 2

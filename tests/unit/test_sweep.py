@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.records import CheckpointCommit
+from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.model import Form, StoredObject
@@ -58,7 +58,7 @@ def test_orphans_of_every_class_on_every_store(any_place: OpenWarehouse) -> None
     injected = inject(place)
     before = stored(place, "")
     foreseen = sweep(place, NAME, DRY)
-    assert stored(place, "") == before and place.catalog.deletions(NAME) == []
+    assert stored(place, "") == before and place.catalog.tombstones.list(NAME) == []
     assert by_reason(foreseen) == counts(injected)
     total = len(injected.orphans | injected.kept)
     assert (foreseen.found, foreseen.deleted, foreseen.kept) == (total, 0, total)
@@ -69,7 +69,7 @@ def test_orphans_of_every_class_on_every_store(any_place: OpenWarehouse) -> None
     assert done.bytes == foreseen.bytes == size
     assert by_reason(done) == by_reason(foreseen)
     assert stored(place, "") == before - injected.orphans
-    recorded = place.catalog.deletions(NAME)
+    recorded = place.catalog.tombstones.list(NAME)
     assert {d.name: (d.bytes, d.who) for d in recorded} == {n: (len(n), "a test") for n in injected.orphans}
     assert {d.name for d in recorded if d.reason == Reason.FENCED} == set(injected.fenced)
     knows_times = place.warehouse.store.url.startswith(("file", "s3"))
@@ -138,7 +138,7 @@ def test_a_store_without_times_keeps_it_until_its_run_is_over(tmp_path: Path) ->
         injected = inject(place)
         sweep(place, NAME, NO_GUARD)
         assert set(injected.writing) <= stored(place)
-        place.catalog.end_epoch(NAME, run.region.epoch, "killed")
+        place.catalog.runs.end(NAME, run.region.epoch, "killed")
         assert by_reason(sweep(place, NAME))[Reason.ENDED] == len(injected.writing)
         check_whole(place, *injected.ahead, *injected.strange)
 
@@ -164,11 +164,11 @@ def test_what_a_fork_refers_to_stays(place: OpenWarehouse) -> None:
     write(place)
     injected = inject(place)
     shared = injected.fenced[0]
-    place.catalog.register("fork", 4, {})
+    place.catalog.streams.register("fork", 4, {})
     manifest = StoredObject("fork/00000001/000000000001/manifest.arrow", 1, "0" * 32)
     segments = [StoredObject(shared, 1, "0" * 32)]
     commit = CheckpointCommit(1, manifest, "", 0, 0, {"by_key": Form.BASE}, segments=segments)
-    place.catalog.commit("fork", place.catalog.new_epoch("fork", "a test"), commit)
+    place.catalog.commits.add("fork", place.catalog.runs.begin("fork", "a test"), commit)
     sweep(place, NAME)
     check_whole(place, shared, *injected.kept)
 
@@ -182,7 +182,7 @@ def test_a_limit_is_kept_and_the_rest_is_left_to_later(place: OpenWarehouse) -> 
         assert done.deleted == min(4, left)
         left -= done.deleted
         assert by_reason(done).get(Reason.BEYOND_LIMIT, 0) == left
-        assert len(place.catalog.deletions(NAME)) == total - left
+        assert len(place.catalog.tombstones.list(NAME)) == total - left
     check_whole(place, *injected.kept)
 
 
@@ -209,7 +209,7 @@ def test_unfinished_writes_go_with_their_run_or_by_age(tmp_path: Path, kind: str
             if not at_once:
                 assert by_reason(sweep(place, NAME, NO_GUARD)) == {Reason.ABANDONED: 1}
             assert list(store.unfinished()) == []
-        [recorded] = place.catalog.deletions(NAME)
+        [recorded] = place.catalog.tombstones.list(NAME)
         assert (recorded.name, recorded.modified_at) == (f"unfinished {write_.token}", write_.began_at)
         check_whole(place)
 
@@ -226,7 +226,7 @@ def test_nothing_under_a_lease_is_swept_until_it_ends(place: OpenWarehouse) -> N
         written = place.warehouse.store.put(path.snapshot("by_key", "totals", 0, "s1"), b"rows")
         done = sweep(place, NAME, NO_GUARD)
         assert by_reason(done) == {Reason.LEASED: 1}
-        place.catalog.add_snapshot(NAME, run.region.epoch + 1, 2, [written], 1)
+        place.catalog.reference_copies.add(NAME, run.region.epoch + 1, 2, [written], 1)
     assert sweep(place, NAME).found == 0
     lost = place.warehouse.store.put(path.snapshot("by_key", "totals", 0, "s2"), b"rows")
     assert sweep(place, NAME).deleted == 1
@@ -245,9 +245,9 @@ def test_a_run_that_ends_clears_the_checkpoint_it_did_not_complete(
     injected = inject(place)
     listed_only = injected.writing
     run.region.close("failed")
-    assert {d.name for d in place.catalog.deletions(NAME)} == set(listed_only)
-    assert {d.reason for d in place.catalog.deletions(NAME)} == {Reason.ENDED}
-    [swept] = place.catalog.deletion_passes(NAME)
+    assert {d.name for d in place.catalog.tombstones.list(NAME)} == set(listed_only)
+    assert {d.reason for d in place.catalog.tombstones.list(NAME)} == {Reason.ENDED}
+    [swept] = place.catalog.passes.list(NAME)
     assert (swept.what, swept.objects) == (ORPHANS, len(listed_only))
     assert f"objects={swept.objects} bytes={swept.bytes}" in "\n".join(caplog.messages), "people see it, too"
     check_whole(place, *injected.orphans, *injected.ahead, *injected.strange)
@@ -259,7 +259,7 @@ def test_a_run_that_was_fenced_deletes_nothing_when_it_ends(place: OpenWarehouse
     before = stored(place)
     new_run(place)
     run.region.close("fenced")
-    assert stored(place) == before and place.catalog.deletions(NAME) == []
+    assert stored(place) == before and place.catalog.tombstones.list(NAME) == []
     assert injected.orphans < before
 
 
@@ -272,7 +272,7 @@ def test_a_store_that_is_away_does_not_keep_a_run_from_ending(
     run = write(place)
     monkeypatch.setattr(FilesystemStore, "list", away)
     run.region.close("done")
-    assert place.catalog.runs(NAME)[-1].outcome == "done"
+    assert place.catalog.runs.list(NAME)[-1].outcome == "done"
     told = "\n".join(caplog.messages)  # others may have given the text another form
     assert "what the last checkpoint left is not swept" in told and 'error="the disk is gone"' in told
 
@@ -283,7 +283,7 @@ def test_a_store_that_is_away_does_not_keep_a_run_from_ending(
 def test_with_nothing_to_sweep_nothing_is_changed(place: OpenWarehouse, tmp_path: Path) -> None:
     with pytest.raises(UnknownStream, match="it has none yet"):
         sweep(place, NAME)
-    place.catalog.register(NAME, 4, {})
+    place.catalog.streams.register(NAME, 4, {})
     place.warehouse.store.put(CheckpointPath(NAME, 1, 1).segment("x"), b"x")
     for options in (None, NO_GUARD, SweepOptions(incomplete=True)):
         with pytest.raises(UnknownCheckpoint, match="it has none yet, run it first"):
@@ -313,9 +313,9 @@ def test_a_store_that_fails_is_told_of_and_what_was_deleted_is_recorded(
         patch.setattr(FilesystemStore, "delete", fail)
         siltstone("sweep", NAME, "--warehouse", tmp_path / "w").failed(3, "the disk is gone")
     gone = injected.orphans - stored(place)
-    assert len(gone) == 3 and gone <= {d.name for d in place.catalog.deletions(NAME)}
+    assert len(gone) == 3 and gone <= {d.name for d in place.catalog.tombstones.list(NAME)}
     assert sweep(place, NAME).deleted == len(injected.orphans) - 3
-    assert len(place.catalog.deletions(NAME)) == len(injected.orphans)
+    assert len(place.catalog.tombstones.list(NAME)) == len(injected.orphans)
     check_whole(place, *injected.kept)
 
 
@@ -353,8 +353,8 @@ def test_many_objects_are_listed_once_and_take_few_statements(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epoch, objects, count, lists = 1, place.warehouse.local.objects, 4000, []
-    place.catalog.register(NAME, 4, {})
-    place.catalog.new_epoch(NAME, "a test")
+    place.catalog.streams.register(NAME, 4, {})
+    place.catalog.runs.begin(NAME, "a test")
     orphans = set()
     for id in range(1, 5):
         path = CheckpointPath(NAME, epoch, id)
@@ -365,13 +365,13 @@ def test_many_objects_are_listed_once_and_take_few_statements(
         orphans |= set(names[:300])
         segments = [StoredObject(name, 1, "0" * 32) for name in names[300:-1]]
         manifest = StoredObject(names[-1], 1, "0" * 32)
-        place.catalog.commit(NAME, epoch, CheckpointCommit(id, manifest, "", 0, 0, {}, segments=segments))
+        place.catalog.commits.add(NAME, epoch, CheckpointCommit(id, manifest, "", 0, 0, {}, segments=segments))
     list_, statements = FilesystemStore.list, []
     monkeypatch.setattr(FilesystemStore, "list", lambda self, prefix: lists.append(prefix) or list_(self, prefix))
-    event.listen(place.catalog.engine, "before_cursor_execute", lambda *said: statements.append(said[2]))
+    event.listen(place.catalog.transactions.engine, "before_cursor_execute", lambda *said: statements.append(said[2]))
     done = sweep(place, NAME)
     assert lists == [epoch_marks(NAME), CheckpointPath(NAME, epoch, 6).manifest(), f"{NAME}/"]
     assert len(statements) < 80, "some for each 500 orphans"
     assert (done.found, done.deleted, done.bytes) == (1200, 1200, 1200)
     assert stored(place) == referenced(place)
-    assert {d.name for d in place.catalog.deletions(NAME)} == orphans
+    assert {d.name for d in place.catalog.tombstones.list(NAME)} == orphans

@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 
+from siltstone.catalog.checkpoints import Checkpoints
+from siltstone.catalog.commits import Commits
+from siltstone.catalog.references import References
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, StateError
 from siltstone.retention.deletion import delete_checkpoints
@@ -40,14 +44,14 @@ def check_stopped(place: OpenWarehouse, injected: Injected) -> None:
     assert not failures(place, NAME)
     gone = injected.orphans - stored(place)
     assert stored(place) == (referenced(place) | injected.orphans | injected.kept) - gone
-    assert gone <= {d.name for d in place.catalog.deletions(NAME)}
+    assert gone <= {d.name for d in place.catalog.tombstones.list(NAME)}
 
 
 def check_completed(place: OpenWarehouse, injected: Injected) -> None:
     """After the sweep that completes it."""
     sweep(place, NAME)
     check_whole(place, *injected.kept)
-    recorded = [d.name for d in place.catalog.deletions(NAME)]
+    recorded = [d.name for d in place.catalog.tombstones.list(NAME)]
     assert sorted(recorded) == sorted(injected.orphans)
 
 
@@ -76,7 +80,7 @@ def test_stopped_after_any_delete_it_is_completed_by_the_next(
         left = itertools.count(deletes, -1)
 
         def stop_after(name: str, left: Iterator[int] = left) -> None:
-            assert name in {d.name for d in place.catalog.deletions(NAME)}, "written down before it happens"
+            assert name in {d.name for d in place.catalog.tombstones.list(NAME)}, "written down before it happens"
             if next(left) == 0:
                 raise Stop
 
@@ -89,9 +93,11 @@ def test_stopped_after_any_delete_it_is_completed_by_the_next(
     check_completed(place, injected)
 
 
-@pytest.mark.parametrize("method", ["latest", "standing", "record_orphans"])
+@pytest.mark.parametrize(
+    ("part", "method"), [(Checkpoints, "latest"), (References, "view"), (Tombstones, "record_orphans")]
+)
 def test_stopped_at_the_catalog_it_is_completed_by_the_next(
-    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, method: str
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, part: type, method: str
 ) -> None:
     def stop(*_: object) -> None:
         raise Stop
@@ -99,7 +105,7 @@ def test_stopped_at_the_catalog_it_is_completed_by_the_next(
     write(place)
     injected = inject(place)
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(Catalog, method, stop)
+        patch.setattr(part, method, stop)
         sweep(place, NAME)
     check_stopped(place, injected)
     assert injected.orphans <= stored(place)
@@ -108,7 +114,7 @@ def test_stopped_at_the_catalog_it_is_completed_by_the_next(
 
 KILLED = """
 import os, signal, sys
-from siltstone.catalog.warehouse import Place
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.retention.sweep import sweep
 from siltstone.store.filesystem import FilesystemStore
 
@@ -124,7 +130,7 @@ def one_by_one(self, names):
         delete(self, [name])
 
 FilesystemStore.delete = one_by_one
-with Place.existing(root) as place:
+with OpenWarehouse.existing(root) as place:
     sweep(place, stream)
 """
 
@@ -152,7 +158,8 @@ class Moments:
     def __init__(self, patch: pytest.MonkeyPatch, at: int, action: Callable[[], object]) -> None:
         self.patch, self.left, self.action, self.reached = patch, at, action, ""
         for kind, names in (
-            (Catalog, ("standing", "record_orphans")),
+            (References, ("view",)),
+            (Tombstones, ("record_orphans",)),
             (FilesystemStore, ("unfinished", "list", "modified_at", "delete")),
         ):
             for name in names:
@@ -192,11 +199,11 @@ class Moments:
 
 def _snapshot(place: OpenWarehouse) -> None:
     """What `siltstone snapshot` does: objects named after the run that wrote the checkpoint."""
-    epoch, newest = place.catalog.stream(NAME).epoch, place.catalog.latest(NAME)
+    epoch, newest = place.catalog.streams.get(NAME).epoch, place.catalog.checkpoints.latest(NAME)
     with hold_lease(place.catalog, NAME, [newest.id]):
         name = CheckpointPath(NAME, newest.epoch, newest.id).snapshot("by_key", "totals", 0, "s1")
         written = place.warehouse.store.put(name, b"rows")
-        place.catalog.add_snapshot(NAME, epoch, newest.id, [written], 1)
+        place.catalog.reference_copies.add(NAME, epoch, newest.id, [written], 1)
 
 
 def _lose(place: OpenWarehouse) -> None:
@@ -241,7 +248,7 @@ def test_whatever_happens_at_any_moment_of_a_sweep_no_referenced_object_is_lost(
             patch.undo()
             assert not failures(place, NAME), moment.reached
             assert referenced(place) <= stored(place), moment.reached
-            gone = {d.name for d in place.catalog.deletions(NAME) if d.reason != "of a deleted checkpoint"}
+            gone = {d.name for d in place.catalog.tombstones.list(NAME) if d.reason != "of a deleted checkpoint"}
             assert not gone & referenced(place)
             new_run(place)
             sweep(place, NAME, NO_GUARD)
@@ -271,7 +278,7 @@ def test_a_sweep_at_any_moment_of_a_step(
                 sweep(place, NAME, options)
 
         with monkeypatch.context() as patch:
-            for kind, method in ((FilesystemStore, "put"), (Catalog, "commit")):
+            for kind, method in ((FilesystemStore, "put"), (Commits, "add")):
                 patch.setattr(kind, method, _swept_around(getattr(kind, method), sweeping))
             try:
                 completed = run.step(rows(n))
@@ -302,7 +309,7 @@ def _swept_around(method: Callable[..., Any], sweeping: Callable[[], None]) -> C
 def test_a_run_fenced_while_its_checkpoint_is_swept_completes_nothing(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, commit = write(place), Catalog.commit
+    run, commit = write(place), Commits.add
 
     def too_late(catalog: Catalog, *arguments: Any) -> None:
         new_run(place)
@@ -310,7 +317,7 @@ def test_a_run_fenced_while_its_checkpoint_is_swept_completes_nothing(
         commit(catalog, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(Fenced):
-        patch.setattr(Catalog, "commit", too_late)
+        patch.setattr(Commits, "add", too_late)
         run.step(rows(6))
     check_whole(place)
     assert new_run(place).step(rows(6))
@@ -330,7 +337,7 @@ def test_a_stream_runs_on_while_it_is_swept_and_thinned_out(place: OpenWarehouse
         running = pool.submit(steps)
         for number in itertools.count():
             swept += sweep(place, NAME, SweepOptions(incomplete=number % 3 == 2)).deleted
-            newest = place.catalog.last_id(NAME)
+            newest = place.catalog.checkpoints.last_id(NAME)
             delete_checkpoints(place, NAME, range(max(1, newest - 12), newest - 6))
             if running.done():
                 break

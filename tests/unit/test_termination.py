@@ -30,14 +30,14 @@ def hold(warehouse: str) -> None:
 @pytest.mark.slow
 def test_a_command_releases_its_leases(tmp_path: Path) -> None:
     with OpenWarehouse.writable(str(tmp_path)) as place:
-        place.catalog.register("flights", 8, {})
-        place.catalog.commit("flights", place.catalog.new_epoch("flights", "a test"), commit_of(1))
+        place.catalog.streams.register("flights", 8, {})
+        place.catalog.commits.add("flights", place.catalog.runs.begin("flights", "a test"), commit_of(1))
         with subprocess.Popen(
             [sys.executable, "-c", COMMAND, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "reading\n"
-            assert len(place.catalog.live_leases("flights")) == 1
+            assert len(place.catalog.leases.list_live("flights")) == 1
             process.send_signal(signal.SIGTERM)
             assert process.wait() == 128 + signal.SIGTERM
-        assert place.catalog.live_leases("flights") == []
+        assert place.catalog.leases.list_live("flights") == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from siltstone.catalog.records import Step
+from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState, StateError
 from siltstone.restore.compare import compare, compare_tasks
@@ -132,14 +132,14 @@ def test_a_snapshot_is_of_the_attempt_that_was_accepted_and_of_no_other(place: O
     hosts = Hosts(place)
     hosts.step(("a", 1), ("b", 1))
     hosts.step(("a", 20), ("b", 2))
-    manifest = read_manifest(place.warehouse.store, place.catalog.latest(NAME).manifest)
+    manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.latest(NAME).manifest)
     for task in snapshot_tasks(hosts.on("a"), manifest, "heap", "s1"):
         with pytest.raises(NoLiveState, match="is not the one that checkpoint 2 accepted"):
             take_snapshot(task)
     assert not any("snapshot" in name for name, _ in place.warehouse.store.list(""))
     parts = [take_snapshot(task) for task in snapshot_tasks(hosts.on("b"), manifest, "heap", "s1")]
     objects = [stored for part in parts for stored in part.objects]
-    manifests = read_manifests(place.warehouse.store, place.catalog.chain_manifests(NAME, 2))
+    manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(NAME, 2))
     tasks, _ = unit_tasks(manifests, 2, 1, None)
     compared = [table for task in compare_tasks(tasks, objects) for table in compare(place.warehouse.store, task)]
     assert compared and all(table.same for table in compared)

@@ -66,15 +66,15 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
 def _is_there(settings: Settings, stream: str) -> bool:
     """Whether the newest checkpoint has a full snapshot; the state of one checkpoint never changes."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        newest = place.catalog.latest(stream).id
-        return any(snapshot.checkpoint == newest for snapshot in place.catalog.snapshots(stream))
+        newest = place.catalog.checkpoints.latest(stream).id
+        return any(snapshot.checkpoint == newest for snapshot in place.catalog.reference_copies.list(stream))
 
 
 def _newest(settings: Settings, stream: str) -> tuple[Metadata, str]:
     """The newest full snapshot, and the digest of its checkpoint."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        snapshot = place.catalog.snapshots(stream)[-1]
-        digest = place.catalog.checkpoint(stream, snapshot.checkpoint).digest
+        snapshot = place.catalog.reference_copies.list(stream)[-1]
+        digest = place.catalog.checkpoints.get(stream, snapshot.checkpoint).digest
     return {
         "checkpoint": snapshot.checkpoint,
         "digest": digest,

@@ -46,7 +46,7 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             done = materialize(settings, stream.name, at=config.at, operators=config.operators, due=config.due)
             with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-                digest = place.catalog.checkpoint(stream.name, done.checkpoint).digest
+                digest = place.catalog.checkpoints.get(stream.name, done.checkpoint).digest
         rows = [
             {"operator": m.operator, "checkpoint": m.checkpoint, "rows": m.rows, "bytes": m.bytes, "seconds": m.seconds}
             for m in done.operators

@@ -178,7 +178,7 @@ def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int]) -> Iter
         return
     newest: dict[tuple[str, Form], int] = {}
     for id in checkpoints:
-        for operator, form in place.catalog.checkpoint(stream.name, id).forms.items():
+        for operator, form in place.catalog.checkpoints.get(stream.name, id).forms.items():
             newest[operator, form] = id
     # Dagster wants what others are made from first.
     for operator in stream.topological():

@@ -45,7 +45,7 @@ def check_command() -> int:
 
 def _default(subject: Subject) -> list[Any]:
     with subject.place() as place:
-        snapshots = place.catalog.snapshots(subject.name)
+        snapshots = place.catalog.reference_copies.list(subject.name)
     return [suite for suite in SUITES if snapshots or suite is not RESTORE_EQUALS_SNAPSHOT]
 
 

@@ -64,13 +64,16 @@ def links(subject: Subject) -> Facts:
     """A row a table of a retained checkpoint: which checkpoint it builds on, and whether that one holds the table."""
     rows: list[dict[str, Any]] = []
     with subject.place() as place:
-        retained = {c.id: c.manifest for c in place.catalog.checkpoints(subject.name, marked=True)}
+        retained = {c.id: c.manifest for c in place.catalog.checkpoints.list(subject.name, marked=True)}
         manifests = {id: read_manifest(place.warehouse.store, stored) for id, stored in retained.items()}
         tables = {
             id: {(h.operator, h.variable) for h in manifest.handles if h.kind is Kind.INCREMENTAL}
             for id, manifest in manifests.items()
         }
-        begins = {c.id: place.catalog.firsts(subject.name, c.id) for c in place.catalog.checkpoints(subject.name)}
+        begins = {
+            c.id: place.catalog.chains.get_firsts(subject.name, c.id)
+            for c in place.catalog.checkpoints.list(subject.name)
+        }
     for id, first in begins.items():
         builds_on: dict[tuple[str, str], int] = {}
         for handle in manifests[id].handles:
@@ -100,12 +103,12 @@ def references(subject: Subject) -> Facts:
     with subject.place() as place:
         catalog, store = place.catalog, place.warehouse.store
         # The catalog first: what comes to be in between is not asked for, and what goes is written down before it does.
-        referred = catalog.objects(subject.name)
+        referred = catalog.objects.list(subject.name)
         # A fork shares objects of the stream it was made from, whose name theirs begin with.
         prefixes = {stream_prefix(stored.name.partition("/")[0]) for stored in referred}
         lying = dict(chain.from_iterable(store.list(prefix) for prefix in sorted(prefixes)))
-        going = {record.name for record in catalog.deletions(subject.name)}
-        marked = {checkpoint.id for checkpoint in catalog.retained(subject.name) if checkpoint.deleted}
+        going = {record.name for record in catalog.tombstones.list(subject.name)}
+        marked = {checkpoint.id for checkpoint in catalog.checkpoints.list_retained(subject.name) if checkpoint.deleted}
     return _facts(
         {
             "checkpoint": stored.checkpoint,
@@ -129,7 +132,7 @@ def restore_costs(subject: Subject) -> Facts:
     options = subject.settings.policy_options
     rows = []
     with subject.place() as place:
-        for record in place.catalog.checkpoints(subject.name):
+        for record in place.catalog.checkpoints.list(subject.name):
             for operator in record.forms:
                 _, taken = recorded_chain(record, operator)
                 most = None if options.size_ratio_max is None else options.size_ratio_max * taken.base_bytes
@@ -153,7 +156,7 @@ def amplifications(subject: Subject) -> Facts:
     """A row an operator of a retained checkpoint: bytes of its chain per byte of live state, and the cap."""
     rows = []
     with subject.place() as place:
-        for record in place.catalog.checkpoints(subject.name):
+        for record in place.catalog.checkpoints.list(subject.name):
             for operator in record.forms:
                 _, taken = recorded_chain(record, operator)
                 rows.append(
@@ -229,8 +232,8 @@ def sinks(subject: Subject) -> Facts:
     """
     rows: list[dict[str, Any]] = []
     with subject.place() as place:
-        record, newest = place.catalog.stream(subject.name), place.catalog.last_id(subject.name)
-        logged = {step.checkpoint for step in place.catalog.steps(subject.name, newest)}
+        record, newest = place.catalog.streams.get(subject.name), place.catalog.checkpoints.last_id(subject.name)
+        logged = {step.checkpoint for step in place.catalog.input_log.list(subject.name, newest)}
         own = place.warehouse.local.sink(subject.name)
     for sink, shown in parquet_sinks(subject.stream.sinks, own).items():
         published = {id - record.sink_offset for id in shown.all_published() if id > record.sink_offset}

@@ -35,7 +35,7 @@ def alert_sensor(stream: Stream) -> dg.SensorDefinition:
         settings = warehouse.settings(spark)
         try:
             with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-                there = any(record.name == stream.name for record in place.catalog.streams())
+                there = any(record.name == stream.name for record in place.catalog.streams.list())
                 found = list(alerts_of(settings, place, stream.name)) if there else []
         except SiltstoneError as error:
             return dg.SkipReason(str(error))
@@ -58,7 +58,7 @@ def alert_sensor(stream: Stream) -> dg.SensorDefinition:
 def alerts_of(settings: Settings, place: OpenWarehouse, stream: str) -> Iterator[Alert]:
     """Everything about a stream that a person should look at."""
     catalog = place.catalog
-    for record in catalog.checkpoints(stream):
+    for record in catalog.checkpoints.list(stream):
         if record.proven is False:
             message = f"checkpoint {record.id} is not proven: {record.proof}"
             yield Alert(stream, "proof", message, f"checkpoint {record.id}")
@@ -66,8 +66,8 @@ def alerts_of(settings: Settings, place: OpenWarehouse, stream: str) -> Iterator
     for operator, each in health.items():
         if not each.fine:
             yield Alert(stream, "materialization", each.reason, f"{operator} {_iso(each.facts.since)}")
-    if catalog.running(stream):
-        run, newest = catalog.runs(stream)[-1], next(iter(catalog.checkpoints(stream, 1)), None)
+    if catalog.runs.is_open(stream):
+        run, newest = catalog.runs.list(stream)[-1], next(iter(catalog.checkpoints.list(stream, 1)), None)
         moved = max(run.started_at, newest.committed_at if newest else run.started_at)
         still = catalog.now() - moved
         if still > timedelta(seconds=settings.alerts.still_s):

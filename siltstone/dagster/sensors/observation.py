@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
-from siltstone.catalog.records import CheckpointRecord
+from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import run_by_dagster
 from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata
@@ -44,9 +44,9 @@ def new_checkpoints_sensor(stream: Stream) -> dg.SensorDefinition:
         try:
             with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
                 catalog = place.catalog
-                if not any(record.name == stream.name for record in catalog.streams()):
+                if not any(record.name == stream.name for record in catalog.streams.list()):
                     return dg.SkipReason(f"{stream.name} has not run yet")
-                records = catalog.checkpoints_after(stream.name, seen, AT_ONCE)
+                records = catalog.checkpoints.list_after(stream.name, seen, AT_ONCE)
                 events = list(_events(place, stream.name, records))
                 partitions = partitions_of(stream)
                 if isinstance(partitions, dg.DynamicPartitionsDefinition):
@@ -66,7 +66,7 @@ def _events(
     place: OpenWarehouse, stream: str, records: Sequence[CheckpointRecord]
 ) -> Iterator[dg.AssetMaterialization]:
     """The events of some checkpoints, but for those that runs of Dagster's told of themselves."""
-    by_dagster = {run.epoch for run in place.catalog.runs(stream) if run_by_dagster(run.who)}
+    by_dagster = {run.epoch for run in place.catalog.runs.list(stream) if run_by_dagster(run.who)}
     for record in records:
         if record.epoch in by_dagster:
             continue
@@ -86,7 +86,11 @@ def _events(
                 "bytes": record.bytes,
                 "committed_at": record.committed_at.isoformat(timespec="seconds"),
                 # What is drawn of the stream is drawn once a look, of what it is now.
-                **(checkpoints_metadata(place, stream) if record.id == place.catalog.last_id(stream) else {}),
+                **(
+                    checkpoints_metadata(place, stream)
+                    if record.id == place.catalog.checkpoints.last_id(stream)
+                    else {}
+                ),
             },
             tags={"dagster/data_version": record.digest},
         )

@@ -11,7 +11,7 @@ from functools import partial
 
 import dagster as dg
 
-from siltstone.catalog.records import RunRecord
+from siltstone.catalog.runs import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import BY_DAGSTER
 from siltstone.dagster.jobs import OPERATION_TAG, RECOVER, RUN, STREAM_TAG, SWEEP, job_tags
@@ -55,7 +55,7 @@ def newest_run(settings: Settings, stream: str) -> RunRecord | None:
     """Who wrote to a stream last, by the catalog; None where that cannot be told."""
     try:
         with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-            return next(reversed(place.catalog.runs(stream)), None)
+            return next(reversed(place.catalog.runs.list(stream)), None)
     except SiltstoneError:  # the recovery says what is wrong
         return None
 

@@ -29,18 +29,18 @@ def check_changeable(catalog: Catalog, stream: Stream, parallelism: int) -> Mapp
         SchemaConflict: its definition no longer fits the recorded state.
         UsageError: more parallelism than key groups, or logged steps are to be run again first.
     """
-    record = catalog.stream(stream.name)
+    record = catalog.streams.get(stream.name)
     options = recorded_options(stream, record.definition)
     check_run(stream, options, parallelism)
     check_definition(stream.name, record.definition, definition_of(stream, options))
-    catalog.latest(stream.name)
+    catalog.checkpoints.latest(stream.name)
     _check_log(catalog, stream.name)
     return options
 
 
 def _check_log(catalog: Catalog, stream: str) -> None:
-    """What comes next has to be what was logged, or sinks would get rows twice (`catalog.rewinding`)."""
-    logged = len(catalog.logged_steps(stream))
+    """What comes next has to be what was logged, or sinks would get rows twice (`catalog.rollbacks`)."""
+    logged = len(catalog.input_log.list_logged(stream))
     if logged:
         raise UsageError(
             f"stream {stream} was taken back, and {logged} logged steps are to be run again first: "

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
-from siltstone.catalog.records import Edit
+from siltstone.catalog.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.edit import COUNTS, Editing, check_columns, conformed, editable
 from siltstone.errors import UsageError
@@ -95,7 +95,7 @@ def edit(
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         options = check_changeable(place.catalog, stream, settings.parallelism or 1)
         # Where the working state is here, it is used as it is.
-        last = place.catalog.latest(stream.name).statistics["parallelism"]
+        last = place.catalog.checkpoints.latest(stream.name).statistics["parallelism"]
         spark = spark_session(settings.master, settings.spark)
         frame = _checked_frame(spark, given, schema).persist()
         try:

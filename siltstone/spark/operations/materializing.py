@@ -62,9 +62,9 @@ def materialize(
     """
     start = time.perf_counter()
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        checkpoint = place.catalog.resolve(stream, at)
-        check_parallelism(settings.parallelism or 1, place.catalog.stream(stream).max_parallelism)
-        begins = place.catalog.firsts(stream, checkpoint)
+        checkpoint = place.catalog.checkpoints.resolve(stream, at)
+        check_parallelism(settings.parallelism or 1, place.catalog.streams.get(stream).max_parallelism)
+        begins = place.catalog.chains.get_firsts(stream, checkpoint)
         unknown = sorted(set(operators) - begins.keys())
         if unknown:
             known = ", ".join(sorted(begins))

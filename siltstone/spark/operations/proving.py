@@ -7,7 +7,7 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.records import SnapshotRecord
+from siltstone.catalog.reference_copies import ReferenceCopyRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.errors import StateError, UnknownCheckpoint, UsageError
@@ -57,13 +57,17 @@ def verify(
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         catalog, store = place.catalog, place.warehouse.store
-        named = None if every else [catalog.resolve(stream, at)]
+        named = None if every else [catalog.checkpoints.resolve(stream, at)]
         # Leased before they are listed, and before Spark starts: others may be deleting.
         with hold_lease(catalog, stream, named, what="verifies"):
-            some = catalog.checkpoints(stream) if named is None else [catalog.checkpoint(stream, c) for c in named]
+            some = (
+                catalog.checkpoints.list(stream)
+                if named is None
+                else [catalog.checkpoints.get(stream, c) for c in named]
+            )
             written_by = {c.id: c.epoch for c in some}
             wanted = list(written_by)
-            snapshots = {s.checkpoint: s for s in catalog.snapshots(stream)}
+            snapshots = {s.checkpoint: s for s in catalog.reference_copies.list(stream)}
             if deep and not snapshots.keys() & set(wanted):
                 raise UsageError(
                     f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`"
@@ -80,7 +84,7 @@ def verify(
                 failures += _deep(settings, spark, place, [s for c, s in snapshots.items() if c in wanted])
         first = {f.checkpoint: f for f in reversed(failures)} | proof.failures
         # Whoever loses the lease, as when its machine slept, misses what was deleted meanwhile: that is no damage.
-        still = {c.id: c.epoch for c in catalog.checkpoints(stream)} if first else written_by
+        still = {c.id: c.epoch for c in catalog.checkpoints.list(stream)} if first else written_by
         if gone := {c for c in first if still.get(c) != written_by[c]}:
             if named is not None:
                 raise UnknownCheckpoint(
@@ -95,7 +99,7 @@ def verify(
             measured = {} if failure else {"restore_s": round(restore_s, 6), "restore_bytes": read}
             reason, epoch = failure.reason if failure else None, written_by[checkpoint]
             with suppress(UnknownCheckpoint):  # it was deleted or given up since
-                catalog.record_proof(stream, checkpoint, failure is None, reason, epoch=epoch, **measured)
+                catalog.checkpoints.record_proof(stream, checkpoint, failure is None, reason, epoch=epoch, **measured)
         health = materialization_health(catalog, stream, settings.materialization, settings.policy_options)
         stalled = [Stalled(name, h.health.value, h.reason) for name, h in health.items() if not h.fine]
         seconds = round(time.perf_counter() - start, 3)
@@ -121,8 +125,8 @@ def compare_snapshot(settings: Settings, stream: str) -> SnapshotComparison:
         CorruptObject, ProofFailed: the chain or the snapshot is damaged.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        place.catalog.latest(stream)
-        snapshots = place.catalog.snapshots(stream)
+        place.catalog.checkpoints.latest(stream)
+        snapshots = place.catalog.reference_copies.list(stream)
         if not snapshots:
             raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
         with hold_lease(place.catalog, stream, [snapshots[-1].checkpoint], what="compares"):
@@ -132,7 +136,7 @@ def compare_snapshot(settings: Settings, stream: str) -> SnapshotComparison:
 
 
 def _deep(
-    settings: Settings, spark: SparkSession, place: OpenWarehouse, snapshots: list[SnapshotRecord]
+    settings: Settings, spark: SparkSession, place: OpenWarehouse, snapshots: list[ReferenceCopyRecord]
 ) -> list[Failure]:
     """Row by row against the full snapshots."""
     failures = []
@@ -146,10 +150,10 @@ def _deep(
 
 
 def _compared(
-    settings: Settings, spark: SparkSession, place: OpenWarehouse, snapshot: SnapshotRecord
+    settings: Settings, spark: SparkSession, place: OpenWarehouse, snapshot: ReferenceCopyRecord
 ) -> list[TableComparison]:
     store = place.warehouse.store
-    stored = place.catalog.chain_manifests(snapshot.stream, snapshot.checkpoint)
+    stored = place.catalog.chains.list_manifests(snapshot.stream, snapshot.checkpoint)
     manifests = read_manifests(store, stored, snapshot.stream)
     parallelism = settings.parallelism or cores(spark)
     tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from siltstone.catalog.records import StepRecord
+from siltstone.catalog.steps import StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import StepReports
 from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
@@ -86,7 +86,7 @@ def replay(
             spark = spark_session(settings.master, settings.spark, steps=True)
             parallelism = settings.parallelism or min(cores(spark), stream.max_parallelism)
             check_run(stream, {}, parallelism)
-            options = recorded_options(stream, place.catalog.stream(stream.name).definition)
+            options = recorded_options(stream, place.catalog.streams.get(stream.name).definition)
             rows = open_source(spark, stream, place.warehouse, options)
             with tempfile.TemporaryDirectory(prefix="siltstone-replay-") as scratch:
                 points = restore_points(place, stream, plan.since)

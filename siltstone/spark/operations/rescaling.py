@@ -50,7 +50,7 @@ def rescale(settings: Settings, stream: Stream, parallelism: int) -> RescaleResu
             settings.model_copy(update={"parallelism": parallelism}), stream, place, spark, options
         ) as runner:
             region, store = runner.region, place.warehouse.store
-            before = place.catalog.checkpoint(stream.name, region.completed)
+            before = place.catalog.checkpoints.get(stream.name, region.completed)
             manifest = read_manifest(store, before.manifest, stream.name)
             read = 0
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from siltstone.catalog.records import parse_time
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ProofFailed
 from siltstone.restore.export import (
@@ -24,6 +23,7 @@ from siltstone.run.definition import check_parallelism
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import cores, needs_spark, spark_session
+from siltstone.times import parse_time
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,17 @@ def restore(
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         catalog, store = place.catalog, place.warehouse.store
-        checkpoint = catalog.as_of(stream, parse_time(as_of)) if as_of else catalog.resolve(stream, at)
-        record = catalog.checkpoint(stream, checkpoint)
-        check_parallelism(settings.parallelism or 1, catalog.stream(stream).max_parallelism)
+        checkpoint = (
+            catalog.checkpoints.as_of(stream, parse_time(as_of)) if as_of else catalog.checkpoints.resolve(stream, at)
+        )
+        record = catalog.checkpoints.get(stream, checkpoint)
+        check_parallelism(settings.parallelism or 1, catalog.streams.get(stream).max_parallelism)
         staged = None if to is None else staging(to)
         try:
             with hold_lease(catalog, stream, [checkpoint], what="restores"):
                 spark = spark_session(settings.master, settings.spark)
                 start = time.perf_counter()
-                manifests = read_manifests(store, catalog.chain_manifests(stream, checkpoint), stream)
+                manifests = read_manifests(store, catalog.chains.list_manifests(stream, checkpoint), stream)
                 parallelism = settings.parallelism or cores(spark)
                 manifest = manifests[checkpoint]
                 wanted = select_tables(manifest, only) if only else None

@@ -207,7 +207,7 @@ def _run_in(
         raise
     except DAMAGED:
         # A newer writer may have retired what this run reads. That is not damage: a recovery would fence the newer one.
-        place.catalog.check_epoch(region.stream.name, region.epoch)
+        place.catalog.runs.check_epoch(region.stream.name, region.epoch)
         raise
     except (KeyboardInterrupt, SystemExit):
         outcome = "interrupted"
@@ -245,7 +245,7 @@ def open_region(
 
     The parallelism is the settings', else what a `rescale` recorded, else `default_parallelism`.
     """
-    recorded = next((s.parallelism for s in place.catalog.streams() if s.name == stream.name), None)
+    recorded = next((s.parallelism for s in place.catalog.streams.list() if s.name == stream.name), None)
     region_options = RegionOptions(
         parallelism=settings.parallelism or recorded or min(default_parallelism, stream.max_parallelism),
         backend=settings.backend,

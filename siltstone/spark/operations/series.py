@@ -74,9 +74,9 @@ def restore_series(
         check_label(label)
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         catalog, root = place.catalog, place.warehouse.local.restored_series(stream)
-        catalog.stream(stream)
+        catalog.streams.get(stream)
         _clear_abandoned(root)
-        recorded = {id: catalog.checkpoint(stream, id).digest for id in set(labels.values())}
+        recorded = {id: catalog.checkpoints.get(stream, id).digest for id in set(labels.values())}
         there = {label: read_label(root, label) for label in labels}
         kept = [
             found
@@ -115,7 +115,7 @@ def _restore(
     for id in ids:
         if id in first:
             continue
-        digest, rows = digest_of(parts, read_manifest(store, catalog.checkpoint(stream, id).manifest))
+        digest, rows = digest_of(parts, read_manifest(store, catalog.checkpoints.get(stream, id).manifest))
         if digest == recorded[id]:
             done[id] = rows
         else:

@@ -35,8 +35,8 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         catalog, warehouse = place.catalog, place.warehouse
-        epoch, record = catalog.stream(stream).epoch, catalog.latest(stream)
-        if any(s.checkpoint == record.id for s in catalog.snapshots(stream)):
+        epoch, record = catalog.streams.get(stream).epoch, catalog.checkpoints.latest(stream)
+        if any(s.checkpoint == record.id for s in catalog.reference_copies.list(stream)):
             raise UsageError(f"checkpoint {record.id} of {stream} has a snapshot already")
         # The lease also covers what is written and not referred to yet.
         with hold_lease(catalog, stream, [record.id], what="takes a snapshot"):
@@ -47,6 +47,6 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
             parts = spark_map(spark, take_snapshot, tasks)
             objects = [stored for part in parts for stored in part.objects]
             rows = sum(part.rows for part in parts)
-            catalog.add_snapshot(stream, epoch, record.id, objects, rows)
+            catalog.reference_copies.add(stream, epoch, record.id, objects, rows)
         seconds = round(time.perf_counter() - start, 3)
     return SnapshotResult(stream, record.id, rows, sum(o.bytes for o in objects), seconds)

@@ -23,6 +23,6 @@ def catalog(catalog_url: str, clock: Clock) -> Iterator[Catalog]:
 @pytest.fixture
 def flights(catalog: Catalog) -> Catalog:
     """A catalog with stream flights in writer epoch 1."""
-    catalog.register("flights", 128, {"operators": []})
-    assert catalog.new_epoch("flights", "host:1") == 1
+    catalog.streams.register("flights", 128, {"operators": []})
+    assert catalog.runs.begin("flights", "host:1") == 1
     return catalog

@@ -12,8 +12,8 @@ from sqlalchemy import Engine, event
 
 from siltstone.catalog.backup import back_up, bring_back
 from siltstone.catalog.open import NoCatalog, open_catalog
-from siltstone.catalog.records import Step
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import Step
 from siltstone.catalog.tables import REVISION
 from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Unreachable, UsageError
@@ -25,27 +25,27 @@ from tests.older_catalogs import engine_of, make_shape
 def filled(catalog_url: str) -> Iterator[Catalog]:
     """Stream flights with two checkpoints, and forks whose names come before what they were made from."""
     with open_catalog(catalog_url) as catalog:
-        catalog.register("flights", 128, {"a": 1}, {"keep_last": 7})
-        epoch = catalog.new_epoch("flights", "host:1")
+        catalog.streams.register("flights", 128, {"a": 1}, {"keep_last": 7})
+        epoch = catalog.runs.begin("flights", "host:1")
         for id in (1, 2):
-            catalog.commit("flights", epoch, commit_of(id, steps=[Step(id, id - 1, f"v1\n{{}}\n{id}")]))
-        catalog.add_savepoint("flights", epoch, "good", 1)
-        catalog.fork("flights", "branch", 2)
-        catalog.fork("branch", "a-branch-of-it", 2)
+            catalog.commits.add("flights", epoch, commit_of(id, steps=[Step(id, id - 1, f"v1\n{{}}\n{id}")]))
+        catalog.savepoints.add("flights", epoch, "good", 1)
+        catalog.forks.create("flights", "branch", 2)
+        catalog.forks.create("branch", "a-branch-of-it", 2)
         yield catalog
 
 
 def content(catalog: Catalog) -> list[object]:
     """All that methods say of it."""
-    names = [record.name for record in catalog.streams()]
+    names = [record.name for record in catalog.streams.list()]
     return [
-        catalog.streams(),
-        [catalog.runs(name) for name in names],
-        [catalog.checkpoints(name) for name in names],
-        [catalog.objects(name) for name in names],
-        [catalog.steps(name, 2) for name in names],
-        [catalog.savepoints(name) for name in names],
-        [catalog.lineage(name) for name in names],
+        catalog.streams.list(),
+        [catalog.runs.list(name) for name in names],
+        [catalog.checkpoints.list(name) for name in names],
+        [catalog.objects.list(name) for name in names],
+        [catalog.input_log.list(name, 2) for name in names],
+        [catalog.savepoints.list(name) for name in names],
+        [catalog.forks.get_lineage(name) for name in names],
     ]
 
 
@@ -62,7 +62,7 @@ def test_a_backup_is_a_catalog_and_comes_back_into_any_kind_of_database(
     assert bring_back(file, again).rows == done.rows
     with open_catalog(again, create=False) as catalog:
         assert content(catalog) == before
-        catalog.commit("flights", catalog.new_epoch("flights", "me"), commit_of(3, first={"aircraft": 1}))
+        catalog.commits.add("flights", catalog.runs.begin("flights", "me"), commit_of(3, first={"aircraft": 1}))
     with closing(sqlite3.connect(tmp_path / "again.db")) as raw:
         assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",), "as a catalog that was made there"
     assert not list(tmp_path.glob("*.part*"))
@@ -72,19 +72,19 @@ def test_from_one_kind_of_database_into_the_other(catalog_url: str, tmp_path: Pa
     """The catalog of this test is the target, made from a backup of a SQLite one."""
     first = f"sqlite:///{tmp_path}/first.db"
     with open_catalog(first) as catalog:
-        catalog.register("flights", 128, {"a": 1})
-        catalog.commit("flights", catalog.new_epoch("flights", "me"), commit_of(1))
-        catalog.fork("flights", "branch", 1)
+        catalog.streams.register("flights", 128, {"a": 1})
+        catalog.commits.add("flights", catalog.runs.begin("flights", "me"), commit_of(1))
+        catalog.forks.create("flights", "branch", 1)
         before = content(catalog)
     back_up(first, tmp_path / "b", tmp_path)
     bring_back(tmp_path / "b", catalog_url)
     with open_catalog(catalog_url, create=False) as catalog:
         assert content(catalog) == before
-        catalog.commit("flights", catalog.new_epoch("flights", "me"), commit_of(2, first={"aircraft": 1}))
+        catalog.commits.add("flights", catalog.runs.begin("flights", "me"), commit_of(2, first={"aircraft": 1}))
     with pytest.raises(UsageError, match="already"):
         bring_back(tmp_path / "b", catalog_url)
     with open_catalog(catalog_url) as catalog:
-        assert catalog.last_id("flights") == 2, "what is there is left as it is"
+        assert catalog.checkpoints.last_id("flights") == 2, "what is there is left as it is"
 
 
 def test_while_a_run_writes_it_holds_one_moment(filled: Catalog, catalog_url: str, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_while_a_run_writes_it_holds_one_moment(filled: Catalog, catalog_url: st
     def write() -> None:
         id = 3
         while not ended.is_set():
-            filled.commit("flights", 1, commit_of(id, first={"aircraft": 1}, steps=[Step(id, id - 1, "x")]))
+            filled.commits.add("flights", 1, commit_of(id, first={"aircraft": 1}, steps=[Step(id, id - 1, "x")]))
             id += 1
 
     writer = threading.Thread(target=write)
@@ -104,13 +104,13 @@ def test_while_a_run_writes_it_holds_one_moment(filled: Catalog, catalog_url: st
         for n in range(5):
             back_up(catalog_url, tmp_path / f"{n}", tmp_path)
             with open_catalog(f"sqlite:///{tmp_path}/{n}", create=False) as catalog:
-                newest.append(catalog.last_id("flights"))
-                assert len(catalog.objects("flights")) == newest[-1]
-                assert len(catalog.steps("flights", newest[-1])) == newest[-1]
+                newest.append(catalog.checkpoints.last_id("flights"))
+                assert len(catalog.objects.list("flights")) == newest[-1]
+                assert len(catalog.input_log.list("flights", newest[-1])) == newest[-1]
     finally:
         ended.set()
         writer.join()
-    assert newest == sorted(newest) and newest[-1] <= filled.last_id("flights")
+    assert newest == sorted(newest) and newest[-1] <= filled.checkpoints.last_id("flights")
 
 
 def test_between_two_tables_that_are_read_a_commit_is_not_seen(
@@ -124,16 +124,21 @@ def test_between_two_tables_that_are_read_a_commit_is_not_seen(
     def commit(_: object, __: object, statement: str, *___: object) -> None:
         if "FROM checkpoint" in statement and not committed:
             committed.append(3)
-            filled.commit("flights", 1, commit_of(3, first={"aircraft": 1}, steps=[Step(3, 2, "x")]))
+            filled.commits.add("flights", 1, commit_of(3, first={"aircraft": 1}, steps=[Step(3, 2, "x")]))
 
     event.listen(Engine, "after_cursor_execute", commit)
     try:
         back_up(catalog_url, tmp_path / "b", tmp_path)
     finally:
         event.remove(Engine, "after_cursor_execute", commit)
-    assert committed and filled.last_id("flights") == 3
+    assert committed and filled.checkpoints.last_id("flights") == 3
     with open_catalog(f"sqlite:///{tmp_path}/b", create=False) as catalog:
-        assert catalog.last_id("flights") == len(catalog.objects("flights")) == len(catalog.steps("flights", 9)) == 2
+        assert (
+            catalog.checkpoints.last_id("flights")
+            == len(catalog.objects.list("flights"))
+            == len(catalog.input_log.list("flights", 9))
+            == 2
+        )
 
 
 def test_mistakes_end_in_one_line_and_change_nothing(catalog_url: str, tmp_path: Path) -> None:
@@ -160,7 +165,7 @@ def test_mistakes_end_in_one_line_and_change_nothing(catalog_url: str, tmp_path:
 def test_what_an_older_database_left_is_not_taken_for_the_log_of_the_one_that_comes_back(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/catalog.db"
     with open_catalog(url) as catalog:
-        catalog.register("flights", 128, {})
+        catalog.streams.register("flights", 128, {})
     back_up(url, tmp_path / "b", tmp_path)
     (tmp_path / "catalog.db").unlink()
     (tmp_path / "catalog.db-wal").write_bytes(b"frames of another database")

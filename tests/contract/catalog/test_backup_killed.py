@@ -21,20 +21,26 @@ FIRST, STEP = 22, 31
 
 def fill(catalog_url: str) -> list[object]:
     with open_catalog(catalog_url) as catalog:
-        catalog.register("flights", 128, {"a": 1})
-        epoch = catalog.new_epoch("flights", "host:1")
+        catalog.streams.register("flights", 128, {"a": 1})
+        epoch = catalog.runs.begin("flights", "host:1")
         for id in (1, 2):
-            catalog.commit("flights", epoch, commit_of(id))
-        catalog.add_savepoint("flights", epoch, "good", 1)
-        catalog.fork("flights", "branch", 2)
+            catalog.commits.add("flights", epoch, commit_of(id))
+        catalog.savepoints.add("flights", epoch, "good", 1)
+        catalog.forks.create("flights", "branch", 2)
     return content(catalog_url)
 
 
 def content(catalog_url: str) -> list[object]:
     with open_catalog(catalog_url, create=False) as catalog:
-        names = [record.name for record in catalog.streams()]
-        of_each = (catalog.runs, catalog.checkpoints, catalog.objects, catalog.savepoints, catalog.lineage)
-        return [catalog.streams(), *(method(name) for name in names for method in of_each)]
+        names = [record.name for record in catalog.streams.list()]
+        of_each = (
+            catalog.runs.list,
+            catalog.checkpoints.list,
+            catalog.objects.list,
+            catalog.savepoints.list,
+            catalog.forks.get_lineage,
+        )
+        return [catalog.streams.list(), *(method(name) for name in names for method in of_each)]
 
 
 def is_there(catalog_url: str) -> bool:
@@ -131,7 +137,7 @@ def test_a_killed_backup_that_had_its_name_shares_no_file_with_the_next(catalog_
         pass
     os.link(tmp_path / "backup.part", kept)
     with open_catalog(catalog_url) as catalog:
-        catalog.register("more", 128, {})
+        catalog.streams.register("more", 128, {})
     back_up(catalog_url, file, tmp_path)
     assert content(f"sqlite:///{kept}") == before != content(f"sqlite:///{file}")
 

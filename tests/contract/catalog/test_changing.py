@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.edits import Edit, EditRecord
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.records import CheckpointCommit, Edit, EditRecord
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import Fenced, UnknownStream, UsageError
 from siltstone.model import Form, StoredObject
@@ -26,40 +27,40 @@ def commit_of(id: int, edit: Edit | None = None, parallelism: int | None = None)
 def flights(catalog_url: str) -> Iterator[Catalog]:
     """A catalog with stream flights in writer epoch 1 and one checkpoint."""
     with open_catalog(catalog_url, now=lambda: NOON) as catalog:
-        catalog.register("flights", 128, {})
-        catalog.new_epoch("flights", "host:1")
-        catalog.commit("flights", 1, commit_of(1))
+        catalog.streams.register("flights", 128, {})
+        catalog.runs.begin("flights", "host:1")
+        catalog.commits.add("flights", 1, commit_of(1))
         yield catalog
 
 
 def test_an_edit_is_part_of_its_checkpoint(flights: Catalog) -> None:
-    assert flights.edits("flights") == []
-    flights.commit("flights", 1, commit_of(2, edit=EDIT))
+    assert flights.edits.list("flights") == []
+    flights.commits.add("flights", 1, commit_of(2, edit=EDIT))
     frame = Edit("aircraft", "totals", 0, 1, "a DataFrame", None, "host:2")
-    flights.commit("flights", 1, commit_of(3, edit=frame))
-    assert flights.edits("flights") == [
+    flights.commits.add("flights", 1, commit_of(3, edit=frame))
+    assert flights.edits.list("flights") == [
         EditRecord(**asdict(edit), stream="flights", checkpoint=checkpoint, epoch=1, edited_at=NOON)
         for checkpoint, edit in ((2, EDIT), (3, frame))
     ]
-    flights.mark_deleted("flights", 1, [2])
-    assert [e.checkpoint for e in flights.edits("flights")] == [2, 3]
+    flights.deletions.mark("flights", 1, [2])
+    assert [e.checkpoint for e in flights.edits.list("flights")] == [2, 3]
     with pytest.raises(UnknownStream, match="fligths"):
-        flights.edits("fligths")
+        flights.edits.list("fligths")
 
 
 def test_a_checkpoint_sets_the_parallelism_of_runs_to_come(flights: Catalog) -> None:
-    assert flights.stream("flights").parallelism is None
-    flights.register("bids", 128, {})
-    flights.commit("flights", 1, commit_of(2, parallelism=8))
-    flights.commit("flights", 1, commit_of(3))
-    assert (flights.stream("flights").parallelism, flights.stream("bids").parallelism) == (8, None)
-    assert flights.register("flights", 128, {}).parallelism == 8
+    assert flights.streams.get("flights").parallelism is None
+    flights.streams.register("bids", 128, {})
+    flights.commits.add("flights", 1, commit_of(2, parallelism=8))
+    flights.commits.add("flights", 1, commit_of(3))
+    assert (flights.streams.get("flights").parallelism, flights.streams.get("bids").parallelism) == (8, None)
+    assert flights.streams.register("flights", 128, {}).parallelism == 8
 
 
 @pytest.mark.parametrize("refused", ["fenced", "out of order"])
 def test_of_a_commit_that_is_refused_nothing_is_recorded(flights: Catalog, refused: str) -> None:
     if refused == "fenced":
-        flights.new_epoch("flights", "host:2")
+        flights.runs.begin("flights", "host:2")
     with pytest.raises(Fenced if refused == "fenced" else UsageError):
-        flights.commit("flights", 1, commit_of(2 if refused == "fenced" else 4, edit=EDIT, parallelism=8))
-    assert (flights.edits("flights"), flights.stream("flights").parallelism) == ([], None)
+        flights.commits.add("flights", 1, commit_of(2 if refused == "fenced" else 4, edit=EDIT, parallelism=8))
+    assert (flights.edits.list("flights"), flights.streams.get("flights").parallelism) == ([], None)

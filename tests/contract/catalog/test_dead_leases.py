@@ -25,8 +25,8 @@ import sys, time
 from datetime import timedelta
 from siltstone.catalog.open import open_catalog
 catalog = open_catalog(sys.argv[1])
-catalog.take_lease("flights", [3], id="held", who="holder", lasts=timedelta(days=400))
-catalog.begin_materialization("flights", "aircraft", 3, id="held", who="holder")
+catalog.leases.take("flights", [3], id="held", who="holder", lasts=timedelta(days=400))
+catalog.materializations.begin("flights", "aircraft", 3, id="held", who="holder")
 print("holds", flush=True)
 time.sleep(600)
 """
@@ -60,8 +60,8 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def materialize(catalog: Catalog, id: str) -> None:
-    catalog.take_lease("flights", [3], id=id, who="me", lasts=timedelta(hours=1))
-    catalog.begin_materialization("flights", "aircraft", 3, id=id, who="me")
+    catalog.leases.take("flights", [3], id=id, who="me", lasts=timedelta(hours=1))
+    catalog.materializations.begin("flights", "aircraft", 3, id=id, who="me")
 
 
 @pytest.mark.slow
@@ -71,33 +71,33 @@ def test_a_materialization_whose_process_was_killed_keeps_nobody_out(held: Catal
             materialize(held, "early")
         kill(process)
         materialize(held, "mine")
-        outcomes = {m.id: m.outcome for m in held.materializations("flights")}
+        outcomes = {m.id: m.outcome for m in held.materializations.list("flights")}
         assert outcomes == {"held": "failed", "mine": "running"}
 
 
 @pytest.mark.slow
 def test_a_lease_whose_process_was_killed_keeps_nothing(held: Catalog, catalog_url: str) -> None:
     with holder(catalog_url) as process:
-        assert held.mark_deleted("flights", 1, [1], spare_leased=True) == (1,)
-        assert [lease.id for lease in held.standing("flights", ()).leases] == ["held"]
+        assert held.deletions.mark("flights", 1, [1], spare_leased=True) == (1,)
+        assert [lease.id for lease in held.references.view("flights", ()).leases] == ["held"]
         kill(process)
-        assert held.standing("flights", ()).leases == ()
-        assert held.mark_deleted("flights", 1, [1], spare_leased=True) == ()
-        assert held.live_leases("flights") == []
-        assert not held.renew_lease("held", timedelta(hours=1))
+        assert held.references.view("flights", ()).leases == ()
+        assert held.deletions.mark("flights", 1, [1], spare_leased=True) == ()
+        assert held.leases.list_live("flights") == []
+        assert not held.leases.renew("held", timedelta(hours=1))
 
 
 def test_a_lease_of_another_machine_lives_until_it_expires(held: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = f"another-boot host pid:[1] {os.getpid()} 1"
     monkeypatch.setattr(leases, "this_process_identity", lambda: elsewhere)
-    held.take_lease("flights", [3], id="held", who="holder", lasts=timedelta(hours=1))
-    assert [lease.id for lease in held.live_leases("flights")] == ["held"]
+    held.leases.take("flights", [3], id="held", who="holder", lasts=timedelta(hours=1))
+    assert [lease.id for lease in held.leases.list_live("flights")] == ["held"]
 
 
 def test_a_lease_without_a_known_process_lives_until_it_expires(held: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "this_process_identity", lambda: None)
-    held.take_lease("flights", [3], id="held", who="holder", lasts=timedelta(hours=1))
-    assert [lease.id for lease in held.live_leases("flights")] == ["held"]
+    held.leases.take("flights", [3], id="held", who="holder", lasts=timedelta(hours=1))
+    assert [lease.id for lease in held.leases.list_live("flights")] == ["held"]
 
 
 def test_a_process_is_dead_only_where_that_is_certain() -> None:

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from siltstone.catalog.records import Step
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import Step
 from siltstone.errors import Fenced, UnknownCheckpoint, UsageError
 from tests.catalog_cases import NOON, Clock, commit_of, names, stored
 
@@ -20,33 +20,33 @@ def chained(catalog: Catalog) -> None:
             steps=[Step(id, id - 1, "")],
             event_time_max=NOON,
         )
-        catalog.commit("flights", 1, commit)
+        catalog.commits.add("flights", 1, commit)
 
 
 def test_a_marked_checkpoint_is_seen_by_those_that_build_on_it_only(flights: Catalog, clock: Clock) -> None:
     chained(flights)
-    flights.add_snapshot("flights", 1, 4, [stored(4, "a.snapshot.parquet")], 14)
+    flights.reference_copies.add("flights", 1, 4, [stored(4, "a.snapshot.parquet")], 14)
     clock.move(5)
-    flights.mark_deleted("flights", 1, [3, 4])
-    assert [c.id for c in flights.checkpoints("flights")] == [1, 2, 5, 6]
-    assert [c.id for c in flights.checkpoints("flights", limit=3)] == [2, 5, 6]
-    assert [c.id for c in flights.checkpoints("flights", limit=3, marked=True)] == [4, 5, 6]
-    assert (flights.latest("flights").id, flights.last_id("flights")) == (6, 6)
-    assert flights.snapshots("flights") == []
+    flights.deletions.mark("flights", 1, [3, 4])
+    assert [c.id for c in flights.checkpoints.list("flights")] == [1, 2, 5, 6]
+    assert [c.id for c in flights.checkpoints.list("flights", limit=3)] == [2, 5, 6]
+    assert [c.id for c in flights.checkpoints.list("flights", limit=3, marked=True)] == [4, 5, 6]
+    assert (flights.checkpoints.latest("flights").id, flights.checkpoints.last_id("flights")) == (6, 6)
+    assert flights.reference_copies.list("flights") == []
     for call in (
-        lambda: flights.resolve("flights", "4"),
-        lambda: flights.chain("flights", 4),
-        lambda: flights.add_snapshot("flights", 1, 3, [], 0),
+        lambda: flights.checkpoints.resolve("flights", "4"),
+        lambda: flights.chains.list_checkpoints("flights", 4),
+        lambda: flights.reference_copies.add("flights", 1, 3, [], 0),
     ):
         with pytest.raises(UnknownCheckpoint, match=r"no checkpoint [34] of stream flights: it has 4, 1 to 6"):
             call()
-    assert flights.chain("flights", 6) == [3, 4, 5, 6]
-    assert flights.checkpoint("flights", 4).deleted_at == NOON + timedelta(minutes=5)
-    assert flights.checkpoint("flights", 5).deleted_at is None
+    assert flights.chains.list_checkpoints("flights", 6) == [3, 4, 5, 6]
+    assert flights.checkpoints.get("flights", 4).deleted_at == NOON + timedelta(minutes=5)
+    assert flights.checkpoints.get("flights", 5).deleted_at is None
     assert names(flights, 4) == [
         stored(4, file).name for file in ("a.snapshot.parquet", "manifest.a.arrow", "s.segment")
     ]
-    assert [(r.id, r.first, r.deleted) for r in flights.retained("flights")] == [
+    assert [(r.id, r.first, r.deleted) for r in flights.checkpoints.list_retained("flights")] == [
         (1, 1, False),
         (2, 1, False),
         (3, 3, True),
@@ -54,105 +54,114 @@ def test_a_marked_checkpoint_is_seen_by_those_that_build_on_it_only(flights: Cat
         (5, 3, False),
         (6, 3, False),
     ]
-    assert {r.committed_at for r in flights.retained("flights")} == {NOON}
+    assert {r.committed_at for r in flights.checkpoints.list_retained("flights")} == {NOON}
 
 
 def test_a_marked_checkpoint_answers_to_no_time(flights: Catalog, clock: Clock) -> None:
     for id in range(1, 5):
-        flights.commit("flights", 1, commit_of(id, event_time_max=clock.time))
+        flights.commits.add("flights", 1, commit_of(id, event_time_max=clock.time))
         clock.move(60)
-    flights.mark_deleted("flights", 1, [1, 3])
+    flights.deletions.mark("flights", 1, [1, 3])
     half_past_two = NOON + timedelta(hours=2, minutes=30)
-    assert flights.resolve("flights", half_past_two.isoformat()) == flights.as_of("flights", half_past_two) == 2
-    for call in (lambda: flights.resolve("flights", NOON.isoformat()), lambda: flights.as_of("flights", NOON)):
+    assert (
+        flights.checkpoints.resolve("flights", half_past_two.isoformat())
+        == flights.checkpoints.as_of("flights", half_past_two)
+        == 2
+    )
+    for call in (
+        lambda: flights.checkpoints.resolve("flights", NOON.isoformat()),
+        lambda: flights.checkpoints.as_of("flights", NOON),
+    ):
         with pytest.raises(UnknownCheckpoint, match="it has 2, 2 to 4"):
             call()
 
 
 def test_what_is_forgotten_is_gone_but_for_its_input(flights: Catalog) -> None:
     chained(flights)
-    flights.mark_deleted("flights", 1, [1, 2, 3, 4])
-    flights.forget("flights", 1, [1, 2], names(flights, 1, 2))
-    assert [r.id for r in flights.retained("flights")] == [3, 4, 5, 6]
-    assert {o.checkpoint for o in flights.objects("flights")} == {3, 4, 5, 6}
+    flights.deletions.mark("flights", 1, [1, 2, 3, 4])
+    flights.deletions.forget("flights", 1, [1, 2], names(flights, 1, 2))
+    assert [r.id for r in flights.checkpoints.list_retained("flights")] == [3, 4, 5, 6]
+    assert {o.checkpoint for o in flights.objects.list("flights")} == {3, 4, 5, 6}
     with pytest.raises(UnknownCheckpoint, match="no checkpoint 2 of stream flights: it has 2, 5 to 6"):
-        flights.checkpoint("flights", 2)
-    assert [(s.step, s.checkpoint) for s in flights.steps("flights", 6)] == [(id, id) for id in range(1, 7)]
-    flights.commit("flights", 1, commit_of(7, first={"aircraft": 5}, steps=[Step(7, 6, "")]))
-    flights.mark_deleted("flights", 1, [1, 2])  # gone already
-    assert [r.deleted for r in flights.retained("flights")] == [True, True, False, False, False]
+        flights.checkpoints.get("flights", 2)
+    assert [(s.step, s.checkpoint) for s in flights.input_log.list("flights", 6)] == [(id, id) for id in range(1, 7)]
+    flights.commits.add("flights", 1, commit_of(7, first={"aircraft": 5}, steps=[Step(7, 6, "")]))
+    flights.deletions.mark("flights", 1, [1, 2])  # gone already
+    assert [r.deleted for r in flights.checkpoints.list_retained("flights")] == [True, True, False, False, False]
 
 
 def test_a_marked_checkpoint_outlives_what_only_itself_built_on(flights: Catalog) -> None:
     chained(flights)
-    flights.mark_deleted("flights", 1, [1, 2, 3, 4])
-    flights.forget("flights", 1, [1, 2], names(flights, 1, 2))
-    assert flights.chain("flights", 6) == [3, 4, 5, 6]
-    flights.forget("flights", 1, [], [stored(4, "s.segment").name])
+    flights.deletions.mark("flights", 1, [1, 2, 3, 4])
+    flights.deletions.forget("flights", 1, [1, 2], names(flights, 1, 2))
+    assert flights.chains.list_checkpoints("flights", 6) == [3, 4, 5, 6]
+    flights.deletions.forget("flights", 1, [], [stored(4, "s.segment").name])
     assert names(flights, 4) == [stored(4, "manifest.a.arrow").name]
 
 
 def test_only_the_marked_is_forgotten_and_only_without_objects(flights: Catalog) -> None:
     chained(flights)
-    everything = (flights.retained("flights"), flights.objects("flights"))
-    flights.forget("flights", 1, [1, 2], names(flights, 1, 2))
-    assert (flights.retained("flights"), flights.objects("flights")) == everything
-    flights.mark_deleted("flights", 1, [3, 4])
+    everything = (flights.checkpoints.list_retained("flights"), flights.objects.list("flights"))
+    flights.deletions.forget("flights", 1, [1, 2], names(flights, 1, 2))
+    assert (flights.checkpoints.list_retained("flights"), flights.objects.list("flights")) == everything
+    flights.deletions.mark("flights", 1, [3, 4])
     with pytest.raises(UsageError, match="refuses the deletion of checkpoints of stream flights"):
-        flights.forget("flights", 1, [4], names(flights, 4)[:1])
+        flights.deletions.forget("flights", 1, [4], names(flights, 4)[:1])
     with pytest.raises(UsageError, match="refuses the deletion of checkpoints of stream flights"):
-        flights.forget("flights", 1, [3], names(flights, 3))  # the chain of 6 begins with it
-    assert flights.objects("flights") == everything[1]
+        flights.deletions.forget("flights", 1, [3], names(flights, 3))  # the chain of 6 begins with it
+    assert flights.objects.list("flights") == everything[1]
 
 
 @pytest.mark.slow
 def test_many_are_marked_and_forgotten_in_one_transaction(flights: Catalog) -> None:
     for id in range(1, 604):
-        flights.commit("flights", 1, commit_of(id))
-    flights.mark_deleted("flights", 1, range(1, 603))
-    flights.forget("flights", 1, range(1, 603), names(flights, *range(1, 603)))
-    assert [(r.id, r.first) for r in flights.retained("flights")] == [(603, 603)]
-    assert len(flights.objects("flights")) == 1
+        flights.commits.add("flights", 1, commit_of(id))
+    flights.deletions.mark("flights", 1, range(1, 603))
+    flights.deletions.forget("flights", 1, range(1, 603), names(flights, *range(1, 603)))
+    assert [(r.id, r.first) for r in flights.checkpoints.list_retained("flights")] == [(603, 603)]
+    assert len(flights.objects.list("flights")) == 1
 
 
 @pytest.mark.parametrize("ids", [[1, 7], [0], [-1], [2**70]])
 def test_an_unknown_checkpoint_is_not_deleted_and_nor_is_any_with_it(flights: Catalog, ids: list[int]) -> None:
     chained(flights)
     with pytest.raises(UnknownCheckpoint, match=rf"no checkpoint {ids[-1]} of stream flights: it has 6, 1 to 6"):
-        flights.mark_deleted("flights", 1, ids)
-    assert [c.id for c in flights.checkpoints("flights")] == [1, 2, 3, 4, 5, 6]
+        flights.deletions.mark("flights", 1, ids)
+    assert [c.id for c in flights.checkpoints.list("flights")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_newest_is_not_deleted_and_nor_is_any_with_it(flights: Catalog) -> None:
     chained(flights)
     with pytest.raises(UsageError, match="checkpoint 6 of stream flights is its newest, which the next run resumes"):
-        flights.mark_deleted("flights", 1, range(1, 7))
-    assert [c.id for c in flights.checkpoints("flights")] == [1, 2, 3, 4, 5, 6]
+        flights.deletions.mark("flights", 1, range(1, 7))
+    assert [c.id for c in flights.checkpoints.list("flights")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_newest_writer_alone_deletes(flights: Catalog) -> None:
     chained(flights)
-    flights.mark_deleted("flights", 1, [1, 2, 3, 4])
-    flights.new_epoch("flights", "other")
+    flights.deletions.mark("flights", 1, [1, 2, 3, 4])
+    flights.runs.begin("flights", "other")
     for call in (
-        lambda: flights.mark_deleted("flights", 1, [5]),
-        lambda: flights.forget("flights", 1, [1, 2], names(flights, 1, 2)),
+        lambda: flights.deletions.mark("flights", 1, [5]),
+        lambda: flights.deletions.forget("flights", 1, [1, 2], names(flights, 1, 2)),
     ):
         with pytest.raises(Fenced):
             call()
-    assert [r.deleted for r in flights.retained("flights")] == [True] * 4 + [False] * 2
-    flights.forget("flights", 2, [1, 2], names(flights, 1, 2))
-    assert [r.id for r in flights.retained("flights")] == [3, 4, 5, 6]
+    assert [r.deleted for r in flights.checkpoints.list_retained("flights")] == [True] * 4 + [False] * 2
+    flights.deletions.forget("flights", 2, [1, 2], names(flights, 1, 2))
+    assert [r.id for r in flights.checkpoints.list_retained("flights")] == [3, 4, 5, 6]
 
 
 def test_streams_are_deleted_from_apart(flights: Catalog) -> None:
-    flights.register("bids", 16, {})
-    epoch = flights.new_epoch("bids", "host")
+    flights.streams.register("bids", 16, {})
+    epoch = flights.runs.begin("bids", "host")
     for id in (1, 2):
-        flights.commit("bids", epoch, commit_of(id, steps=[Step(id, id - 1, "")]))
+        flights.commits.add("bids", epoch, commit_of(id, steps=[Step(id, id - 1, "")]))
     chained(flights)
-    flights.mark_deleted("bids", epoch, [1])
-    flights.forget("bids", epoch, [1], [o.name for o in flights.objects("bids", [1])])
-    assert [r.id for r in flights.retained("bids")] == [2]
-    assert [(r.id, r.deleted) for r in flights.retained("flights")] == [(id, False) for id in range(1, 7)]
-    assert len(flights.objects("flights")) == 12
+    flights.deletions.mark("bids", epoch, [1])
+    flights.deletions.forget("bids", epoch, [1], [o.name for o in flights.objects.list("bids", [1])])
+    assert [r.id for r in flights.checkpoints.list_retained("bids")] == [2]
+    assert [(r.id, r.deleted) for r in flights.checkpoints.list_retained("flights")] == [
+        (id, False) for id in range(1, 7)
+    ]
+    assert len(flights.objects.list("flights")) == 12

@@ -21,9 +21,10 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import URL, create_engine, make_url, text
 
 from siltstone.catalog import upgrade, upgrading
+from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.records import CheckpointCommit, Step
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import Step
 from siltstone.catalog.tables import METADATA, REVISION, REVISION_TABLE
 from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import Unreachable, UsageError
@@ -36,19 +37,20 @@ COMMITTER = """
 import os, signal, sys
 from sqlalchemy import event
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.records import CheckpointCommit, Step
+from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.steps import Step
 from siltstone.model import Form, StoredObject
 
 url, die_at = sys.argv[1], int(sys.argv[2])
 catalog = open_catalog(url)
-catalog.register("flights", 128, {})
-epoch = catalog.new_epoch("flights", "child")
+catalog.streams.register("flights", 128, {})
+epoch = catalog.runs.begin("flights", "child")
 
 def commit(id):
     def stored(file):
         return StoredObject(f"flights/{epoch:08d}/{id:012d}/{file}", id, "0" * 32)
     segments = [stored(f"{n}.segment") for n in range(5)]
-    catalog.commit("flights", epoch, CheckpointCommit(
+    catalog.commits.add("flights", epoch, CheckpointCommit(
         id, stored("manifest.arrow"), "0" * 32, id, id, {"aircraft": Form.DELTA},
         segments=segments, first={"aircraft": 1}, steps=[Step(id, id - 1, "x" * 5000)]))
     print(id, flush=True)
@@ -60,11 +62,11 @@ def count(*_):
     if seen == die_at:
         os.kill(os.getpid(), signal.SIGKILL)
 
-id = catalog.last_id("flights") + 1
+id = catalog.checkpoints.last_id("flights") + 1
 commit(id)
 if die_at:
-    event.listen(catalog.engine, "before_cursor_execute", count)
-    event.listen(catalog.engine, "commit", count)
+    event.listen(catalog.transactions.engine, "before_cursor_execute", count)
+    event.listen(catalog.transactions.engine, "commit", count)
     commit(id + 1)
     print("statements", seen, flush=True)
 else:
@@ -87,11 +89,13 @@ def committer(url: str, die_at: int = 0) -> subprocess.Popen[str]:
 
 def check_whole(catalog: Catalog, last: int) -> None:
     """Checkpoints 1 to `last` are there with all they refer to, and nothing else is."""
-    assert [c.id for c in catalog.checkpoints("flights")] == list(range(1, last + 1))
-    assert [o.checkpoint for o in catalog.objects("flights")] == [i for i in range(1, last + 1) for _ in range(6)]
-    assert [(s.step, s.checkpoint) for s in catalog.steps("flights", 2**40)] == [(i, i) for i in range(1, last + 1)]
+    assert [c.id for c in catalog.checkpoints.list("flights")] == list(range(1, last + 1))
+    assert [o.checkpoint for o in catalog.objects.list("flights")] == [i for i in range(1, last + 1) for _ in range(6)]
+    assert [(s.step, s.checkpoint) for s in catalog.input_log.list("flights", 2**40)] == [
+        (i, i) for i in range(1, last + 1)
+    ]
     if last:
-        assert catalog.chain("flights", last) == list(range(1, last + 1))
+        assert catalog.chains.list_checkpoints("flights", last) == list(range(1, last + 1))
 
 
 @pytest.mark.slow
@@ -101,7 +105,7 @@ def test_a_process_killed_at_any_statement_of_a_commit_leaves_nothing_of_it(cata
         with committer(catalog_url, die_at) as child:
             said = child.communicate()[0].split()
         with open_catalog(catalog_url, create=False) as catalog:
-            last = catalog.last_id("flights")
+            last = catalog.checkpoints.last_id("flights")
             check_whole(catalog, last)
         assert last == int(said[0]) if child.returncode else last == int(said[1])
         if child.returncode == 0:
@@ -124,7 +128,7 @@ def test_a_process_killed_at_random_leaves_what_it_was_told_and_at_most_one_more
         child.kill()
         acknowledged = int(["", str(first), *child.communicate()[0].split()][-1])
         with open_catalog(catalog_url, create=False) as catalog:
-            last = catalog.last_id("flights")
+            last = catalog.checkpoints.last_id("flights")
             assert acknowledged <= last <= acknowledged + 1
             check_whole(catalog, last)
 
@@ -152,14 +156,14 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[py
 
 
 def commit_one(catalog: Catalog) -> None:
-    catalog.register("flights", 128, {})
+    catalog.streams.register("flights", 128, {})
     manifest = StoredObject("flights/1/1/manifest.arrow", 1, "0" * 32)
     commit = CheckpointCommit(1, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, steps=[Step(1, 0, "x")])
-    catalog.commit("flights", catalog.new_epoch("flights", "me"), commit)
+    catalog.commits.add("flights", catalog.runs.begin("flights", "me"), commit)
 
 
 def test_migrations_make_the_tables_that_the_code_uses(catalog_url: str) -> None:
-    with open_catalog(catalog_url) as catalog, catalog.engine.connect() as connection:
+    with open_catalog(catalog_url) as catalog, catalog.transactions.engine.connect() as connection:
         options = {"version_table": REVISION_TABLE, "compare_type": True}
         assert ScriptDirectory(str(upgrade.MIGRATIONS)).get_current_head() == REVISION
         assert compare_metadata(MigrationContext.configure(connection, opts=options), METADATA) == []
@@ -168,16 +172,16 @@ def test_migrations_make_the_tables_that_the_code_uses(catalog_url: str) -> None
 def test_a_newer_catalog_is_refused_and_left_as_it_is(catalog_url: str) -> None:
     with open_catalog(catalog_url) as catalog:
         commit_one(catalog)
-        before = catalog.checkpoints("flights")
-        with catalog.writer.begin() as connection:
+        before = catalog.checkpoints.list("flights")
+        with catalog.transactions.writer.begin() as connection:
             connection.execute(text(f"UPDATE {REVISION_TABLE} SET version_num = '9999'"))
     for create in (True, False):
         with pytest.raises(UsageError, match=r"newer Siltstone \(revision 9999\): upgrade siltstone"):
             open_catalog(catalog_url, create=create)
-    with catalog.writer.begin() as connection:
+    with catalog.transactions.writer.begin() as connection:
         connection.execute(text(f"UPDATE {REVISION_TABLE} SET version_num = '{REVISION}'"))
     with open_catalog(catalog_url, create=False) as catalog:
-        assert catalog.checkpoints("flights") == before
+        assert catalog.checkpoints.list("flights") == before
 
 
 def test_an_older_catalog_is_upgraded_when_people_say_so(
@@ -185,14 +189,14 @@ def test_an_older_catalog_is_upgraded_when_people_say_so(
 ) -> None:
     with open_catalog(catalog_url) as catalog:
         commit_one(catalog)
-        before = catalog.checkpoints("flights")
+        before = catalog.checkpoints.list("flights")
     patch = request.getfixturevalue("next_version")
     with pytest.raises(UsageError, match=rf"older Siltstone \(catalog revision {REVISION}, this one needs 9998\)"):
         open_catalog(catalog_url)
     upgrade_catalog(catalog_url, tmp_path, fence=True)
     with open_catalog(catalog_url, create=False) as catalog:
-        assert catalog.checkpoints("flights") == before
-        with catalog.engine.connect() as connection:
+        assert catalog.checkpoints.list("flights") == before
+        with catalog.transactions.engine.connect() as connection:
             assert connection.scalar(text("SELECT added FROM checkpoint")) is None
     patch.undo()
     with pytest.raises(UsageError, match=r"newer Siltstone \(revision 9998\): upgrade siltstone"):
@@ -214,7 +218,7 @@ def test_many_threads_may_create_catalogs(catalog_url: str, tmp_path: Path) -> N
     def create(url: str) -> int:
         start.wait()
         with open_catalog(url) as catalog:
-            return len(catalog.streams())
+            return len(catalog.streams.list())
 
     with ThreadPoolExecutor(len(urls)) as pool:
         assert list(pool.map(create, urls)) == [0] * len(urls)
@@ -232,7 +236,7 @@ def test_without_create_nothing_is_made(catalog_url: str, tmp_path: Path) -> Non
         commit_one(catalog)
     before = sorted(tmp_path.rglob("*"))
     with open_catalog(catalog_url, create=False) as catalog:
-        assert catalog.last_id("flights") == 1
+        assert catalog.checkpoints.last_id("flights") == 1
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -244,10 +248,10 @@ def test_a_held_lock_ends_in_bounded_time(catalog_url: str) -> None:
         held.execute(text("BEGIN"))
         held.execute(text("UPDATE stream SET epoch = epoch"))
         with pytest.raises(Unreachable, match="lock"):
-            catalog.new_epoch("flights", "waiting")
-        assert catalog.last_id("flights") == 1  # readers do not wait
+            catalog.runs.begin("flights", "waiting")
+        assert catalog.checkpoints.last_id("flights") == 1  # readers do not wait
         held.execute(text("ROLLBACK"))
-        assert catalog.new_epoch("flights", "free") == 2
+        assert catalog.runs.begin("flights", "free") == 2
     holder.dispose()
 
 
@@ -280,10 +284,10 @@ def test_a_host_that_does_not_exist_is_unreachable() -> None:
 
 def test_a_connection_that_broke_is_made_anew(postgres: URL) -> None:
     with open_catalog(postgres.render_as_string(hide_password=False)) as catalog:
-        catalog.streams()
+        catalog.streams.list()
         with create_engine(postgres).connect() as admin:
             admin.execute(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"))
-        assert catalog.streams() == []
+        assert catalog.streams.list() == []
 
 
 @pytest.mark.parametrize(
@@ -328,14 +332,17 @@ def test_a_file_of_another_kind_is_left_as_it_is(tmp_path: Path, content: bytes,
 def test_a_path_with_odd_characters_is_one_file(tmp_path: Path) -> None:
     path = tmp_path / "a b%20c#d&é.db"
     with open_catalog(f"sqlite:///{path}") as catalog:
-        catalog.register("flights", 128, {})
+        catalog.streams.register("flights", 128, {})
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     with open_catalog(f"sqlite:///{path}", create=False) as catalog:
-        assert len(catalog.streams()) == 1
+        assert len(catalog.streams.list()) == 1
 
 
 def test_sqlite_commits_are_durable_and_keys_are_kept(tmp_path: Path) -> None:
-    with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog, catalog.writer.connect() as connection:
+    with (
+        open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog,
+        catalog.transactions.writer.connect() as connection,
+    ):
         pragmas = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in pragmas]
     assert found == ["wal", 2, 1, 10_000]
@@ -349,9 +356,9 @@ from siltstone.errors import Unreachable
 if os.geteuid() == 0:  # file permissions bind everyone but root
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
 with open_catalog(sys.argv[1], create=False) as catalog:
-    assert catalog.last_id("flights") == 1
+    assert catalog.checkpoints.last_id("flights") == 1
     try:
-        catalog.new_epoch("flights", "reader")
+        catalog.runs.begin("flights", "reader")
     except Unreachable as error:
         print(error)
 """
@@ -392,16 +399,16 @@ def test_a_full_disk_is_unreachable_and_changes_nothing(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/catalog.db"
     with open_catalog(url) as catalog:
         commit_one(catalog)
-        with catalog.engine.connect() as connection:
+        with catalog.transactions.engine.connect() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
         manifest = StoredObject("flights/1/2/manifest.arrow", 1, "0" * 32)
         steps = [Step(n, n, os.urandom(5_000).hex()) for n in range(2, 50)]
         big = CheckpointCommit(2, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, steps=steps)
         with pytest.raises(Unreachable, match=r"full.*has space left"):
-            catalog.commit("flights", 1, big)
-        assert catalog.last_id("flights") == 1
-        assert len(catalog.objects("flights")) == len(catalog.steps("flights", 9)) == 1
+            catalog.commits.add("flights", 1, big)
+        assert catalog.checkpoints.last_id("flights") == 1
+        assert len(catalog.objects.list("flights")) == len(catalog.input_log.list("flights", 9)) == 1
 
 
 def test_a_damaged_page_is_an_error_of_ours(tmp_path: Path) -> None:
@@ -419,4 +426,4 @@ def test_a_damaged_page_is_an_error_of_ours(tmp_path: Path) -> None:
         open_catalog(f"sqlite:///{path}", create=False) as catalog,
         pytest.raises(Unreachable, match="malformed"),
     ):
-        catalog.latest("flights")
+        catalog.checkpoints.latest("flights")

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from siltstone.catalog.records import BEFORE_FIRST, InputPosition, Step
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.source_entries import NO_ENTRIES, count_files, merge
+from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.errors import Fenced
 from tests.catalog_cases import Clock, commit_of
 
@@ -20,10 +20,10 @@ def step(number: int, sources: str = "{}") -> Step:
 
 
 def test_a_beginning_is_recorded_once_and_before_any_step(flights: Catalog) -> None:
-    assert flights.input_position("flights", 0).beginning is None
-    flights.record_beginning("flights", 1, BEGINNING)
-    flights.record_beginning("flights", 1, Step(0, BEFORE_FIRST, "later"))
-    position = flights.input_position("flights", 0)
+    assert flights.input_log.get_position("flights", 0).beginning is None
+    flights.input_log.record_beginning("flights", 1, BEGINNING)
+    flights.input_log.record_beginning("flights", 1, Step(0, BEFORE_FIRST, "later"))
+    position = flights.input_log.get_position("flights", 0)
     found = position.beginning
     assert found is not None
     assert (found.step, found.batch_id, found.offsets, found.sources) == (
@@ -31,29 +31,31 @@ def test_a_beginning_is_recorded_once_and_before_any_step(flights: Catalog) -> N
         *(BEGINNING.offsets, BEGINNING.sources),
     )
     assert (position.next_batch, list(position.newest), list(position.entries)) == (0, [], [])
-    assert flights.steps("flights", 9) == flights.logged_steps("flights") == [], "it is no step that was run"
+    assert flights.input_log.list("flights", 9) == flights.input_log.list_logged("flights") == [], (
+        "it is no step that was run"
+    )
 
 
 def test_a_fenced_writer_records_no_beginning(flights: Catalog) -> None:
-    flights.new_epoch("flights", "host:2")
+    flights.runs.begin("flights", "host:2")
     with pytest.raises(Fenced):
-        flights.record_beginning("flights", 1, BEGINNING)
-    assert flights.input_position("flights", 0).beginning is None
+        flights.input_log.record_beginning("flights", 1, BEGINNING)
+    assert flights.input_log.get_position("flights", 0).beginning is None
 
 
 def test_a_beginning_outlives_rollbacks_and_goes_with_forks(flights: Catalog) -> None:
-    flights.record_beginning("flights", 1, BEGINNING)
+    flights.input_log.record_beginning("flights", 1, BEGINNING)
     for id in (1, 2):
-        flights.commit("flights", 1, commit_of(id, steps=[step(id)]))
-    flights.fork("flights", "again", 1)
-    flights.rewind("flights", flights.new_epoch("flights", "host:2"), 0, "damaged", "host:2")
-    for stream, epoch in (("flights", 2), ("again", flights.new_epoch("again", "host:3"))):
-        beginning = flights.input_position(stream, 0).beginning
+        flights.commits.add("flights", 1, commit_of(id, steps=[step(id)]))
+    flights.forks.create("flights", "again", 1)
+    flights.rollbacks.roll_back("flights", flights.runs.begin("flights", "host:2"), 0, "damaged", "host:2")
+    for stream, epoch in (("flights", 2), ("again", flights.runs.begin("again", "host:3"))):
+        beginning = flights.input_log.get_position(stream, 0).beginning
         assert beginning is not None and beginning.offsets == BEGINNING.offsets
         # Another way than the logged one: the log goes, the beginning stays.
         if stream == "flights":
-            flights.commit(stream, epoch, commit_of(1, tag="b", steps=[step(1), step(2), step(3)]))
-            assert flights.input_position(stream, 1).beginning == beginning
+            flights.commits.add(stream, epoch, commit_of(1, tag="b", steps=[step(1), step(2), step(3)]))
+            assert flights.input_log.get_position(stream, 1).beginning == beginning
 
 
 def test_a_position_is_the_newest_two_steps_and_the_logs_of_sources(flights: Catalog) -> None:
@@ -64,8 +66,8 @@ def test_a_position_is_the_newest_two_steps_and_the_logs_of_sources(flights: Cat
         (4, "{}"),
         (5, '{"0":{"2":"v1"}}'),
     ):
-        flights.commit("flights", 1, commit_of(id, steps=[step(2 * id - 1), step(2 * id, sources)]))
-    position = flights.input_position("flights", 4)
+        flights.commits.add("flights", 1, commit_of(id, steps=[step(2 * id - 1), step(2 * id, sources)]))
+    position = flights.input_log.get_position("flights", 4)
     assert [s.step for s in position.newest] == [7, 8] and position.next_batch == 8
     assert [s.step for s in position.entries] == [2, 6]
 
@@ -86,31 +88,31 @@ def planned(catalog: Catalog, number: int, sources: str = NO_ENTRIES) -> Step:
 
 
 def logged(catalog: Catalog) -> list[int]:
-    return [s.step for s in catalog.steps("flights", 10**6)]
+    return [s.step for s in catalog.input_log.list("flights", 10**6)]
 
 
 def ten(catalog: Catalog) -> None:
     """Ten checkpoints of two steps, the second of which reads a file."""
     for id in range(1, 11):
         steps = [planned(catalog, 2 * id - 1), planned(catalog, 2 * id, files(id - 1, f"{id}.parquet"))]
-        catalog.commit("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
+        catalog.commits.add("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
 
 
 def test_the_log_is_kept_as_far_back_as_a_checkpoint_is(flights: Catalog) -> None:
-    flights.record_beginning("flights", 1, BEGINNING)
+    flights.input_log.record_beginning("flights", 1, BEGINNING)
     ten(flights)
-    whole = flights.input_position("flights", 10)
-    assert flights.prune_input_log("flights", 1, at_least=1) == 0, "a replay can begin with checkpoint 1"
-    flights.mark_deleted("flights", 1, [2, 3])
-    assert flights.prune_input_log("flights", 1, at_least=1) == 0
-    flights.add_savepoint("flights", 1, "kept", 5)
-    flights.mark_deleted("flights", 1, [1, 4])
-    assert flights.prune_input_log("flights", 1, at_least=9) == 0, "too few to be worth it"
-    assert flights.prune_input_log("flights", 1, at_least=8) == 8
+    whole = flights.input_log.get_position("flights", 10)
+    assert flights.input_log.prune("flights", 1, at_least=1) == 0, "a replay can begin with checkpoint 1"
+    flights.deletions.mark("flights", 1, [2, 3])
+    assert flights.input_log.prune("flights", 1, at_least=1) == 0
+    flights.savepoints.add("flights", 1, "kept", 5)
+    flights.deletions.mark("flights", 1, [1, 4])
+    assert flights.input_log.prune("flights", 1, at_least=9) == 0, "too few to be worth it"
+    assert flights.input_log.prune("flights", 1, at_least=8) == 8
     assert logged(flights) == list(range(9, 21)), "the two that checkpoint 5 goes on from, and what comes after it"
-    assert flights.replayable_from("flights") == 5
-    assert flights.prune_input_log("flights", 1, at_least=1) == 0
-    position = flights.input_position("flights", 10)
+    assert flights.input_log.replayable_from("flights") == 5
+    assert flights.input_log.prune("flights", 1, at_least=1) == 0
+    position = flights.input_log.get_position("flights", 10)
     assert position.newest == whole.newest and len(position.entries) == 6
     assert position.beginning is not None and position.beginning.offsets == BEGINNING.offsets
     assert count_files(position.beginning.sources) == 4
@@ -124,46 +126,50 @@ def of(position: InputPosition) -> list[str]:
 
 def test_the_option_keeps_more_and_a_fenced_writer_prunes_nothing(flights: Catalog, clock: Clock) -> None:
     for id in range(1, 11):
-        flights.commit("flights", 1, commit_of(id, steps=[planned(flights, id)], first={"aircraft": id}))
+        flights.commits.add("flights", 1, commit_of(id, steps=[planned(flights, id)], first={"aircraft": id}))
         clock.move(60)
-    flights.mark_deleted("flights", 1, range(1, 10))
-    flights.new_epoch("flights", "host:2")
+    flights.deletions.mark("flights", 1, range(1, 10))
+    flights.runs.begin("flights", "host:2")
     with pytest.raises(Fenced):
-        flights.prune_input_log("flights", 1, at_least=1)
-    assert flights.prune_input_log("flights", 2, keep=timedelta.max, at_least=1) == 0
-    assert flights.prune_input_log("flights", 2, keep=timedelta(hours=6), at_least=1) == 4
+        flights.input_log.prune("flights", 1, at_least=1)
+    assert flights.input_log.prune("flights", 2, keep=timedelta.max, at_least=1) == 0
+    assert flights.input_log.prune("flights", 2, keep=timedelta(hours=6), at_least=1) == 4
     assert logged(flights) == list(range(5, 11))
-    assert flights.prune_input_log("flights", 2, at_least=1) == 4
+    assert flights.input_log.prune("flights", 2, at_least=1) == 4
     assert logged(flights) == [9, 10]
-    assert flights.input_position("flights", 10).beginning is None, "there is nothing to remember of such sources"
+    assert flights.input_log.get_position("flights", 10).beginning is None, (
+        "there is nothing to remember of such sources"
+    )
 
 
 def test_a_rollback_to_nothing_after_a_pruning_leaves_no_log(flights: Catalog) -> None:
-    flights.record_beginning("flights", 1, BEGINNING)
+    flights.input_log.record_beginning("flights", 1, BEGINNING)
     ten(flights)
-    flights.mark_deleted("flights", 1, range(1, 6))
-    flights.prune_input_log("flights", 1, at_least=1)
-    flights.fork("flights", "again", 7)
-    flights.rewind("flights", flights.new_epoch("flights", "host:2"), 6, "damaged", "host:2")
-    assert [s.step for s in flights.logged_steps("flights")] == list(range(13, 21))
-    flights.rewind("flights", flights.new_epoch("flights", "host:2"), 0, "damaged", "host:2")
-    assert flights.logged_steps("flights") == []
-    position = flights.input_position("flights", 0)
+    flights.deletions.mark("flights", 1, range(1, 6))
+    flights.input_log.prune("flights", 1, at_least=1)
+    flights.forks.create("flights", "again", 7)
+    flights.rollbacks.roll_back("flights", flights.runs.begin("flights", "host:2"), 6, "damaged", "host:2")
+    assert [s.step for s in flights.input_log.list_logged("flights")] == list(range(13, 21))
+    flights.rollbacks.roll_back("flights", flights.runs.begin("flights", "host:2"), 0, "damaged", "host:2")
+    assert flights.input_log.list_logged("flights") == []
+    position = flights.input_log.get_position("flights", 0)
     assert position.beginning is not None and position.beginning.sources == BEGINNING.sources
-    assert count_files(merge(of(flights.input_position("again", 7)))) == 7, "a fork knows all that was read before it"
-    assert [s.step for s in flights.steps("again", 9)] == list(range(11, 15))
+    assert count_files(merge(of(flights.input_log.get_position("again", 7)))) == 7, (
+        "a fork knows all that was read before it"
+    )
+    assert [s.step for s in flights.input_log.list("again", 9)] == list(range(11, 15))
 
 
 def test_long_lists_of_files_are_not_written_anew_for_every_step(flights: Catalog) -> None:
     for id in range(1, 31):
         steps = [planned(flights, id, files(id - 1, *(f"{id}-{n}.parquet" for n in range(10))))]
-        flights.commit("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
+        flights.commits.add("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
         if id > 1:
-            flights.mark_deleted("flights", 1, [id - 1])
-    assert flights.prune_input_log("flights", 1, at_least=1) == 28
+            flights.deletions.mark("flights", 1, [id - 1])
+    assert flights.input_log.prune("flights", 1, at_least=1) == 28
     for id in range(31, 67):
         steps = [planned(flights, id, files(id - 1, f"{id}.parquet"))]
-        flights.commit("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
-        flights.mark_deleted("flights", 1, [id - 1])
-        pruned = flights.prune_input_log("flights", 1, at_least=1)
+        flights.commits.add("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
+        flights.deletions.mark("flights", 1, [id - 1])
+        pruned = flights.input_log.prune("flights", 1, at_least=1)
         assert pruned == (35 if id == 65 else 0), "the eighth part of 280 files"

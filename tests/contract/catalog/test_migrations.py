@@ -9,10 +9,10 @@ from sqlalchemy import Engine, create_engine, insert, make_url
 
 from siltstone.catalog import tables as t
 from siltstone.catalog import upgrade
-from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.passes import Pass
-from siltstone.catalog.records import Step
+from siltstone.catalog.steps import Step
+from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import UnknownStream
 from siltstone.model import StoredObject
@@ -59,15 +59,19 @@ def test_a_stream_that_was_there_before_retention_was_recorded_keeps_everything_
     upgrade_catalog(catalog_url, tmp_path, fence=True)
     rules = {"keep_last": 100}
     with open_catalog(catalog_url) as catalog:
-        assert catalog.stream("flights").retention is None
-        assert catalog.register("flights", 128, {}, rules).retention is None, "it is not new"
-        assert catalog.register("others", 128, {}, rules).retention == rules
-        assert catalog.fork("flights", "branch", 1).retention is None
-        assert catalog.set_retention("flights", rules).retention == catalog.stream("flights").retention == rules
-        assert catalog.fork("flights", "later", 1).retention == rules, "a fork keeps what its parent does"
-        assert catalog.set_retention("others", None).retention is None
+        assert catalog.streams.get("flights").retention is None
+        assert catalog.streams.register("flights", 128, {}, rules).retention is None, "it is not new"
+        assert catalog.streams.register("others", 128, {}, rules).retention == rules
+        assert catalog.forks.create("flights", "branch", 1).retention is None
+        assert (
+            catalog.streams.set_retention("flights", rules).retention
+            == catalog.streams.get("flights").retention
+            == rules
+        )
+        assert catalog.forks.create("flights", "later", 1).retention == rules, "a fork keeps what its parent does"
+        assert catalog.streams.set_retention("others", None).retention is None
         with pytest.raises(UnknownStream):
-            catalog.set_retention("nosuch", rules)
+            catalog.streams.set_retention("nosuch", rules)
 
 
 def test_steps_that_were_recorded_before_they_could_be_pruned_stay_as_they_are(
@@ -82,11 +86,13 @@ def test_steps_that_were_recorded_before_they_could_be_pruned_stay_as_they_are(
     engine.dispose()
     upgrade_catalog(catalog_url, tmp_path, fence=True)
     with open_catalog(catalog_url) as catalog:
-        assert {s.step: s.sources for s in catalog.steps("flights", 1)} == recorded
-        position = catalog.input_position("flights", 1)
+        assert {s.step: s.sources for s in catalog.input_log.list("flights", 1)} == recorded
+        position = catalog.input_log.get_position("flights", 1)
         assert [s.step for s in position.entries] == [1, 4] and [s.step for s in position.newest] == [4, 5]
-        catalog.commit("flights", catalog.new_epoch("flights", "me"), commit_of(2, steps=[Step(6, 5, "v1\n{}\n6")]))
-        assert [s.step for s in catalog.input_position("flights", 2).newest] == [5, 6]
+        catalog.commits.add(
+            "flights", catalog.runs.begin("flights", "me"), commit_of(2, steps=[Step(6, 5, "v1\n{}\n6")])
+        )
+        assert [s.step for s in catalog.input_log.get_position("flights", 2).newest] == [5, 6]
 
 
 def test_checksums_of_before_they_said_their_algorithm_are_kept_beside_longer_ones(
@@ -100,12 +106,12 @@ def test_checksums_of_before_they_said_their_algorithm_are_kept_beside_longer_on
     engine.dispose()
     upgrade_catalog(catalog_url, tmp_path, fence=True)
     with open_catalog(catalog_url) as catalog:
-        assert catalog.checkpoint("flights", 1).manifest == commit_of(1).manifest
-        assert [found.checksum for found in catalog.objects("flights")] == ["ab" * 16]
+        assert catalog.checkpoints.get("flights", 1).manifest == commit_of(1).manifest
+        assert [found.checksum for found in catalog.objects.list("flights")] == ["ab" * 16]
         manifest = StoredObject("flights/00000001/m", 7, checksum_of(b"a manifest"))
-        epoch = catalog.new_epoch("flights", "me")
-        catalog.commit("flights", epoch, replace(commit_of(2), manifest=manifest))
-        assert catalog.checkpoint("flights", 2).manifest == manifest
+        epoch = catalog.runs.begin("flights", "me")
+        catalog.commits.add("flights", epoch, replace(commit_of(2), manifest=manifest))
+        assert catalog.checkpoints.get("flights", 2).manifest == manifest
 
 
 def test_deletions_of_before_passes_were_recorded_stay_as_they_are(
@@ -118,8 +124,8 @@ def test_deletions_of_before_passes_were_recorded_stay_as_they_are(
     engine.dispose()
     upgrade_catalog(catalog_url, tmp_path, fence=True)
     with open_catalog(catalog_url, now=lambda: NOON) as catalog:
-        assert catalog.deletion_passes("flights") == []
+        assert catalog.passes.list("flights") == []
         by = Pass.begin("a sweep", "host:2")
-        catalog.record_orphans("flights", "host:2", ["b"], lambda _: [Tombstone("b", 5, "new")], by)
-        assert [(p.id, p.objects, p.bytes) for p in catalog.deletion_passes("flights")] == [(by.id, 1, 5)]
-        assert {d.name for d in catalog.deletions("flights")} == {"a", "b"}
+        catalog.tombstones.record_orphans("flights", "host:2", ["b"], lambda _: [Tombstone("b", 5, "new")], by)
+        assert [(p.id, p.objects, p.bytes) for p in catalog.passes.list("flights")] == [(by.id, 1, 5)]
+        assert {d.name for d in catalog.tombstones.list("flights")} == {"a", "b"}

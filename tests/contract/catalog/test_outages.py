@@ -17,10 +17,10 @@ import pytest
 from sqlalchemy import URL, create_engine, text
 from sqlalchemy import exc as sa
 
-from siltstone.catalog.audit import Tombstone
 from siltstone.catalog.engine import is_passing
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.tombstones import Tombstone
 from siltstone.errors import Fenced, Unreachable, UsageError
 from tests.catalog_cases import add, commit_of, stored
 from tests.proxy import LOST_ANSWER, LOST_REQUEST, Fault, Proxy
@@ -57,14 +57,14 @@ def through(schema: URL, proxy: Proxy) -> str:
 @pytest.fixture
 def flights(through: str) -> Iterator[Catalog]:
     with open_catalog(through) as catalog:
-        catalog.register("flights", 128, {})
-        assert catalog.new_epoch("flights", "host:1") == 1
+        catalog.streams.register("flights", 128, {})
+        assert catalog.runs.begin("flights", "host:1") == 1
         yield catalog
 
 
 def assert_whole(catalog: Catalog, last: int) -> None:
-    assert [c.id for c in catalog.checkpoints("flights")] == list(range(1, last + 1))
-    assert [o.checkpoint for o in catalog.objects("flights")] == list(range(1, last + 1))
+    assert [c.id for c in catalog.checkpoints.list("flights")] == list(range(1, last + 1))
+    assert [o.checkpoint for o in catalog.objects.list("flights")] == list(range(1, last + 1))
 
 
 # One call
@@ -74,10 +74,10 @@ def test_a_commit_whose_acknowledgement_is_lost_is_found_to_be_there(
     flights: Catalog, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.next(LOST_ANSWER, holding=COMMIT)
-    flights.commit("flights", 1, commit_of(1))
+    flights.commits.add("flights", 1, commit_of(1))
     assert proxy.met == 1
     assert_whole(flights, 1)
-    flights.commit("flights", 1, commit_of(2))
+    flights.commits.add("flights", 1, commit_of(2))
     assert_whole(flights, 2)
 
 
@@ -86,7 +86,7 @@ def test_a_commit_that_never_arrived_is_made_again(
 ) -> None:
     proxy.next(LOST_REQUEST, holding=COMMIT)
     with caplog.at_level(logging.WARNING):
-        flights.commit("flights", 1, commit_of(1))
+        flights.commits.add("flights", 1, commit_of(1))
     assert proxy.met == 1
     assert_whole(flights, 1)
     assert len([r for r in caplog.records if "trying again" in r.getMessage() and "up_to_s=60" in r.getMessage()]) == 1
@@ -103,7 +103,7 @@ def test_a_commit_whose_outcome_is_asked_for_before_it_is_carried_out_is_made_on
         again = threading.Timer(0.3, proxy.up)
         cutting.start()
         again.start()
-        flights.commit("flights", 1, commit_of(1))
+        flights.commits.add("flights", 1, commit_of(1))
         assert_whole(other, 1)
 
 
@@ -111,7 +111,7 @@ def test_a_commit_cut_at_any_request_is_made_once(flights: Catalog, proxy: Proxy
     for id in range(1, 40):
         proxy.clear()
         proxy.next(LOST_ANSWER if id % 2 else LOST_REQUEST, every=(id + 1) // 2)
-        flights.commit("flights", 1, commit_of(id))
+        flights.commits.add("flights", 1, commit_of(id))
         if not proxy.met:
             break
     assert 20 < id < 39
@@ -123,10 +123,10 @@ def test_a_commit_that_was_fenced_while_the_catalog_was_away_is_refused(
 ) -> None:
     with open_catalog(schema.render_as_string(hide_password=False)) as other:
         proxy.down()
-        threading.Timer(0.3, lambda: (other.new_epoch("flights", "host:2"), proxy.up())).start()
+        threading.Timer(0.3, lambda: (other.runs.begin("flights", "host:2"), proxy.up())).start()
         with pytest.raises(Fenced):
-            flights.commit("flights", 1, commit_of(1))
-        assert other.last_id("flights") == 0
+            flights.commits.add("flights", 1, commit_of(1))
+        assert other.checkpoints.last_id("flights") == 0
 
 
 class Losing:
@@ -141,39 +141,39 @@ class Losing:
 
 
 def drop(catalog: Catalog) -> None:
-    catalog.add_savepoint("flights", 1, "kept", 1)
-    catalog.drop_savepoint("flights", 1, "kept")
+    catalog.savepoints.add("flights", 1, "kept", 1)
+    catalog.savepoints.drop("flights", 1, "kept")
 
 
 def materialize(catalog: Catalog) -> None:
-    catalog.take_lease("flights", [3], id="m", who="me", lasts=timedelta(hours=1))
-    catalog.begin_materialization("flights", "aircraft", 3, id="m", who="me")
+    catalog.leases.take("flights", [3], id="m", who="me", lasts=timedelta(hours=1))
+    catalog.materializations.begin("flights", "aircraft", 3, id="m", who="me")
     manifest = stored(3, "m.arrow")
-    catalog.complete_materialization("flights", "m", manifest, [], rows_=1, bytes_=1, seconds=1.0)
-    assert catalog.materializations("flights")[0].outcome == "done"
+    catalog.materializations.complete("flights", "m", manifest, [], rows_=1, bytes_=1, seconds=1.0)
+    assert catalog.materializations.list("flights")[0].outcome == "done"
 
 
 def rewind(catalog: Catalog) -> None:
-    epoch = catalog.new_epoch("flights", "host:2")
-    assert epoch == 2 and [run.epoch for run in catalog.runs("flights")] == [1, 2]
-    assert catalog.rewind("flights", epoch, 1, "a test", "me").given_up == (2, 3)
+    epoch = catalog.runs.begin("flights", "host:2")
+    assert epoch == 2 and [run.epoch for run in catalog.runs.list("flights")] == [1, 2]
+    assert catalog.rollbacks.roll_back("flights", epoch, 1, "a test", "me").given_up == (2, 3)
 
 
 def delete(catalog: Catalog) -> None:
-    assert catalog.mark_deleted("flights", 1, iter([1])) == ()
+    assert catalog.deletions.mark("flights", 1, iter([1])) == ()
     doomed = [Tombstone(stored(1, "manifest.a.arrow").name, 10, "deleted")]
-    assert catalog.record_deletion("flights", 1, "me", doomed) == doomed
-    catalog.forget("flights", 1, iter([]), iter([doomed[0].name]))
-    assert [o.checkpoint for o in catalog.objects("flights")] == [2, 3]
+    assert catalog.tombstones.record_deletion("flights", 1, "me", doomed) == doomed
+    catalog.deletions.forget("flights", 1, iter([]), iter([doomed[0].name]))
+    assert [o.checkpoint for o in catalog.objects.list("flights")] == [2, 3]
 
 
 def snapshot(catalog: Catalog) -> None:
-    catalog.add_snapshot("flights", 1, 2, [stored(2, "s.arrow")], 5)
-    assert [s.checkpoint for s in catalog.snapshots("flights")] == [2]
+    catalog.reference_copies.add("flights", 1, 2, [stored(2, "s.arrow")], 5)
+    assert [s.checkpoint for s in catalog.reference_copies.list("flights")] == [2]
 
 
 def fork(catalog: Catalog) -> None:
-    assert catalog.fork("flights", "branch", 2).forked_at == 2
+    assert catalog.forks.create("flights", "branch", 2).forked_at == 2
 
 
 @pytest.mark.parametrize("lost", [LOST_ANSWER, LOST_REQUEST], ids=["answer", "request"])
@@ -204,7 +204,7 @@ def test_a_run_commits_on_through_an_outage(flights: Catalog, proxy: Proxy, seco
     with away(seconds, proxy):
         id = 0
         while id < 20 or not proxy.listening:
-            flights.commit("flights", 1, commit_of(id := id + 1))
+            flights.commits.add("flights", 1, commit_of(id := id + 1))
     assert_whole(flights, id)
 
 
@@ -212,13 +212,13 @@ def test_a_run_commits_on_through_a_crash_of_the_server(schema: URL) -> None:
     """A backend is killed: PostgreSQL ends all others, recovers, and takes no connections meanwhile."""
     url = schema.render_as_string(hide_password=False)
     with open_catalog(url) as catalog:
-        catalog.register("flights", 128, {})
-        epoch = catalog.new_epoch("flights", "host:1")
+        catalog.streams.register("flights", 128, {})
+        epoch = catalog.runs.begin("flights", "host:1")
         for crash in range(3):
             killer = threading.Thread(target=crash_server, args=(schema,))
             killer.start()
             for id in range(crash * 40 + 1, crash * 40 + 41):
-                catalog.commit("flights", epoch, commit_of(id))
+                catalog.commits.add("flights", epoch, commit_of(id))
             killer.join()
         assert_whole(catalog, 120)
 
@@ -234,14 +234,14 @@ def crash_server(url: URL) -> None:
 
 def test_a_process_frozen_within_a_transaction_keeps_others_out_for_a_while_only(through: str, proxy: Proxy) -> None:
     with open_catalog(through, timeout_s=0.5) as frozen, open_catalog(through, timeout_s=0.5) as other:
-        frozen.register("flights", 128, {})
-        frozen.new_epoch("flights", "host:1")
+        frozen.streams.register("flights", 128, {})
+        frozen.runs.begin("flights", "host:1")
         proxy.next(Fault(delay_s=6), holding=rb"INSERT INTO checkpoint")
         refused: list[BaseException] = []
 
         def commit() -> None:
             try:
-                frozen.commit("flights", 1, commit_of(1))
+                frozen.commits.add("flights", 1, commit_of(1))
             except Fenced as error:
                 refused.append(error)
 
@@ -249,10 +249,10 @@ def test_a_process_frozen_within_a_transaction_keeps_others_out_for_a_while_only
         thread.start()
         while not proxy.met:
             time.sleep(0.01)
-        assert other.new_epoch("flights", "host:2") == 2
+        assert other.runs.begin("flights", "host:2") == 2
         assert thread.is_alive()
         thread.join()
-        assert len(refused) == 1 and other.last_id("flights") == 0
+        assert len(refused) == 1 and other.checkpoints.last_id("flights") == 0
 
 
 # Too long, or no outage at all
@@ -260,29 +260,29 @@ def test_a_process_frozen_within_a_transaction_keeps_others_out_for_a_while_only
 
 def test_an_outage_that_is_too_long_ends_in_an_error_once(through: str, proxy: Proxy, schema: URL) -> None:
     with open_catalog(through, outage_s=0.5) as catalog:
-        catalog.register("flights", 128, {})
+        catalog.streams.register("flights", 128, {})
         proxy.down()
         with pytest.raises(Unreachable, match="check that the server runs") as caught:
-            catalog.new_epoch("flights", "host:1")
+            catalog.runs.begin("flights", "host:1")
         assert "\n" not in str(caught.value)
         proxy.clear()
         proxy.next(LOST_REQUEST, times=1)
         with pytest.raises(Unreachable):  # one attempt: the wait is over
-            catalog.last_id("flights")
-        assert catalog.last_id("flights") == 0
+            catalog.checkpoints.last_id("flights")
+        assert catalog.checkpoints.last_id("flights") == 0
         proxy.next(LOST_REQUEST, times=1)
-        assert catalog.last_id("flights") == 0  # a new outage
+        assert catalog.checkpoints.last_id("flights") == 0  # a new outage
 
 
 def test_a_commit_whose_outcome_cannot_be_asked_for_says_so(through: str, proxy: Proxy) -> None:
     with open_catalog(through, outage_s=0.5) as catalog:
-        catalog.register("flights", 128, {})
-        epoch = catalog.new_epoch("flights", "host:1")
+        catalog.streams.register("flights", 128, {})
+        epoch = catalog.runs.begin("flights", "host:1")
         proxy.next(Fault(answer_bytes=0), holding=COMMIT)
         watch = threading.Thread(target=lambda: (wait_until(lambda: proxy.met > 0), proxy.down()))
         watch.start()
         with pytest.raises(Unreachable, match="whether checkpoint 1 of stream flights was written is not known"):
-            catalog.commit("flights", epoch, commit_of(1))
+            catalog.commits.add("flights", epoch, commit_of(1))
         watch.join()
 
 
@@ -302,9 +302,9 @@ def test_a_catalog_that_is_away_when_it_is_opened_is_not_waited_for(
 
 def test_what_is_wrong_is_not_tried_again(flights: Catalog, caplog: pytest.LogCaptureFixture) -> None:
     for wrong in (
-        lambda: flights.commit("flights", 1, commit_of(7)),
-        lambda: flights.commit("flights", 9, commit_of(1)),
-        lambda: flights.stream("nobody"),
+        lambda: flights.commits.add("flights", 1, commit_of(7)),
+        lambda: flights.commits.add("flights", 9, commit_of(1)),
+        lambda: flights.streams.get("nobody"),
     ):
         with pytest.raises((UsageError, Fenced)):
             wrong()
@@ -314,7 +314,7 @@ def test_what_is_wrong_is_not_tried_again(flights: Catalog, caplog: pytest.LogCa
 def test_a_sqlite_catalog_that_somebody_holds_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "catalog.db"
     with open_catalog(f"sqlite:///{path}", timeout_s=0.05) as catalog:
-        catalog.register("flights", 128, {})
+        catalog.streams.register("flights", 128, {})
         with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as holder:
             holder.execute("BEGIN IMMEDIATE")
 
@@ -324,7 +324,7 @@ def test_a_sqlite_catalog_that_somebody_holds_is_waited_for(tmp_path: Path, capl
 
             thread = threading.Thread(target=let_go)
             thread.start()
-            assert catalog.new_epoch("flights", "host:1") == 1
+            assert catalog.runs.begin("flights", "host:1") == 1
             thread.join()
 
 

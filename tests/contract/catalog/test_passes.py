@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from siltstone.catalog import fencing, passes
-from siltstone.catalog.audit import Tombstone
+from siltstone.catalog import passes, runs
 from siltstone.catalog.passes import RUNS, Pass, PassRecord
-from siltstone.catalog.records import Step
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import Step
+from siltstone.catalog.tombstones import Tombstone
 from tests.catalog_cases import NOON, Clock, commit_of
 
 
@@ -17,23 +17,23 @@ def doomed(*names: str) -> list[Tombstone]:
 
 
 def orphans(catalog: Catalog, by: Pass, *names: str) -> None:
-    catalog.record_orphans("flights", by.who, names, lambda _: doomed(*names), by)
+    catalog.tombstones.record_orphans("flights", by.who, names, lambda _: doomed(*names), by)
 
 
 def test_a_pass_is_one_row_whatever_it_takes_away_in_how_many_transactions(flights: Catalog) -> None:
     for id in range(1, 6):
         steps = [Step(id, id - 1, "v1\n{}\n")]
-        flights.commit("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
+        flights.commits.add("flights", 1, commit_of(id, steps=steps, first={"aircraft": id}))
     by = Pass.begin("of a checkpoint that retention does not keep", "host:1")
-    flights.mark_deleted("flights", 1, [1, 2, 3], by=by)
-    flights.record_deletion("flights", 1, by.who, doomed("a", "b"), by)
-    assert flights.prune_input_log("flights", 1, at_least=1, by=by) == 2
-    [found] = flights.deletion_passes("flights")
+    flights.deletions.mark("flights", 1, [1, 2, 3], by=by)
+    flights.tombstones.record_deletion("flights", 1, by.who, doomed("a", "b"), by)
+    assert flights.input_log.prune("flights", 1, at_least=1, by=by) == 2
+    [found] = flights.passes.list("flights")
     assert found == PassRecord("flights", by.id, by.what, "host:1", found.began_at, 3, 2, 14, 2)
     again = Pass.begin(by.what, "host:1")
-    flights.mark_deleted("flights", 1, [1, 2, 3], by=again)
-    flights.record_deletion("flights", 1, by.who, [], again)
-    assert flights.deletion_passes("flights") == [found], "it took nothing away"
+    flights.deletions.mark("flights", 1, [1, 2, 3], by=again)
+    flights.tombstones.record_deletion("flights", 1, by.who, [], again)
+    assert flights.passes.list("flights") == [found], "it took nothing away"
 
 
 def test_a_sweep_is_one_row_however_many_objects_at_a_time(flights: Catalog, clock: Clock) -> None:
@@ -42,24 +42,24 @@ def test_a_sweep_is_one_row_however_many_objects_at_a_time(flights: Catalog, clo
     clock.time += timedelta(minutes=1)
     orphans(flights, first, "c")
     orphans(flights, second, "d")
-    assert [(p.who, p.objects, p.bytes, p.began_at) for p in flights.deletion_passes("flights")] == [
+    assert [(p.who, p.objects, p.bytes, p.began_at) for p in flights.passes.list("flights")] == [
         ("host:1", 3, 21, NOON),
         ("host:2", 1, 7, NOON + timedelta(minutes=1)),
     ]
-    assert [p.who for p in flights.deletion_passes("flights", 1)] == ["host:2"]
-    assert len(flights.deletions("flights")) == 4
+    assert [p.who for p in flights.passes.list("flights", 1)] == ["host:2"]
+    assert len(flights.tombstones.list("flights")) == 4
 
 
 def test_records_of_runs_that_are_forgotten_are_told_of(
     flights: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fencing, "RUNS_KEPT", 3)
+    monkeypatch.setattr(runs, "RUNS_KEPT", 3)
     caplog.set_level("INFO")
-    before = len(flights.runs("flights"))
+    before = len(flights.runs.list("flights"))
     for number in range(5):
-        flights.new_epoch("flights", f"host:{number}")
-    gone = before + 5 - len(flights.runs("flights"))
-    found = flights.deletion_passes("flights")
+        flights.runs.begin("flights", f"host:{number}")
+    gone = before + 5 - len(flights.runs.list("flights"))
+    found = flights.passes.list("flights")
     assert gone and sum(p.rows for p in found) == gone and {p.what for p in found} == {RUNS}
     assert "\n".join(caplog.messages).count("records of old runs are forgotten stream=flights") == len(found)
 
@@ -69,7 +69,7 @@ def test_passes_make_room_for_newer_ones(flights: Catalog, clock: Clock, monkeyp
     for number in range(5):
         clock.time += timedelta(minutes=1)
         orphans(flights, Pass.begin("a sweep", f"host:{number}"), f"name{number}")
-    assert [p.who for p in flights.deletion_passes("flights")] == ["host:2", "host:3", "host:4"]
+    assert [p.who for p in flights.passes.list("flights")] == ["host:2", "host:3", "host:4"]
     clock.time += passes.PASSES_KEPT + timedelta(minutes=1)
     orphans(flights, Pass.begin("a sweep", "host:9"), "much later")
-    assert [p.who for p in flights.deletion_passes("flights")] == ["host:9"]
+    assert [p.who for p in flights.passes.list("flights")] == ["host:9"]

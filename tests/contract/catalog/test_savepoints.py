@@ -16,119 +16,124 @@ from tests.catalog_cases import NOON, Clock, add, commit_of, names
 def test_a_savepoint_is_read_back_and_answers_to_its_name(flights: Catalog, clock: Clock, catalog_url: str) -> None:
     add(flights, 3)
     clock.move(1)
-    stable = flights.add_savepoint("flights", 1, "stable", 2)
+    stable = flights.savepoints.add("flights", 1, "stable", 2)
     assert (stable.stream, stable.name, stable.checkpoint) == ("flights", "stable", 2)
     assert (stable.created_at, stable.expires_at) == (NOON + timedelta(minutes=1), None)
-    audit = flights.add_savepoint("flights", 1, "audit", 2, timedelta(days=30))
+    audit = flights.savepoints.add("flights", 1, "audit", 2, timedelta(days=30))
     assert audit.expires_at == NOON + timedelta(days=30, minutes=1)
     with open_catalog(catalog_url, create=False) as other:
-        assert other.savepoints("flights") == [audit, stable]
-        assert (other.resolve("flights", "stable"), other.resolve("flights", "audit")) == (2, 2)
-        with pytest.raises(UnknownCheckpoint, match=r"'nightly' is no checkpoint: .*a savepoint \(audit, stable\), or"):
-            other.resolve("flights", "nightly")
-        other.drop_savepoint("flights", 1, "audit")
-    assert flights.savepoints("flights") == [stable]
+        assert other.savepoints.list("flights") == [audit, stable]
+        assert (other.checkpoints.resolve("flights", "stable"), other.checkpoints.resolve("flights", "audit")) == (2, 2)
+        with pytest.raises(
+            UnknownCheckpoint, match=r"'nightly' is not a checkpoint: .*a savepoint \(audit, stable\), or"
+        ):
+            other.checkpoints.resolve("flights", "nightly")
+        other.savepoints.drop("flights", 1, "audit")
+    assert flights.savepoints.list("flights") == [stable]
     with pytest.raises(UsageError, match="no savepoint 'audit' of stream flights: it has stable"):
-        flights.drop_savepoint("flights", 1, "audit")
-    assert [c.id for c in flights.checkpoints("flights")] == [1, 2, 3]
+        flights.savepoints.drop("flights", 1, "audit")
+    assert [c.id for c in flights.checkpoints.list("flights")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["2", "latest", "2013-07-04", "", "Stable", "a/b", "../x", "a" * 65, "a\n", "é"])
 def test_a_name_that_means_something_else_is_no_savepoint(flights: Catalog, name: str) -> None:
     add(flights, 2)
     with pytest.raises(UsageError, match=r"is not a savepoint name|cannot be named latest"):
-        flights.add_savepoint("flights", 1, name, 1)
-    assert flights.savepoints("flights") == []
+        flights.savepoints.add("flights", 1, name, 1)
+    assert flights.savepoints.list("flights") == []
 
 
 @pytest.mark.parametrize("expires_in", [timedelta(0), timedelta(days=-1), timedelta.max])
 def test_a_savepoint_expires_in_time_to_come(flights: Catalog, expires_in: timedelta) -> None:
     add(flights, 1)
     with pytest.raises(UsageError, match=r"savepoint stable (would have expired already|cannot expire in)"):
-        flights.add_savepoint("flights", 1, "stable", 1, expires_in)
-    assert flights.savepoints("flights") == []
+        flights.savepoints.add("flights", 1, "stable", 1, expires_in)
+    assert flights.savepoints.list("flights") == []
 
 
 def test_a_taken_name_says_what_it_names(flights: Catalog, clock: Clock) -> None:
     add(flights, 3)
-    flights.add_savepoint("flights", 1, "stable", 2, timedelta(hours=1))
+    flights.savepoints.add("flights", 1, "stable", 2, timedelta(hours=1))
     clock.move(120)
-    before = flights.savepoints("flights")
+    before = flights.savepoints.list("flights")
     with pytest.raises(UsageError, match="stream flights has a savepoint stable already, of checkpoint 2: drop it"):
-        flights.add_savepoint("flights", 1, "stable", 3)
-    assert flights.savepoints("flights") == before
-    flights.drop_savepoint("flights", 1, "stable")
-    assert flights.add_savepoint("flights", 1, "stable", 3).checkpoint == 3
+        flights.savepoints.add("flights", 1, "stable", 3)
+    assert flights.savepoints.list("flights") == before
+    flights.savepoints.drop("flights", 1, "stable")
+    assert flights.savepoints.add("flights", 1, "stable", 3).checkpoint == 3
 
 
 @pytest.mark.parametrize("id", [0, 4, -1, 2**70, 1])
 def test_a_checkpoint_that_is_not_to_be_seen_gets_no_savepoint(flights: Catalog, id: int) -> None:
     add(flights, 3)
-    flights.mark_deleted("flights", 1, [1])
+    flights.deletions.mark("flights", 1, [1])
     with pytest.raises(UnknownCheckpoint, match=f"no checkpoint {id} of stream flights: it has 2, 2 to 3"):
-        flights.add_savepoint("flights", 1, "stable", id)
-    assert flights.savepoints("flights") == []
+        flights.savepoints.add("flights", 1, "stable", id)
+    assert flights.savepoints.list("flights") == []
 
 
 def test_what_a_savepoint_keeps_is_not_deleted_and_nor_is_any_with_it(flights: Catalog) -> None:
     add(flights, 4)
-    flights.add_savepoint("flights", 1, "stable", 2)
+    flights.savepoints.add("flights", 1, "stable", 2)
     with pytest.raises(UsageError, match=r"checkpoint 2 of stream flights is kept by its savepoint stable: .*drop"):
-        flights.mark_deleted("flights", 1, [1, 2, 3])
-    assert [r.deleted for r in flights.retained("flights")] == [False] * 4
-    flights.mark_deleted("flights", 1, [1, 3])
-    flights.drop_savepoint("flights", 1, "stable")
-    flights.mark_deleted("flights", 1, [1, 2, 3])
-    assert [c.id for c in flights.checkpoints("flights")] == [4]
+        flights.deletions.mark("flights", 1, [1, 2, 3])
+    assert [r.deleted for r in flights.checkpoints.list_retained("flights")] == [False] * 4
+    flights.deletions.mark("flights", 1, [1, 3])
+    flights.savepoints.drop("flights", 1, "stable")
+    flights.deletions.mark("flights", 1, [1, 2, 3])
+    assert [c.id for c in flights.checkpoints.list("flights")] == [4]
 
 
 @pytest.mark.slow
 def test_an_expired_savepoint_keeps_nothing_and_goes_with_its_checkpoint(flights: Catalog, clock: Clock) -> None:
     add(flights, 4)
-    hour = flights.add_savepoint("flights", 1, "hour", 2, timedelta(hours=1))
-    day = flights.add_savepoint("flights", 1, "day", 2, timedelta(days=1))
+    hour = flights.savepoints.add("flights", 1, "hour", 2, timedelta(hours=1))
+    day = flights.savepoints.add("flights", 1, "day", 2, timedelta(days=1))
     clock.move(60)
-    assert [(s.name, s.expired(clock())) for s in flights.savepoints("flights")] == [("day", False), ("hour", True)]
+    assert [(s.name, s.expired(clock())) for s in flights.savepoints.list("flights")] == [
+        ("day", False),
+        ("hour", True),
+    ]
     with pytest.raises(UsageError, match="kept by its savepoint day"):
-        flights.mark_deleted("flights", 1, [2])
+        flights.deletions.mark("flights", 1, [2])
     clock.move(23 * 60 - 1)
     with pytest.raises(UsageError, match="kept by its savepoint day"):
-        flights.mark_deleted("flights", 1, [2])
+        flights.deletions.mark("flights", 1, [2])
     clock.move(1)
-    assert flights.savepoints("flights") == [day, hour]
-    assert flights.resolve("flights", "hour") == 2
-    flights.mark_deleted("flights", 1, [2])
-    assert flights.savepoints("flights") == []
-    flights.forget("flights", 1, [2], names(flights, 2))
-    assert [r.id for r in flights.retained("flights")] == [1, 3, 4]
-    assert flights.add_savepoint("flights", 1, "hour", 3).checkpoint == 3
+    assert flights.savepoints.list("flights") == [day, hour]
+    assert flights.checkpoints.resolve("flights", "hour") == 2
+    flights.deletions.mark("flights", 1, [2])
+    assert flights.savepoints.list("flights") == []
+    flights.deletions.forget("flights", 1, [2], names(flights, 2))
+    assert [r.id for r in flights.checkpoints.list_retained("flights")] == [1, 3, 4]
+    assert flights.savepoints.add("flights", 1, "hour", 3).checkpoint == 3
 
 
 def test_the_newest_writer_alone_names_checkpoints(flights: Catalog) -> None:
     add(flights, 2)
-    stable = flights.add_savepoint("flights", 1, "stable", 1)
-    flights.new_epoch("flights", "other")
+    stable = flights.savepoints.add("flights", 1, "stable", 1)
+    flights.runs.begin("flights", "other")
     for call in (
-        lambda: flights.add_savepoint("flights", 1, "late", 1),
-        lambda: flights.drop_savepoint("flights", 1, "stable"),
+        lambda: flights.savepoints.add("flights", 1, "late", 1),
+        lambda: flights.savepoints.drop("flights", 1, "stable"),
     ):
         with pytest.raises(Fenced):
             call()
-    assert flights.savepoints("flights") == [stable]
-    flights.drop_savepoint("flights", 2, "stable")
+    assert flights.savepoints.list("flights") == [stable]
+    flights.savepoints.drop("flights", 2, "stable")
 
 
 def test_streams_may_use_the_same_savepoint_names(flights: Catalog) -> None:
-    flights.register("bids", 16, {})
-    epoch = flights.new_epoch("bids", "host")
-    flights.commit("bids", epoch, commit_of(1))
-    flights.commit("bids", epoch, commit_of(2))
+    flights.streams.register("bids", 16, {})
+    epoch = flights.runs.begin("bids", "host")
+    flights.commits.add("bids", epoch, commit_of(1))
+    flights.commits.add("bids", epoch, commit_of(2))
     add(flights, 2)
-    flights.add_savepoint("flights", 1, "stable", 1)
-    flights.mark_deleted("bids", epoch, [1])
-    flights.add_savepoint("bids", epoch, "stable", 2)
-    flights.drop_savepoint("bids", epoch, "stable")
-    assert [s.checkpoint for s in flights.savepoints("flights")] == [1]
+    flights.savepoints.add("flights", 1, "stable", 1)
+    flights.deletions.mark("bids", epoch, [1])
+    flights.savepoints.add("bids", epoch, "stable", 2)
+    flights.savepoints.drop("bids", epoch, "stable")
+    assert [s.checkpoint for s in flights.savepoints.list("flights")] == [1]
 
 
 def test_a_savepoint_and_a_deletion_at_once_are_one_after_the_other(flights: Catalog, catalog_url: str) -> None:
@@ -138,8 +143,8 @@ def test_a_savepoint_and_a_deletion_at_once_are_one_after_the_other(flights: Cat
     waited: list[bool] = []
     with ThreadPoolExecutor(1) as pool, open_catalog(catalog_url) as other:
         rivals: dict[str, Callable[[], object]] = {
-            "UPDATE checkpoint": lambda: other.add_savepoint("flights", 1, "late", 1),
-            "INSERT INTO savepoint": lambda: other.mark_deleted("flights", 1, [2]),
+            "UPDATE checkpoint": lambda: other.savepoints.add("flights", 1, "late", 1),
+            "INSERT INTO savepoint": lambda: other.deletions.mark("flights", 1, [2]),
         }
 
         def begin(_c: object, _cursor: object, statement: str, *_: object) -> None:
@@ -148,13 +153,13 @@ def test_a_savepoint_and_a_deletion_at_once_are_one_after_the_other(flights: Cat
                     begun.append(pool.submit(rival))
                     waited.append(not wait(begun[-1:], timeout=0.3).done)
 
-        event.listen(flights.engine, "before_cursor_execute", begin)
-        flights.mark_deleted("flights", 1, [1])
+        event.listen(flights.transactions.engine, "before_cursor_execute", begin)
+        flights.deletions.mark("flights", 1, [1])
         with pytest.raises(UnknownCheckpoint, match="no checkpoint 1 of stream flights: it has 2, 2 to 3"):
             begun[0].result()
-        flights.add_savepoint("flights", 1, "stable", 2)
+        flights.savepoints.add("flights", 1, "stable", 2)
         with pytest.raises(UsageError, match="kept by its savepoint stable"):
             begun[1].result()
         assert waited == [True, True]
-    assert [(s.name, s.checkpoint) for s in flights.savepoints("flights")] == [("stable", 2)]
-    assert [c.id for c in flights.checkpoints("flights")] == [2, 3]
+    assert [(s.name, s.checkpoint) for s in flights.savepoints.list("flights")] == [("stable", 2)]
+    assert [c.id for c in flights.checkpoints.list("flights")] == [2, 3]

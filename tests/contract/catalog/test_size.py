@@ -9,13 +9,14 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import text
 
-from siltstone.catalog import audit
-from siltstone.catalog.audit import Tombstone
+from siltstone.catalog import tombstones
+from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.input_log import PRUNE_AT_LEAST
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.records import CheckpointCommit, Step
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.source_entries import count_files, merge
+from siltstone.catalog.steps import Step
+from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.model import Form, StoredObject
 from siltstone.retention.retention_rules import RetentionOptions
@@ -63,7 +64,7 @@ def commit_of(id: int) -> CheckpointCommit:
 
 def used_bytes(catalog: Catalog) -> int:
     """What tables and indexes take."""
-    with catalog.engine.connect() as connection:
+    with catalog.transactions.engine.connect() as connection:
         if connection.dialect.name == "sqlite":
             pages, free, size = (
                 connection.scalar(text(f"PRAGMA {name}")) for name in ("page_count", "freelist_count", "page_size")
@@ -74,21 +75,21 @@ def used_bytes(catalog: Catalog) -> int:
 
 
 def file_bytes(catalog: Catalog) -> int:
-    with catalog.engine.connect() as connection:
+    with catalog.transactions.engine.connect() as connection:
         return connection.scalar(text("PRAGMA page_count")) * connection.scalar(text("PRAGMA page_size"))
 
 
 @pytest.fixture
 def catalog(catalog_url: str) -> Iterator[Catalog]:
     with open_catalog(catalog_url) as opened:
-        opened.register(NAME, 128, {"operators": []})
-        opened.new_epoch(NAME, "host:1")
+        opened.streams.register(NAME, 128, {"operators": []})
+        opened.runs.begin(NAME, "host:1")
         yield opened
 
 
 def commit_round(catalog: Catalog, number: int) -> None:
     for id in range(number * ROUND + 1, (number + 1) * ROUND + 1):
-        catalog.commit(NAME, 1, commit_of(id))
+        catalog.commits.add(NAME, 1, commit_of(id))
 
 
 @pytest.mark.slow
@@ -115,11 +116,11 @@ def test_a_catalog_grows_by_what_is_stated_for_each_checkpoint_step_and_deletion
         grows_by = ROUND * (STEP_BYTES + 2 * DELETION_BYTES) + slack  # all else finds room where others have gone
         assert file_bytes(catalog) < largest + grows_by
         largest = file_bytes(catalog)
-    left = catalog.steps(NAME, 3 * ROUND)
+    left = catalog.input_log.list(NAME, 3 * ROUND)
     assert KEPT < len(left) < KEPT + 10 + PRUNE_AT_LEAST, (
         "as far back as a checkpoint is kept, and what is too few to prune"
     )
-    position = catalog.input_position(NAME, 3 * ROUND)
+    position = catalog.input_log.get_position(NAME, 3 * ROUND)
     assert position.beginning is not None
     assert count_files(merge([position.beginning.sources, *(step.sources for step in position.entries)])) == 3 * ROUND
 
@@ -130,47 +131,47 @@ def test_records_of_deleted_checkpoints_make_room_and_those_of_orphans_stay(
     def doomed(what: str, count: int, reason: str = "deleted") -> list[Tombstone]:
         return [Tombstone(f"{NAME}/00000001/{i:012d}/{what}.segment", 10, reason) for i in range(count)]
 
-    monkeypatch.setattr(audit, "RECORDS_MAX", 5)
+    monkeypatch.setattr(tombstones, "RECORDS_MAX", 5)
     orphans = doomed("lost", 3, "an orphan")
-    catalog.record_orphans(NAME, "sweep", [each.name for each in orphans], lambda _: orphans)
+    catalog.tombstones.record_orphans(NAME, "sweep", [each.name for each in orphans], lambda _: orphans)
     for what in ("first", "second", "third"):
-        catalog.record_deletion(NAME, 1, "truncate", doomed(what, 4))
-    names = [record.name.rpartition("/")[2].partition(".")[0] for record in catalog.deletions(NAME)]
+        catalog.tombstones.record_deletion(NAME, 1, "truncate", doomed(what, 4))
+    names = [record.name.rpartition("/")[2].partition(".")[0] for record in catalog.tombstones.list(NAME)]
     assert names == ["lost"] * 3 + ["second"] * 4 + ["third"] * 4
     # However many go at once, what is being deleted right now is written down.
-    catalog.record_deletion(NAME, 1, "truncate", doomed("many", 9))
-    names = [record.name.rpartition("/")[2].partition(".")[0] for record in catalog.deletions(NAME)]
+    catalog.tombstones.record_deletion(NAME, 1, "truncate", doomed("many", 9))
+    names = [record.name.rpartition("/")[2].partition(".")[0] for record in catalog.tombstones.list(NAME)]
     assert names == ["lost"] * 3 + ["many"] * 9
 
 
 def test_materializations_of_long_ago_are_forgotten_with_their_checkpoints(catalog_url: str) -> None:
     time = datetime(2013, 7, 4, tzinfo=UTC)
     with open_catalog(catalog_url, now=lambda: time) as catalog:
-        catalog.register(NAME, 128, {"operators": []})
-        catalog.new_epoch(NAME, "host:1")
+        catalog.streams.register(NAME, 128, {"operators": []})
+        catalog.runs.begin(NAME, "host:1")
         for id in range(1, 6):
-            catalog.commit(NAME, 1, commit_of(id))
+            catalog.commits.add(NAME, 1, commit_of(id))
             for what in ("failed", "done"):
                 name = f"{what}{id}"
-                catalog.take_lease(NAME, [id], id=name, who="host:2", lasts=timedelta(minutes=1))
-                catalog.begin_materialization(NAME, "aircraft", id, id=name, who="host:2")
+                catalog.leases.take(NAME, [id], id=name, who="host:2", lasts=timedelta(minutes=1))
+                catalog.materializations.begin(NAME, "aircraft", id, id=name, who="host:2")
                 if what == "failed":
-                    catalog.fail_materialization(NAME, name, "a test")
+                    catalog.materializations.fail(NAME, name, "a test")
                 else:
                     stored = StoredObject(f"{NAME}/00000001/{id:012d}/aircraft.{name}.materialized.arrow", 1, "0" * 32)
-                    catalog.complete_materialization(NAME, name, stored, [], rows_=1, bytes_=1, seconds=1.0)
-                catalog.release_lease(name)
+                    catalog.materializations.complete(NAME, name, stored, [], rows_=1, bytes_=1, seconds=1.0)
+                catalog.leases.release(name)
             time += timedelta(days=40)
-        catalog.mark_deleted(NAME, 1, [1, 2, 3])
-        catalog.forget(NAME, 1, [1, 2, 3], [stored.name for stored in catalog.objects(NAME, [1, 2, 3])])
+        catalog.deletions.mark(NAME, 1, [1, 2, 3])
+        catalog.deletions.forget(NAME, 1, [1, 2, 3], [stored.name for stored in catalog.objects.list(NAME, [1, 2, 3])])
         ids = [f"{what}{id}" for id in range(1, 6) for what in ("failed", "done")]
-        assert sorted(m.id for m in catalog.materializations(NAME)) == sorted(ids)
-        catalog.begin_materialization(NAME, "aircraft", 5, id="next", who="host:2")
+        assert sorted(m.id for m in catalog.materializations.list(NAME)) == sorted(ids)
+        catalog.materializations.begin(NAME, "aircraft", 5, id="next", who="host:2")
         # 1, 2 and 3 are gone, 200 to 120 days old.
-        assert sorted(m.id for m in catalog.materializations(NAME)) == sorted([*ids[6:], "next"])
-        catalog.fail_materialization(NAME, "next", "a test")
-        catalog.mark_deleted(NAME, 1, [4])
-        catalog.forget(NAME, 1, [4], [stored.name for stored in catalog.objects(NAME, [4])])
-        catalog.begin_materialization(NAME, "aircraft", 5, id="more", who="host:2")
+        assert sorted(m.id for m in catalog.materializations.list(NAME)) == sorted([*ids[6:], "next"])
+        catalog.materializations.fail(NAME, "next", "a test")
+        catalog.deletions.mark(NAME, 1, [4])
+        catalog.deletions.forget(NAME, 1, [4], [stored.name for stored in catalog.objects.list(NAME, [4])])
+        catalog.materializations.begin(NAME, "aircraft", 5, id="more", who="host:2")
         # 4 is 80 days old.
-        assert sorted(m.id for m in catalog.materializations(NAME)) == sorted([*ids[6:], "next", "more"])
+        assert sorted(m.id for m in catalog.materializations.list(NAME)) == sorted([*ids[6:], "next", "more"])

@@ -69,18 +69,21 @@ def test_each_content_that_revision_0001_had_is_upgraded_without_loss(
     assert (done.before, done.after, done.fenced) == ("0001", REVISION, [])
     assert "step has offsets as str" in done.rebuilt, "it was not of another revision only"
     with open_catalog(catalog_url, create=False) as catalog:
-        assert catalog.stream("flights").definition == {"a": 1}
-        assert [(run.epoch, run.first_checkpoint) for run in catalog.runs("flights")] == [(1, 1), (2, 2), (3, 3)]
-        assert [c.statistics for c in catalog.checkpoints("flights")] == [{"state_rows": 7}] * 2
-        assert [(s.offsets, s.sources) for s in catalog.steps("flights", 2)] == [(OFFSETS, "{}"), (OFFSETS, FILES)]
-        assert len(catalog.objects("flights")) == 2
-        assert catalog.definition_at("flights", 2) == {"a": 1}
+        assert catalog.streams.get("flights").definition == {"a": 1}
+        assert [(run.epoch, run.first_checkpoint) for run in catalog.runs.list("flights")] == [(1, 1), (2, 2), (3, 3)]
+        assert [c.statistics for c in catalog.checkpoints.list("flights")] == [{"state_rows": 7}] * 2
+        assert [(s.offsets, s.sources) for s in catalog.input_log.list("flights", 2)] == [
+            (OFFSETS, "{}"),
+            (OFFSETS, FILES),
+        ]
+        assert len(catalog.objects.list("flights")) == 2
+        assert catalog.definitions.get("flights", 2) == {"a": 1}
         if "savepoint" not in SHAPES[commit]:
-            assert catalog.resolve("flights", "good") == 1
-        epoch = catalog.new_epoch("flights", "me")
-        catalog.commit("flights", epoch, commit_of(3, first={"aircraft": 2}))
-        assert catalog.chain("flights", 3) == [2, 3]
-        catalog.fork("flights", "branch", 2)
+            assert catalog.checkpoints.resolve("flights", "good") == 1
+        epoch = catalog.runs.begin("flights", "me")
+        catalog.commits.add("flights", epoch, commit_of(3, first={"aircraft": 2}))
+        assert catalog.chains.list_checkpoints("flights", 3) == [2, 3]
+        catalog.forks.create("flights", "branch", 2)
     assert done.backup is not None
     with closing(sqlite3.connect(done.backup.file)) as backup:
         [(sources,)] = backup.execute("SELECT sources FROM step WHERE step = 2").fetchall()
@@ -102,19 +105,19 @@ def test_a_catalog_that_lacks_columns_of_its_own_revision_is_told_apart_and_repa
     catalog_url: str, tmp_path: Path
 ) -> None:
     with open_catalog(catalog_url) as catalog:
-        catalog.register("flights", 128, {})
-        catalog.commit("flights", catalog.new_epoch("flights", "nowhere:1"), commit_of(1))
-        catalog.end_epoch("flights", 1, "done")
-        catalog.fork("flights", "branch", 1)
-        catalog.fork("branch", "a-branch-of-it", 1)  # by name it comes before what it was made from
+        catalog.streams.register("flights", 128, {})
+        catalog.commits.add("flights", catalog.runs.begin("flights", "nowhere:1"), commit_of(1))
+        catalog.runs.end("flights", 1, "done")
+        catalog.forks.create("flights", "branch", 1)
+        catalog.forks.create("branch", "a-branch-of-it", 1)  # by name it comes before what it was made from
     execute(catalog_url, "ALTER TABLE stream DROP COLUMN sink_offset", "ALTER TABLE output DROP COLUMN sink_id")
     with pytest.raises(UsageError, match=rf"revision {REVISION}, and lacks some of that revision's columns.*{ADVICE}"):
         open_catalog(catalog_url)
     done = upgrade_catalog(catalog_url, tmp_path)
     assert sorted(done.rebuilt) == ["output lacks sink_id", "stream lacks sink_offset"]
     with open_catalog(catalog_url, create=False) as catalog:
-        assert [s.name for s in catalog.streams()] == ["a-branch-of-it", "branch", "flights"]
-        assert catalog.last_id("a-branch-of-it") == 1
+        assert [s.name for s in catalog.streams.list()] == ["a-branch-of-it", "branch", "flights"]
+        assert catalog.checkpoints.last_id("a-branch-of-it") == 1
     execute(catalog_url, "ALTER TABLE checkpoint DROP COLUMN digest")
     with pytest.raises(UsageError, match="without loss: checkpoint lacks digest"):
         upgrade_catalog(catalog_url, tmp_path)
@@ -161,9 +164,12 @@ def test_a_run_that_may_live_is_waited_for_and_a_dead_one_fenced(catalog_url: st
     assert upgrade_catalog(catalog_url, tmp_path).fenced == ["flights"]
     with open_catalog(catalog_url) as catalog:
         with pytest.raises(Fenced):
-            catalog.commit("flights", 3, commit_of(3))  # it lives after all
-        assert [run.outcome for run in catalog.runs("flights")][2:] == ["superseded by epoch 4", "upgraded the catalog"]
-        catalog.commit("flights", catalog.new_epoch("flights", "next"), commit_of(3))
+            catalog.commits.add("flights", 3, commit_of(3))  # it lives after all
+        assert [run.outcome for run in catalog.runs.list("flights")][2:] == [
+            "superseded by epoch 4",
+            "upgraded the catalog",
+        ]
+        catalog.commits.add("flights", catalog.runs.begin("flights", "next"), commit_of(3))
 
 
 def test_a_lease_that_lives_is_waited_for(catalog_url: str, tmp_path: Path) -> None:
@@ -214,8 +220,8 @@ def test_killed_anywhere_it_is_the_old_catalog_or_the_new_one_and_goes_on(catalo
         at += step
     assert kills > 5 and ended < at
     with open_catalog(catalog_url) as catalog:
-        assert len(catalog.checkpoints("flights")) == 2
-        assert [s.sources for s in catalog.steps("flights", 2)] == ["{}", FILES]
+        assert len(catalog.checkpoints.list("flights")) == 2
+        assert [s.sources for s in catalog.input_log.list("flights", 2)] == ["{}", FILES]
 
 
 @pytest.mark.slow

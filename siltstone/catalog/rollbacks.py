@@ -1,16 +1,16 @@
-"""The part of the catalog that gives checkpoints up: what cannot be restored any more is made again from its input.
+"""Rollbacks: what cannot be restored any more is given up, and made again from its input.
 
-A rewinding to checkpoint c lets every checkpoint above c cease to exist, and c be the newest. Their ids are used again.
+A rollback to checkpoint c lets every checkpoint above c cease to exist, and c be the newest. Their ids are used again.
 The output of what is given up stays decided (`catalog.outbox`): its sinks have it, or get it from what is staged. So
 that each input row reaches them exactly once, the same id has to come again with the same steps, and then brings no
 output; therefore the rows of `step` above c stay. They are then no record of what happened but a log of what comes next
-(`logged_steps`):
+(`input_log.InputLog.list_logged`):
 
     a run that follows it      commits checkpoint c + 1 with the steps logged for it; they are replaced by its own
     a run that does not        commits others: from there on the log is of a stream that will never be, and goes, all of
                                it, in the same transaction (`settle_log`)
 
-Where the input log was pruned, the steps of the first checkpoints are gone. A rewinding to 0 then leaves no log: the
+Where the input log was pruned, the steps of the first checkpoints are gone. A rollback to 0 then leaves no log: the
 stream begins at its initial offsets, with boundaries of its own.
 
 so a logged step never becomes a recorded one without having been run, and a step that has been run is never logged as
@@ -20,22 +20,48 @@ one epoch, a checkpoint is committed once for good, and no name of an object com
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select
 
-from siltstone.catalog import fencing, rows
+from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
+from siltstone.catalog.checkpoints import find_newest, has_id, unknown_checkpoint
 from siltstone.catalog.definitions import forget_definitions
 from siltstone.catalog.input_log import forget_input
+from siltstone.catalog.limits import ID_END
 from siltstone.catalog.outbox import forget_outputs, skip_sink_ids
-from siltstone.catalog.records import CheckpointCommit, RewindingRecord, Step, StepRecord
-from siltstone.catalog.transactions import Transactions
+from siltstone.catalog.runs import take_over
+from siltstone.catalog.steps import Step, to_step
+from siltstone.catalog.streams import get_stream
+from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import StateError, UsageError
+
+if TYPE_CHECKING:
+    from siltstone.catalog.commits import CheckpointCommit
 
 
 @dataclass(frozen=True, slots=True)
-class Rewound:
-    """What a rewinding gave up: checkpoints, ascending; the savepoints of these, by name; and those of these
+class RollbackRecord:
+    """One rollback, by the writer epoch `epoch`: from checkpoint `newest` to `checkpoint`; 0 is before the first."""
+
+    stream: str
+    epoch: int
+    checkpoint: int
+    newest: int
+    reason: str
+    who: str
+    rolled_back_at: datetime
+
+    def gave_up(self, epoch: int, checkpoint: int) -> bool:
+        """Whether what that epoch wrote for that checkpoint was given up by this one."""
+        return epoch < self.epoch and self.checkpoint < checkpoint <= self.newest
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackLoss:
+    """What a rollback gives up: checkpoints, ascending; the savepoints of these, by name; and those of these
     checkpoints that held an edit by hand, which no input brings back."""
 
     given_up: tuple[int, ...] = ()
@@ -43,23 +69,23 @@ class Rewound:
     edits: tuple[int, ...] = ()
 
 
-class Rewindings(Transactions):
-    """Rewindings, and the input that is to be run again."""
+class Rollbacks(CatalogPart):
+    """Rollbacks to earlier checkpoints."""
 
-    def rewind(
+    def roll_back(
         self,
         stream: str,
         epoch: int,
         checkpoint: int,
         reason: str,
         who: str,
-        accept: Callable[[Rewound], None] = lambda _: None,
-    ) -> Rewound:
+        accept: Callable[[RollbackLoss], None] = lambda _: None,
+    ) -> RollbackLoss:
         """Give up every checkpoint after `checkpoint`, or all for 0, in one transaction guarded by the writer epoch.
 
-        With them go their savepoints, snapshots, materializations and definitions. Their steps stay, as the log of
-        what comes next, and the record of their edits. Nothing is deleted from the store. To have rewound there already
-        is no error.
+        With them go their savepoints, reference copies, materializations and definitions. Their steps stay, as the log
+        of what comes next, and so does the record of their edits. Nothing is deleted from the store. Rolling back to
+        the newest checkpoint does nothing.
 
         Args:
             reason: why, in a line.
@@ -67,19 +93,19 @@ class Rewindings(Transactions):
 
         Raises:
             UnknownCheckpoint: there is none of that id, or it is marked as deleted.
-            UsageError: this epoch has rewound before, or one that is to be given up is its own: take a new epoch.
+            UsageError: this epoch has rolled back before, or one that is to be given up is its own: take a new epoch.
             Fenced
         """
-        with self._writing(f"the rewinding of stream {stream}") as connection:
+        with self._transactions.writing(f"the rollback of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
-            if checkpoint != 0 and rows.newest(connection, stream, rows.is_(checkpoint)) is None:
-                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
-            lost = foresee_rewinding(connection, stream, checkpoint)
+            if checkpoint != 0 and find_newest(connection, stream, has_id(checkpoint)) is None:
+                raise unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
+            lost = _foresee(connection, stream, checkpoint)
             if not lost.given_up:
                 return lost
             _refuse_second(connection, stream, epoch, checkpoint)
             accept(lost)
-            for table in (t.object_, t.dependency, t.snapshot, t.savepoint, t.materialization):
+            for table in (t.object_, t.dependency, t.reference_copy, t.savepoint, t.materialization):
                 gone = (table.c.stream == stream) & (table.c.checkpoint > checkpoint)
                 connection.execute(delete(table).where(gone))
             c = t.checkpoint.c
@@ -89,8 +115,10 @@ class Rewindings(Transactions):
             if checkpoint == 0 and forget_input(connection, stream):
                 forget_outputs(connection, stream)
                 skip_sink_ids(connection, stream, max(lost.given_up[-1], logged or 0))
-            record = RewindingRecord(stream, epoch, checkpoint, lost.given_up[-1], reason, who, self._time(connection))
-            connection.execute(insert(t.rewinding), asdict(record))
+            record = RollbackRecord(
+                stream, epoch, checkpoint, lost.given_up[-1], reason, who, self._transactions.time(connection)
+            )
+            connection.execute(insert(t.rollback), asdict(record))
             return lost
 
     def skip_epochs(self, stream: str, who: str, *, above: int, newest: int) -> int:
@@ -99,51 +127,41 @@ class Rewindings(Transactions):
 
         In the same transaction, what they wrote is given up: up to checkpoint `newest`, the highest in the store.
         """
-        with self._writing(f"a run of stream {stream}") as connection:
-            now = self._time(connection)
-            epoch = fencing.take_over(connection, stream, who, now, above)
-            last = rows.newest(connection, stream)
+        with self._transactions.writing(f"a run of stream {stream}") as connection:
+            now = self._transactions.time(connection)
+            epoch = take_over(connection, stream, who, now, above)
+            last = find_newest(connection, stream)
             id = last.id if last else 0
             reason = f"the catalog knew no writer epochs above those of its backup, the store had {above}"
             skip_sink_ids(connection, stream, max(0, newest - id))
-            record = RewindingRecord(stream, epoch, id, max(id, newest), reason, who, now)
-            connection.execute(insert(t.rewinding), asdict(record))
+            record = RollbackRecord(stream, epoch, id, max(id, newest), reason, who, now)
+            connection.execute(insert(t.rollback), asdict(record))
             return epoch
 
-    def foresee_rewinding(self, stream: str, checkpoint: int, newest: int | None = None) -> Rewound:
-        """What `rewind` would give up; of checkpoints up to `newest` only, if that is given."""
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            return foresee_rewinding(connection, stream, checkpoint, newest)
+    def foresee(self, stream: str, checkpoint: int, newest: int | None = None) -> RollbackLoss:
+        """What `roll_back` would give up; of checkpoints up to `newest` only, if that is given."""
+        with self._transactions.reading() as connection:
+            get_stream(connection, stream)
+            return _foresee(connection, stream, checkpoint, newest)
 
-    def rewindings(self, stream: str) -> list[RewindingRecord]:
-        """All rewindings of a stream, oldest first."""
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            return list(rewindings(connection, stream))
-
-    def logged_steps(self, stream: str) -> list[StepRecord]:
-        """The steps that are to come next, oldest first, each with the checkpoint that is to hold it: those of
-        checkpoints that were given up and have not been made again."""
-        with self._reading() as connection:
-            rows.get_stream(connection, stream)
-            newest = rows.newest(connection, stream)
-            s = t.step.c
-            query = select(t.step).where(s.stream == stream, s.checkpoint > (newest.id if newest else 0))
-            return [rows.to_step(row) for row in connection.execute(query.order_by(s.step))]
+    def list(self, stream: str) -> list[RollbackRecord]:
+        """All rollbacks of a stream, oldest first."""
+        with self._transactions.reading() as connection:
+            get_stream(connection, stream)
+            return list(read_rollbacks(connection, stream))
 
 
-def rewindings(connection: Connection, stream: str) -> tuple[RewindingRecord, ...]:
-    """All rewindings of a stream, oldest first."""
-    r = t.rewinding.c
-    query = select(t.rewinding).where(r.stream == stream).order_by(r.epoch)
-    return tuple(RewindingRecord(**row) for row in connection.execute(query).mappings())
+def read_rollbacks(connection: Connection, stream: str) -> tuple[RollbackRecord, ...]:
+    """All rollbacks of a stream, oldest first."""
+    r = t.rollback.c
+    query = select(*(column.label(column.key) for column in r)).where(r.stream == stream).order_by(r.epoch)
+    return tuple(RollbackRecord(**row) for row in connection.execute(query).mappings())
 
 
-def foresee_rewinding(connection: Connection, stream: str, checkpoint: int, newest: int | None = None) -> Rewound:
+def _foresee(connection: Connection, stream: str, checkpoint: int, newest: int | None = None) -> RollbackLoss:
     """What lies above a checkpoint, up to `newest`; of edits only those that have not been given up before."""
     c, s, e = t.checkpoint.c, t.savepoint.c, t.edit.c
-    end = rows.ID_END - 1 if newest is None else newest
+    end = ID_END - 1 if newest is None else newest
 
     def lost(table: Table, id: ColumnElement[int]) -> ColumnElement[bool]:
         return (table.c.stream == stream) & (id > checkpoint) & (id <= end)
@@ -152,21 +170,21 @@ def foresee_rewinding(connection: Connection, stream: str, checkpoint: int, newe
     names = select(s.name).where(lost(t.savepoint, s.checkpoint)).order_by(s.name)
     edited = select(e.checkpoint, e.epoch).where(lost(t.edit, e.checkpoint)).order_by(e.checkpoint)
     edits = [id for id, epoch in connection.execute(edited) if written_by.get(id) == epoch]
-    return Rewound(tuple(written_by), tuple(connection.scalars(names)), tuple(edits))
+    return RollbackLoss(tuple(written_by), tuple(connection.scalars(names)), tuple(edits))
 
 
 def _refuse_second(connection: Connection, stream: str, epoch: int, checkpoint: int) -> None:
-    c, r = t.checkpoint.c, t.rewinding.c
+    c, r = t.checkpoint.c, t.rollback.c
     own = select(c.id).where(c.stream == stream, c.id > checkpoint, c.epoch >= epoch).limit(1)
     before = select(r.checkpoint).where(r.stream == stream, r.epoch == epoch)
     if connection.scalar(own) is not None or connection.scalar(before) is not None:
         raise UsageError(
-            f"writer epoch {epoch} of stream {stream} has committed or rewound already: begin a new epoch to rewind to "
-            f"checkpoint {checkpoint}"
+            f"writer epoch {epoch} of stream {stream} has committed or rolled back already: begin a new epoch to roll "
+            f"back to checkpoint {checkpoint}"
         )
 
 
-def settle_log(connection: Connection, stream: str, commit: CheckpointCommit) -> None:
+def settle_log(connection: Connection, stream: str, commit: "CheckpointCommit") -> None:
     """Make room in the input log for the steps of a checkpoint, before they are recorded.
 
     Those logged for it go, since its own are recorded in their place. If its own are others, or others than these, the
@@ -179,7 +197,7 @@ def settle_log(connection: Connection, stream: str, commit: CheckpointCommit) ->
     logged = (s.stream == stream) & (s.checkpoint >= commit.id)
     query = select(t.step).where(logged).order_by(s.checkpoint, s.step).limit(len(commit.steps) + 1)
     next_ = connection.execute(query).all()
-    follows = _follows(commit.steps, [rows.to_step(row) for row in next_ if row.checkpoint == commit.id])
+    follows = _follows(commit.steps, [to_step(row) for row in next_ if row.checkpoint == commit.id])
     if commit.repeats and not follows:
         raise StateError(
             f"checkpoint {commit.id} of stream {stream} was given up and has to hold the steps that are logged for it, "

@@ -18,21 +18,21 @@ A, B, C = "a" * 32, "b" * 32, "c" * 32
 
 
 def test_it_is_proposed_once_and_settled_once(catalog: Catalog) -> None:
-    assert catalog.recorded_identity() == CatalogIdentity(None, None)
-    assert catalog.propose_identity(A) == CatalogIdentity(None, A)
-    assert catalog.propose_identity(B) == CatalogIdentity(None, A)
-    assert catalog.settle_identity(B) == CatalogIdentity(None, A)
-    assert catalog.settle_identity(A) == CatalogIdentity(A, None) == catalog.settle_identity(A)
-    assert catalog.propose_identity(B) == CatalogIdentity(A, None) == catalog.recorded_identity()
+    assert catalog.identity.read() == CatalogIdentity(None, None)
+    assert catalog.identity.propose(A) == CatalogIdentity(None, A)
+    assert catalog.identity.propose(B) == CatalogIdentity(None, A)
+    assert catalog.identity.settle(B) == CatalogIdentity(None, A)
+    assert catalog.identity.settle(A) == CatalogIdentity(A, None) == catalog.identity.settle(A)
+    assert catalog.identity.propose(B) == CatalogIdentity(A, None) == catalog.identity.read()
 
 
 def test_it_is_replaced_only_by_who_knows_it(catalog: Catalog) -> None:
-    catalog.propose_identity(A)
-    catalog.settle_identity(A)
-    assert catalog.propose_identity(B, replacing=C) == CatalogIdentity(A, None)
-    assert catalog.propose_identity(B, replacing=A) == CatalogIdentity(A, B)
-    assert catalog.propose_identity(C, replacing=A) == CatalogIdentity(A, B)
-    assert catalog.settle_identity(B) == CatalogIdentity(B, None)
+    catalog.identity.propose(A)
+    catalog.identity.settle(A)
+    assert catalog.identity.propose(B, replacing=C) == CatalogIdentity(A, None)
+    assert catalog.identity.propose(B, replacing=A) == CatalogIdentity(A, B)
+    assert catalog.identity.propose(C, replacing=A) == CatalogIdentity(A, B)
+    assert catalog.identity.settle(B) == CatalogIdentity(B, None)
 
 
 def test_of_many_proposals_one_is_written(catalog_url: str) -> None:
@@ -42,7 +42,7 @@ def test_of_many_proposals_one_is_written(catalog_url: str) -> None:
     def propose(n: int) -> CatalogIdentity:
         with open_catalog(catalog_url) as catalog:
             start.wait()
-            return catalog.propose_identity(f"{n:032x}")
+            return catalog.identity.propose(f"{n:032x}")
 
     with ThreadPoolExecutor(4) as pool:
         found = set(pool.map(propose, range(4)))
@@ -59,7 +59,7 @@ def test_a_catalog_of_0_1_with_data_has_none_until_it_is_written(catalog_url: st
     engine.dispose()
     upgrade_catalog(catalog_url, tmp_path)
     with open_catalog(catalog_url, create=False) as migrated:
-        assert [(s.name, s.epoch) for s in migrated.streams()] == [("flights", 7)]
-        assert migrated.recorded_identity() == CatalogIdentity()
-        assert migrated.propose_identity(A) == CatalogIdentity(None, A)
-        assert migrated.settle_identity(A) == CatalogIdentity(A)
+        assert [(s.name, s.epoch) for s in migrated.streams.list()] == [("flights", 7)]
+        assert migrated.identity.read() == CatalogIdentity()
+        assert migrated.identity.propose(A) == CatalogIdentity(None, A)
+        assert migrated.identity.settle(A) == CatalogIdentity(A)

@@ -7,10 +7,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event
 
-from siltstone.catalog.audit import RECORDS_KEPT, Tombstone
+from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.records import CatalogView, CheckpointCommit
+from siltstone.catalog.references import CatalogView
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.tombstones import RECORDS_KEPT, Tombstone
 from siltstone.errors import Fenced, StateError, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.model import Form, StoredObject
 from tests.catalog_cases import NOON, Clock
@@ -22,8 +23,8 @@ MINUTE = timedelta(minutes=1)
 def catalog(catalog_url: str, clock: Clock) -> Iterator[Catalog]:
     """With stream flights in writer epoch 1, checkpoints 1 to 6, and bases at 1 and 4."""
     with open_catalog(catalog_url, now=clock) as opened:
-        opened.register("flights", 128, {})
-        opened.new_epoch("flights", "host:1")
+        opened.streams.register("flights", 128, {})
+        opened.runs.begin("flights", "host:1")
         for id in range(1, 7):
             commit(opened, id, first=1 if id < 4 else 4)
         yield opened
@@ -38,41 +39,41 @@ def commit(catalog: Catalog, id: int, first: int = 1, stream: str = "flights", s
     stored = [StoredObject(name, 5, "0" * 32) for name in segments]
     forms = {"aircraft": Form.DELTA}
     made = CheckpointCommit(id, manifest, "", 0, 0, forms, segments=stored, first={"aircraft": first})
-    catalog.commit(stream, 1, made)
+    catalog.commits.add(stream, 1, made)
 
 
 def take(catalog: Catalog, ids: Sequence[int] | None, id: str = "a", minutes: int = 5) -> None:
-    catalog.take_lease("flights", ids, id=id, who="host:7 reads", lasts=minutes * MINUTE)
+    catalog.leases.take("flights", ids, id=id, who="host:7 reads", lasts=minutes * MINUTE)
 
 
 def leased(catalog: Catalog) -> list[str]:
-    return [lease.id for lease in catalog.live_leases("flights")]
+    return [lease.id for lease in catalog.leases.list_live("flights")]
 
 
 # Leases
 
 
 def test_a_lease_covers_all_that_the_restores_read(catalog: Catalog) -> None:
-    lease = catalog.take_lease("flights", [6], id="a", who="host:7 reads", lasts=5 * MINUTE)
+    lease = catalog.leases.take("flights", [6], id="a", who="host:7 reads", lasts=5 * MINUTE)
     assert (lease.first, lease.last, lease.taken_at, lease.expires_at) == (4, 6, NOON, NOON + 5 * MINUTE)
     assert [c for c in range(8) if lease.covers(c)] == [4, 5, 6]
     take(catalog, [5, 2], "b")
     take(catalog, None, "c")
-    found = catalog.live_leases("flights")
+    found = catalog.leases.list_live("flights")
     assert found[0] == lease and (found[1].first, found[1].last) == (1, 5)
     assert found[2].covers(0) and found[2].covers(10**12)
-    assert catalog.standing("flights", ()).leases == tuple(found)
+    assert catalog.references.view("flights", ()).leases == tuple(found)
 
 
 def test_a_lease_ends_when_it_is_released_or_expires(catalog: Catalog, clock: Clock) -> None:
     for id, minutes in (("a", 1), ("b", 2), ("c", 3)):
         take(catalog, [6], id, minutes)
-    catalog.release_lease("b")
-    catalog.release_lease("b")
+    catalog.leases.release("b")
+    catalog.leases.release("b")
     assert leased(catalog) == ["a", "c"]
     clock.time += MINUTE
-    assert [lease.id for lease in catalog.standing("flights", ()).leases] == ["c"]
-    assert catalog.renew_lease("c", 5 * MINUTE)
+    assert [lease.id for lease in catalog.references.view("flights", ()).leases] == ["c"]
+    assert catalog.leases.renew("c", 5 * MINUTE)
     clock.time += 3 * MINUTE
     assert leased(catalog) == ["c"]
 
@@ -80,15 +81,15 @@ def test_a_lease_ends_when_it_is_released_or_expires(catalog: Catalog, clock: Cl
 def test_an_expired_lease_that_somebody_acted_on_is_not_renewed(catalog: Catalog, clock: Clock) -> None:
     take(catalog, [6])
     clock.time += 6 * MINUTE
-    assert catalog.renew_lease("a", MINUTE), "nobody has seen it"
+    assert catalog.leases.renew("a", MINUTE), "nobody has seen it"
     clock.time += MINUTE
     assert leased(catalog) == []
-    assert not catalog.renew_lease("a", MINUTE)
+    assert not catalog.leases.renew("a", MINUTE)
 
 
 @pytest.mark.parametrize("ids", [[7], [6, 0], [-1], [3], [2**62]])
 def test_what_is_not_there_or_deleted_is_not_leased(catalog: Catalog, ids: list[int]) -> None:
-    catalog.mark_deleted("flights", 1, [3])
+    catalog.deletions.mark("flights", 1, [3])
     with pytest.raises(UnknownCheckpoint, match=rf"no checkpoint {ids[-1]} of stream flights: it has 5, 1 to 6"):
         take(catalog, ids)
     assert leased(catalog) == []
@@ -98,7 +99,7 @@ def test_of_a_lease_and_a_deletion_at_once_the_first_is_seen_by_the_other(catalo
     def race(id: int) -> tuple[bool, bool]:
         with ThreadPoolExecutor(2) as pool:
             reader = pool.submit(take, catalog, [id], str(id))
-            deleter = pool.submit(lambda: (catalog.mark_deleted("flights", 1, [id]), leased(catalog))[1])
+            deleter = pool.submit(lambda: (catalog.deletions.mark("flights", 1, [id]), leased(catalog))[1])
             wait([reader, deleter])
             return reader.exception() is None, str(id) in deleter.result()
 
@@ -112,31 +113,31 @@ def test_of_a_lease_and_a_deletion_at_once_the_first_is_seen_by_the_other(catalo
 
 def test_the_standing_says_who_writes_what_is_newest_and_what_is_referred_to(catalog: Catalog, clock: Clock) -> None:
     clock.time += MINUTE
-    there = catalog.standing("flights")
+    there = catalog.references.view("flights")
     everything = {name_of(id, "manifest.arrow") for id in range(1, 7)}
     assert there == CatalogView("flights", 1, False, 6, frozenset({1}), (), frozenset(everything), NOON + MINUTE)
     some = [name_of(2, "manifest.arrow"), name_of(2, "x.segment"), *(f"n{i}" for i in range(1200))]
-    assert catalog.standing("flights", some).referenced == {name_of(2, "manifest.arrow")}
-    assert catalog.standing("flights", ()).referenced == frozenset()
-    catalog.end_epoch("flights", 1, "done")
-    assert catalog.standing("flights").ended
-    catalog.mark_deleted("flights", 1, [1])
-    assert catalog.standing("flights").referenced == everything
-    assert catalog.new_epoch("flights", "host:2") == 2
-    after = catalog.standing("flights")
+    assert catalog.references.view("flights", some).referenced == {name_of(2, "manifest.arrow")}
+    assert catalog.references.view("flights", ()).referenced == frozenset()
+    catalog.runs.end("flights", 1, "done")
+    assert catalog.references.view("flights").ended
+    catalog.deletions.mark("flights", 1, [1])
+    assert catalog.references.view("flights").referenced == everything
+    assert catalog.runs.begin("flights", "host:2") == 2
+    after = catalog.references.view("flights")
     assert (after.epoch, after.ended, after.epochs) == (2, False, {1})
-    assert [run.first_checkpoint for run in catalog.runs("flights")] == [1, 7]
+    assert [run.first_checkpoint for run in catalog.runs.list("flights")] == [1, 7]
 
 
 def test_what_another_stream_refers_to_is_referred_to(catalog: Catalog) -> None:
     for stream in ("flights_2", "flights2"):  # one of which LIKE could take for the other
-        catalog.register(stream, 128, {})
-        catalog.new_epoch(stream, "host")
+        catalog.streams.register(stream, 128, {})
+        catalog.runs.begin(stream, "host")
     forked, own = name_of(6, "s.segment"), name_of(1, "s.segment", "flights2")
     commit(catalog, 1, stream="flights2", segments=[forked, own])
-    assert forked in catalog.standing("flights").referenced
-    assert catalog.standing("flights", [forked, own]).referenced == {forked, own}
-    assert catalog.standing("flights_2").referenced == frozenset()
+    assert forked in catalog.references.view("flights").referenced
+    assert catalog.references.view("flights", [forked, own]).referenced == {forked, own}
+    assert catalog.references.view("flights_2").referenced == frozenset()
 
 
 # Deletions
@@ -146,7 +147,7 @@ SWEPT = "2013-07-04T12:00:00"
 
 def condemn(catalog: Catalog, *names: str, reason: str = "of a fenced run") -> list[Tombstone]:
     doomed = [Tombstone(name, 7, reason, NOON - MINUTE) for name in names]
-    return catalog.record_orphans("flights", "host:9", names, lambda _: doomed)
+    return catalog.tombstones.record_orphans("flights", "host:9", names, lambda _: doomed)
 
 
 def test_a_deletion_is_written_down_once(catalog: Catalog, clock: Clock) -> None:
@@ -154,15 +155,15 @@ def test_a_deletion_is_written_down_once(catalog: Catalog, clock: Clock) -> None
     assert [each.name for each in condemn(catalog, *names)] == names
     clock.time += MINUTE
     condemn(catalog, *names[:3], "unfinished token", reason="other")
-    found = catalog.deletions("flights")
+    found = catalog.tombstones.list("flights")
     assert [d.name for d in found] == [*names, "unfinished token"]
     first = found[0]
     assert (first.stream, first.bytes, first.reason, first.who) == ("flights", 7, "of a fenced run", "host:9")
     assert (first.modified_at, first.deleted_at) == (NOON - MINUTE, NOON)
-    assert catalog.deletions("flights", 1) == found[-1:]
+    assert catalog.tombstones.list("flights", 1) == found[-1:]
     clock.time = NOON + RECORDS_KEPT + MINUTE / 2
     condemn(catalog, "much later")
-    assert [d.name for d in catalog.deletions("flights")] == ["unfinished token", "much later"]
+    assert [d.name for d in catalog.tombstones.list("flights")] == ["unfinished token", "much later"]
 
 
 def test_what_is_decided_is_decided_as_things_stand(catalog: Catalog, clock: Clock) -> None:
@@ -175,28 +176,32 @@ def test_what_is_decided_is_decided_as_things_stand(catalog: Catalog, clock: Clo
         seen.append(standing)
         return []
 
-    assert catalog.record_orphans("flights", "host:9", names, decide) == []
+    assert catalog.tombstones.record_orphans("flights", "host:9", names, decide) == []
     assert ([lease.id for lease in seen[0].leases], seen[0].referenced) == (["live"], {names[0]})
-    assert not catalog.renew_lease("expired", MINUTE)
-    assert catalog.deletions("flights") == []
+    assert not catalog.leases.renew("expired", MINUTE)
+    assert catalog.tombstones.list("flights") == []
 
 
 @pytest.mark.parametrize("kind", ["segment", "snapshot", "another stream's"])
 def test_nothing_can_refer_to_what_was_deleted(catalog: Catalog, kind: str) -> None:
     name = name_of(7, "a.segment")
     condemn(catalog, name)
-    catalog.register("fork", 128, {})
-    catalog.new_epoch("fork", "host")
+    catalog.streams.register("fork", 128, {})
+    catalog.runs.begin("fork", "host")
     calls: dict[str, Callable[[], object]] = {
         "segment": lambda: commit(catalog, 7, segments=[name_of(7, "b.segment"), name]),
-        "snapshot": lambda: catalog.add_snapshot("flights", 1, 6, [StoredObject(name, 1, "0" * 32)], 1),
+        "snapshot": lambda: catalog.reference_copies.add("flights", 1, 6, [StoredObject(name, 1, "0" * 32)], 1),
         "another stream's": lambda: commit(catalog, 1, stream="fork", segments=[name]),
     }
-    before = catalog.objects("flights")
+    before = catalog.objects.list("flights")
     message = rf"object {name} \(of a fenced run\) was deleted by host:9 at {SWEPT}\+00:00, before anything referred"
     with pytest.raises(StateError, match=message):
         calls[kind]()
-    assert (catalog.objects("flights"), catalog.snapshots("flights"), catalog.objects("fork")) == (before, [], [])
+    assert (
+        catalog.objects.list("flights"),
+        catalog.reference_copies.list("flights"),
+        catalog.objects.list("fork"),
+    ) == (before, [], [])
     commit(catalog, 7, segments=[name_of(7, "b.segment")])
 
 
@@ -209,22 +214,22 @@ def test_of_a_commit_and_a_sweep_at_once_the_first_keeps_the_other_from_happenin
 
         with ThreadPoolExecutor(2) as pool:
             committing = pool.submit(commit, catalog, id, segments=[name])
-            sweeping = pool.submit(catalog.record_orphans, "flights", "host:9", [name], decide)
+            sweeping = pool.submit(catalog.tombstones.record_orphans, "flights", "host:9", [name], decide)
             wait([committing, sweeping])
         swept = bool(sweeping.result())
         assert isinstance(committing.exception(), StateError) == swept
-        assert (name in catalog.standing("flights").referenced) != swept
+        assert (name in catalog.references.view("flights").referenced) != swept
         if swept:
             commit(catalog, id)
 
 
 def test_deletions_of_checkpoints_are_written_down_by_the_newest_writer_only(catalog: Catalog) -> None:
     doomed = [Tombstone(name_of(1, "manifest.arrow"), 10, "of a deleted checkpoint")]
-    catalog.record_deletion("flights", 1, "host:1", doomed)
-    catalog.new_epoch("flights", "host:2")
+    catalog.tombstones.record_deletion("flights", 1, "host:1", doomed)
+    catalog.runs.begin("flights", "host:2")
     with pytest.raises(Fenced):
-        catalog.record_deletion("flights", 1, "host:1", [Tombstone(name_of(2, "manifest.arrow"), 10, "")])
-    assert [d.name for d in catalog.deletions("flights")] == [name_of(1, "manifest.arrow")]
+        catalog.tombstones.record_deletion("flights", 1, "host:1", [Tombstone(name_of(2, "manifest.arrow"), 10, "")])
+    assert [d.name for d in catalog.tombstones.list("flights")] == [name_of(1, "manifest.arrow")]
 
 
 def test_a_catalog_that_cannot_be_written_says_so_and_is_read(catalog: Catalog) -> None:
@@ -239,23 +244,23 @@ def test_a_catalog_that_cannot_be_written_says_so_and_is_read(catalog: Catalog) 
         connection.commit()  # type: ignore[attr-defined]
 
     # A server that fails over refuses so, too, and is waited for.
-    url = catalog.engine.url.render_as_string(hide_password=False)
+    url = catalog.transactions.engine.url.render_as_string(hide_password=False)
     with open_catalog(url if catalog.url.startswith("postgresql") else catalog.url, outage_s=0) as refused:
         refused.close()
-        event.listen(refused.engine, "connect", read_only)
+        event.listen(refused.transactions.engine, "connect", read_only)
         with pytest.raises(Unreachable, match=r"read-?only"):
             take(refused, [6])
-        assert refused.standing("flights").newest == 6
+        assert refused.references.view("flights").newest == 6
 
 
 def test_an_unknown_stream_is_named(catalog: Catalog) -> None:
     for call in (
-        lambda: catalog.take_lease("fligths", [1], id="a", who="", lasts=MINUTE),
-        lambda: catalog.live_leases("fligths"),
-        lambda: catalog.standing("fligths"),
-        lambda: catalog.record_orphans("fligths", "", [], lambda _: []),
-        lambda: catalog.record_deletion("fligths", 1, "", []),
-        lambda: catalog.deletions("fligths"),
+        lambda: catalog.leases.take("fligths", [1], id="a", who="", lasts=MINUTE),
+        lambda: catalog.leases.list_live("fligths"),
+        lambda: catalog.references.view("fligths"),
+        lambda: catalog.tombstones.record_orphans("fligths", "", [], lambda _: []),
+        lambda: catalog.tombstones.record_deletion("fligths", 1, "", []),
+        lambda: catalog.tombstones.list("fligths"),
     ):
         with pytest.raises(UnknownStream, match=r"'fligths'.*it has flights"):
             call()

@@ -1,8 +1,8 @@
-"""The part of the catalog that makes forks: streams that begin at a checkpoint of another, without copying an object.
+"""Forks: streams that begin at a checkpoint of another, without copying an object.
 
 A fork is rows, copied in one transaction: the checkpoint, those before it that its chain reads (marked as deleted: they
 are kept for it, and go with it), the rows that say which objects these need, and the input log up to it. The objects
-are then referred to by both streams. A deletion spares what another stream refers to (`catalog.audit`), so neither
+are then referred to by both streams. A deletion spares what another stream refers to (`catalog.tombstones`), so neither
 ever harms the other, and the last one that lets go of an object deletes it.
 """
 
@@ -13,39 +13,42 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, exists, insert, literal, select
 from sqlalchemy import exc as sa
 
-from siltstone.catalog import fencing, rows
+from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
+from siltstone.catalog.chains import read_chain, read_materializations
+from siltstone.catalog.checkpoints import find_newest, has_id, unknown_checkpoint
 from siltstone.catalog.definitions import definition_at
-from siltstone.catalog.materializations import chain_materializations
-from siltstone.catalog.records import ObjectKind, ObjectRecord, StreamRecord
-from siltstone.catalog.transactions import Transactions
+from siltstone.catalog.limits import in_batches
+from siltstone.catalog.objects import ObjectKind, ObjectRecord, insert_objects, read_objects
+from siltstone.catalog.streams import StreamRecord, find_stream, get_stream
+from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import UsageError
 from siltstone.model import check_name
 from siltstone.store.paths import is_opaque, materialization_of
 
 
-class Forking(Transactions):
+class Forks(CatalogPart):
     """Streams that began as a checkpoint of another."""
 
-    def fork(self, stream: str, new: str, checkpoint: int) -> StreamRecord:
+    def create(self, stream: str, new: str, checkpoint: int) -> StreamRecord:
         """Begin the stream `new` at a checkpoint of `stream`, whose objects both refer to from then on.
 
         A run of `stream` may be at work. The newest writer epoch of `new` is that of `stream`, so that all its runs
         have later ones than any checkpoint it begins with.
 
         Raises:
-            UsageError: `new` is no stream's name, or there is such a stream.
+            UsageError: `new` is not a stream's name, or there is such a stream.
             UnknownStream: there is no stream `stream`.
             UnknownCheckpoint: it has no such checkpoint, or it is marked as deleted.
         """
         check_name("stream", new)
-        with self._writing(f"stream {new}, a fork of {stream},") as connection:
+        with self._transactions.writing(f"stream {new}, a fork of {stream},") as connection:
             epoch = fencing.lock(connection, stream)
-            if rows.find_stream(connection, new) is not None:
+            if find_stream(connection, new) is not None:
                 raise _taken(new)
-            if rows.newest(connection, stream, rows.is_(checkpoint)) is None:
-                raise rows.unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
-            made = {"name": new, "epoch": epoch, "created_at": self._time(connection)}
+            if find_newest(connection, stream, has_id(checkpoint)) is None:
+                raise unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
+            made = {"name": new, "epoch": epoch, "created_at": self._transactions.time(connection)}
             made["definition"] = definition_at(connection, stream, checkpoint)
             try:
                 with connection.begin_nested():
@@ -53,21 +56,21 @@ class Forking(Transactions):
                     _copy(connection, t.stream, t.stream.c.name == stream, **made)
             except sa.IntegrityError:  # another process was first
                 raise _taken(new) from None
-            _copy_chain(connection, stream, new, checkpoint, self._time(connection))
+            _copy_chain(connection, stream, new, checkpoint, self._transactions.time(connection))
             _copy_history(connection, stream, new, checkpoint)
-            return rows.get_stream(connection, new)
+            return get_stream(connection, new)
 
-    def lineage(self, stream: str) -> list[str]:
+    def get_lineage(self, stream: str) -> list[str]:
         """The stream, the one it is a fork of, the one that is a fork of, and so on.
 
         Raises:
             UnknownStream
         """
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             found, name = [], stream
             while name is not None:
                 found.append(name)
-                name = rows.get_stream(connection, name).forked_from
+                name = get_stream(connection, name).forked_from
             return found
 
 
@@ -83,26 +86,26 @@ def _copy(connection: Connection, table: Table, where: ColumnElement[bool], **ch
 
 def _copy_chain(connection: Connection, stream: str, new: str, checkpoint: int, now: datetime) -> None:
     """The rows of a checkpoint, of those that its chain reads, and of all that they need for it."""
-    chain = rows.chain(connection, stream, checkpoint)
+    chain = read_chain(connection, stream, checkpoint)
     c, d, m = t.checkpoint.c, t.dependency.c, t.materialization.c
     before = (c.stream == stream) & c.id.between(chain[0], checkpoint - 1)
     _copy(connection, t.checkpoint, before, stream=new, deleted_at=now)
     _copy(connection, t.checkpoint, (c.stream == stream) & (c.id == checkpoint), stream=new)
     _copy(connection, t.dependency, (d.stream == stream) & (d.checkpoint == checkpoint), stream=new)
-    materialized = [row.id for row in chain_materializations(connection, stream, checkpoint)]
+    materialized = [row.id for row in read_materializations(connection, stream, checkpoint)]
     _copy(connection, t.materialization, (m.stream == stream) & m.id.in_(materialized), stream=new)
     needed: dict[tuple[int, int], list[ObjectRecord]] = {}
-    for part in rows.parts(chain):
-        for stored in rows.objects(connection, stream, part):
+    for part in in_batches(chain):
+        for stored in read_objects(connection, stream, part):
             if _is_needed(stored, checkpoint, materialized):
                 needed.setdefault((stored.checkpoint, stored.epoch), []).append(stored)
     for (at, epoch), objects in needed.items():
-        rows.insert_objects(connection, new, epoch, at, [(stored.kind, stored.stored) for stored in objects])
+        insert_objects(connection, new, epoch, at, [(stored.kind, stored.stored) for stored in objects])
 
 
 def _copy_history(connection: Connection, stream: str, new: str, checkpoint: int) -> None:
     """The input log up to a checkpoint, the edits by hand that are part of it, and its definitions."""
-    s, e, r, d = t.step.c, t.edit.c, t.rewinding.c, t.definition.c
+    s, e, r, d = t.step.c, t.edit.c, t.rollback.c, t.definition.c
     _copy(connection, t.definition, (d.stream == stream) & (d.checkpoint <= checkpoint), stream=new)
     _copy(connection, t.step, (s.stream == stream) & (s.checkpoint <= checkpoint), stream=new)
     given_up = exists().where(
@@ -113,7 +116,7 @@ def _copy_history(connection: Connection, stream: str, new: str, checkpoint: int
 
 def _is_needed(stored: ObjectRecord, checkpoint: int, materialized: Collection[str]) -> bool:
     """Whether a restore of the checkpoint may read it, given the materializations its chains begin with."""
-    if stored.kind is ObjectKind.SNAPSHOT:
+    if stored.kind is ObjectKind.REFERENCE_COPY:
         return False
     if stored.kind is ObjectKind.MATERIALIZATION:
         return materialization_of(stored.name) in materialized

@@ -1,4 +1,4 @@
-"""Rewindings and the log of what comes next, over every database a catalog can be in."""
+"""Rollbacks and the log of what comes next, over every database a catalog can be in."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,9 +8,10 @@ import pytest
 from sqlalchemy import event, insert
 
 from siltstone.catalog import tables as t
+from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
-from siltstone.catalog.records import CheckpointCommit, Step
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import Step
 from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
 from siltstone.model import Form, StoredObject
 
@@ -21,8 +22,8 @@ NOON = datetime(2013, 7, 4, 12, tzinfo=UTC)
 def catalog(catalog_url: str) -> Iterator[Catalog]:
     """With stream flights in writer epoch 1, checkpoints 1 to 6 of two steps each, and bases at 1 and 4."""
     with open_catalog(catalog_url, now=lambda: NOON) as opened:
-        opened.register("flights", 128, {})
-        opened.new_epoch("flights", "host:1")
+        opened.streams.register("flights", 128, {})
+        opened.runs.begin("flights", "host:1")
         for id in range(1, 7):
             commit(opened, id, first=1 if id < 4 else 4)
         yield opened
@@ -48,150 +49,160 @@ def commit(catalog: Catalog, id: int, first: int = 1, epoch: int = 1, steps: Seq
 
     made = CheckpointCommit(id, stored("manifest.arrow"), f"{id:032x}", 0, 0, {"aircraft": Form.DELTA})
     made = replace(made, segments=[stored("a.segment")], first={"aircraft": first})
-    catalog.commit("flights", epoch, replace(made, steps=steps_of(id) if steps is None else steps))
+    catalog.commits.add("flights", epoch, replace(made, steps=steps_of(id) if steps is None else steps))
 
 
 def rewind(catalog: Catalog, checkpoint: int, reason: str = "damaged") -> int:
     """Under a new epoch, which is returned."""
-    epoch = catalog.new_epoch("flights", "host:2")
-    catalog.rewind("flights", epoch, checkpoint, reason, "host:2")
+    epoch = catalog.runs.begin("flights", "host:2")
+    catalog.rollbacks.roll_back("flights", epoch, checkpoint, reason, "host:2")
     return epoch
 
 
 def everything(catalog: Catalog) -> tuple[object, ...]:
     return (
-        catalog.checkpoints("flights", marked=True),
-        catalog.objects("flights"),
-        catalog.savepoints("flights"),
-        catalog.snapshots("flights"),
-        catalog.materializations("flights"),
-        catalog.steps("flights", 10**6),
-        catalog.rewindings("flights"),
-        [catalog.firsts("flights", id) for id in range(8)],
+        catalog.checkpoints.list("flights", marked=True),
+        catalog.objects.list("flights"),
+        catalog.savepoints.list("flights"),
+        catalog.reference_copies.list("flights"),
+        catalog.materializations.list("flights"),
+        catalog.input_log.list("flights", 10**6),
+        catalog.rollbacks.list("flights"),
+        [catalog.chains.get_firsts("flights", id) for id in range(8)],
     )
 
 
 def test_what_lies_above_ceases_to_exist_and_its_input_is_to_come_again(catalog: Catalog) -> None:
-    before = catalog.checkpoints("flights")
+    before = catalog.checkpoints.list("flights")
     for id, name in ((4, "kept"), (6, "newest"), (5, "fifth")):
-        catalog.add_savepoint("flights", 1, name, id)
+        catalog.savepoints.add("flights", 1, name, id)
     for id in (3, 6):
         snapshot = StoredObject(name_of(id, "s.snapshot"), 7, "0" * 32)
-        catalog.add_snapshot("flights", 1, id, [snapshot], 1)
-    catalog.mark_deleted("flights", 1, [1, 2])
-    epoch = catalog.new_epoch("flights", "host:2")
-    assert catalog.foresee_rewinding("flights", 4).given_up == (5, 6)
-    lost = catalog.rewind("flights", epoch, 4, "6 and 5 are damaged", "host:2")
+        catalog.reference_copies.add("flights", 1, id, [snapshot], 1)
+    catalog.deletions.mark("flights", 1, [1, 2])
+    epoch = catalog.runs.begin("flights", "host:2")
+    assert catalog.rollbacks.foresee("flights", 4).given_up == (5, 6)
+    lost = catalog.rollbacks.roll_back("flights", epoch, 4, "6 and 5 are damaged", "host:2")
     assert (lost.given_up, lost.savepoints, lost.edits) == ((5, 6), ("fifth", "newest"), ())
-    assert catalog.checkpoints("flights", marked=True)[2:] == before[2:4]
-    assert catalog.last_id("flights") == 4 and catalog.chain("flights", 4) == [4]
-    assert {o.checkpoint for o in catalog.objects("flights")} == {1, 2, 3, 4}
-    assert [s.name for s in catalog.savepoints("flights")] == ["kept"]
-    assert [s.checkpoint for s in catalog.snapshots("flights")] == [3]
-    assert [(s.step, s.checkpoint) for s in catalog.logged_steps("flights")] == [(9, 5), (10, 5), (11, 6), (12, 6)]
-    [record] = catalog.rewindings("flights")
+    assert catalog.checkpoints.list("flights", marked=True)[2:] == before[2:4]
+    assert catalog.checkpoints.last_id("flights") == 4 and catalog.chains.list_checkpoints("flights", 4) == [4]
+    assert {o.checkpoint for o in catalog.objects.list("flights")} == {1, 2, 3, 4}
+    assert [s.name for s in catalog.savepoints.list("flights")] == ["kept"]
+    assert [s.checkpoint for s in catalog.reference_copies.list("flights")] == [3]
+    assert [(s.step, s.checkpoint) for s in catalog.input_log.list_logged("flights")] == [
+        (9, 5),
+        (10, 5),
+        (11, 6),
+        (12, 6),
+    ]
+    [record] = catalog.rollbacks.list("flights")
     assert (record.epoch, record.checkpoint, record.newest, record.reason) == (2, 4, 6, "6 and 5 are damaged")
-    assert (record.who, record.rewound_at) == ("host:2", NOON)
+    assert (record.who, record.rolled_back_at) == ("host:2", NOON)
     assert record.gave_up(1, 5) and record.gave_up(1, 6)
     assert not (record.gave_up(1, 4) or record.gave_up(1, 7) or record.gave_up(2, 5))
     with pytest.raises(UnknownCheckpoint, match=r"no checkpoint 5 .* 3 to 4"):
-        catalog.checkpoint("flights", 5)
+        catalog.checkpoints.get("flights", 5)
 
 
 def test_before_the_first_is_nothing_and_all_of_the_input(catalog: Catalog) -> None:
-    catalog.mark_deleted("flights", 1, [2])
+    catalog.deletions.mark("flights", 1, [2])
     epoch = rewind(catalog, 0)
-    assert catalog.last_id("flights") == 0 and catalog.retained("flights") == catalog.objects("flights") == []
-    assert [s.step for s in catalog.logged_steps("flights")] == list(range(1, 13))
+    assert (
+        catalog.checkpoints.last_id("flights") == 0
+        and catalog.checkpoints.list_retained("flights") == catalog.objects.list("flights") == []
+    )
+    assert [s.step for s in catalog.input_log.list_logged("flights")] == list(range(1, 13))
     commit(catalog, 1, epoch=epoch)
-    assert catalog.last_id("flights") == 1 and len(catalog.logged_steps("flights")) == 10
+    assert catalog.checkpoints.last_id("flights") == 1 and len(catalog.input_log.list_logged("flights")) == 10
 
 
 def test_a_materialization_goes_with_its_checkpoint_and_one_that_runs_has_lost_its_lease(catalog: Catalog) -> None:
     for id, at in (("a", 3), ("b", 5)):
-        catalog.take_lease("flights", [at], id=id, who="host:7", lasts=timedelta(minutes=5))
-        catalog.begin_materialization("flights", "aircraft", at, id=id, who="host:7")
+        catalog.leases.take("flights", [at], id=id, who="host:7", lasts=timedelta(minutes=5))
+        catalog.materializations.begin("flights", "aircraft", at, id=id, who="host:7")
         if id == "a":
             manifest = StoredObject(name_of(at, "m.materialization.arrow"), 3, "0" * 32)
-            catalog.complete_materialization("flights", id, manifest, [], rows_=1, bytes_=3, seconds=0.1)
+            catalog.materializations.complete("flights", id, manifest, [], rows_=1, bytes_=3, seconds=0.1)
     rewind(catalog, 4)
-    assert [(m.id, m.outcome) for m in catalog.materializations("flights")] == [("a", "done")]
+    assert [(m.id, m.outcome) for m in catalog.materializations.list("flights")] == [("a", "done")]
     with pytest.raises(Fenced, match="materialization b of stream flights has lost its lease"):
         manifest = StoredObject(name_of(5, "m.materialization.arrow"), 3, "0" * 32)
-        catalog.complete_materialization("flights", "b", manifest, [], rows_=1, bytes_=3, seconds=0.1)
+        catalog.materializations.complete("flights", "b", manifest, [], rows_=1, bytes_=3, seconds=0.1)
 
 
 def test_an_edit_that_is_given_up_is_told_of_once_and_stays_on_record(catalog: Catalog) -> None:
     place = {"stream": "flights", "operator": "aircraft", "variable": "v", "upserts": 1, "deletes": 0}
-    with catalog.writer.begin() as connection:
+    with catalog.transactions.writer.begin() as connection:
         rows = [{"checkpoint": id, "epoch": 1, "source": "p", "who": "w", "edited_at": NOON} for id in (2, 5)]
         connection.execute(insert(t.edit), [place | row for row in rows])
-    epoch = catalog.new_epoch("flights", "host:2")
-    assert catalog.rewind("flights", epoch, 4, "damaged", "host:2").edits == (5,)
+    epoch = catalog.runs.begin("flights", "host:2")
+    assert catalog.rollbacks.roll_back("flights", epoch, 4, "damaged", "host:2").edits == (5,)
     commit(catalog, 5, epoch=epoch)
-    again = catalog.new_epoch("flights", "host:2")
-    assert catalog.rewind("flights", again, 4, "damaged again", "host:2").edits == ()
+    again = catalog.runs.begin("flights", "host:2")
+    assert catalog.rollbacks.roll_back("flights", again, 4, "damaged again", "host:2").edits == ()
 
 
 def test_a_proof_of_what_was_given_up_is_no_proof_of_what_was_made_again(catalog: Catalog) -> None:
     epoch = rewind(catalog, 5)
     commit(catalog, 6, epoch=epoch)
     with pytest.raises(UnknownCheckpoint):
-        catalog.record_proof("flights", 6, False, "damaged", epoch=1)
-    assert catalog.latest("flights").proven is None
-    catalog.record_proof("flights", 6, True, epoch=epoch)
-    assert catalog.latest("flights").proven
+        catalog.checkpoints.record_proof("flights", 6, False, "damaged", epoch=1)
+    assert catalog.checkpoints.latest("flights").proven is None
+    catalog.checkpoints.record_proof("flights", 6, True, epoch=epoch)
+    assert catalog.checkpoints.latest("flights").proven
 
 
 # Refused
 
 
 def test_a_fenced_writer_gives_nothing_up(catalog: Catalog) -> None:
-    catalog.new_epoch("flights", "host:2")
+    catalog.runs.begin("flights", "host:2")
     before = everything(catalog)
     with pytest.raises(Fenced):
-        catalog.rewind("flights", 1, 3, "damaged", "host:1")
+        catalog.rollbacks.roll_back("flights", 1, 3, "damaged", "host:1")
     with pytest.raises(Fenced):
-        catalog.rewind("flights", 3, 3, "damaged", "host:1")
+        catalog.rollbacks.roll_back("flights", 3, 3, "damaged", "host:1")
     assert everything(catalog) == before
 
 
 def test_twice_is_once(catalog: Catalog) -> None:
     epoch = rewind(catalog, 3)
     before = everything(catalog)
-    assert catalog.rewind("flights", epoch, 3, "damaged", "host:2").given_up == ()
+    assert catalog.rollbacks.roll_back("flights", epoch, 3, "damaged", "host:2").given_up == ()
     assert everything(catalog) == before
 
 
 def test_one_epoch_rewinds_once_and_before_it_commits(catalog: Catalog) -> None:
     epoch = rewind(catalog, 4)
-    with pytest.raises(UsageError, match=r"epoch 2 of stream flights has committed or rewound already: begin a new"):
-        catalog.rewind("flights", epoch, 3, "damaged", "host:2")
-    later = catalog.new_epoch("flights", "host:3")
+    with pytest.raises(
+        UsageError, match=r"epoch 2 of stream flights has committed or rolled back already: begin a new"
+    ):
+        catalog.rollbacks.roll_back("flights", epoch, 3, "damaged", "host:2")
+    later = catalog.runs.begin("flights", "host:3")
     commit(catalog, 5, epoch=later)
     before = everything(catalog)
     with pytest.raises(UsageError, match="epoch 3 of stream flights has committed"):
-        catalog.rewind("flights", later, 3, "damaged", "host:2")
+        catalog.rollbacks.roll_back("flights", later, 3, "damaged", "host:2")
     assert everything(catalog) == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [7, -1, 10**30, 2])
 def test_a_checkpoint_that_is_not_there_is_refused(catalog: Catalog, checkpoint: int) -> None:
-    catalog.mark_deleted("flights", 1, [2])
-    epoch = catalog.new_epoch("flights", "host:2")
+    catalog.deletions.mark("flights", 1, [2])
+    epoch = catalog.runs.begin("flights", "host:2")
     before = everything(catalog)
     with pytest.raises(UnknownCheckpoint, match=f"no checkpoint {checkpoint} of stream flights: it has 5, 1 to 6"):
-        catalog.rewind("flights", epoch, checkpoint, "damaged", "host:2")
+        catalog.rollbacks.roll_back("flights", epoch, checkpoint, "damaged", "host:2")
     assert everything(catalog) == before
     with pytest.raises(UnknownStream):
-        catalog.rewind("bids", epoch, 1, "damaged", "host:2")
+        catalog.rollbacks.roll_back("bids", epoch, 1, "damaged", "host:2")
 
 
 @pytest.mark.slow
 def test_killed_at_any_statement_nothing_has_happened(catalog: Catalog) -> None:
-    catalog.add_savepoint("flights", 1, "newest", 6)
-    epoch = catalog.new_epoch("flights", "host:2")
+    catalog.savepoints.add("flights", 1, "newest", 6)
+    epoch = catalog.runs.begin("flights", "host:2")
     before, died, statements = everything(catalog), 0, 0
 
     def die(*_: object) -> None:
@@ -202,39 +213,39 @@ def test_killed_at_any_statement_nothing_has_happened(catalog: Catalog) -> None:
 
     while True:
         statements = died
-        event.listen(catalog.writer, "before_cursor_execute", die)
+        event.listen(catalog.transactions.writer, "before_cursor_execute", die)
         try:
-            catalog.rewind("flights", epoch, 4, "damaged", "host:2")
+            catalog.rollbacks.roll_back("flights", epoch, 4, "damaged", "host:2")
             break
         except Unreachable:
             died += 1
         finally:
-            event.remove(catalog.writer, "before_cursor_execute", die)
+            event.remove(catalog.transactions.writer, "before_cursor_execute", die)
         assert everything(catalog) == before
-    assert died > 8 and catalog.last_id("flights") == 4
+    assert died > 8 and catalog.checkpoints.last_id("flights") == 4
 
 
 # The log of what comes next
 
 
 def logged(catalog: Catalog) -> list[int]:
-    return [s.step for s in catalog.logged_steps("flights")]
+    return [s.step for s in catalog.input_log.list_logged("flights")]
 
 
 def test_whoever_follows_the_log_replaces_it_checkpoint_by_checkpoint(catalog: Catalog) -> None:
-    whole = [(s.step, s.checkpoint) for s in catalog.steps("flights", 6)]
+    whole = [(s.step, s.checkpoint) for s in catalog.input_log.list("flights", 6)]
     epoch = rewind(catalog, 3)
     for id in (4, 5):
         # Read at another time, which Spark notes.
         commit(catalog, id, epoch=epoch, steps=[step(s.step, time=99) for s in steps_of(id)])
-        assert [s.step for s in catalog.steps("flights", id, 3)] == list(range(7, 2 * id + 1))
+        assert [s.step for s in catalog.input_log.list("flights", id, 3)] == list(range(7, 2 * id + 1))
         assert logged(catalog) == list(range(2 * id + 1, 13))
-    assert all('"batchTimestampMs":99' in s.offsets for s in catalog.steps("flights", 5, 3))
+    assert all('"batchTimestampMs":99' in s.offsets for s in catalog.input_log.list("flights", 5, 3))
     epoch = rewind(catalog, 4)
     assert logged(catalog) == [9, 10, 11, 12]
     for id in (5, 6):
         commit(catalog, id, epoch=epoch)
-    assert logged(catalog) == [] and [(s.step, s.checkpoint) for s in catalog.steps("flights", 6)] == whole
+    assert logged(catalog) == [] and [(s.step, s.checkpoint) for s in catalog.input_log.list("flights", 6)] == whole
     commit(catalog, 7, epoch=epoch)
 
 
@@ -255,7 +266,7 @@ def test_once_others_are_committed_the_log_is_of_a_stream_that_never_will_be(
     epoch = rewind(catalog, 3)
     commit(catalog, 4, epoch=epoch, steps=steps)
     assert logged(catalog) == []
-    assert [s.step for s in catalog.steps("flights", 10**6)] == [1, 2, 3, 4, 5, 6, *(s.step for s in steps)]
+    assert [s.step for s in catalog.input_log.list("flights", 10**6)] == [1, 2, 3, 4, 5, 6, *(s.step for s in steps)]
 
 
 def test_a_checkpoint_without_input_comes_again_without(catalog: Catalog) -> None:
@@ -276,13 +287,13 @@ def test_a_commit_that_is_refused_leaves_the_log(catalog: Catalog) -> None:
 
 
 def test_epochs_that_only_the_store_knows_are_skipped_and_given_up(catalog: Catalog) -> None:
-    assert catalog.skip_epochs("flights", "host:2", above=7, newest=9) == 8
-    [record] = catalog.rewindings("flights")
+    assert catalog.rollbacks.skip_epochs("flights", "host:2", above=7, newest=9) == 8
+    [record] = catalog.rollbacks.list("flights")
     assert (record.epoch, record.checkpoint, record.newest) == (8, 6, 9)
-    assert [r.epoch for r in catalog.runs("flights")] == [1, 8]
+    assert [r.epoch for r in catalog.runs.list("flights")] == [1, 8]
     with pytest.raises(Fenced):
         commit(catalog, 7, first=4)
-    assert catalog.new_epoch("flights", "host:3") == 9
+    assert catalog.runs.begin("flights", "host:3") == 9
     commit(catalog, 7, first=4, epoch=9)
-    assert catalog.last_id("flights") == 7
-    assert catalog.stream("flights").sink_offset == 3, "sinks may have rows under ids that only the store knows"
+    assert catalog.checkpoints.last_id("flights") == 7
+    assert catalog.streams.get("flights").sink_offset == 3, "sinks may have rows under ids that only the store knows"

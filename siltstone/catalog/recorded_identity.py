@@ -1,26 +1,26 @@
-"""The part of the catalog that says which warehouse it is of: one row, written before the store's object is."""
+"""The identity of the warehouse as the catalog records it: one row, written before the store's object is."""
 
 from sqlalchemy import exc as sa
 from sqlalchemy import insert, select, update
 
 from siltstone.catalog import tables as t
 from siltstone.catalog.identity_rules import CatalogIdentity
-from siltstone.catalog.transactions import Transactions
+from siltstone.catalog.transactions import CatalogPart
 
 _ROW = 1
 
 
-class Identities(Transactions):
+class RecordedIdentity(CatalogPart):
     """The identity of the warehouse; see `catalog.identity` for what is done with it."""
 
-    def recorded_identity(self) -> CatalogIdentity:
+    def read(self) -> CatalogIdentity:
         """What is recorded."""
         w = t.warehouse.c
-        with self._reading() as connection:
+        with self._transactions.reading() as connection:
             found = connection.execute(select(w.identity, w.next).where(w.id == _ROW)).first()
             return CatalogIdentity() if found is None else CatalogIdentity(found.identity, found.next)
 
-    def propose_identity(self, identity: str, *, replacing: str | None = None) -> CatalogIdentity:
+    def propose(self, identity: str, *, replacing: str | None = None) -> CatalogIdentity:
         """Note that an identity is about to be written into the store in place of another (None: of none).
 
         Where another process has noted one and not settled it, that one goes first; where what is recorded is not
@@ -30,26 +30,30 @@ class Identities(Transactions):
             What is recorded then; its `next` is the one to write.
         """
         w = t.warehouse.c
-        with self._writing("the identity of the warehouse") as connection:
+        with self._transactions.writing("the identity of the warehouse") as connection:
             try:
                 with connection.begin_nested():
-                    connection.execute(insert(t.warehouse), {"id": _ROW, "changed_at": self._time(connection)})
+                    connection.execute(
+                        insert(t.warehouse), {"id": _ROW, "changed_at": self._transactions.time(connection)}
+                    )
             except sa.IntegrityError:  # there is a row
                 pass
             as_before = (w.id == _ROW) & w.next.is_(None) & w.identity.is_not_distinct_from(replacing)
             connection.execute(
-                update(t.warehouse).where(as_before).values(next=identity, changed_at=self._time(connection))
+                update(t.warehouse)
+                .where(as_before)
+                .values(next=identity, changed_at=self._transactions.time(connection))
             )
             found = connection.execute(select(w.identity, w.next).where(w.id == _ROW)).one()
             return CatalogIdentity(found.identity, found.next)
 
-    def settle_identity(self, identity: str) -> CatalogIdentity:
+    def settle(self, identity: str) -> CatalogIdentity:
         """Note that the store has the identity that was proposed; nothing, if another process has done it. What is
         recorded then."""
         w = t.warehouse.c
-        with self._writing("the identity of the warehouse") as connection:
+        with self._transactions.writing("the identity of the warehouse") as connection:
             proposed = (w.id == _ROW) & (w.next == identity)
-            settled = {"identity": identity, "next": None, "changed_at": self._time(connection)}
+            settled = {"identity": identity, "next": None, "changed_at": self._transactions.time(connection)}
             connection.execute(update(t.warehouse).where(proposed).values(settled))
             found = connection.execute(select(w.identity, w.next).where(w.id == _ROW)).one()
             return CatalogIdentity(found.identity, found.next)

@@ -1,0 +1,107 @@
+"""Deletions of checkpoints: they are marked, their objects are deleted, and their rows are removed."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from sqlalchemy import Connection, delete, select, update
+
+from siltstone.catalog import fencing
+from siltstone.catalog import tables as t
+from siltstone.catalog.checkpoints import find_newest, unknown_checkpoint
+from siltstone.catalog.leases import read_leases
+from siltstone.catalog.limits import in_batches
+from siltstone.catalog.passes import Pass, note_pass
+from siltstone.catalog.savepoints import read_savepoints
+from siltstone.catalog.transactions import CatalogPart
+from siltstone.errors import UsageError
+from siltstone.times import as_utc
+
+
+class Deletions(CatalogPart):
+    """Checkpoints that are being deleted."""
+
+    def mark(
+        self, stream: str, epoch: int, ids: Iterable[int], *, spare_leased: bool = False, by: Pass | None = None
+    ) -> tuple[int, ...]:
+        """Mark checkpoints as deleted, guarded by the writer epoch: from here on nobody sees them or their copies.
+
+        Their rows and objects stay until `forget`. One that is marked or gone already stays as it is.
+
+        Args:
+            spare_leased: leave those alone that somebody has a lease on, and return them.
+            by: the pass that it is written down as a part of.
+
+        Raises:
+            UnknownCheckpoint: the stream never had one of that id; nothing is marked.
+            UsageError: the newest is among them, which the stream resumes from, or one that a savepoint keeps;
+                nothing is marked.
+            Fenced
+        """
+        ids = set(ids)
+        with self._transactions.writing(f"the deletion of checkpoints of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            live = read_leases(connection, stream, self._transactions.time(connection)) if spare_leased else []
+            spared = {id for id in ids if any(lease.covers(id) for lease in live)}
+            now = self._transactions.time(connection)
+            marked = _mark(connection, stream, ids - spared, now)
+            if by is not None:
+                note_pass(connection, stream, by, now, checkpoints=marked)
+        return tuple(sorted(spared))
+
+    def forget(self, stream: str, epoch: int, ids: Iterable[int], objects: Iterable[str]) -> None:
+        """Remove the rows of deleted objects and then of deleted checkpoints, guarded by the writer epoch.
+
+        To be called when the objects are gone from the store. Nothing of a checkpoint that is not marked is removed.
+
+        Raises:
+            UsageError: a checkpoint has objects left, or another one's chain begins with it; nothing is removed.
+            Fenced
+        """
+        with self._transactions.writing(f"the deletion of checkpoints of stream {stream}") as connection:
+            fencing.hold(connection, stream, epoch)
+            _forget(connection, stream, ids, objects)
+
+
+def _mark(connection: Connection, stream: str, ids: Iterable[int], now: datetime) -> int:
+    """Mark checkpoints that are not the newest, unknown or kept by a savepoint; what only they need is forgotten.
+    How many were not marked before.
+
+    Raises:
+        UnknownCheckpoint, UsageError: as `Deletions.mark`.
+    """
+    last = find_newest(connection, stream)
+    pins = {s.checkpoint: s.name for s in read_savepoints(connection, stream) if not s.expired(as_utc(now))}
+    for id in sorted(set(ids)):
+        if last is None or not 1 <= id <= last.id:
+            raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+        if id == last.id:
+            raise UsageError(
+                f"checkpoint {id} of stream {stream} is its newest, which the next run resumes from: "
+                "delete others, or run the stream on first"
+            )
+        if id in pins:
+            raise UsageError(
+                f"checkpoint {id} of stream {stream} is kept by its savepoint {pins[id]}: "
+                "delete others, or drop the savepoint first (siltstone savepoint --drop)"
+            )
+    marked = 0
+    for part in in_batches(ids):
+        c, d, s, expired = t.checkpoint.c, t.dependency.c, t.reference_copy.c, t.savepoint.c
+        at = (c.stream == stream) & c.id.in_(part) & c.deleted_at.is_(None)
+        marked += connection.execute(update(t.checkpoint).where(at).values(deleted_at=now)).rowcount
+        connection.execute(delete(t.dependency).where(d.stream == stream, d.checkpoint.in_(part)))
+        connection.execute(delete(t.reference_copy).where(s.stream == stream, s.checkpoint.in_(part)))
+        connection.execute(delete(t.savepoint).where(expired.stream == stream, expired.checkpoint.in_(part)))
+    return marked
+
+
+def _forget(connection: Connection, stream: str, ids: Iterable[int], objects: Iterable[str]) -> None:
+    """Remove rows of objects, then of checkpoints, as far as the checkpoints are marked."""
+    c, o = t.checkpoint.c, t.object_.c
+    marked = select(c.id).where(c.stream == stream, c.deleted_at.is_not(None))
+    for names in in_batches(objects):
+        gone = (o.stream == stream) & o.name.in_(names) & o.checkpoint.in_(marked)
+        connection.execute(delete(t.object_).where(gone))
+    for part in in_batches(ids):
+        gone = (c.stream == stream) & c.id.in_(part) & c.deleted_at.is_not(None)
+        connection.execute(delete(t.checkpoint).where(gone))

@@ -1,0 +1,48 @@
+"""Edits: what people changed in the state by hand."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import select
+
+from siltstone.catalog import tables as t
+from siltstone.catalog.streams import get_stream
+from siltstone.catalog.transactions import CatalogPart
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of one variable's rows by hand: how many rows were put, and how many that were there were deleted.
+
+    `source` says where the rows came from; of a file, `source_checksum` is that of its bytes (`store.checksums`).
+    """
+
+    operator: str
+    variable: str
+    upserts: int
+    deletes: int
+    source: str
+    source_checksum: str | None
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class EditRecord(Edit):
+    """A recorded edit: it is what makes a checkpoint, which `epoch` wrote, differ from the one before."""
+
+    stream: str = field(kw_only=True)
+    checkpoint: int = field(kw_only=True)
+    epoch: int = field(kw_only=True)
+    edited_at: datetime = field(kw_only=True)
+
+
+class Edits(CatalogPart):
+    """The edits that are part of checkpoints."""
+
+    def list(self, stream: str) -> list[EditRecord]:
+        """What was changed by hand, oldest checkpoint first; of checkpoints that are no more, too."""
+        e = t.edit.c
+        with self._transactions.reading() as connection:
+            get_stream(connection, stream)
+            found = connection.execute(select(t.edit).where(e.stream == stream).order_by(e.checkpoint, e.epoch))
+            return [EditRecord(**row) for row in found.mappings()]

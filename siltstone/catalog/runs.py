@@ -1,0 +1,140 @@
+"""Runs: who wrote to a stream under which writer epoch, and how that ended."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, case, delete, func, insert, select, update
+
+from siltstone.catalog import fencing
+from siltstone.catalog.passes import RUNS, Pass, note_pass
+from siltstone.catalog.streams import get_stream
+from siltstone.catalog.tables import checkpoint, run, stream
+from siltstone.catalog.transactions import CatalogPart
+from siltstone.errors import WrongWarehouse
+from siltstone.log import get_logger
+from siltstone.model import MAX_EPOCH
+
+_LOG = get_logger(__name__)
+
+RUNS_KEPT = 1000
+"""how many runs of a stream are remembered, at least"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One writer epoch of a stream, whose first checkpoint, if it completed any, is `first_checkpoint`.
+
+    `outcome` says how it ended, None while it has not.
+    """
+
+    stream: str
+    epoch: int
+    first_checkpoint: int
+    who: str
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+
+
+class Runs(CatalogPart):
+    """The runs of streams, each under a writer epoch of its own."""
+
+    def begin(self, stream: str, who: str) -> int:
+        """Take the stream over: begin its next writer epoch, which fences older ones.
+
+        For runs and recoveries, `catalog.epochs.begin_epoch` does this, and marks it in the store.
+        """
+        with self._transactions.writing(f"a run of stream {stream}") as connection:
+            return take_over(connection, stream, who, self._transactions.time(connection))
+
+    def end(self, stream: str, epoch: int, outcome: str) -> None:
+        """Note how a run ended; one that has ended already (superseded, say) stays as it is."""
+        with self._transactions.writing(f"the end of a run of stream {stream}") as connection:
+            get_stream(connection, stream)
+            end_runs(connection, stream, epoch, outcome, self._transactions.time(connection))
+
+    def check_epoch(self, stream: str, epoch: int) -> None:
+        """Make sure that `epoch` is the newest writer of the stream.
+
+        Raises:
+            Fenced
+        """
+        with self._transactions.reading() as connection:
+            fencing.hold(connection, stream, epoch)
+
+    def is_open(self, stream: str) -> bool:
+        """Whether a run is open: its newest writer epoch has not ended. One that was killed has not, either."""
+        r = run.c
+        newest = select(r.ended_at).where(r.stream == stream).order_by(r.epoch.desc()).limit(1)
+        with self._transactions.reading() as connection:
+            found = connection.execute(newest).first()
+            return found is not None and found.ended_at is None
+
+    def list_superseded(self, stream: str, epoch: int) -> list[RunRecord]:
+        """The runs of a stream that had not ended when `epoch` began, and are fenced by it."""
+        r = run.c
+        fenced = (r.stream == stream) & (r.epoch < epoch) & (r.outcome == superseded_by(epoch))
+        with self._transactions.reading() as connection:
+            found = connection.execute(select(run).where(fenced).order_by(r.epoch))
+            return [RunRecord(**row) for row in found.mappings()]
+
+    def list(self, stream: str) -> list[RunRecord]:
+        """All writer epochs of a stream, oldest first."""
+        with self._transactions.reading() as connection:
+            get_stream(connection, stream)
+            found = connection.execute(select(run).where(run.c.stream == stream).order_by(run.c.epoch))
+            return [RunRecord(**row) for row in found.mappings()]
+
+
+def take_over(connection: Connection, name: str, who: str, now: datetime, above: int = 0) -> int:
+    """Begin the next epoch of a stream, which is higher than `above`; older runs that have not ended are ended by it.
+
+    Raises:
+        UnknownStream: there is no such stream.
+        WrongWarehouse: the store already has the highest writer epoch there can be.
+    """
+    next_ = case((stream.c.epoch < above, above + 1), else_=stream.c.epoch + 1)
+    raised = update(stream).where(stream.c.name == name).values(epoch=next_)
+    epoch = connection.scalar(raised.returning(stream.c.epoch))
+    if epoch is None:
+        raise fencing.unknown_stream(connection, name)
+    if epoch > MAX_EPOCH:
+        raise WrongWarehouse(
+            f"the writer epochs of stream {name} are used up, {MAX_EPOCH} is the highest: restore the catalog from a "
+            "backup of an earlier time, or run the stream under another name"
+        )
+    end_runs(connection, name, None, superseded_by(epoch), now)
+    newest = connection.scalar(select(func.max(checkpoint.c.id)).where(checkpoint.c.stream == name)) or 0
+    values = {"stream": name, "epoch": epoch, "first_checkpoint": newest + 1, "who": who, "started_at": now}
+    connection.execute(insert(run).values(values))
+    _forget_old(connection, name, epoch, who, now)
+    return epoch
+
+
+def superseded_by(epoch: int) -> str:
+    """The outcome of a run that had not ended when `epoch` began."""
+    return f"superseded by epoch {epoch}"
+
+
+def _forget_old(connection: Connection, name: str, newest: int, who: str, now: datetime) -> None:
+    """Forget runs before the newest `RUNS_KEPT`, whose epochs nothing can be written under any more.
+
+    Those of which there is a checkpoint stay, and the one after each of these: it says which checkpoint such a run had
+    begun and not completed, whose objects a sweep looks for (`retention.orphan_rules`).
+    """
+    if newest <= RUNS_KEPT:
+        return
+    completed = select(checkpoint.c.epoch).where(checkpoint.c.stream == name)
+    old = (run.c.stream == name) & (run.c.epoch <= newest - RUNS_KEPT)
+    needed = run.c.epoch.in_(completed) | (run.c.epoch - 1).in_(completed)
+    forgotten = connection.execute(delete(run).where(old & ~needed)).rowcount
+    note_pass(connection, name, Pass.begin(RUNS, who), now, rows=forgotten)
+    if forgotten:
+        _LOG.info("records of old runs are forgotten", stream=name, epoch=newest, runs=forgotten)
+
+
+def end_runs(connection: Connection, name: str, epoch: int | None, outcome: str, now: datetime) -> None:
+    """Note how a run ended (every run still open, for None); one that has ended stays as it is."""
+    open_ = (run.c.stream == name) & run.c.ended_at.is_(None)
+    chosen = open_ if epoch is None else open_ & (run.c.epoch == epoch)
+    connection.execute(update(run).where(chosen).values(ended_at=now, outcome=outcome))
