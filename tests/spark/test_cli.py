@@ -215,7 +215,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("verify nosuch --all", ("no stream 'nosuch'",)),
     ("show little 99", ("no checkpoint 99", "1", "4")),
     ("show little 0", ("no checkpoint 0",)),
-    ("show little yesterday", ("'yesterday' is no checkpoint", "a savepoint", "ISO time")),
+    ("show little yesterday", ("'yesterday' is not a checkpoint", "a savepoint", "ISO time")),
     ("show little 99999999999999999999999", ("no checkpoint",)),
     ("restore little --at 99", ("no checkpoint 99",)),
     ("restore little --at 2000-01-01", ("no checkpoint as old as 2000-01-01",)),

@@ -278,7 +278,7 @@ def test_as_of_picks_by_event_time(ran: Ran) -> None:
         ({"operator": "nosuch"}, "has no operator 'nosuch': it has kinds"),
         ({"variable": "nosuch"}, "operator kinds has no variable 'nosuch': it has counts, row, steps"),
         ({"at": "99"}, "UnknownCheckpoint: .*99"),
-        ({"at": "yesterday"}, "'yesterday' is no checkpoint"),
+        ({"at": "yesterday"}, "'yesterday' is not a checkpoint"),
         ({"as_of": "2013-06-01"}, "UnknownCheckpoint: no checkpoint of events up to 2013-06-01"),
         ({"as_of": "2013-08-01", "at": "1"}, "at and as_of exclude each other"),
         ({"columns": "code,nosuch"}, "column 'nosuch' of row is not there: it has name, code, c0"),

@@ -164,9 +164,9 @@ def test_source_data_that_are_gone_are_named(project: Path) -> None:
     ("arguments", "said"),
     [
         (["uneven", "--to", 9], "no checkpoint 9"),
-        (["uneven", "--to", "nonsense"], "'nonsense' is no checkpoint"),
-        (["uneven", "--from", "garbage"], "'garbage' is no checkpoint: use latest, an id"),
-        (["uneven", "--from", -1], "'-1' is no checkpoint"),
+        (["uneven", "--to", "nonsense"], "'nonsense' is not a checkpoint"),
+        (["uneven", "--from", "garbage"], "'garbage' is not a checkpoint: use latest, an id"),
+        (["uneven", "--from", -1], "'-1' is not a checkpoint"),
         (["uneven", "--from", 3, "--to", 2], "checkpoint 3 of uneven is not before 2"),
         (["uneven", "--from", "latest"], "checkpoint 3 of uneven is not before 3"),
         (["uneven", "--parallelism", 1000], "parallelism is 1000: use 1 to"),

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 
 from siltstone.catalog.input_log import InputLog
-from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
@@ -64,7 +63,7 @@ def test_the_log_of_what_comes_next_is_read_once_when_a_run_starts(
     """It may be long: the outbox and the runner need the same of it."""
     reads, read = [], InputLog.list_logged
 
-    def counted(self: Catalog, stream: str) -> list[StepRecord]:
+    def counted(self: InputLog, stream: str) -> list[StepRecord]:
         reads.append(stream)
         return read(self, stream)
 

@@ -17,7 +17,6 @@ import pytest
 from siltstone.catalog.checkpoints import Checkpoints
 from siltstone.catalog.commits import Commits
 from siltstone.catalog.references import References
-from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, StateError
@@ -311,10 +310,10 @@ def test_a_run_fenced_while_its_checkpoint_is_swept_completes_nothing(
 ) -> None:
     run, commit = write(place), Commits.add
 
-    def too_late(catalog: Catalog, *arguments: Any) -> None:
+    def too_late(commits: Commits, *arguments: Any) -> None:
         new_run(place)
         assert sweep(place, NAME).deleted >= 2
-        commit(catalog, *arguments)
+        commit(commits, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(Fenced):
         patch.setattr(Commits, "add", too_late)
