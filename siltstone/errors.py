@@ -94,7 +94,8 @@ class BadRow(UsageError):
         reason: what a dead letter says, without the advice; the message if it is not given.
         keys: uint64[n], where `rows` is about entries of a table of state and not about rows of the call: the hash of
             the operator key of each entry. Unless the entries are the call's rows, all rows of the bad keys are.
-        at: the ordinals that these entries were given with; if that is `Rows.key_index`, they are the call's rows.
+        at: what these entries were given with: ordinals of keys, or a table of the operator's key columns. Where that
+            is `Rows.key_index`, or the key columns of `Rows.table`, the entries are the call's rows.
     """
 
     def __init__(

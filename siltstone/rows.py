@@ -224,6 +224,12 @@ class Rows:
     def _distinct(self) -> tuple[Keys, np.ndarray]:
         columns = normalise_keys(self.table.select(self._key_names))
         first, index = distinct(self.hashes, columns.columns)
+        if self._owners is not self.hashes:
+            # Entries of one operator key lie together, in state and so in what is stored, where they compress better.
+            order = np.argsort(self._owners[first], kind="stable")
+            place = np.empty(len(order), np.int64)
+            place[order] = np.arange(len(order))
+            first, index = first[order], place[index]
         return Keys(columns.take(pa.array(first)), self.hashes[first], self.key_groups[first]), index
 
     def _column(self, column: Values) -> pa.Array:

@@ -10,12 +10,13 @@ the order of the flights alone, not on how they are cut into micro-batches.
 """
 
 from collections.abc import Mapping
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from siltstone.aggregates.operator import Aggregate, Average, Count, First, Last, Max, Min, Sum
 from siltstone.operator import (
@@ -31,7 +32,6 @@ from siltstone.operator import (
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
 from streams.flights_data import SCHEMA, check_period, prepare
-from streams.grouped import Grouped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +41,7 @@ LATE_MINUTES = 15
 """late by the definition of the United States Department of Transportation"""
 RUN = 3
 """so many late flights in a row raise an alert, once a run"""
-WEEK = np.timedelta64(7, "D")
+WEEK = timedelta(days=7)
 HISTOGRAM_FROM_MINUTES, HISTOGRAM_WIDTH_MINUTES, HISTOGRAM_BINS = -60, 10, 128
 """departure delays from an hour early; the outer bins hold what lies beyond"""
 
@@ -128,73 +128,67 @@ class Aircraft(Operator):
 
     def process(self, rows: Rows, state: State) -> pa.Table:
         """Take flights in event-time order; returns the alerts they raise."""
-        flights = Grouped(rows)
-        late, run, run_minutes = self._take_totals(flights, rows, state)
-        self._take_routes(flights, rows, state)
-        self._take_delays(flights, state)
-        state.last_week.insert(rows.keys, flights.group, flights.table.select(list(IN_WINDOW)))
-        raised = np.flatnonzero(late & (run == RUN))
-        flown, of_them_late = _in_last_week(flights, raised, *state.last_week.get(rows.keys))
-        state.last_week.evict(rows.keys, flights.last(flights.values("event_time")) - WEEK)
+        late, run, run_minutes = self._take_totals(rows, state)
+        self._take_routes(rows, state)
+        self._take_delays(rows, state)
+        state.last_week.insert(rows.keys, rows.key_index, rows.table.select(list(IN_WINDOW)))
+        raised = np.flatnonzero(pc.and_(late, pc.equal(run, RUN)))
+        flown, of_them_late = _in_last_week(rows, raised, *state.last_week.get(rows.keys))
+        state.last_week.evict(rows.keys, pc.subtract(rows.last("event_time"), WEEK))
         found = {
-            "run_minutes": pa.array(run_minutes[raised]),
+            "run_minutes": run_minutes.take(pa.array(raised)),
             "flights_last_week": pa.array(flown),
             "late_last_week": pa.array(of_them_late),
         }
-        alerts = flights.table.take(pa.array(raised))
+        alerts = rows.table.take(pa.array(raised))
         columns = [found[name] if name in found else alerts.column(name) for name in ALERT.names]
         return pa.table(columns, schema=ALERT)
 
     @staticmethod
-    def _take_totals(flights: Grouped, rows: Rows, state: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _take_totals(rows: Rows, state: State) -> tuple[pa.Array, pa.Array, pa.Array]:
         """Which flights were late, how many in a row up to each flight, and by how many minutes together."""
-        cancelled, arrived = flights.values("cancelled"), flights.present("arr_delay")
-        delay, at = flights.values("arr_delay"), flights.values("event_time")
-        late = arrived & (delay >= LATE_MINUTES)
+        cancelled, delay = rows.table["cancelled"], rows.table["arr_delay"]
+        arrived = delay.is_valid()
+        late = pc.fill_null(pc.greater_equal(delay, LATE_MINUTES), False)
+        on_time = pc.and_not(arrived, late)
         added = {
-            "flights": np.ones(len(late)),
             "cancelled": cancelled,
-            "diverted": ~cancelled & ~arrived,
+            "diverted": pc.and_not(pc.invert(cancelled), arrived),
             "late": late,
-            "dep_delay_minutes": flights.values("dep_delay"),
+            "dep_delay_minutes": "dep_delay",
             "arr_delay_minutes": delay,
-            "air_time_minutes": flights.values("air_time"),
-            "distance_miles": np.where(cancelled, 0, flights.values("distance")),
+            "air_time_minutes": "air_time",
+            "distance_miles": pc.if_else(cancelled, 0, rows.table["distance"]),
         }
-        lookup = state.totals.lookup(rows.keys)
-        old = {name: _numbers(lookup.values.column(name)) for name in [*added, "late_run", "late_run_minutes"]}
-        on_time = arrived & ~late
-        run = flights.running(late, on_time, old["late_run"])
-        run_minutes = flights.running(np.where(late, delay, 0), on_time, old["late_run_minutes"])
-        first_seen = np.where(lookup.found, lookup.values.column("first_seen").to_numpy(), flights.first(at))
+        old = state.totals.get(rows.keys)
+        run = rows.running(late, restart=on_time, initial=old["late_run"])
+        late_minutes = pc.if_else(late, delay, 0)
+        run_minutes = rows.running(late_minutes, restart=on_time, initial=old["late_run_minutes"])
         state.totals.put(
             rows.keys,
             {
-                **{name: old[name] + flights.sums(values) for name, values in added.items()},
-                "first_seen": first_seen,
-                "last_seen": flights.last(at),
-                "late_run": flights.last(run),
-                "late_run_minutes": flights.last(run_minutes),
+                "flights": rows.count(initial=old["flights"]),
+                **{name: rows.sum(column, initial=old[name]).fill_null(0) for name, column in added.items()},
+                "first_seen": rows.first("event_time", initial=old["first_seen"]),
+                "last_seen": rows.last("event_time"),
+                "late_run": rows.last(run),
+                "late_run_minutes": rows.last(run_minutes),
             },
         )
         return late, run, run_minutes
 
     @staticmethod
-    def _take_routes(flights: Grouped, rows: Rows, state: State) -> None:
-        flown = np.flatnonzero(~flights.values("cancelled"))
-        first, entry = flights.entries(flown, "origin", "dest")
-        at, subkeys = flights.group[first], flights.table.select(["origin", "dest"]).take(pa.array(first))
-        last_flown = flights.values("event_time")[first]
-        np.maximum.at(last_flown, entry, flights.values("event_time")[flown])
-        old = _numbers(state.routes.get(rows.keys, at, subkeys).column("flights"))
-        new = {"flights": old + np.bincount(entry, minlength=len(first)), "last_flown": last_flown}
-        state.routes.put(rows.keys, at, subkeys, new)
+    def _take_routes(rows: Rows, state: State) -> None:
+        flown = rows.filter(pc.invert(rows.table["cancelled"])).by("origin", "dest")
+        old = state.routes.get(flown.keys.columns)
+        flights, last_flown = flown.count(initial=old["flights"]), flown.max("event_time")
+        state.routes.put(flown.keys.with_columns({"flights": flights, "last_flown": last_flown}))
 
     @staticmethod
-    def _take_delays(flights: Grouped, state: State) -> None:
-        departed = np.flatnonzero(flights.present("dep_delay"))
-        place = (flights.values("dep_delay")[departed] - HISTOGRAM_FROM_MINUTES) // HISTOGRAM_WIDTH_MINUTES
-        groups, group = np.unique(flights.key_groups[departed], return_inverse=True)
+    def _take_delays(rows: Rows, state: State) -> None:
+        departed = rows.filter(rows.table["dep_delay"].is_valid())
+        place = (departed.table["dep_delay"].to_numpy() - HISTOGRAM_FROM_MINUTES) // HISTOGRAM_WIDTH_MINUTES
+        groups, group = np.unique(departed.key_groups, return_inverse=True)
         cell = group * HISTOGRAM_BINS + np.clip(place, 0, HISTOGRAM_BINS - 1)
         added = np.bincount(cell, minlength=len(groups) * HISTOGRAM_BINS).reshape(-1, HISTOGRAM_BINS)
         for key_group, histogram in zip(groups, added, strict=True):
@@ -225,43 +219,32 @@ class Carriers(Operator):
 
     def process(self, rows: Rows, state: State) -> None:
         """Take alerts in event-time order."""
-        alerts = Grouped(rows)
-        state.history.append(rows.keys, alerts.group, alerts.table.select(list(IN_HISTORY)))
-        count = self._take_offenders(alerts, rows, state)
+        state.history.append(rows.keys, rows.key_index, rows.table.select(list(IN_HISTORY)))
+        count = self._take_offenders(rows, state)
         old = state.totals.get(rows.keys)
+        more = pc.greater(rows.max(count), pc.fill_null(old["worst_alerts"], 0))
         # For each carrier the first of the alerts that raised an aircraft's count highest.
-        worst = np.lexsort((np.arange(len(count)), -count, alerts.group))[alerts.starts]
-        before = _numbers(old.column("worst_alerts"))
-        new_worst = count[worst] > before
-        candidates = pa.chunked_array(
-            [old.column("worst_tailnum").combine_chunks(), alerts.table.column("tailnum").combine_chunks()]
-        )
+        worst = rows.last("tailnum", by=(count, -np.arange(len(rows))))
         state.totals.put(
             rows.keys,
             {
-                "alerts": _numbers(old.column("alerts")) + alerts.sums(np.ones(len(count))),
-                "run_minutes": _numbers(old.column("run_minutes")) + alerts.sums(alerts.values("run_minutes")),
-                "last_alert": alerts.last(alerts.values("event_time")),
-                "worst_tailnum": candidates.take(
-                    pa.array(np.where(new_worst, len(before) + worst, np.arange(len(before))))
-                ),
-                "worst_alerts": np.maximum(before, count[worst]),
+                "alerts": rows.count(initial=old["alerts"]),
+                "run_minutes": rows.sum("run_minutes", initial=old["run_minutes"]),
+                "last_alert": rows.last("event_time"),
+                "worst_tailnum": pc.if_else(more, worst, old["worst_tailnum"]),
+                "worst_alerts": rows.max(count, initial=old["worst_alerts"]),
             },
         )
 
     @staticmethod
-    def _take_offenders(alerts: Grouped, rows: Rows, state: State) -> np.ndarray:
-        """int64[n]: how many alerts each alert's aircraft has had with this carrier, this one included."""
-        first, entry = alerts.entries(np.arange(len(alerts.group)), "tailnum")
-        at, subkeys = alerts.group[first], alerts.table.select(["tailnum"]).take(pa.array(first))
-        old = state.offenders.get(rows.keys, at, subkeys)
-        had, most = _numbers(old.column("alerts")), _numbers(old.column("run_minutes_most"))
-        np.maximum.at(most, entry, alerts.values("run_minutes"))
-        added = np.bincount(entry, minlength=len(first))
-        state.offenders.put(rows.keys, at, subkeys, {"alerts": had + added, "run_minutes_most": most})
-        rank = np.empty(len(entry), np.int64)
-        rank[np.argsort(entry, kind="stable")] = np.arange(len(entry)) - np.repeat(np.cumsum(added) - added, added)
-        return had[entry] + rank + 1
+    def _take_offenders(rows: Rows, state: State) -> pa.Array:
+        """For each alert how many its aircraft has had with this carrier, this one included."""
+        offences = rows.by("tailnum")
+        old = state.offenders.get(offences.keys.columns)
+        alerts = offences.count(initial=old["alerts"])
+        most = offences.max("run_minutes", initial=old["run_minutes_most"])
+        state.offenders.put(offences.keys.with_columns({"alerts": alerts, "run_minutes_most": most}))
+        return offences.running(initial=old["alerts"])
 
 
 def source(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
@@ -281,29 +264,19 @@ def source(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
     return flights.withColumn("tailnum", F.coalesce("tailnum", F.lit(UNKNOWN)))
 
 
-def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-    """The column with 0 for what is not there yet; the caller may write to it."""
-    return np.array(column.fill_null(0).to_numpy())
-
-
-def _in_last_week(
-    flights: Grouped, raised: np.ndarray, at: np.ndarray, week: pa.Table
-) -> tuple[np.ndarray, np.ndarray]:
+def _in_last_week(rows: Rows, raised: np.ndarray, at: np.ndarray, week: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     """For some flights, how many their aircraft had in the seven days up to each, and how many of them late.
 
     `at` and `week` are the windows of all aircraft, by aircraft and event time; so key and time, and key and
     sequence, each make one ascending number.
     """
-    group = flights.group[raised] << 32
-    since = (flights.values("event_time")[raised] - WEEK).astype("datetime64[s]").astype(np.int64)
-    event_time = week.column("event_time").to_numpy().astype("datetime64[s]").astype(np.int64)
-    start = np.searchsorted((at << 32) + event_time, group + since)
-    end = np.searchsorted(
-        (at << 32) + week.column("sequence").to_numpy(),
-        group + flights.values("sequence")[raised],
-        side="right",
-    )
-    late = week.column("arr_delay").fill_null(0).to_numpy() >= LATE_MINUTES
+    flights = rows.table.take(pa.array(raised))
+    key = rows.key_index[raised] << 32
+    since = pc.subtract(flights["event_time"], WEEK).to_numpy().astype("datetime64[s]").astype(np.int64)
+    event_time = week["event_time"].to_numpy().astype("datetime64[s]").astype(np.int64)
+    start = np.searchsorted((at << 32) + event_time, key + since)
+    end = np.searchsorted((at << 32) + week["sequence"].to_numpy(), key + flights["sequence"].to_numpy(), side="right")
+    late = week["arr_delay"].fill_null(0).to_numpy() >= LATE_MINUTES
     late_before = np.append(0, np.cumsum(late))
     return end - start, late_before[end] - late_before[start]
 

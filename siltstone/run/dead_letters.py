@@ -20,6 +20,7 @@ committed with the checkpoint, and delivered after it, exactly once. Its columns
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -187,7 +188,7 @@ def _named(error: BadRow, rows: Rows) -> np.ndarray:
     if error.rows is None:
         raise error
     bad = np.asarray(error.rows)
-    if error.keys is not None and not (error.at is rows.key_index and np.array_equal(error.keys, rows.hashes)):
+    if error.keys is not None and not (_same_memory(error.at, rows) and np.array_equal(error.keys, rows.hashes)):
         # Entries in another order than the rows may be of the same keys all the same.
         bad = np.isin(rows.hashes, np.asarray(error.keys)[bad])
     if bad.dtype != bool or bad.shape != (len(rows),):
@@ -198,6 +199,20 @@ def _named(error: BadRow, rows: Rows) -> np.ndarray:
     if not bad.any():
         raise error
     return bad
+
+
+def _same_memory(at: Any, rows: Rows) -> bool:
+    """Whether entries were given with the ordinals or key columns of a call's rows themselves, not with equal ones."""
+    if not isinstance(at, pa.Table):
+        return at is rows.key_index
+    given = [chunk for column in at.columns for chunk in column.chunks]
+    own = [chunk for name in at.column_names for chunk in rows.table.column(name).chunks]
+    return [_place(chunk) for chunk in given] == [_place(chunk) for chunk in own]
+
+
+def _place(array: pa.Array) -> tuple[Any, ...]:
+    """Where the values of an array lie in memory."""
+    return array.offset, len(array), *(buffer and buffer.address for buffer in array.buffers())
 
 
 def _as_json(task: StepTask, table: pa.Table) -> list[str]:

@@ -4,8 +4,10 @@ A list or window keeps two tables: its rows under (operator key, position), and 
 `head` and `tail`. New rows take positions `tail`, `tail + 1`, ...; a key's rows are those present in `head <=
 position < tail`. Eviction may leave holes; positions are never used again while the bounds row is there.
 
-`keys` are always distinct operator keys, such as `Rows.keys`; `at` (integers) names for each entry the
-ordinal in `keys` it belongs to, such as `Rows.key_index`, and may name a key many times or not at all.
+`keys` are always distinct operator keys, such as `Rows.keys`. Entries of a map are rows of one table, which has the
+operator's key columns, those of the map key, and for `put` those of the value; other columns are left alone, so that
+`rows.table` will do if it has them. Rows of a list or window are given with `at` (integers), for each row the ordinal
+of its key in `keys`, such as `Rows.key_index`; it may name a key many times or not at all.
 """
 
 from collections.abc import Mapping
@@ -15,12 +17,14 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.errors import BadRow, UsageError
-from siltstone.state.backend import Keys, Lookup, StateTable
+from siltstone.state.backend import Keys, Lookup, StateTable, SubtaskState
 from siltstone.state.columns import fixed_values, null_mask, one_array
 from siltstone.state.hashing import distinct, normalise_keys, xxhash64
+from siltstone.state.protocol import key_batch
 
 POSITION, HEAD, TAIL = "position", "head", "tail"
-Columns: TypeAlias = pa.Table | Mapping[str, Any]
+Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
+"""an Arrow table or batch, or a dict of columns: Arrow or NumPy arrays or lists"""
 
 
 def conform(columns: Columns, schema: pa.Schema, rows: int, what: str) -> pa.Table:
@@ -29,7 +33,7 @@ def conform(columns: Columns, schema: pa.Schema, rows: int, what: str) -> pa.Tab
     Raises:
         UsageError: a column is missing or does not fit, or the rows are not so many.
     """
-    table = pa.table(dict(columns)) if isinstance(columns, Mapping) else columns
+    table = _as_table(columns)
     if table.num_rows != rows and len(schema):
         raise UsageError(f"{what}: {table.num_rows} rows were given for {rows} keys")
     arrays = []
@@ -77,54 +81,58 @@ class ValueAccess:
 
 
 class MapAccess:
-    """Per operator key a map; an entry is addressed by the ordinal of its key and the columns of its map
-    key."""
+    """Per operator key a map. Every call takes entries as one table: the operator's key columns and the map key's."""
 
-    def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
-        self._name, self._table = name, tables[name]
+    def __init__(self, name: str, state: SubtaskState) -> None:
+        self._name, self._state, self._table = name, state, state.tables[name]
 
-    def lookup(self, keys: Keys, at: np.ndarray, subkeys: Columns) -> Lookup:
+    def lookup(self, entries: Columns) -> Lookup:
         """`get` and `found` in one search."""
-        batch, _, entry = self._entries(keys, at, subkeys)
+        batch, _, entry = self._address(_as_table(entries))
         found = self._table.get(batch)
         if entry is None:
             return found
         return Lookup(found.found[entry], found.values.take(pa.array(entry)))
 
-    def get(self, keys: Keys, at: np.ndarray, subkeys: Columns) -> pa.Table:
+    def get(self, entries: Columns) -> pa.Table:
         """The values, one row per entry asked for, all null where there is none."""
-        return self.lookup(keys, at, subkeys).values
+        return self.lookup(entries).values
 
-    def found(self, keys: Keys, at: np.ndarray, subkeys: Columns) -> np.ndarray:
+    def found(self, entries: Columns) -> np.ndarray:
         """bool[n]: which entries are there."""
-        return self.lookup(keys, at, subkeys).found
+        return self.lookup(entries).found
 
-    def put(self, keys: Keys, at: np.ndarray, subkeys: Columns, values: Columns) -> None:
-        """Insert or replace entries; of several for one map key the last row wins.
+    def put(self, entries: Columns) -> None:
+        """Insert or replace entries, with the value columns in the table; of several for one map key the last wins.
 
         Raises:
-            UsageError: the columns do not fit the declared ones.
+            UsageError: a column is missing or does not fit, or a key belongs to another subtask.
             BadRow: a map key is null.
         """
-        batch, newest, _ = self._entries(keys, at, subkeys)
-        table = conform(values, self._table.schema.value, len(at), self._name)
-        self._table.put(batch, table if newest is None else table.take(pa.array(newest)))
+        table = _as_table(entries)
+        batch, newest, _ = self._address(table)
+        values = conform(table, self._table.schema.value, table.num_rows, self._name)
+        self._table.put(batch, values if newest is None else values.take(pa.array(newest)))
 
-    def delete(self, keys: Keys, at: np.ndarray, subkeys: Columns) -> None:
+    def delete(self, entries: Columns) -> None:
         """Remove entries; absent ones are no error."""
-        self._table.delete(self._entries(keys, at, subkeys)[0])
+        self._table.delete(self._address(_as_table(entries))[0])
 
-    def _entries(
-        self, keys: Keys, at: np.ndarray, subkeys: Columns
-    ) -> tuple[Keys, np.ndarray | None, np.ndarray | None]:
+    def _address(self, entries: pa.Table) -> tuple[Keys, np.ndarray | None, np.ndarray | None]:
         """The distinct entries, the last row of each, and the entry of each row; None, None if no row repeats
         one."""
-        subkey_schema = self._table.schema.subkey
-        table = normalise_keys(conform(subkeys, subkey_schema, len(at), self._name))
+        schema = self._table.schema
+        table = normalise_keys(conform(entries, schema.primary_key, entries.num_rows, self._name))
+        owners = table.select(schema.key.names)
         for name in table.column_names:
-            if table.column(name).null_count:
-                raise _null(f"{self._name}: map key {name}", table.column(name), keys, at)
-        batch = _address(keys, at, table)
+            if nulls := table.column(name).null_count:
+                if name in schema.key.names:
+                    raise UsageError(f"{self._name}: key column {name} is null in {nulls} entries")
+                raise _null(f"{self._name}: map key {name}", table.column(name), xxhash64(owners.columns), owners)
+        batch = key_batch(schema, table, self._state.max_parallelism)
+        groups = self._state.groups
+        if len(batch) and not (batch.key_groups.min() in groups and batch.key_groups.max() in groups):
+            raise UsageError(f"{self._name}: entries of keys of another subtask: use keys of the rows alone")
         first, entry = distinct(batch.hashes, batch.columns.columns)
         if len(first) == len(entry):
             return batch, None, None
@@ -155,8 +163,10 @@ class ListAccess:
             at = np.searchsorted(touched, at)
         head, tail = self._read_bounds(keys)
         order = np.argsort(at, kind="stable")
-        rank = np.empty(len(at), np.int64)
-        rank[order] = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+        rank = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+        if (at[1:] < at[:-1]).any():
+            # Rows of one key lie together, in state and so in what is stored, where they compress better.
+            at, table = at[order], table.take(pa.array(order))
         self._table.put(_address(keys, at, _positions(tail[at] + rank)), table)
         self._write_bounds(keys, head, tail + counts)
 
@@ -209,7 +219,7 @@ class WindowAccess(ListAccess):
         table = conform(rows, self._table.schema.value, len(at), self._name)
         if table.column(self._order).null_count:
             what = f"{self._name}: column {self._order} orders the window and"
-            raise _null(what, table.column(self._order), keys, at)
+            raise _null(what, table.column(self._order), keys.hashes[at], at)
         self.append(keys, at, table)
 
     def get(self, keys: Keys) -> tuple[np.ndarray, pa.Table]:
@@ -264,10 +274,16 @@ class WindowAccess(ListAccess):
         return fixed_values(array), null_mask(array)
 
 
-def _null(what: str, column: pa.ChunkedArray, keys: Keys, at: np.ndarray) -> BadRow:
-    """The error that says which entries have a null where there must be none."""
+def _as_table(columns: Columns) -> pa.Table:
+    if isinstance(columns, pa.RecordBatch):
+        return pa.Table.from_batches([columns])
+    return pa.table(dict(columns)) if isinstance(columns, Mapping) else columns
+
+
+def _null(what: str, column: pa.ChunkedArray, owners: np.ndarray, at: Any) -> BadRow:
+    """The error that says which entries have a null where there must be none; `owners` are the hashes of their keys."""
     message = f"{what} is null in {column.null_count} rows: drop them"
-    return BadRow(message, rows=null_mask(column), reason=f"{what} is null", keys=keys.hashes[at], at=at)
+    return BadRow(message, rows=null_mask(column), reason=f"{what} is null", keys=owners, at=at)
 
 
 def _address(keys: Keys, at: np.ndarray, subkeys: pa.Table) -> Keys:

@@ -88,7 +88,7 @@ class MapState(Variable):
         return {name: TableSchema(key, subkey, schema_of(self.value, f"the value of {name}"))}
 
     def bind(self, name: str, state: SubtaskState) -> MapAccess:
-        return MapAccess(name, state.tables)
+        return MapAccess(name, state)
 
 
 @dataclass(frozen=True)

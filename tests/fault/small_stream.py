@@ -10,19 +10,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from siltstone.aggregates.operator import Aggregate, Count, Last, Max, Sum
 from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
-from streams.grouped import Grouped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +42,7 @@ PURCHASE = pa.schema([f for f in SCHEMA if f.name != "day"] + [pa.field("spent",
 FILES = 24
 ROWS_A_FILE = 300
 ACCOUNTS, PLACES = 80, 20
-WINDOW = np.timedelta64(6, "h")
+WINDOW = timedelta(hours=6)
 _FIRST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -66,31 +66,30 @@ class Accounts(Operator):
 
     def process(self, rows: Rows, state: State) -> pa.Table:
         """Take purchases in order."""
-        bought = Grouped(rows)
-        amount, at = bought.values("amount"), bought.values("event_time")
+        amount = rows.table["amount"].to_numpy()
         old = state.totals.get(rows.keys)
-        before = _numbers(old.column("spent"))
-        spent = bought.running(amount, np.zeros(len(amount), bool), before)
-        purchases = _numbers(old.column("purchases")) + bought.sums(np.ones(len(amount)))
+        spent = rows.running("amount", initial=old["spent"])
+        purchases, last_seen = rows.count(initial=old["purchases"]), rows.last("event_time")
         state.totals.put(
             rows.keys,
             {
                 "purchases": purchases,
-                "spent": bought.last(spent),
-                "last_seen": bought.last(at),
-                "note": pa.array([None if n % 3 else "every third" * int(n % 5) for n in purchases], pa.string()),
+                "spent": rows.last(spent),
+                "last_seen": last_seen,
+                "note": pa.array(
+                    [None if n % 3 else "every third" * (n % 5) for n in purchases.to_pylist()], pa.string()
+                ),
             },
         )
-        state.recent.insert(rows.keys, bought.group, bought.table.select(["event_time", "amount"]))
-        state.recent.evict(rows.keys, bought.last(at) - WINDOW)
-        first, entry = bought.entries(np.arange(len(amount)), "place")
-        group, place = bought.group[first], bought.table.select(["place"]).take(pa.array(first))
-        had = _numbers(state.visited.get(rows.keys, group, place).column("purchases"))
-        state.visited.put(rows.keys, group, place, {"purchases": had + np.bincount(entry, minlength=len(first))})
-        for key_group in np.unique(bought.key_groups):
-            own = amount[bought.key_groups == key_group]
+        state.recent.insert(rows.keys, rows.key_index, rows.table.select(["event_time", "amount"]))
+        state.recent.evict(rows.keys, pc.subtract(last_seen, WINDOW))
+        visits = rows.by("place")
+        had = state.visited.get(visits.keys.columns)
+        state.visited.put(visits.keys.with_columns({"purchases": visits.count(initial=had["purchases"])}))
+        for key_group in np.unique(rows.key_groups):
+            own = amount[rows.key_groups == key_group]
             state.amounts[key_group] += np.bincount(own % 8, minlength=8)
-        return pa.table([*(bought.table.column(n) for n in PURCHASE.names[:-1]), pa.array(spent)], schema=PURCHASE)
+        return pa.table([*(rows.table.column(n) for n in PURCHASE.names[:-1]), spent], schema=PURCHASE)
 
 
 class Places(Operator):
@@ -107,21 +106,16 @@ class Places(Operator):
 
     def process(self, rows: Rows, state: State) -> None:
         """Take purchases in order."""
-        bought = Grouped(rows)
-        spent = bought.values("spent")
-        top = np.lexsort((np.arange(len(spent)), -spent, bought.group))[bought.starts]
+        spent = rows.table["spent"]
+        top = rows.max(spent)
         old = state.best.get(rows.keys)
-        better = spent[top] > _numbers(old.column("spent"))
-        new = bought.table.select(["account", "spent"]).take(pa.array(top))
-        both = pa.concat_tables([old.select(["account", "spent"]), new])
-        state.best.put(rows.keys, both.take(pa.array(np.arange(len(top)) + len(top) * better)))
-        large = np.flatnonzero(bought.values("amount") > 80)
-        entries = bought.table.select(["sequence", "account", "amount"]).take(pa.array(large))
-        state.large.append(rows.keys, bought.group[large], entries)
-
-
-def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-    return np.array(column.fill_null(0).to_numpy())
+        better = pc.greater(top, pc.fill_null(old["spent"], 0))
+        first = rows.last("account", by=(spent, -np.arange(len(rows))))
+        new = {"account": pc.if_else(better, first, old["account"]), "spent": rows.max(spent, initial=old["spent"])}
+        state.best.put(rows.keys, new)
+        large = np.flatnonzero(rows.table["amount"].to_numpy() > 80)
+        entries = rows.table.select(["sequence", "account", "amount"]).take(pa.array(large))
+        state.large.append(rows.keys, rows.key_index[large], entries)
 
 
 DAILY = Aggregate(

@@ -50,9 +50,7 @@ class Picky(Operator):
         # Entries are not those of the call, row by row: half of them are turned round.
         order = np.concatenate([np.arange(len(rows))[::2], np.arange(len(rows))[1::2]])
         picked = rows.table.take(pa.array(order))
-        state.entries.put(
-            rows.keys, rows.key_index[order], {"m": picked.column("m")}, {"n": np.zeros(len(rows), np.int64)}
-        )
+        state.entries.put(picked.set_column(1, "n", pa.array(np.zeros(len(rows), np.int64))))
         state.week.insert(rows.keys, rows.key_index, {"n": n})
         for group, key in zip(rows.key_groups.tolist(), rows.table.column("k").to_pylist(), strict=True):
             state.seen[group][str(key)] = state.seen[group].get(str(key), 0) + 1

@@ -56,12 +56,11 @@ def test_state_equals_a_python_model(steps):
         def apply(state, name, entries):
             if name in ("put", "remove"):
                 k, m, v = columns(entries, pa.int64(), pa.string(), pa.int64())
-                at = ordinal[k.to_numpy()]
                 if name == "put":
-                    state.map.put(everyone, at, {"m": m}, {"v": v})
+                    state.map.put({"k": k, "m": m, "v": v})
                     maps.update({(key, sub): value for key, sub, value in entries})
                 else:
-                    state.map.delete(everyone, at, {"m": m})
+                    state.map.delete({"k": k, "m": m})
                     for key, sub, _ in entries:
                         maps.pop((key, sub), None)
             elif name == "append":
@@ -90,10 +89,9 @@ def test_state_equals_a_python_model(steps):
         for actions in steps:
             task.run(lambda state, actions=actions: [apply(state, *one) for one in actions])
             pairs = [(k, m) for k in range(KEYS) for m in "xyz"]
-            at = np.array([ordinal[k] for k, _ in pairs])
             found, (list_at, listed), (window_at, windowed) = task.run(
-                lambda state, at=at, pairs=pairs: (
-                    state.map.get(everyone, at, {"m": [m for _, m in pairs]}),
+                lambda state, pairs=pairs: (
+                    state.map.get({"k": [k for k, _ in pairs], "m": [m for _, m in pairs]}),
                     state.list.get(everyone),
                     state.window.get(everyone),
                 )

@@ -52,8 +52,7 @@ class Kinds(Operator):
     def process(self, rows: Rows, state: State) -> None:
         table = rows.table.take(pa.array(np.argsort(rows.key_index)))  # keys are distinct within a step
         state.row.put(rows.keys, table.select(list(VALUES)))
-        subkeys, values = {"step": table["step"]}, {"name_too": table["name"]}
-        state.steps.put(rows.keys, np.arange(len(table)), subkeys, values)
+        state.steps.put(table.append_column("name_too", table["name"]))
         for group, count in zip(*np.unique(rows.key_groups, return_counts=True), strict=True):
             counts = state.counts[group]
             counts["rows"] = counts.get("rows", 0) + int(count)

@@ -16,7 +16,7 @@ from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import follow
 from siltstone.errors import BadRow, StateError, UsageError
-from siltstone.operator import Operator, Rows, State, WindowState
+from siltstone.operator import MapState, Operator, Rows, State, WindowState
 from siltstone.run.row_json import json_rows
 from siltstone.run.subtask import run_subtask_again
 from siltstone.sinks.parquet import ParquetSink, parquet_sinks
@@ -300,9 +300,38 @@ def test_entries_of_one_key_in_another_order_name_no_good_row_in_place_of_the_ba
     assert sorted(map(str, told)) == ["7", "8", "9", "None"], "which of them it was is not known: all of the key"
 
 
+class Mapped(Operator):
+    """Enters the rows in a map, as they are or from the last to the first."""
+
+    key = {"k": pa.int64()}  # noqa: RUF012
+    seen = MapState(key={"n": pa.int64()}, value={"count": pa.int64()})
+    turned = False
+
+    def process(self, rows: Rows, state: State) -> None:
+        table = rows.table.append_column("count", pa.array([1] * len(rows)))
+        state.seen.put(table.take(np.arange(len(rows))[::-1]) if self.turned else table)
+
+
+class MappedTurned(Mapped):
+    """Enters them from the last to the first."""
+
+    turned = True
+
+
 def test_entries_that_are_the_rows_name_the_bad_row_alone(place: OpenWarehouse) -> None:
     rows = pa.table({"k": [1, 1, 1], "n": pa.array([7, None, 8], pa.int64())})
     assert [row["n"] for _, row in letters_of(place, Straight(name="straight"), rows)] == [None]
+
+
+def test_entries_of_a_map_that_are_the_rows_name_the_bad_row_alone(place: OpenWarehouse) -> None:
+    rows = pa.table({"k": [1, 1, 2, 1], "n": pa.array([7, None, 9, 8], pa.int64())})
+    assert [row["n"] for _, row in letters_of(place, Mapped(name="mapped"), rows)] == [None]
+
+
+def test_entries_of_a_map_in_another_order_name_all_rows_of_their_key(place: OpenWarehouse) -> None:
+    rows = pa.table({"k": [1, 1, 2, 1], "n": pa.array([7, None, 9, 8], pa.int64())})
+    told = [row["n"] for _, row in letters_of(place, MappedTurned(name="turned"), rows)]
+    assert sorted(map(str, told)) == ["7", "8", "None"]
 
 
 def test_a_column_of_the_source_that_is_called_like_one_of_ours_reaches_the_operator(place: OpenWarehouse) -> None:

@@ -47,7 +47,7 @@ class Meters(Operator):
         first[rows.key_index] = n
         state.totals.put(rows.keys, {"n": pa.array(first, pa.int32()), "note": pa.nulls(len(first), pa.string())})
         cells = {"x": pa.array(n, pa.float32()), "y": pa.array(n % 7, pa.uint8())}
-        state.places.put(rows.keys, rows.key_index, cells, {"n": n})
+        state.places.put({"meter": rows.table["meter"], **cells, "n": n})
         state.last.append(rows.keys, rows.key_index, {"n": n})
         state.sketch[int(rows.key_groups.min())] += len(rows)
 

@@ -18,6 +18,7 @@ from siltstone.operator import (
     ValueState,
     WindowState,
 )
+from siltstone.state.backends.heap import HeapBackend
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.protocol import apply_delta, get_delta, get_state, set_state
 from tests.subtask import subtask
@@ -42,6 +43,11 @@ def keys_of(task, *planes):
     return type(rows.keys)(
         rows.keys.columns.take(pa.array(where)), rows.keys.hashes[where], rows.keys.key_groups[where]
     )
+
+
+def entries(planes, routes):
+    """Entries of the map `routes`, by the letters of planes."""
+    return {"plane": list(planes), "year": [2013] * len(planes), "route": routes}
 
 
 def lists(keys, at, table):
@@ -182,14 +188,12 @@ def test_values_that_do_not_fit_are_refused_and_change_nothing(task):
 
 
 def test_map_state_newest_of_several_wins(task):
-    keys = keys_of(task, "a", "b")
-    at = np.array([0, 1, 0, 0])
-    routes = {"route": [0.0, 1.0, -0.0, 2.0]}
-    task.run(lambda s: s.routes.put(keys, at, routes, {"flown": [1, 2, 3, 4]}))
-    got = task.run(lambda s: s.routes.get(keys, np.array([1, 0, 0, 1, 0]), {"route": [0.0, 0.0, 2.0, 1.0, 0.0]}))
+    routes = entries("abaa", [0.0, 1.0, -0.0, 2.0])
+    task.run(lambda s: s.routes.put({**routes, "flown": [1, 2, 3, 4], "left alone": [None] * 4}))
+    got = task.run(lambda s: s.routes.get(entries("baaba", [0.0, 0.0, 2.0, 1.0, 0.0])))
     assert got["flown"].to_pylist() == [None, 3, 4, 2, 3]
-    task.run(lambda s: s.routes.delete(keys, np.array([0, 0, 1]), {"route": [0.0, 0.0, 5.0]}))
-    found = task.run(lambda s: s.routes.found(keys, at, routes))
+    task.run(lambda s: s.routes.delete(pa.record_batch(entries("aab", [0.0, 0.0, 5.0]))))
+    found = task.run(lambda s: s.routes.found(routes))
     assert found.tolist() == [False, True, False, True]
     assert {(r["plane"], r["route"], r["flown"]) for r in task.dump("routes")} == {
         ("b", 1.0, 2),
@@ -199,7 +203,33 @@ def test_map_state_newest_of_several_wins(task):
 
 def test_a_null_map_key_is_refused(task):
     with pytest.raises(BadRow, match="routes: map key route is null in 1 rows"):
-        task.run(lambda s: s.routes.put(keys_of(task, "a"), np.array([0]), {"route": [None]}, {"flown": [1]}))
+        task.run(lambda s: s.routes.put({**entries("a", [None]), "flown": [1]}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"plane": None}, "routes: column plane is missing"),
+        ({"plane": [None, "b"]}, "routes: key column plane is null in 1 entries"),
+        ({"year": [70_000, 1]}, "routes: column year does not fit int16"),
+        ({"flown": None}, "routes: column flown is missing"),
+    ],
+)
+def test_entries_that_do_not_fit_are_refused_and_change_nothing(task, changed, said):
+    given = {**entries("ab", [1.0, 2.0]), "flown": [1, 2], **changed}
+    with pytest.raises(UsageError, match=said):
+        State(task.operator, task.state).routes.put({n: values for n, values in given.items() if values is not None})
+    assert task.dump("routes") == []
+
+
+def test_entries_of_another_subtask_are_refused_and_change_nothing(tmp_path):
+    one = HeapBackend().open(tmp_path, Everything().tables(), ("seen",), KeyGroupRange(0, 1), 128)
+    one.begin(1, tracking=True)
+    given = entries("abcdefgh", [1.0] * 8)
+    with pytest.raises(UsageError, match="routes: entries of keys of another subtask"):
+        State(Everything(), one).routes.put({**given, "flown": [1] * 8})
+    assert one.tables["routes"].rows == 0
+    one.close()
 
 
 def test_list_state_keeps_order_and_positions(task):
