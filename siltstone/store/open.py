@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 import xxhash
 
 from siltstone.errors import Unreachable, UsageError
+from siltstone.extras import extra_needed
 from siltstone.log import get_logger
 from siltstone.store.base import Store
 from siltstone.store.checksums import DEFAULT, OPTION, check_algorithm
@@ -34,7 +35,8 @@ def open_store(url: str) -> Store:
     scheme's URL may hold is said in its module. Nothing is read or made yet.
 
     Raises:
-        UsageError: an unknown scheme, with the known ones listed, or a URL or option that makes no sense.
+        UsageError: an unknown scheme, with the known ones listed, a URL or option that makes no sense, or the scheme's
+            package is not installed.
     """
     scheme, mark, _ = url.partition("://")
     if not mark or scheme == "file":
@@ -45,11 +47,13 @@ def open_store(url: str) -> Store:
 
         return open_s3(url)
     if scheme in ("redis", "rediss"):
-        from siltstone.store.keyvalue.redis import open_redis
+        with extra_needed("redis", "redis", "a warehouse in Redis"):
+            from siltstone.store.keyvalue.redis import open_redis
 
         return open_redis(url)
     if scheme == ROCKSDB:
-        from siltstone.store.keyvalue.rocksdb import open_rocksdb
+        with extra_needed("rocksdb", "rocksdict", "a warehouse in RocksDB"):
+            from siltstone.store.keyvalue.rocksdb import open_rocksdb
 
         return open_rocksdb(url)
     raise UsageError(f"the URL scheme {scheme!r} is unknown: use {SCHEMES}")

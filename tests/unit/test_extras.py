@@ -1,0 +1,69 @@
+"""What is an extra is imported when it is used, and asked for by name where it is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"redis", "rocksdict", "matplotlib", "psycopg"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+RUN = "from siltstone.cli import main; sys.argv[0] = 'siltstone'; main()"
+
+
+def without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", f"{WITHOUT}\n{code}", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            "checkpoints sums --warehouse redis://localhost:1/0",
+            "a warehouse in Redis needs the package redis: pip install 'siltstone[redis]'",
+        ),
+        (
+            "checkpoints sums --warehouse rediss://localhost:1/0",
+            "a warehouse in Redis needs the package redis: pip install 'siltstone[redis]'",
+        ),
+        (
+            "checkpoints sums --warehouse rocksdb://{}/w",
+            "a warehouse in RocksDB needs the package rocksdict: pip install 'siltstone[rocksdb]'",
+        ),
+        (
+            "report sums --out {}/chain.png --warehouse {}",
+            "a picture needs the package matplotlib: pip install 'siltstone[report]'",
+        ),
+        (
+            "checkpoints sums --warehouse {} --catalog postgresql://localhost:1/catalog",
+            "a PostgreSQL catalog needs the package psycopg: pip install 'siltstone[postgres]'",
+        ),
+    ],
+)
+def test_a_missing_extra_is_one_line_that_says_what_to_install(arguments: str, said: str, tmp_path: Path) -> None:
+    ended = without_extras(RUN, *arguments.replace("{}", str(tmp_path)).split())
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"siltstone: {said}\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_any_extra_the_engine_and_its_commands_are_there() -> None:
+    modules = (
+        "siltstone.cli, siltstone.report, siltstone.spark.runner, siltstone.chains.background, siltstone.store.s3.store"
+    )
+    assert without_extras(f"import {modules}").returncode == 0
+    assert without_extras(RUN, "--help").returncode == 0
+
+
+def test_a_module_that_is_missing_for_another_reason_is_a_mistake_and_said() -> None:
+    code = "from siltstone.extras import extra_needed\nwith extra_needed('redis', 'redis', 'x'): import siltstone.none"
+    assert "ModuleNotFoundError: No module named 'siltstone.none'" in without_extras(code).stderr
