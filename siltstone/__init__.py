@@ -1,1 +1,124 @@
-"""Siltstone: durable, provable state for PySpark streams."""
+"""Siltstone: durable, provable state for PySpark streams.
+
+    import siltstone as st
+
+Write an `Operator` with state variables (`ValueState`, `MapState`, `ListState`, `WindowState`, `OpaqueState`), or take
+the ready-made `Aggregate`, and put it into a `Stream`. `st.open(warehouse)` returns a client with one method for each
+operation. `st.write_stream(rows, stream)` runs a stream over a streaming DataFrame.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from siltstone.aggregates.functions import Average, Count, First, Last, Max, Min, Sum
+    from siltstone.aggregates.operator import Aggregate
+    from siltstone.client import Client, StreamClient, write_stream
+    from siltstone.client import open_client as open
+    from siltstone.errors import (
+        BadRow,
+        CorruptObject,
+        Fenced,
+        LossRefused,
+        NewerFormat,
+        NoLiveState,
+        ProofFailed,
+        SchemaConflict,
+        SiltstoneError,
+        StateError,
+        Stopped,
+        UnknownCheckpoint,
+        UnknownStream,
+        Unreachable,
+        UsageError,
+        WrongWarehouse,
+    )
+    from siltstone.operator import ListState, MapState, OpaqueState, Operator, ValueState, WindowState
+    from siltstone.secret import Secret
+    from siltstone.sinks.parquet import ParquetSink
+    from siltstone.stream import Stream
+
+__all__ = [
+    "Aggregate",
+    "Average",
+    "BadRow",
+    "Client",
+    "CorruptObject",
+    "Count",
+    "Fenced",
+    "First",
+    "Last",
+    "ListState",
+    "LossRefused",
+    "MapState",
+    "Max",
+    "Min",
+    "NewerFormat",
+    "NoLiveState",
+    "OpaqueState",
+    "Operator",
+    "ParquetSink",
+    "ProofFailed",
+    "SchemaConflict",
+    "Secret",
+    "SiltstoneError",
+    "StateError",
+    "Stopped",
+    "Stream",
+    "StreamClient",
+    "Sum",
+    "UnknownCheckpoint",
+    "UnknownStream",
+    "Unreachable",
+    "UsageError",
+    "ValueState",
+    "WindowState",
+    "WrongWarehouse",
+    "open",
+    "write_stream",
+]
+
+_DOOR = {
+    "siltstone.aggregates.functions": ("Average", "Count", "First", "Last", "Max", "Min", "Sum"),
+    "siltstone.aggregates.operator": ("Aggregate",),
+    "siltstone.client": ("Client", "StreamClient", "write_stream"),
+    "siltstone.errors": (
+        "BadRow",
+        "CorruptObject",
+        "Fenced",
+        "LossRefused",
+        "NewerFormat",
+        "NoLiveState",
+        "ProofFailed",
+        "SchemaConflict",
+        "SiltstoneError",
+        "StateError",
+        "Stopped",
+        "UnknownCheckpoint",
+        "UnknownStream",
+        "Unreachable",
+        "UsageError",
+        "WrongWarehouse",
+    ),
+    "siltstone.operator": ("ListState", "MapState", "OpaqueState", "Operator", "ValueState", "WindowState"),
+    "siltstone.secret": ("Secret",),
+    "siltstone.sinks.parquet": ("ParquetSink",),
+    "siltstone.stream": ("Stream",),
+}
+"""module -> the names that come from there; imported when they are first used, so that importing siltstone is quick"""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "open":
+        found = import_module("siltstone.client").open_client
+    else:
+        module = next((module for module, names in _DOOR.items() if name in names), None)
+        if module is None:
+            raise AttributeError(f"module 'siltstone' has no attribute {name!r}")
+        found = getattr(import_module(module), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -9,6 +9,8 @@ from siltstone.errors import UsageError
 
 DEFAULT_MAX_PARALLELISM = 128
 MAX_MAX_PARALLELISM = 32768
+OUTAGE_S = 60.0
+"""how long a call of an open catalog waits for it to come back, by default"""
 LATEST = "latest"
 """what the newest checkpoint of a stream is called"""
 MAX_EPOCH = 99_999_999

@@ -35,15 +35,14 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from siltstone.catalog.open import OUTAGE_S
 from siltstone.chains.materialization_rules import MaterializationOptions
 from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import UsageError
 from siltstone.log import DEFAULT_LEVEL, Format, Level, get_logger
+from siltstone.model import OUTAGE_S
 from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.secret import FILE, read_variable
-from siltstone.store.url import has_password
 
 CONFIGURATION = Path("siltstone.toml")
 PREFIX = "SILTSTONE_"
@@ -187,6 +186,8 @@ def given_settings(warehouse: str | None, catalog: str | None, **further: object
     Raises:
         UsageError: see `load_settings`.
     """
+    from siltstone.store.url import has_password  # which loads Arrow: a command line's --help does without
+
     for name, url in (("warehouse", warehouse), ("catalog", catalog)):
         if url and has_password(url):
             variable = f"{PREFIX}{name.upper()}"

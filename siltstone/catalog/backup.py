@@ -26,6 +26,7 @@ from siltstone.catalog.shapes import copy_rows, differences, row_counts, tables_
 from siltstone.catalog.tables import REVISION_TABLE
 from siltstone.catalog.upgrade import check_not_newer, lock_upgrades, revision, run_migrations
 from siltstone.errors import Unreachable, UsageError
+from siltstone.result import Result
 from siltstone.store.paths import CATALOG_BACKUPS, catalog_backup
 from siltstone.store.private import make_private_directory
 
@@ -36,7 +37,7 @@ _LOCKED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Backup:
+class Backup(Result):
     """A catalog in a file: its revision, and how many rows it holds."""
 
     file: str

@@ -12,6 +12,7 @@ from siltstone.catalog.identity_rules import Action, CatalogIdentity, Found, dec
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject, Unreachable, WrongWarehouse
 from siltstone.model import StoredObject
+from siltstone.result import Result
 from siltstone.store.base import Store
 from siltstone.store.identity import read_identity, write_identity
 from siltstone.store.open import Warehouse
@@ -22,7 +23,7 @@ _LOOKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Reidentified:
+class Reidentified(Result):
     """A warehouse was given the identity `identity` in place of `before` (None: it had none)."""
 
     identity: str

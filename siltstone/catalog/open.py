@@ -11,9 +11,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.transactions import Transactions
 from siltstone.catalog.upgrade import create_tables, revision
 from siltstone.errors import Unreachable, UsageError
-
-OUTAGE_S = 60.0
-"""how long a call of an open catalog waits for it to come back, by default"""
+from siltstone.model import OUTAGE_S
 
 
 class NoCatalog(UsageError):

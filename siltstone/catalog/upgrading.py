@@ -21,6 +21,7 @@ from siltstone.catalog.tables import REVISION
 from siltstone.catalog.transactions import database_time
 from siltstone.catalog.upgrade import is_current, lock_upgrades, run_migrations
 from siltstone.errors import Unreachable, UsageError
+from siltstone.result import Result
 from siltstone.times import as_utc
 
 _KEPT = ("stream", "checkpoint", "object", "step", "savepoint", "snapshot", "deletion")
@@ -28,7 +29,7 @@ _KEPT = ("stream", "checkpoint", "object", "step", "savepoint", "snapshot", "del
 
 
 @dataclass(frozen=True, slots=True)
-class Upgraded:
+class Upgraded(Result):
     """What an upgrade did.
 
     Attributes:

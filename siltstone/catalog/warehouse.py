@@ -9,10 +9,11 @@ from typing import Self
 
 from siltstone.catalog.engine import parse_url, redacted_url
 from siltstone.catalog.identity import Reidentified, check_identity, confirm_store, reidentify
-from siltstone.catalog.open import OUTAGE_S, NoCatalog, open_catalog
+from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import WrongWarehouse
 from siltstone.log import get_logger
+from siltstone.model import OUTAGE_S
 from siltstone.store.identity import read_identity
 from siltstone.store.open import Warehouse
 

@@ -51,6 +51,7 @@ class OperatorHealth:
         facts = self.facts
         return {
             "state": self.health.value,
+            "reason": None if self.fine else self.reason,
             "failures": facts.failures,
             "error": facts.error,
             "last_success": facts.succeeded_at.isoformat(timespec="seconds") if facts.succeeded_at else None,

@@ -12,6 +12,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UnknownStream, Unreachable, UsageError
 from siltstone.log import get_logger
 from siltstone.model import LATEST, check_name
+from siltstone.result import Result
 from siltstone.settings import Settings
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream, find_stream
@@ -20,7 +21,7 @@ _LOG = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(Result):
     """A new stream that begins at checkpoint `forked_at` of `forked_from`, and shares `objects` of `bytes` with it."""
 
     stream: str

@@ -45,6 +45,7 @@ from siltstone.errors import (
 from siltstone.log import get_logger
 from siltstone.restore.proof import Map, prove_checkpoints
 from siltstone.restore.verify import Failure, check_objects
+from siltstone.result import Result
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease, this_process
 from siltstone.retention.sweep import SweepOptions, sweep
@@ -59,7 +60,7 @@ _LOOKS = 5
 
 
 @dataclass(frozen=True)
-class Recovery:
+class Recovery(Result):
     """What a recovery did, or with `dry_run` would do.
 
     Attributes:

@@ -1,16 +1,13 @@
 """Commands for the catalog itself: to a newer revision, into a backup, and back from one."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, settings_of
+from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, client_of
 from siltstone.cli.output import print_result, progress, size
-from siltstone.settings import Settings
-from siltstone.store.open import Warehouse
 
 
 @app.command()
@@ -30,11 +27,8 @@ def upgrade(
 
     Stopped on the way, do it again. Older versions of Siltstone refuse the catalog from then on.
     """
-    from siltstone.catalog.upgrading import upgrade_catalog
-
-    url, directory = _catalog(settings_of(warehouse, catalog))
     with progress("upgrading the catalog"):
-        done = upgrade_catalog(url, directory, file=backup, fence=fence)
+        done = client_of(warehouse, catalog).upgrade(backup=backup, fence=fence)
     line = f"the catalog is of revision {done.after}: nothing to do"
     if done.backup is not None:
         line = f"the catalog is of revision {done.after} now, was {done.before}; what it held is in {done.backup.file} "
@@ -43,7 +37,7 @@ def upgrade(
         line += f"\n  its tables were not those of revision {done.before}, and are: {', '.join(done.rebuilt)}"
     if done.fenced:
         line += f"\n  fenced: runs of {', '.join(done.fenced)} that had not ended"
-    print_result(asdict(done), as_json, line)
+    print_result(done, as_json, line)
 
 
 @app.command()
@@ -59,13 +53,10 @@ def backup(
 
     The file is a catalog in SQLite, whatever database it was in: --catalog sqlite:///FILE reads from it.
     """
-    from siltstone.catalog.backup import back_up
-
-    url, directory = _catalog(settings_of(warehouse, catalog))
     with progress("backing the catalog up"):
-        done = back_up(url, file, directory)
+        done = client_of(warehouse, catalog).back_up(file)
     line = f"{done.file}: {done.rows:,} rows, {size(done.bytes)}, catalog revision {done.revision}"
-    print_result(asdict(done), as_json, line)
+    print_result(done, as_json, line)
 
 
 @app.command()
@@ -79,18 +70,8 @@ def restore_catalog(
 
     A stream that ran after the backup is refused until `siltstone recover STREAM --accept-loss`.
     """
-    from siltstone.catalog.backup import bring_back
-
-    settings = settings_of(warehouse, catalog)
-    url, _ = _catalog(settings)
     with progress("bringing the catalog back"):
-        done = bring_back(file, url)
+        done = client_of(warehouse, catalog).restore_catalog(file)
     line = f"the catalog is back, of revision {done.revision}, with {done.rows:,} rows: a stream that ran since the "
     line += "backup needs `siltstone recover STREAM --accept-loss` before it runs on"
-    print_result(asdict(done), as_json, line)
-
-
-def _catalog(settings: Settings) -> tuple[str, Path]:
-    """The catalog's URL, and the warehouse's directory on this machine."""
-    warehouse = Warehouse.at(settings.warehouse)
-    return settings.catalog or warehouse.catalog_url, warehouse.local.root
+    print_result(done, as_json, line)

@@ -1,13 +1,12 @@
 """Commands that make of a stream something else: a fork of it, another parallelism, other state."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, existing, settings_of, stream_of
+from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, stream_client
 from siltstone.cli.output import print_result, progress, size
 from siltstone.model import LATEST
 
@@ -22,13 +21,10 @@ def fork(
     as_json: AsJson = False,
 ) -> None:
     """Begin a new stream at a checkpoint of another, without copying any object. `siltstone run NEW` goes on there."""
-    from siltstone.change import fork as forking
-
-    with existing(settings_of(warehouse, catalog)) as place:
-        done = forking.fork(place, stream, new, at)
+    done = stream_client(stream, warehouse, catalog).fork(new, at=at)
     line = f"{new}: forked from {stream} at checkpoint {done.forked_at}, shares {done.objects} objects, "
     line += f"{size(done.bytes)}, none copied, digest {done.digest}"
-    print_result(asdict(done), as_json, line)
+    print_result(done, as_json, line)
 
 
 @app.command()
@@ -44,16 +40,14 @@ def rescale(
     A run of the stream that is at work is fenced: it ends with exit code 4. Later runs have this parallelism unless
     they name one (--parallelism, SILTSTONE_PARALLELISM or siltstone.toml), which then holds for that run alone.
     """
-    from siltstone.spark import operations
-
-    settings = settings_of(warehouse, catalog)
+    client = stream_client(stream, warehouse, catalog)
     with progress(f"rescaling {stream}"):
-        done = operations.rescale(settings, stream_of(settings, stream), parallelism)
+        done = client.rescale(parallelism)
     line = f"{stream}: checkpoint {done.checkpoint} at parallelism {done.parallelism} (before: {done.before}): "
     line += f"{done.rows:,} rows from {size(done.bytes)} in {done.seconds:.2f} s, proven, digest {done.digest}"
-    if settings.parallelism not in (None, parallelism):
-        line += f"; the option parallelism says {settings.parallelism} and comes first: leave it out to run at this one"
-    print_result(asdict(done), as_json, line)
+    if (option := client.settings.parallelism) not in (None, parallelism):
+        line += f"; the option parallelism says {option} and comes first: leave it out to run at this one"
+    print_result(done, as_json, line)
 
 
 @app.command()
@@ -75,11 +69,8 @@ def edit(
     is true, the key is deleted. Everything is checked before anything changes. A run of the stream that is at work is
     fenced: it ends with exit code 4.
     """
-    from siltstone.spark import operations
-
-    settings = settings_of(warehouse, catalog)
     with progress(f"editing {stream}"):
-        done = operations.edit(settings, stream_of(settings, stream), operator, variable, rows, dry_run=dry_run)
+        done = stream_client(stream, warehouse, catalog).edit(operator, variable, rows, dry_run=dry_run)
     what = f"{operator}.{variable}"
     if done.checkpoint is None:
         line = f"{stream}: {done.upserts:,} rows of {what} would be put, {done.deletes:,} deleted"
@@ -87,6 +78,6 @@ def edit(
         line = f"{stream}: checkpoint {done.checkpoint}: {done.upserts:,} rows of {what} put ({done.inserts:,} new), "
         line += f"{done.deletes:,} deleted, {done.absent:,} to delete were not there, {done.seconds:.2f} s, "
         line += f"proven, digest {done.digest}" if done.proven else f"NOT PROVEN: {done.failure}"
-    print_result(asdict(done), as_json, line)
+    print_result(done, as_json, line)
     if done.proven is False:
         raise typer.Exit(1)

@@ -1,17 +1,18 @@
 """The command that looks at everything at once."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, settings_of
+from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, client_of
 from siltstone.cli.output import out, print_result, progress
-from siltstone.doctor.findings import Finding
+
+if TYPE_CHECKING:
+    from siltstone.doctor.findings import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -27,21 +28,17 @@ def doctor(
 
     Nothing is changed. What does not answer is waited for 15 seconds, and the rest is looked at all the same.
     """
-    from siltstone.doctor.examine import examine
-
     with progress("looking at everything"):
-        found = examine(settings_of(warehouse, catalog), stream)
-    problems = sum(each.state == "problem" for each in found)
+        found = client_of(warehouse, catalog).doctor(stream)
     if as_json:
-        counts = {state: sum(each.state == state for each in found) for state in _STYLES}
-        print_result({"stream": stream, **counts, "findings": [asdict(each) for each in found]}, True, "")
+        print_result(found, True, "")
     else:
-        _print_findings(found)
-    if problems:
+        _print_findings(found.findings)
+    if found.problem:
         raise typer.Exit(1)
 
 
-def _print_findings(found: Sequence[Finding]) -> None:
+def _print_findings(found: "Sequence[Finding]") -> None:
     table = Table("", "check", "stream", "found, and what to do", box=None)
     table.columns[-1].overflow = "fold"
     for each in found:

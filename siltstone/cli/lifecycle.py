@@ -1,6 +1,5 @@
 """Commands that keep chains short and stores clean: materialization, retention, savepoints, sweeping."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -19,8 +18,7 @@ from siltstone.cli.options import (
     KeepWithin,
     StreamName,
     WarehouseUrl,
-    existing,
-    settings_of,
+    stream_client,
 )
 from siltstone.cli.output import out, print_result, progress, shown, size
 from siltstone.errors import UsageError
@@ -41,15 +39,11 @@ def materialize(
     as_json: AsJson = False,
 ) -> None:
     """Consolidate a checkpoint's chains into new bases, while the stream may run. Later checkpoints begin with them."""
-    from siltstone.spark import operations
-
-    settings = settings_of(warehouse, catalog, parallelism=parallelism)
-    if due and at != LATEST:
-        raise UsageError("--due and --at exclude each other: leave one out")
+    client = stream_client(stream, warehouse, catalog, parallelism=parallelism)
     with progress(f"materializing {stream}") as tell:
-        result = operations.materialize(settings, stream, at=at, operators=operator or (), due=due, on_operator=tell)
+        result = client.materialize(at=at, operators=operator or (), due=due, on_operator=tell)
     if due and not result.triggers:
-        print_result(asdict(result), as_json, f"{stream}: nothing is due at checkpoint {result.checkpoint}")
+        print_result(result, as_json, f"{stream}: nothing is due at checkpoint {result.checkpoint}")
         return
     line = f"{stream}: checkpoint {result.checkpoint} materialized: {result.rows:,} rows, {size(result.bytes)}, "
     line += f"{result.seconds:.2f} s"
@@ -57,7 +51,7 @@ def materialize(
         line += f"; {', '.join(result.kept)} began there anyway"
     for name, reason in result.triggers.items():
         line += f"\n  {name}: {reason}"
-    print_result(asdict(result), as_json, line)
+    print_result(result, as_json, line)
 
 
 @app.command()
@@ -82,9 +76,6 @@ def truncate(
     under [retention] in siltstone.toml; rules from either stand in for those recorded with the stream (siltstone
     retention). Without any, nothing is deleted.
     """
-    from siltstone.retention import truncate as retention
-    from siltstone.retention.retention_rules import RetentionOptions
-
     rules = {
         "keep_last": keep_last,
         "keep_within": keep_within,
@@ -94,9 +85,7 @@ def truncate(
         "keep_monthly": keep_monthly,
     }
     given = {name: value for name, value in rules.items() if value is not None}
-    settings = settings_of(warehouse, catalog, retention=given)
-    with existing(settings) as place:
-        done = retention.truncate(place, stream, settings.retention, dry_run=dry_run)
+    done = stream_client(stream, warehouse, catalog, retention=given).truncate(dry_run=dry_run)
     if dry_run and not as_json:
         fates = {kept.checkpoint: f"kept: {', '.join(kept.reasons)}" for kept in done.kept}
         fates |= dict.fromkeys(done.deleted, "goes now")
@@ -109,9 +98,9 @@ def truncate(
     would, wait = ("would be ", "would wait") if dry_run else ("", "wait")
     line = f"{stream}: {len(done.kept)} checkpoints {would}kept, {len(done.deleted)} {would}deleted, "
     line += f"{len(done.waiting) + len(done.leased)} {wait} for others, {done.objects} objects, {size(done.bytes)}"
-    if not RetentionOptions.model_validate(done.rules).rules:
+    if not done.has_rules:
         line += "; no rule is set: use --keep-last and the like, or siltstone retention"
-    print_result(asdict(done), as_json, line)
+    print_result(done, as_json, line)
 
 
 @app.command()
@@ -132,9 +121,6 @@ def retention(
 
     Runs of the stream and truncate go by it, unless [retention] in siltstone.toml has rules.
     """
-    from siltstone.retention.retention_rules import RetentionOptions
-    from siltstone.retention.truncate import describe_retention
-
     rules = {
         "keep_last": keep_last,
         "keep_within": keep_within,
@@ -145,13 +131,8 @@ def retention(
         "keep_all": keep_all or None,
     }
     given = {name: value for name, value in rules.items() if value is not None}
-    settings = settings_of(warehouse, catalog)
-    with existing(settings) as place:
-        if given:
-            place.catalog.streams.set_retention(stream, RetentionOptions.model_validate(given).to_record())
-        found = describe_retention(place.catalog, stream, settings.retention)
-    line = f"{stream}: {found['described']} ({found['from']})"
-    print_result({"stream": stream, **found}, as_json, line)
+    found = stream_client(stream, warehouse, catalog).retention(given)
+    print_result(found, as_json, f"{stream}: {found.described} ({found.source})")
 
 
 @app.command()
@@ -168,26 +149,15 @@ def savepoint(
     as_json: AsJson = False,
 ) -> None:
     """Give a checkpoint a name, which keeps it from deletion."""
-    from siltstone.retention import savepoints
-    from siltstone.retention.retention_rules import parse_duration
-
     if drop and (at != LATEST or expires):
         raise UsageError("--drop takes the name alone: leave --at and --expires out")
-    expires_in = None if expires is None else parse_duration(expires)
-    with existing(settings_of(warehouse, catalog)) as place:
-        if drop:
-            savepoints.drop_savepoint(place.catalog, stream, name)
-            dropped = {"stream": stream, "name": name, "dropped": True}
-            print_result(dropped, as_json, f"{stream}: savepoint {name} dropped")
-            return
-        made = savepoints.set_savepoint(place.catalog, stream, name, at=at, expires_in=expires_in)
-        described = savepoints.describe_savepoint(place.catalog, made)
-    until = f"until {described['expires_at']}" if made.expires_at else "until it is dropped"
-    print_result(
-        {"stream": stream, **described},
-        as_json,
-        f"{stream}: savepoint {name} keeps checkpoint {made.checkpoint} {until}",
-    )
+    client = stream_client(stream, warehouse, catalog)
+    if drop:
+        print_result(client.drop_savepoint(name), as_json, f"{stream}: savepoint {name} dropped")
+        return
+    made = client.savepoint(name, at=at, expires=expires)
+    until = f"until {made.expires_at}" if made.expires_at else "until it is dropped"
+    print_result(made, as_json, f"{stream}: savepoint {name} keeps checkpoint {made.checkpoint} {until}")
 
 
 @app.command()
@@ -195,15 +165,12 @@ def savepoints(
     stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
 ) -> None:
     """List the savepoints of a stream, expired ones too."""
-    from siltstone.retention.savepoints import list_savepoints
-
-    with existing(settings_of(warehouse, catalog)) as place:
-        found = list_savepoints(place.catalog, stream)
+    found = stream_client(stream, warehouse, catalog).savepoints()
     if as_json:
-        print_result({"stream": stream, "savepoints": found}, True, "")
+        print_result(found, True, "")
         return
     table = Table("name", "checkpoint", "created", "expires", box=None)
-    for s in found:
+    for s in found.savepoints:
         expires = "never" if s["expires_at"] is None else s["expires_at"] + (" (expired)" if s["expired"] else "")
         table.add_row(s["name"], str(s["checkpoint"]), s["created_at"], expires)
     out.print(table)
@@ -222,15 +189,12 @@ def deletions(
     Each line is one pass: of retention, a deletion, a sweep, or the pruning of the input log or of run records. "rows"
     counts rows of the catalog. Use siltstone doctor to see a deletion that is unfinished.
     """
-    from siltstone.chains.inspect import list_deletions
-
-    with existing(settings_of(warehouse, catalog)) as place:
-        found = list_deletions(place.catalog, stream, limit)
+    found = stream_client(stream, warehouse, catalog).deletions(limit)
     if as_json:
-        print_result({"stream": stream, "deletions": found}, True, "")
+        print_result(found, True, "")
         return
     table = Table("began", "what was deleted", "checkpoints", "objects", "bytes", "rows", "by", box=None)
-    for each in found:
+    for each in found.deletions:
         counts = (f"{each['checkpoints']:,}", f"{each['objects']:,}", size(each["bytes"]), f"{each['rows']:,}")
         table.add_row(each["began_at"], shown(each["what"]), *counts, shown(each["who"]))
     out.print(table)
@@ -254,12 +218,9 @@ def sweep(
     as_json: AsJson = False,
 ) -> None:
     """Delete stored objects that nothing refers to: of runs that were killed, and of attempts that lost."""
-    from siltstone.retention import sweep as sweeping
-    from siltstone.retention.retention_rules import parse_duration
-
-    options = sweeping.SweepOptions(limit, dry_run, incomplete, parse_duration(age_guard))
-    with existing(settings_of(warehouse, catalog)) as place, progress(f"sweeping {stream}"):
-        done = sweeping.sweep(place, stream, options)
+    client = stream_client(stream, warehouse, catalog)
+    with progress(f"sweeping {stream}"):
+        done = client.sweep(dry_run=dry_run, limit=limit, incomplete=incomplete, age_guard=age_guard)
     if done.reasons and not as_json:
         table = Table("what is done", "why", "objects", "bytes", "such as", box=None)
         verb = "would be deleted" if dry_run else "deleted"
@@ -271,4 +232,4 @@ def sweep(
     would = sum(f.objects for f in done.reasons if f.deletes)
     did = f"{would:,} would be deleted" if dry_run else f"{done.deleted:,} deleted"
     line = f"{stream}: {done.found:,} objects that nothing refers to, {did}, {size(done.bytes)}, {done.seconds:.2f} s"
-    print_result(asdict(done), as_json, line)
+    print_result(done, as_json, line)

@@ -1,12 +1,13 @@
 """Arguments and options that several commands take, and what they mean."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
-from siltstone.settings import Settings, given_settings
+
+if TYPE_CHECKING:
+    from siltstone.client import Client, StreamClient
 
 StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the stream.")]
 WarehouseUrl = Annotated[
@@ -37,21 +38,21 @@ KeepMonthly = Annotated[
 ]
 
 
-def settings_of(warehouse: str | None, catalog: str | None, **further: object) -> Settings:
-    """The settings, of which the command line named some; None means not named."""
-    return given_settings(warehouse, catalog, **further)
+def client_of(warehouse: str | None, catalog: str | None, **options: object) -> "Client":
+    """The client of the warehouse and catalog that the command line, the environment or siltstone.toml names.
+
+    Args:
+        options: further ones of the command line, where None means not given.
+    """
+    from siltstone.client import Client
+    from siltstone.settings import given_settings
+
+    return Client(given_settings(warehouse, catalog, **options))
 
 
-def existing(settings: Settings) -> OpenWarehouse:
-    """The warehouse and catalog that the settings name, to be read."""
-    return OpenWarehouse.existing(settings.warehouse, settings.catalog)
-
-
-def stream_of(settings: Settings, name: str) -> Any:
-    """The definition of the stream of that name, which may be a fork."""
-    from siltstone.change.fork import stream_named
-
-    return stream_named(settings, name)
+def stream_client(stream: str, warehouse: str | None, catalog: str | None, **options: object) -> "StreamClient":
+    """The client of one stream (`client_of`)."""
+    return client_of(warehouse, catalog, **options).stream(stream)
 
 
 def pairs(options: list[str] | None) -> dict[str, str]:

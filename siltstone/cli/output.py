@@ -1,6 +1,5 @@
 """What people see: results on standard output, progress and errors on standard error; one JSON object with --json."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,15 +10,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from siltstone.log import configured
+from siltstone.result import Result
 
 out = Console()
 err = Console(stderr=True)
 
 
-def print_result(result: dict[str, Any], as_json: bool, line: str) -> None:
-    """The result as JSON, or the line for people."""
+def print_result(result: Result, as_json: bool, line: str) -> None:
+    """Print a result as JSON, or the line for people."""
     if as_json:
-        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.write(result.to_json() + "\n")
     else:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -45,15 +45,15 @@ def dead_letters(counts: Mapping[str, int]) -> str:
     return "".join(f", {count:,} dead letters of {operator}" for operator, count in counts.items())
 
 
-def health_line(health: Mapping[str, Any]) -> str:
-    """How materialization does: an operator each, the reason where one is not fine."""
-    said = [
-        found.reason
-        if not found.fine
-        else f"{operator} fine ({found.facts.deltas} deltas, {found.facts.amplification or 1:.2f} times its live state)"
-        for operator, found in health.items()
-    ]
-    return "materialization: " + "; ".join(said)
+def health_line(health: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe in one line how materialization does for each operator (`CheckpointList.materialization`)."""
+    return "materialization: " + "; ".join(_health(operator, found) for operator, found in health.items())
+
+
+def _health(operator: str, found: Mapping[str, Any]) -> str:
+    if found["state"] == "fine":
+        return f"{operator} fine ({found['deltas']} deltas, {found['amplification'] or 1:.2f} times its live state)"
+    return found["reason"]
 
 
 def shown(name: str) -> str:

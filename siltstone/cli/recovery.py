@@ -1,12 +1,11 @@
 """Commands for when something broke, and of last resort: a stream made ready again, state from the logged input."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, settings_of, stream_of
+from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, client_of, stream_client
 from siltstone.cli.output import print_result, progress, size
 from siltstone.model import LATEST
 
@@ -33,16 +32,14 @@ def recover(
     What is given up comes again from the source with the next run, under the same ids. `run` does this by itself, but
     never past a savepoint or an edit, past more than 3 checkpoints, or to nothing.
     """
-    from siltstone.spark import operations
-
+    client = stream_client(stream, warehouse, catalog)
     with progress(f"recovering {stream}") as tell:
-        settings = settings_of(warehouse, catalog)
-        result = operations.recover(settings, stream, dry_run=dry_run, accept_loss=accept_loss, on_step=tell)
+        result = client.recover(dry_run=dry_run, accept_loss=accept_loss, on_step=tell)
     line = f"{stream}: {result.summary}; {result.swept_objects} objects swept, {size(result.swept_bytes)}, "
     line += f"{result.seconds:.2f} s"
     for failure in result.failures:
         line += f"\n  checkpoint {failure.checkpoint}: {failure.reason}"
-    print_result(asdict(result), as_json, line)
+    print_result(result, as_json, line)
 
 
 @app.command()
@@ -51,11 +48,8 @@ def reidentify(warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_js
 
     Copy the store and the catalog, then do this with the URLs of the copies. Stopped on the way, do it again.
     """
-    from siltstone.catalog.warehouse import OpenWarehouse
-
-    settings = settings_of(warehouse, catalog)
-    done = OpenWarehouse.reidentify(settings.warehouse, settings.catalog)
-    print_result(asdict(done), as_json, f"the warehouse is {done.identity} from now on, was {done.before or 'none'}")
+    done = client_of(warehouse, catalog).reidentify()
+    print_result(done, as_json, f"the warehouse is {done.identity} from now on, was {done.before or 'none'}")
 
 
 @app.command()
@@ -77,15 +71,13 @@ def replay(
 
     Nothing of the stream changes, and no output is repeated. Exit code 1 if a recorded digest is another.
     """
-    from siltstone.spark import operations
-
-    settings = settings_of(warehouse, catalog, parallelism=parallelism)
+    client = stream_client(stream, warehouse, catalog, parallelism=parallelism)
     with progress(f"replaying {stream}") as tell:
-        result = operations.replay(settings, stream_of(settings, stream), to=to, since=since, on_step=tell)
+        result = client.replay(to=to, since=since, on_step=tell)
     begin = f"checkpoint {result.since}" if result.since else "the start"
     line = f"{stream}: checkpoint {result.checkpoint} replayed from {begin}: {result.steps} steps, "
     line += f"{result.rows:,} rows, {result.seconds:.2f} s, as recorded at {result.compared} checkpoints, "
     line += f"digest {result.digest}"
     if result.why:
         line += f"; {result.why}, which no input brings about again"
-    print_result({"from" if k == "since" else k: v for k, v in asdict(result).items()}, as_json, line)
+    print_result(result, as_json, line)

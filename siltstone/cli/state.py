@@ -1,15 +1,13 @@
 """Commands on recorded state: rebuild it, prove it, copy it, delete it."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, existing, settings_of
+from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, stream_client
 from siltstone.cli.output import print_result, progress, size
-from siltstone.errors import UsageError
 from siltstone.model import LATEST
 
 
@@ -30,17 +28,13 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild a checkpoint's state from the store, prove it, and write it as Parquet."""
-    from siltstone.spark import operations
-
-    if as_of and at != LATEST:
-        raise UsageError("--at and --as-of exclude each other: leave one out")
-    settings = settings_of(warehouse, catalog, parallelism=parallelism)
+    client = stream_client(stream, warehouse, catalog, parallelism=parallelism)
     with progress(f"restoring {stream}"):
-        result = operations.restore(settings, stream, at=at, as_of=as_of, to=to, only=only or ())
+        result = client.restore(at=at, as_of=as_of, to=to, only=only or ())
     where = f" to {result.path}" if result.path else ""
     line = f"{stream}: checkpoint {result.checkpoint} restored{where}: {result.rows:,} rows from "
     line += f"{size(result.bytes)} in {result.seconds:.2f} s, proven, digest {result.digest}"
-    print_result(asdict(result), as_json, line)
+    print_result(result, as_json, line)
 
 
 @app.command()
@@ -55,20 +49,16 @@ def verify(
 ) -> None:
     """Prove that checkpoints restore to exactly the state the stream had. Exit code 1 if one does not.
 
-    So it is if materialization has stalled, or keeps failing, with which restores take ever longer.
+    Also exits 1 if materialization has stalled or keeps failing, because restores then take longer and longer.
     """
-    from siltstone.spark import operations
-
-    if every and at != LATEST:
-        raise UsageError("--at and --all exclude each other: leave one out")
     with progress(f"verifying {stream}"):
-        result = operations.verify(settings_of(warehouse, catalog), stream, at=at, every=every, deep=deep)
+        result = stream_client(stream, warehouse, catalog).verify(at=at, every=every, deep=deep)
     line = f"{stream}: {len(result.proven)} checkpoints proven, {len(result.failed)} not, {result.seconds:.2f} s"
     for failure in result.failed:
         line += f"\n  checkpoint {failure.checkpoint}: {failure.reason}"
     for ill in result.stalled:
         line += f"\n  materialization: {ill.reason}"
-    print_result(asdict(result), as_json, line)
+    print_result(result, as_json, line)
     if result.failed or result.stalled:
         raise typer.Exit(1)
 
@@ -78,12 +68,10 @@ def snapshot(
     stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
 ) -> None:
     """Write the live state of the newest checkpoint in full, to compare restores with (verify --deep)."""
-    from siltstone.spark import operations
-
     with progress(f"taking a snapshot of {stream}"):
-        result = operations.snapshot(settings_of(warehouse, catalog), stream)
+        result = stream_client(stream, warehouse, catalog).snapshot()
     line = f"{stream}: snapshot of checkpoint {result.checkpoint}, {result.rows:,} rows, {size(result.bytes)}"
-    print_result(asdict(result), as_json, line)
+    print_result(result, as_json, line)
 
 
 @app.command()
@@ -95,16 +83,10 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete checkpoints. One that others build on is only marked, and goes with the last of them."""
-    from siltstone.retention.deletion import delete_checkpoints
-    from siltstone.retention.retention_rules import retention_in_force
-
-    settings = settings_of(warehouse, catalog)
-    with existing(settings) as place:
-        rules = retention_in_force(place.catalog.streams.get(stream).retention, settings.retention)
-        result = delete_checkpoints(place, stream, checkpoints, input_log=rules.input_log)
+    result = stream_client(stream, warehouse, catalog).delete(checkpoints)
     line = f"{stream}: {len(result.deleted)} checkpoints deleted, {result.objects} objects, {size(result.bytes)}"
     if result.marked:
         line += f"; {', '.join(map(str, result.marked))} will go with the last checkpoint that builds on them"
     if result.leased:
         line += f"; {', '.join(map(str, result.leased))} are being read, and will go with a later deletion"
-    print_result(asdict(result), as_json, line)
+    print_result(result, as_json, line)

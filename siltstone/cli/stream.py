@@ -1,18 +1,15 @@
 """Commands that run a stream and show what it has recorded."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, existing, pairs, settings_of, stream_of
+from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, pairs, stream_client
 from siltstone.cli.output import checkpoint_line, dead_letters, health_line, joined, out, print_result, progress, size
 from siltstone.model import check_name
-from siltstone.retention.retention_rules import parse_duration
 
 
 @app.command()
@@ -53,9 +50,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Process what is available, from the newest completed checkpoint on."""
-    from siltstone.spark import operations
-
-    settings = settings_of(
+    client = stream_client(
+        stream,
         warehouse,
         catalog,
         parallelism=parallelism,
@@ -66,11 +62,16 @@ def run(
         openmetrics=openmetrics,
         materialization=None if materialize_every is None else _every(materialize_every),
     )
-    request = operations.RunRequest(batches, follow, pairs(options), drop=drop or ())
     with progress(f"running {stream}") as tell:
-        result = operations.run(settings, stream_of(settings, stream), request, lambda c: tell(checkpoint_line(c)))
+        result = client.run(
+            batches=batches,
+            follow=follow,
+            options=pairs(options),
+            drop=drop or (),
+            on_checkpoint=lambda c: tell(checkpoint_line(c)),
+        )
     print_result(
-        asdict(result),
+        result,
         as_json,
         f"{stream}: {len(result.checkpoints)} checkpoints, {result.rows:,} rows, "
         f"{size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}{dead_letters(result.dead_letters)}",
@@ -79,6 +80,8 @@ def run(
 
 def _every(text: str) -> dict[str, object]:
     """What `--materialize-every` says, as options under [materialization]."""
+    from siltstone.retention.retention_rules import parse_duration
+
     if text in ("0", "off"):
         return {"enabled": False}
     return {"enabled": True, "interval_s": parse_duration(text).total_seconds()}
@@ -93,21 +96,13 @@ def checkpoints(
     as_json: AsJson = False,
 ) -> None:
     """List the completed checkpoints of a stream, and say whether materialization keeps up with it."""
-    from siltstone.chains import inspect
-    from siltstone.chains.due import materialization_health
-
-    settings = settings_of(warehouse, catalog)
-    with existing(settings) as place:
-        found = inspect.list_checkpoints(place.catalog, stream, limit)
-        origin = inspect.describe_origin(place.catalog, stream)
-        health = materialization_health(place.catalog, stream, settings.materialization, settings.policy_options)
+    listed = stream_client(stream, warehouse, catalog).checkpoints(limit)
     if as_json:
-        listed = {"stream": stream, **origin, "checkpoints": found}
-        print_result(listed | {"materialization": inspect.list_materialization(health)}, True, "")
+        print_result(listed, True, "")
         return
-    _print_origin(stream, origin)
+    _print_origin(stream, listed.forked_from, listed.forked_at)
     table = Table("id", "forms", "bytes", "D", "rows", "event time", "proven", "committed", box=None)
-    for c in found:
+    for c in listed.checkpoints:
         proven = {True: "yes", False: "FAILED", None: "-"}[c["proven"]]
         table.add_row(
             str(c["id"]),
@@ -120,13 +115,13 @@ def checkpoints(
             c["committed_at"],
         )
     out.print(table)
-    if health:
-        out.print(health_line(health), markup=False, highlight=False, soft_wrap=True)
+    if listed.materialization:
+        out.print(health_line(listed.materialization), markup=False, highlight=False, soft_wrap=True)
 
 
-def _print_origin(stream: str, origin: Mapping[str, Any]) -> None:
-    if origin["forked_from"] is not None:
-        out.print(f"{stream} was forked from {origin['forked_from']} at checkpoint {origin['forked_at']}")
+def _print_origin(stream: str, forked_from: str | None, forked_at: int | None) -> None:
+    if forked_from is not None:
+        out.print(f"{stream} was forked from {forked_from} at checkpoint {forked_at}")
 
 
 @app.command()
@@ -138,14 +133,12 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print one checkpoint's manifest: handles, objects, digests, chain."""
-    from siltstone.chains import inspect
-
-    with existing(settings_of(warehouse, catalog)) as place:
-        found = inspect.show_checkpoint(place.catalog, place.warehouse.store, stream, checkpoint)
+    result = stream_client(stream, warehouse, catalog).show(checkpoint)
     if as_json:
-        print_result(found, True, "")
+        print_result(result, True, "")
         return
-    _print_origin(stream, found)
+    found = result.details
+    _print_origin(stream, found["forked_from"], found["forked_at"])
     out.print(f"checkpoint {found['checkpoint']} of {stream}, epoch {found['epoch']}, chain {found['chain']}")
     out.print(f"digest {found['digest']}, committed {found['committed_at']}, event time {found['event_time_max']}")
     if found["dropped"]:
@@ -178,16 +171,12 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Draw the chain: bytes by form, what a restore reads, D, the bound beside measured restores."""
-    from siltstone.report import check_picture_path, draw_report, report_data, summary_table
+    from siltstone.report import summary_table
 
     path = picture or Path(f"{check_name('stream', stream)}-chain.png")
-    check_picture_path(path)
-    settings = settings_of(warehouse, catalog)
-    with existing(settings) as place:
-        data = report_data(place.catalog, stream, settings.materialization, settings.policy_options)
-    draw_report(data, path)
+    result = stream_client(stream, warehouse, catalog).report(path)
     if as_json:
-        print_result({**data.to_dict(), "picture": str(path)}, True, "")
+        print_result(result, True, "")
         return
-    out.print(summary_table(data))
+    out.print(summary_table(result.data))
     out.print(f"picture: {path}", markup=False, highlight=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import CatalogUrl, WarehouseUrl, settings_of
+from siltstone.cli.options import CatalogUrl, WarehouseUrl, client_of
 from siltstone.cli.output import out
 
 
@@ -17,7 +17,7 @@ def demo(
     """The main job on real flights: run it, kill it in the middle, resume it, prove every checkpoint."""
     from siltstone.demo import run_demo
 
-    run_demo(settings_of(warehouse, None), out, seed)
+    run_demo(client_of(warehouse, None).settings, out, seed)
 
 
 @app.command()
@@ -32,4 +32,4 @@ def ui(
     """Open the Dagster web server on the streams of this repository."""
     from siltstone.ui import serve
 
-    serve(settings_of(warehouse, catalog), host, port)
+    serve(client_of(warehouse, catalog).settings, host, port)

@@ -25,6 +25,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.log import get_logger
+from siltstone.result import Result
 from siltstone.retention.deletion_rules import DeletionPlan, plan_deletion
 from siltstone.retention.leases import this_process
 from siltstone.store.paths import is_opaque
@@ -35,7 +36,7 @@ SUBSUMED = "of a checkpoint that retention does not keep"
 
 
 @dataclass(frozen=True, slots=True)
-class DeletionResult:
+class DeletionResult(Result):
     """What a deletion did.
 
     `deleted` checkpoints are gone, among them any that were marked before; `marked` are all that wait for others to be

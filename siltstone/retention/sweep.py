@@ -25,6 +25,7 @@ from siltstone.catalog.tombstones import Tombstone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Unreachable
 from siltstone.log import get_logger
+from siltstone.result import Result
 from siltstone.retention.leases import this_process
 from siltstone.retention.orphan_rules import (
     AGE_GUARD,
@@ -81,7 +82,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class SweepResult:
+class SweepResult(Result):
     """What a sweep did.
 
     `found` objects and unfinished writes are referred to by nothing: `deleted`, with `bytes` together, and `kept`. In a

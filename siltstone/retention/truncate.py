@@ -12,6 +12,7 @@ from typing import Any
 from siltstone.catalog.epochs import check_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.result import Result
 from siltstone.retention.deletion import SUBSUMED, DeletionResult, delete_checkpoints, foresee
 from siltstone.retention.retention_rules import RetentionOptions, plan_retention, retention_in_force
 
@@ -33,7 +34,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Truncation:
+class Truncation(Result):
     """What a truncation did, or would do (`dry_run`).
 
     `deleted` checkpoints are gone; `waiting` ones are marked; those that are `leased` somebody reads, and they stay for
@@ -51,6 +52,11 @@ class Truncation:
     bytes: int
     rules: Mapping[str, Any]
     left: int = 0
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether any rule says what to keep; without one everything is kept."""
+        return bool(RetentionOptions.model_validate(self.rules).rules)
 
 
 def truncate(

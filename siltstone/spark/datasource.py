@@ -18,11 +18,11 @@ data source which columns a query needs, and keeps the partitions that one query
 query of the same DataFrame: with `DataSourceReader.pushFilters`, those would silently lose rows. Filters are Spark's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
@@ -33,7 +33,7 @@ from siltstone.model import KeyGroupRange
 from siltstone.restore.keys import parse_key_groups, parse_keys
 from siltstone.restore.restore import read_manifests
 from siltstone.restore.scan import ScanTask, Selection, TableShape, plan_scan, scan
-from siltstone.settings import load_settings
+from siltstone.settings import Settings, load_settings
 from siltstone.spark.types import spark_type
 from siltstone.store.open import Warehouse
 from siltstone.times import parse_time
@@ -195,3 +195,24 @@ class StateDataSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Make `spark.read.format("siltstone")` known to a session; `spark_session` does it for its own."""
     spark.dataSource.register(StateDataSource)
+
+
+def read_state(
+    spark: SparkSession,
+    settings: Settings,
+    stream: str,
+    operator: str,
+    variable: str,
+    at: str,
+    as_of: str | None,
+    columns: Sequence[str] | None,
+) -> DataFrame:
+    """One variable's table at a checkpoint as a DataFrame; the options are those of the module's docstring."""
+    register(spark)
+    options = {"stream": stream, "operator": operator, "variable": variable, "warehouse": settings.warehouse}
+    options |= {"at": at} if as_of is None else {"as_of": as_of}
+    if settings.catalog is not None:
+        options["catalog"] = settings.catalog
+    if columns is not None:
+        options["columns"] = ",".join(columns)
+    return spark.read.format("siltstone").options(**options).load()

@@ -70,7 +70,7 @@ class StreamRunner:
         self.enough = threading.Event()
         self.failure: BaseException | None = None
         self.stopped: str | None = None
-        """the name of the signal that ended the run before its input did"""
+        """the signal, or whatever else asked the run to stop, that ended it before its input did"""
         self._stopping = threading.Event()
         self._busy = threading.Lock()
         self._context = copy_context()
@@ -127,8 +127,8 @@ class StreamRunner:
         """
         try:
             while not self.enough.is_set():
-                if stop.signal is not None:
-                    self.stopped = stop.signal.name
+                if stop.is_set():
+                    self.stopped = stop.reason
                     break
                 if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
                     break
@@ -307,7 +307,9 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
         UsageError: the source cannot be had with these options, or lacks a column that the stream reads.
     """
     if stream.source is None:
-        raise UsageError(f"stream {stream.name} has no source of its own: use it in a query, with `stream_runner`")
+        raise UsageError(
+            f"stream {stream.name} has no source of its own: give its rows with siltstone.write_stream(rows, stream)"
+        )
     directory = warehouse.local.source(stream.origin or stream.name)
     secrets = {name: value.read() for name, value in stream.options.items() if isinstance(value, Secret)}
     given = {name: value for name, value in stream.options.items() if not isinstance(value, Secret)}
@@ -321,6 +323,16 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
         raise UsageError(
             f"the source of stream {stream.name} failed: {type(error).__name__}: {said}; check its options"
         ) from shown
+    check_rows(stream, rows)
+    return rows
+
+
+def check_rows(stream: Stream, rows: DataFrame) -> None:
+    """Make sure that a stream can read these rows.
+
+    Raises:
+        UsageError: they are not a streaming DataFrame, its source destroys what it has read, or a column is missing.
+    """
     if not rows.isStreaming:
         raise UsageError(f"the source of stream {stream.name} is no stream: make it with spark.readStream")
     check_source(rows)
@@ -329,31 +341,44 @@ def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, optio
     for operator in stream.operators:
         if operator.reads == SOURCE:
             columns_read(rows, operator)
-    return rows
 
 
-def run_stream(runner: StreamRunner, rows: DataFrame, *, follow: bool = False, stop: StopRequest | None = None) -> None:
-    """Run `rows`, a stream definition's own source, through `runner` until what is available is processed.
+UNTIL_PROCESSED: Mapping[str, Any] = {"availableNow": True}
+"""trigger of a query that ends once what is available is processed"""
+ON_AND_ON: Mapping[str, Any] = {"processingTime": "0 seconds"}
+"""trigger of a query that goes on: batch after batch while there is input, since an interval would hold back a stream
+that is behind"""
+
+
+def run_stream(
+    runner: StreamRunner,
+    rows: DataFrame,
+    trigger: Mapping[str, Any] = UNTIL_PROCESSED,
+    stop: StopRequest | None = None,
+    on_start: Callable[[StreamingQuery], None] = lambda _: None,
+) -> None:
+    """Run a streaming DataFrame through `runner` until its query ends.
 
     Args:
-        rows: as `open_source` gives it.
-        follow: go on waiting for more until asked to stop.
-        stop: once it is set, the run ends behind the step in progress, with a checkpoint; `runner.stopped` then says by
-            which signal.
+        rows: as `open_source` gives it, or the user's own.
+        trigger: arguments of Spark's `DataStreamWriter.trigger`.
+        stop: once it is set, the run ends after the step in progress, with a checkpoint; `runner.stopped` says why.
+        on_start: called with the query once it has begun.
 
     Raises:
         SiltstoneError: the stream stopped; the message says why.
     """
     stop = stop or StopRequest()
     writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
-    # Batch after batch while there is input: a longer interval would hold back a stream that is behind.
-    writer = writer.trigger(processingTime="0 seconds") if follow else writer.trigger(availableNow=True)
+    writer = writer.trigger(**trigger)
     try:
         runner.follow_log(rows, stop.is_set)
-        if stop.signal is not None:
-            runner.stopped = stop.signal.name
+        if stop.is_set():
+            runner.stopped = stop.reason
         elif not runner.enough.is_set():
-            runner.await_query(writer.start(), stop)
+            query = writer.start()
+            on_start(query)
+            runner.await_query(query, stop)
         if runner.failure is None:
             runner.finish()
     except Exception as error:

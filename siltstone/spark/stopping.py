@@ -29,40 +29,46 @@ SAME_REQUEST_S = 2.0
 
 
 class StopRequest:
-    """Whether this process was asked to stop, and by which signal."""
+    """Whether a run was asked to stop, and by what: the name of a signal, or the text given to `ask`."""
 
     def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
+        self.reason: str | None = None
         self._at_s = 0.0
 
     def is_set(self) -> bool:
-        """Whether it was."""
-        return self.signal is not None
+        """Whether it was asked to stop."""
+        return self.reason is not None
+
+    def ask(self, reason: str) -> None:
+        """Ask the run to stop; the first reason counts."""
+        if self.reason is None:
+            self._at_s, self.reason = time.monotonic(), reason
 
     def receive(self, number: int) -> None:
-        """Note a request; the second one ends the process, as the signal does by default."""
-        if self.signal is None:
-            self._at_s, self.signal = time.monotonic(), signal.Signals(number)
+        """Note a signal; the second one ends the process, as the signal does by default."""
+        if self.reason is None:
+            self.ask(signal.Signals(number).name)
         elif time.monotonic() - self._at_s > SAME_REQUEST_S:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
 
 @contextmanager
-def stop_on_signals(spark: SparkSession) -> Iterator[StopRequest]:
-    """Note SIGTERM and Ctrl-C instead of ending by them, in this process and in Spark's JVM, until the block ends.
+def stop_on_signals(spark: SparkSession, request: StopRequest | None = None) -> Iterator[StopRequest]:
+    """Note SIGTERM and Ctrl-C in `request` (a new one, if none is given) instead of ending by them, in this process and
+    in Spark's JVM, until the block ends.
 
     The handlers that were there are put back. In another thread than the main one nothing is noted: Python hands
     signals to the main thread only.
     """
-    request = StopRequest()
+    noted = request or StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield noted
         return
-    before = {number: signal.signal(number, lambda number, _: request.receive(number)) for number in SIGNALS}
+    before = {number: signal.signal(number, lambda number, _: noted.receive(number)) for number in SIGNALS}
     try:
         with _jvm_forwards(spark):
-            yield request
+            yield noted
     finally:
         for number, handler in before.items():
             # None: installed by something other than Python, which cannot put it back.

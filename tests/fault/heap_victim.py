@@ -21,7 +21,7 @@ from tests.state_model import ALL, MAX_PARALLELISM, batch_of
 
 NUMBERS = TableSchema(pa.schema([("k", pa.int64())]), pa.schema([]), pa.schema([("v", pa.int64())]))
 WORDS = TableSchema(pa.schema([("k", pa.string())]), pa.schema([]), pa.schema([("v", pa.string())]))
-HEAP = os.sep + os.path.join("siltstone", "state", "heap") + os.sep
+HEAP = os.sep + os.path.join("siltstone", "state", "backends", "heap") + os.sep
 
 
 def open_state(directory: Path) -> SubtaskState:

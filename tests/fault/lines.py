@@ -10,7 +10,22 @@ from typing import Any
 import siltstone
 
 ROOT = os.path.dirname(siltstone.__file__) + os.sep
-ENGINE = tuple(ROOT + part + os.sep for part in ("catalog", "changelog", "lifecycle", "spark", "store"))
+ENGINE = tuple(
+    ROOT + part + os.sep
+    for part in (
+        "catalog",
+        "chains",
+        "change",
+        "changelog",
+        "format",
+        "restore",
+        "retention",
+        "run",
+        "sinks",
+        "spark",
+        "store",
+    )
+)
 
 
 @dataclass(frozen=True, order=True)

@@ -7,7 +7,15 @@ from siltstone.spark.operations.recovering import recover
 from siltstone.spark.operations.replaying import ReplayResult, replay
 from siltstone.spark.operations.rescaling import RescaleResult, rescale
 from siltstone.spark.operations.restoring import RestoreResult, restore
-from siltstone.spark.operations.running import RunRequest, RunResult, open_region, run, stream_runner
+from siltstone.spark.operations.running import (
+    RunRequest,
+    RunResult,
+    StreamRun,
+    open_region,
+    run,
+    stream_runner,
+    write_stream,
+)
 from siltstone.spark.operations.series import SeriesResult, restore_series
 from siltstone.spark.operations.snapshots import SnapshotResult, snapshot
 from siltstone.spark.stopping import stop_on_signals
@@ -23,6 +31,7 @@ __all__ = [
     "SeriesResult",
     "SnapshotComparison",
     "SnapshotResult",
+    "StreamRun",
     "VerifyResult",
     "compare_snapshot",
     "edit",
@@ -38,4 +47,5 @@ __all__ = [
     "stop_on_signals",
     "stream_runner",
     "verify",
+    "write_stream",
 ]

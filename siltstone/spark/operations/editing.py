@@ -19,6 +19,7 @@ from siltstone.catalog.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.edit import COUNTS, Editing, check_columns, conformed, editable
 from siltstone.errors import UsageError
+from siltstone.result import Result
 from siltstone.retention.leases import this_process
 from siltstone.run.task import StepTask
 from siltstone.settings import Settings
@@ -39,7 +40,7 @@ _PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class EditResult:
+class EditResult(Result):
     """What an edit changed, or, without a checkpoint, would change.
 
     `upserts` rows were put and `deletes` deleted; `absent` keys that were to be deleted were not there. None is what

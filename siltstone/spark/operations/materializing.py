@@ -11,6 +11,7 @@ from siltstone.chains.due import materialization_health
 from siltstone.chains.materialize import Materialized
 from siltstone.chains.materialize import materialize as materialize_operator
 from siltstone.errors import UsageError
+from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_parallelism
 from siltstone.settings import Settings
@@ -19,7 +20,7 @@ from siltstone.spark.session import cores, needs_spark, spark_session
 
 
 @dataclass(frozen=True)
-class MaterializeResult:
+class MaterializeResult(Result):
     """What was materialized at a checkpoint: rows and bytes of all new bases, and what each operator came to.
 
     `kept` are operators whose chains begin at the checkpoint anyway. `triggers` says of which operators why they were

@@ -16,6 +16,7 @@ from siltstone.restore.export import unit_tasks
 from siltstone.restore.proof import prove_checkpoints
 from siltstone.restore.restore import read_manifests
 from siltstone.restore.verify import Failure, check_objects
+from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
@@ -32,7 +33,7 @@ class Stalled:
 
 
 @dataclass(frozen=True)
-class VerifyResult:
+class VerifyResult(Result):
     """Which checkpoints are proven, and why the others are not; of which operators materialization does not keep up."""
 
     stream: str
@@ -108,7 +109,7 @@ def verify(
 
 
 @dataclass(frozen=True)
-class SnapshotComparison:
+class SnapshotComparison(Result):
     """A checkpoint's restored state beside its full snapshot, table by table and part by part."""
 
     stream: str

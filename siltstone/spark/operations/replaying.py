@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -14,6 +15,7 @@ from siltstone.chains.costs import StepReports
 from siltstone.change.replay import ReplayPlan, check_replayed, plan_replay, resolve_range, restore_points
 from siltstone.errors import SiltstoneError, StateError, UsageError
 from siltstone.operator import SOURCE
+from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_run, recorded_options
 from siltstone.run.task import DeadLetterOrder, RestorePoint, StepTask, identities
@@ -32,7 +34,7 @@ from siltstone.stream import Stream
 
 
 @dataclass(frozen=True)
-class ReplayResult:
+class ReplayResult(Result):
     """What a replay came to: the state of `checkpoint`, from that of checkpoint `since` (0: the start) and `steps`
     logged steps of `rows` rows.
 
@@ -50,6 +52,10 @@ class ReplayResult:
     digest: str
     proven: bool
     compared: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, with `from` for `since`."""
+        return {"from" if name == "since" else name: value for name, value in super().to_dict().items()}
 
 
 @needs_spark

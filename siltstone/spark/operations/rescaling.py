@@ -7,6 +7,7 @@ from typing import Any
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.rescale import check_same_digests
 from siltstone.restore.restore import read_manifest
+from siltstone.result import Result
 from siltstone.settings import Settings
 from siltstone.spark.operations.changing import check_changeable, taken_over
 from siltstone.spark.session import needs_spark, spark_session
@@ -15,7 +16,7 @@ from siltstone.stream import Stream
 
 
 @dataclass(frozen=True)
-class RescaleResult:
+class RescaleResult(Result):
     """A stream's state at another parallelism: `before` is the old one, `bytes` what was read from the store.
 
     `proven`: the digests per operator, variable and key group are those of before; else nothing was changed.

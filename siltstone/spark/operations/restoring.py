@@ -18,6 +18,7 @@ from siltstone.restore.export import (
     whole_digest,
 )
 from siltstone.restore.restore import read_manifests
+from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_parallelism
 from siltstone.settings import Settings
@@ -27,7 +28,7 @@ from siltstone.times import parse_time
 
 
 @dataclass(frozen=True)
-class RestoreResult:
+class RestoreResult(Result):
     """What a restore rebuilt. `proven`: the digest of what was rebuilt is the recorded one."""
 
     stream: str

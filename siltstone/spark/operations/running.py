@@ -1,18 +1,25 @@
 """Runs a stream: what its source has, or a query of the user's own."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Self
 
-from pyspark.sql import SparkSession
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.policies import policy_by_name
 from siltstone.change.recover import Recovery
-from siltstone.errors import Fenced, Stopped, Unreachable
+from siltstone.errors import Fenced, SiltstoneError, Stopped, Unreachable
 from siltstone.log import bound
+from siltstone.result import Result
 from siltstone.retention.leases import this_process
 from siltstone.run.definition import check_recorded, check_run
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
@@ -21,14 +28,14 @@ from siltstone.spark.background import SparkUnits
 from siltstone.spark.cluster import check_cluster
 from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.operations.run_metrics import RunMetrics
-from siltstone.spark.runner import StreamRunner, open_source, run_stream
+from siltstone.spark.runner import ON_AND_ON, UNTIL_PROCESSED, StreamRunner, check_rows, open_source, run_stream
 from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.stream import Stream
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Result):
     """What one run did. `digest` is that of the newest checkpoint, hex; `uploads` is `UploadStatistics.summary`;
     `dead_letters` counts by operator the rows that it could not take.
 
@@ -63,6 +70,162 @@ class RunRequest:
     drop: Sequence[str] = ()
 
 
+class StreamRun:
+    """A run of a stream at work: it owns the query, and a thread that follows it, recovers the stream where it is found
+    damaged, and takes the last checkpoint.
+
+    As a context manager it stops the run when the block ends.
+
+    Attributes:
+        stream: its name.
+        last_checkpoint: the newest checkpoint that this run has completed; None before the first.
+        result: what the run did, once it has ended well; else None.
+        exception: why the run has failed; None while it has not.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        stream: Stream,
+        place: OpenWarehouse,
+        rows: DataFrame,
+        request: RunRequest,
+        trigger: Mapping[str, Any],
+        on_checkpoint: Callable[[Completed], None],
+    ) -> None:
+        self.stream = stream.name
+        self.last_checkpoint: Completed | None = None
+        self.result: RunResult | None = None
+        self.exception: BaseException | None = None
+        self._settings, self._definition, self._place, self._rows = settings, stream, place, rows
+        self._request, self._trigger, self._on_checkpoint = request, trigger, on_checkpoint
+        self._spark = rows.sparkSession
+        self.completed = 0
+        """the stream's newest checkpoint, of this run or an earlier one, once the run has ended well"""
+        self._metrics = RunMetrics(settings, stream.name)
+        self._done: list[Completed] = []
+        self._query: StreamingQuery | None = None
+        self._stop = StopRequest()
+        self._begun, self._ended = threading.Event(), threading.Event()
+        # A daemon: a driver that ends without waiting ends its run as a crash does, and loses nothing.
+        run = partial(copy_context().run, self._work)
+        self._thread = InheritableThread(target=run, name=f"siltstone-run-{stream.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the run has not ended."""
+        return not self._ended.is_set()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What Spark reports of its query: `message`, `isDataAvailable` and others; else only a `message`."""
+        query = self._query
+        if not self.is_active or query is None:
+            return {"message": "starting" if self.is_active else "failed" if self.exception else "ended"}
+        return dict(query.status)
+
+    def await_start(self) -> None:
+        """Wait until the query has begun. After a rollback that is only once the logged steps have run again.
+
+        Raises:
+            SiltstoneError: the run has failed.
+        """
+        self._begun.wait()
+        self._raise()
+
+    def await_termination(self, timeout_s: float | None = None, *, on_signals: bool = False) -> bool:
+        """Wait until the run has ended; whether it has.
+
+        Args:
+            timeout_s: how long to wait; None without limit.
+            on_signals: let SIGTERM and Ctrl-C end the run after the step in progress, with a checkpoint, until this
+                returns; only in the main thread. Otherwise signals are left to the process.
+
+        Raises:
+            SiltstoneError: the run has failed: of its step nothing is visible, and a new run resumes at the last
+                checkpoint.
+        """
+        with stop_on_signals(self._spark, self._stop) if on_signals else nullcontext():
+            self._ended.wait(timeout_s)
+        self._raise()
+        return not self.is_active
+
+    def stop(self) -> None:
+        """End the run after the step in progress, with a checkpoint, and wait for that.
+
+        Raises:
+            SiltstoneError: the run has failed.
+        """
+        self._stop.ask("stop")
+        self.await_termination()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stop.ask("stop")
+        self._ended.wait()
+        if kind is None:
+            self._raise()
+
+    def _raise(self) -> None:
+        if self._ended.is_set() and self.exception is not None:
+            raise self.exception
+
+    def _work(self) -> None:
+        start = time.perf_counter()
+        try:
+            with self._place as place:
+                self.result = self._result(*self._run(place), start)
+        except BaseException as error:
+            self.exception = error
+        finally:
+            self._ended.set()
+            self._begun.set()
+
+    def _run(self, place: OpenWarehouse) -> tuple[StreamRunner, Recovery | None]:
+        """Run; once more where the stream is found to be damaged before a checkpoint was completed, and recovered."""
+        recovery = SelfRecovery(self._settings, place, self.stream, self._spark)
+        try:
+            return self._run_once(place), None
+        except DAMAGED as error:
+            if self._done:
+                raise
+            recovery.attempt(error)
+            return self._run_once(place), recovery.done
+
+    def _run_once(self, place: OpenWarehouse) -> StreamRunner:
+        details = self._settings, self._definition, place, self._spark, self._request, self._metrics, self._completed
+        with _running(*details) as runner:
+            run_stream(runner, self._rows, self._trigger, self._stop, self._started)
+        return runner
+
+    def _started(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._begun.set()
+
+    def _completed(self, checkpoint: Completed) -> None:
+        self._done.append(checkpoint)
+        self.last_checkpoint = checkpoint
+        self._on_checkpoint(checkpoint)
+
+    def _result(self, runner: StreamRunner, recovered: Recovery | None, start: float) -> RunResult:
+        self.completed = runner.region.completed
+        return RunResult(
+            stream=self.stream,
+            checkpoints=[c.id for c in self._done],
+            digest=runner.region.digest,
+            rows=sum(c.rows_in for c in self._done),
+            bytes=sum(c.bytes for c in self._done),
+            seconds=round(time.perf_counter() - start, 3),
+            uploads=self._metrics.uploads.summary(),
+            dead_letters=self._metrics.dead_letters,
+            recovered=recovered,
+            stopped=runner.stopped,
+        )
+
+
 @needs_spark
 def run(
     settings: Settings,
@@ -75,57 +238,80 @@ def run(
     Where that is found to be damaged before a checkpoint was completed, the stream is recovered, and the run goes on;
     once, and unless the settings say otherwise.
 
-    SIGTERM or Ctrl-C ends it behind the step in progress, with a checkpoint (`siltstone.spark.stopping`).
+    SIGTERM or Ctrl-C ends it after the step in progress, with a checkpoint (`siltstone.spark.stopping`).
 
     Raises:
         Stopped: such a signal ended it before its input did; not with `follow`, which ends no other way.
         SiltstoneError: see `ConsistentRegion.open`, `open_source` and `run_stream`.
     """
     start = time.perf_counter()
-    done: list[Completed] = []
 
-    def completed(checkpoint: Completed) -> None:
-        done.append(checkpoint)
-        on_checkpoint(checkpoint)
-
-    policy_by_name(settings.policy, settings.policy_options)
-    check_run(stream, request.options, settings.parallelism or 1)
-    metrics = RunMetrics(settings, stream.name)
-    with _writable(settings) as place:
-        check_recorded(place.catalog, stream, request.options, request.drop)
+    def source(place: OpenWarehouse) -> DataFrame:
         spark = spark_session(settings.master, settings.spark, steps=True)
         check_cluster(spark, stream, place)
+        return open_source(spark, stream, place.warehouse, request.options)
+
+    begun = _begin(settings, stream, request, source, ON_AND_ON if request.follow else UNTIL_PROCESSED, on_checkpoint)
+    try:
+        begun.await_termination(on_signals=True)
+    except BaseException:
+        with suppress(SiltstoneError):
+            begun.stop()  # interrupted while it waited
+        raise
+    result = begun.result
+    assert result is not None, "it has not failed"
+    if result.stopped and not request.follow:
+        raise Stopped(stream.name, result.stopped, begun.completed)
+    return replace(result, seconds=round(time.perf_counter() - start, 3))
+
+
+def write_stream(
+    settings: Settings,
+    stream: Stream,
+    rows: DataFrame,
+    request: RunRequest,
+    trigger: Mapping[str, Any] = ON_AND_ON,
+    on_checkpoint: Callable[[Completed], None] = lambda _: None,
+) -> StreamRun:
+    """Run a stream over a streaming DataFrame of the user's own, instead of its source, and return once that has begun.
+
+    Args:
+        trigger: arguments of Spark's `DataStreamWriter.trigger`.
+
+    Raises:
+        UsageError: the stream cannot read these rows, or the session runs tasks where its sinks or catalog are not.
+        SiltstoneError: see `ConsistentRegion.open` and `run_stream`.
+    """
+
+    def given(place: OpenWarehouse) -> DataFrame:
+        check_cluster(rows.sparkSession, stream, place)
+        check_rows(stream, rows)
+        return rows
+
+    begun = _begin(settings, stream, request, given, trigger, on_checkpoint)
+    begun.await_start()
+    return begun
+
+
+def _begin(
+    settings: Settings,
+    stream: Stream,
+    request: RunRequest,
+    source: Callable[[OpenWarehouse], DataFrame],
+    trigger: Mapping[str, Any],
+    on_checkpoint: Callable[[Completed], None],
+) -> StreamRun:
+    """Begin a run, after every check that can be made before the stream is taken over."""
+    policy_by_name(settings.policy, settings.policy_options)
+    check_run(stream, request.options, settings.parallelism or 1)
+    with ExitStack() as stack:
+        place = stack.enter_context(_writable(settings))
+        check_recorded(place.catalog, stream, request.options, request.drop)
         # Before the stream is taken over: a source that cannot be had changes nothing.
-        rows = open_source(spark, stream, place.warehouse, request.options)
-        recovery = SelfRecovery(settings, place, stream.name, spark)
-
-        def run_once(stop: StopRequest) -> StreamRunner:
-            with _running(settings, stream, place, spark, request, metrics, completed) as runner:
-                run_stream(runner, rows, follow=request.follow, stop=stop)
-            return runner
-
-        with stop_on_signals(spark) as stop:
-            try:
-                runner = run_once(stop)
-            except DAMAGED as error:
-                if done:
-                    raise
-                recovery.attempt(error)
-                runner = run_once(stop)
-    if runner.stopped and not request.follow:
-        raise Stopped(stream.name, runner.stopped, runner.region.completed)
-    return RunResult(
-        stream=stream.name,
-        checkpoints=[c.id for c in done],
-        digest=runner.region.digest,
-        rows=sum(c.rows_in for c in done),
-        bytes=sum(c.bytes for c in done),
-        seconds=round(time.perf_counter() - start, 3),
-        uploads=metrics.uploads.summary(),
-        dead_letters=metrics.dead_letters,
-        recovered=recovery.done,
-        stopped=runner.stopped,
-    )
+        rows = source(place)
+        begun = StreamRun(settings, stream, place, rows, request, trigger, on_checkpoint)
+        stack.pop_all()  # its thread closes the warehouse
+    return begun
 
 
 @contextmanager

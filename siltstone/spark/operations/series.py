@@ -22,6 +22,7 @@ from siltstone.restore.series import (
     restore_chain,
 )
 from siltstone.restore.verify import Failure, check_indexes
+from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
@@ -38,7 +39,7 @@ NEW_S = 5.0
 
 
 @dataclass(frozen=True)
-class SeriesResult:
+class SeriesResult(Result):
     """What lies below `root` under the labels now: `restored` anew, `kept` since it lay there already; what failed."""
 
     stream: str

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.restore.restore import read_manifest
+from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import Settings
@@ -15,7 +16,7 @@ from siltstone.spark.session import needs_spark, spark_session
 
 
 @dataclass(frozen=True)
-class SnapshotResult:
+class SnapshotResult(Result):
     """What a snapshot wrote."""
 
     stream: str

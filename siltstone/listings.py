@@ -1,0 +1,137 @@
+"""What the client's reading methods return: recorded facts of a warehouse or a stream, as frozen values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from siltstone.result import Result
+
+if TYPE_CHECKING:
+    from siltstone.doctor.findings import Finding
+    from siltstone.report.data import ReportData
+
+
+@dataclass(frozen=True)
+class StreamList(Result):
+    """The streams that a catalog knows, by name.
+
+    Each is a table with `stream`, `max_parallelism`, `parallelism` (None: as many subtasks as cores), `forked_from`,
+    `forked_at`, and `newest`, its newest completed checkpoint (None before the first).
+    """
+
+    streams: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class CheckpointList(Result):
+    """A stream's completed checkpoints, oldest first.
+
+    Attributes:
+        forked_from: the stream that this one is a fork of, from its checkpoint `forked_at`; None if it is not a fork.
+        checkpoints: each a table with `id`, `forms`, `bytes`, `D`, `rows`, `digest`, `proven`, `event_time_max`,
+            `committed_at` and others.
+        materialization: operator -> how materialization does for it.
+    """
+
+    stream: str
+    forked_from: str | None
+    forked_at: int | None
+    checkpoints: Sequence[Mapping[str, Any]]
+    materialization: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class CheckpointDetails(Result):
+    """One checkpoint's manifest: `details` has the keys of `CheckpointList.checkpoints`, `handles`, `steps`, `chain`
+    and others."""
+
+    details: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The details."""
+        return dict(self.details)
+
+
+@dataclass(frozen=True)
+class SavepointList(Result):
+    """A stream's savepoints by name; expired ones too, until their checkpoint is deleted.
+
+    Each is a table with `name`, `checkpoint`, `created_at`, `expires_at` (None: never) and `expired`.
+    """
+
+    stream: str
+    savepoints: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Savepoint(Result):
+    """One savepoint. Times are ISO 8601 in UTC; `expires_at` is None for one that stays until it is dropped."""
+
+    stream: str
+    name: str
+    checkpoint: int
+    created_at: str
+    expires_at: str | None
+    expired: bool
+
+
+@dataclass(frozen=True)
+class SavepointDropped(Result):
+    """A savepoint that is gone; its checkpoint stays until retention or somebody deletes it."""
+
+    stream: str
+    name: str
+    dropped: bool = True
+
+
+@dataclass(frozen=True)
+class DeletionList(Result):
+    """The deletion passes over a stream, oldest first: what each deleted, when and by whom."""
+
+    stream: str
+    deletions: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Retention(Result):
+    """What a stream keeps.
+
+    Attributes:
+        recorded: the rules recorded with the stream; None keeps everything.
+        in_force: the rules that runs and truncations obey, given those of the settings.
+        source: where these come from; `from` in JSON.
+        described: the rules in force, in words.
+    """
+
+    stream: str
+    recorded: Mapping[str, Any] | None
+    in_force: Mapping[str, Any]
+    source: str
+    described: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, with `from` for `source`."""
+        return {"from" if name == "source" else name: value for name, value in super().to_dict().items()}
+
+
+@dataclass(frozen=True)
+class Report(Result):
+    """What `report` drew: `data` in numbers, `picture` the path of the file."""
+
+    data: "ReportData"
+    picture: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, and the picture's path."""
+        return {**self.data.to_dict(), "picture": self.picture}
+
+
+@dataclass(frozen=True)
+class Diagnosis(Result):
+    """What `doctor` found, and how many findings are `ok`, a `warning` or a `problem`."""
+
+    stream: str | None
+    ok: int
+    warning: int
+    problem: int
+    findings: "Sequence[Finding]"

@@ -1,0 +1,49 @@
+"""Reads one table of a checkpoint into this process, as Arrow."""
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from siltstone.errors import UsageError
+from siltstone.format.manifest import Manifest
+from siltstone.restore.scan import Selection, TableShape, plan_scan, scan
+from siltstone.store.base import Store
+
+LIMIT_BYTES = 1 << 30
+"""how much of a table is read into this process, if the caller does not say"""
+
+
+def read_table(
+    store: Store,
+    manifests: Mapping[int, Manifest],
+    operator: str,
+    variable: str,
+    columns: Sequence[str] | None = None,
+    limit_bytes: int = LIMIT_BYTES,
+) -> ds.Dataset:
+    """Read one table of the newest of these manifests, every digest compared where all columns are read.
+
+    Args:
+        manifests: those of a checkpoint's chain, by id.
+        variable: a variable or one of its tables, such as `window.bounds`. An opaque variable has the columns
+            `key_group` and `value` (binary).
+        columns: only these; None for all.
+        limit_bytes: how much memory the rows may take.
+
+    Raises:
+        UsageError: there is no such operator, variable or column, or the rows take more than `limit_bytes`.
+        CorruptObject, ProofFailed: what was stored is damaged.
+    """
+    shape = TableShape.of(manifests[max(manifests)], operator, variable)
+    schema = shape.columns if columns is None else shape.select(columns)
+    found: list[pa.Table] = []
+    for task in plan_scan(manifests, shape, Selection(tuple(schema.names), None, None), None):
+        for rows in scan(store, task):
+            found.append(rows)
+            if sum(table.nbytes for table in found) > limit_bytes:
+                raise UsageError(
+                    f"{operator}.{variable} takes more than {limit_bytes:,} bytes of memory: name fewer columns, raise "
+                    "limit_bytes, or pass a Spark session"
+                )
+    return ds.dataset(pa.concat_tables(found) if found else schema.empty_table())
