@@ -46,12 +46,18 @@ def users_code(operator: Operator) -> Iterator[None]:
     except SiltstoneError:
         raise
     except Exception as error:
-        file = inspect.getsourcefile(type(operator))
+        file = _file_of(operator)
         frames = traceback.extract_tb(error.__traceback__)
         frame = ([f for f in frames if f.filename == file] or frames)[-1]
         where = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
         said = (str(error).strip() or "no message").splitlines()[0]
         raise OperatorFailed(f"operator {operator.name}: {type(error).__name__}: {said} ({where})") from error
+
+
+def _file_of(operator: Operator) -> str | None:
+    # Not of its class: one from a notebook, or sent here by value, has no module to find a file by.
+    code = getattr(inspect.unwrap(type(operator).process), "__code__", None)
+    return None if code is None else code.co_filename
 
 
 @dataclass

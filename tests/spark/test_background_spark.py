@@ -73,7 +73,7 @@ def test_what_the_command_line_says(spark: SparkSession, project: Path, monkeypa
     with OpenWarehouse.existing("w") as place:
         assert place.catalog.materializations.list("little") == []
     siltstone("run", "little", "--materialize-every", "often").failed(2, "'often' is not a length of time", "15m")
-    siltstone("materialize", "little", "--due", "--at", "2").failed(2, "--due and --at exclude each other")
+    siltstone("materialize", "little", "--due", "--at", "2").failed(2, "due and at exclude each other")
     siltstone("materialize", "unknown", "--due").failed(2, "unknown")
     newest = len(ran["checkpoints"])
     [line] = plain(siltstone("materialize", "little", "--due"))

@@ -221,11 +221,11 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("restore little --at 2000-01-01", ("no checkpoint as old as 2000-01-01",)),
     ("restore little --as-of 2000-01-01", ("no checkpoint of events up to 2000-01-01",)),
     ("restore little --as-of noon", ("noon",)),
-    ("restore little --at 1 --as-of 2020-01-02", ("--at and --as-of exclude each other",)),
+    ("restore little --at 1 --as-of 2020-01-02", ("at and as_of exclude each other",)),
     ("restore little --to w", ("exists already: name a directory that does not",)),
     ("restore little --to missing/out", ("make the directory", "missing")),
     ("verify little --at 99", ("no checkpoint 99",)),
-    ("verify little --at 1 --all", ("--at and --all exclude each other",)),
+    ("verify little --at 1 --all", ("at and every exclude each other",)),
     ("report little --out chain.bad", ("chain.bad is not the name of a picture", ".png")),
     ("report little --out missing/chain.png", ("missing",)),
     *(

@@ -4,6 +4,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -115,6 +116,24 @@ class SnapshotComparison(Result):
     stream: str
     checkpoint: int
     tables: list[TableComparison]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields; of each table, its rows and how many keys differ."""
+        return {
+            "stream": self.stream,
+            "checkpoint": self.checkpoint,
+            "tables": [
+                {
+                    "operator": table.operator,
+                    "table": table.table,
+                    "restored_rows": int(table.restored_rows.sum()),
+                    "live_rows": int(table.live_rows.sum()),
+                    "differing": table.differing,
+                    "same": table.same,
+                }
+                for table in self.tables
+            ],
+        }
 
 
 @needs_spark
