@@ -1,6 +1,5 @@
-"""What a cluster is asked to do, one file a job: `spark-submit jobs/run_stream.py STREAM`, `python -m jobs.run_stream`.
+"""What a cluster is asked to do: `spark-submit jobs/run_stream.py STREAM [options]`, one file per job.
 
-Each file has one function, which the assets call too, and a command line around it. Importing a job starts nothing
-and imports no pyspark. `spark-submit` wants this directory's parent on PYTHONPATH, unless Siltstone is installed from
-it as editable.
+Each job is a command of `siltstone` with `--json`. `spark-submit` needs the directory above on PYTHONPATH, unless
+Siltstone is installed.
 """

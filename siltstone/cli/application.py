@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from siltstone.cli.logs import given_logs, settled_logs, shown_logs
 from siltstone.cli.output import err, out
@@ -17,8 +18,25 @@ from siltstone.errors import SiltstoneError
 from siltstone.log import Format, Level, configured, get_logger, redact
 from siltstone.store.private import own_umask
 
+
+class Commands(TyperGroup):
+    """The commands, listed by group, each with the whole of its first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per group, in the order in which the groups' first commands were added."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            group, sentence = command.rich_help_panel, command.get_short_help_str(limit=1000)
+            groups.setdefault(group, []).append((name, sentence))
+        for group, commands in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(commands)
+
+
 app = typer.Typer(
     name="siltstone",
+    cls=Commands,
     help="Durable, provable state for PySpark streams.",
     no_args_is_help=True,
     add_completion=False,
@@ -27,8 +45,8 @@ app = typer.Typer(
 )
 _LOG = get_logger(__name__)
 INTERRUPTED, TERMINATED = 130, 143
-WIDTH_IN_A_PIPE = 10_000
-"""wider than any line: nothing may be cut or folded there"""
+WIDTH_IN_A_PIPE = 100
+"""columns of a table or rule; a line of text is never folded"""
 NOT_UNDERSTOOD = typer.BadParameter.__mro__[1]
 """what every mistake on the command line is: click's UsageError, which typer does not export"""
 
@@ -88,6 +106,12 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
         if code == INTERRUPTED:  # typer has seen it before us
             _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def run_job(command: str, *options: str) -> NoReturn:
+    """Run one command as a job: with the script's own arguments, and `--json`."""
+    sys.argv = ["siltstone", command, *options, *sys.argv[1:], "--json"]
+    main()
 
 
 def _terminated(*_: object) -> NoReturn:

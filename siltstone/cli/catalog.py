@@ -9,8 +9,10 @@ from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, client_of
 from siltstone.cli.output import print_result, progress, size
 
+GROUP = "The catalog"
 
-@app.command()
+
+@app.command(rich_help_panel=GROUP)
 def upgrade(
     backup: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where to back it up first. [beside a SQLite catalog]")
@@ -23,7 +25,7 @@ def upgrade(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Upgrade a catalog that an older Siltstone made, after a backup. Nothing may run on it meanwhile.
+    """Upgrade a catalog that an older Siltstone made. It is backed up first. Nothing may run on it meanwhile.
 
     Stopped on the way, do it again. Older versions of Siltstone refuse the catalog from then on.
     """
@@ -40,7 +42,7 @@ def upgrade(
     print_result(done, as_json, line)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def backup(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="A file that is not there yet. [beside a SQLite catalog]")
@@ -49,7 +51,7 @@ def backup(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Back the catalog up into one file, as it is at one moment; streams may run meanwhile.
+    """Back the catalog up into one file. Streams may run meanwhile.
 
     The file is a catalog in SQLite, whatever database it was in: --catalog sqlite:///FILE reads from it.
     """
@@ -59,14 +61,14 @@ def backup(
     print_result(done, as_json, line)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def restore_catalog(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `siltstone backup` wrote.")],
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring the catalog back from a backup, where there is none, into any kind of database.
+    """Bring the catalog back from a backup. It goes into any kind of database that has no catalog yet.
 
     A stream that ran after the backup is refused until `siltstone recover STREAM --accept-loss`.
     """

@@ -10,8 +10,10 @@ from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseU
 from siltstone.cli.output import print_result, progress, size
 from siltstone.model import LATEST
 
+GROUP = "Change a stream"
 
-@app.command()
+
+@app.command(rich_help_panel=GROUP)
 def fork(
     stream: StreamName,
     new: Annotated[str, typer.Argument(metavar="NEW", help="Name of the new stream.")],
@@ -20,14 +22,14 @@ def fork(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Begin a new stream at a checkpoint of another, without copying any object. `siltstone run NEW` goes on there."""
+    """Begin a new stream at a checkpoint of another. No object is copied. `siltstone run NEW` goes on there."""
     done = stream_client(stream, warehouse, catalog).fork(new, at=at)
     line = f"{new}: forked from {stream} at checkpoint {done.forked_at}, shares {done.objects} objects, "
     line += f"{size(done.bytes)}, none copied, digest {done.digest}"
     print_result(done, as_json, line)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def rescale(
     stream: StreamName,
     parallelism: Annotated[int, typer.Option(metavar="N", help="Subtasks an operator, 1 to max_parallelism.")],
@@ -35,7 +37,7 @@ def rescale(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore the newest checkpoint at another parallelism, prove it, and make it one that later runs begin with.
+    """Change the parallelism of a stream, with proof. Later runs begin with a new checkpoint.
 
     A run of the stream that is at work is fenced: it ends with exit code 4. Later runs have this parallelism unless
     they name one (--parallelism, SILTSTONE_PARALLELISM or siltstone.toml), which then holds for that run alone.
@@ -50,7 +52,7 @@ def rescale(
     print_result(done, as_json, line)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def edit(
     stream: StreamName,
     operator: Annotated[str, typer.Option(metavar="OPERATOR", help="Whose state.")],
@@ -63,7 +65,7 @@ def edit(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put corrected rows into a variable's table, or delete some, as a new checkpoint. Exit code 1 if it is not proven.
+    """Put corrected rows into a variable's table, or delete some. Makes a checkpoint. Exit code 1 if it is not proven.
 
     The file has the key columns (of a map also those of its own key) and the value columns. Where its column __deleted
     is true, the key is deleted. Everything is checked before anything changes. A run of the stream that is at work is

@@ -4,27 +4,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, client_of
-from siltstone.cli.output import out, print_result, progress
+from siltstone.cli.output import out, print_result, progress, table
 
 if TYPE_CHECKING:
     from siltstone.doctor.findings import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
+GROUP = "When something broke"
 
-@app.command()
+
+@app.command(rich_help_panel=GROUP)
 def doctor(
     stream: Annotated[str | None, typer.Argument(metavar="STREAM", help="Only this stream. [all]")] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at the warehouse, its catalog and its streams, and say what to do. Exit code 1 if there is a problem.
+    """Examine everything, and say what to do. Exit code 1 if there is a problem.
 
     Nothing is changed. What does not answer is waited for 15 seconds, and the rest is looked at all the same.
     """
@@ -39,9 +40,8 @@ def doctor(
 
 
 def _print_findings(found: "Sequence[Finding]") -> None:
-    table = Table("", "check", "stream", "found, and what to do", box=None)
-    table.columns[-1].overflow = "fold"
+    rows = table("", "check", "stream", "found, and what to do")
     for each in found:
         text = each.found if each.advice is None else f"{each.found}\n-> {each.advice}"
-        table.add_row(Text(each.state, _STYLES[each.state]), each.check, Text(each.stream or "-"), Text(text))
-    out.print(table)
+        rows.add_row(Text(each.state, _STYLES[each.state]), each.check, Text(each.stream or "-"), Text(text))
+    out.print(rows)

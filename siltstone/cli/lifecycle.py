@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from siltstone.cli.application import app
 from siltstone.cli.options import (
@@ -20,12 +19,14 @@ from siltstone.cli.options import (
     WarehouseUrl,
     stream_client,
 )
-from siltstone.cli.output import out, print_result, progress, shown, size
+from siltstone.cli.output import out, print_result, progress, shown, size, table
 from siltstone.errors import UsageError
 from siltstone.model import LATEST
 
+GROUP = "Chains and storage"
 
-@app.command()
+
+@app.command(rich_help_panel=GROUP)
 def materialize(
     stream: StreamName,
     at: At = LATEST,
@@ -38,7 +39,7 @@ def materialize(
     parallelism: Annotated[int | None, typer.Option(help="Tasks an operator. [cores]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Consolidate a checkpoint's chains into new bases, while the stream may run. Later checkpoints begin with them."""
+    """Consolidate chains into new bases, while the stream may run. Later checkpoints begin with them."""
     client = stream_client(stream, warehouse, catalog, parallelism=parallelism)
     with progress(f"materializing {stream}") as tell:
         result = client.materialize(at=at, operators=operator or (), due=due, on_operator=tell)
@@ -54,7 +55,7 @@ def materialize(
     print_result(result, as_json, line)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def truncate(
     stream: StreamName,
     keep_last: KeepLast = None,
@@ -70,7 +71,7 @@ def truncate(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the checkpoints that retention does not keep, and what only they need.
+    """Delete the checkpoints that retention does not keep. What only they need goes with them.
 
     What any rule keeps is kept, and the newest and savepoints always. Each option stands in for the one of that name
     under [retention] in siltstone.toml; rules from either stand in for those recorded with the stream (siltstone
@@ -91,10 +92,10 @@ def truncate(
         fates |= dict.fromkeys(done.deleted, "goes now")
         fates |= dict.fromkeys(done.leased, "waits for somebody who reads it")
         fates |= {w.checkpoint: f"waits for {w.needed_by}, which builds on it" for w in done.waiting}
-        table = Table("id", "what happens", box=None)
+        rows = table("id", "what happens")
         for id, fate in sorted(fates.items()):
-            table.add_row(str(id), fate)
-        out.print(table)
+            rows.add_row(str(id), fate)
+        out.print(rows)
     would, wait = ("would be ", "would wait") if dry_run else ("", "wait")
     line = f"{stream}: {len(done.kept)} checkpoints {would}kept, {len(done.deleted)} {would}deleted, "
     line += f"{len(done.waiting) + len(done.leased)} {wait} for others, {done.objects} objects, {size(done.bytes)}"
@@ -103,7 +104,7 @@ def truncate(
     print_result(done, as_json, line)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def retention(
     stream: StreamName,
     keep_last: KeepLast = None,
@@ -117,7 +118,7 @@ def retention(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a stream keeps; with options, record that with it, in place of what was recorded before.
+    """Show or change which checkpoints a stream keeps. With options, they replace the rules recorded with the stream.
 
     Runs of the stream and truncate go by it, unless [retention] in siltstone.toml has rules.
     """
@@ -135,7 +136,7 @@ def retention(
     print_result(found, as_json, f"{stream}: {found.described} ({found.source})")
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def savepoint(
     stream: StreamName,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the savepoint.")],
@@ -160,7 +161,7 @@ def savepoint(
     print_result(made, as_json, f"{stream}: savepoint {name} keeps checkpoint {made.checkpoint} {until}")
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def savepoints(
     stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
 ) -> None:
@@ -169,14 +170,14 @@ def savepoints(
     if as_json:
         print_result(found, True, "")
         return
-    table = Table("name", "checkpoint", "created", "expires", box=None)
+    rows = table("name", "checkpoint", "created", "expires")
     for s in found.savepoints:
         expires = "never" if s["expires_at"] is None else s["expires_at"] + (" (expired)" if s["expired"] else "")
-        table.add_row(s["name"], str(s["checkpoint"]), s["created_at"], expires)
-    out.print(table)
+        rows.add_row(s["name"], str(s["checkpoint"]), s["created_at"], expires)
+    out.print(rows)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def deletions(
     stream: StreamName,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the newest N.")] = None,
@@ -184,7 +185,7 @@ def deletions(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what was deleted from a stream in the last 90 days, by hand or automatically, and by whom.
+    """List what was deleted in the last 90 days, and by whom.
 
     Each line is one pass: of retention, a deletion, a sweep, or the pruning of the input log or of run records. "rows"
     counts rows of the catalog. Use siltstone doctor to see a deletion that is unfinished.
@@ -193,14 +194,14 @@ def deletions(
     if as_json:
         print_result(found, True, "")
         return
-    table = Table("began", "what was deleted", "checkpoints", "objects", "bytes", "rows", "by", box=None)
+    rows = table("began", "what was deleted", "checkpoints", "objects", "bytes", "rows", "by")
     for each in found.deletions:
         counts = (f"{each['checkpoints']:,}", f"{each['objects']:,}", size(each["bytes"]), f"{each['rows']:,}")
-        table.add_row(each["began_at"], shown(each["what"]), *counts, shown(each["who"]))
-    out.print(table)
+        rows.add_row(each["began_at"], shown(each["what"]), *counts, shown(each["who"]))
+    out.print(rows)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def sweep(
     stream: StreamName,
     dry_run: Annotated[
@@ -217,18 +218,18 @@ def sweep(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete stored objects that nothing refers to: of runs that were killed, and of attempts that lost."""
+    """Delete stored objects that nothing refers to. Killed runs leave some, and so do attempts that lost."""
     client = stream_client(stream, warehouse, catalog)
     with progress(f"sweeping {stream}"):
         done = client.sweep(dry_run=dry_run, limit=limit, incomplete=incomplete, age_guard=age_guard)
     if done.reasons and not as_json:
-        table = Table("what is done", "why", "objects", "bytes", "such as", box=None)
+        rows = table("what is done", "why", "objects", "bytes", "such as")
         verb = "would be deleted" if dry_run else "deleted"
         for f in done.reasons:
             fate = verb if f.deletes else "kept"
             more = f" and {f.objects - len(f.names)} more" if f.objects > len(f.names) else ""
-            table.add_row(fate, f.reason, f"{f.objects:,}", size(f.bytes), "\n".join(map(shown, f.names)) + more)
-        out.print(table)
+            rows.add_row(fate, f.reason, f"{f.objects:,}", size(f.bytes), "\n".join(map(shown, f.names)) + more)
+        out.print(rows)
     would = sum(f.objects for f in done.reasons if f.deletes)
     did = f"{would:,} would be deleted" if dry_run else f"{done.deleted:,} deleted"
     line = f"{stream}: {done.found:,} objects that nothing refers to, {did}, {size(done.bytes)}, {done.seconds:.2f} s"

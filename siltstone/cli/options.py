@@ -1,5 +1,6 @@
 """Arguments and options that several commands take, and what they mean."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,12 +56,32 @@ def stream_client(stream: str, warehouse: str | None, catalog: str | None, **opt
     return client_of(warehouse, catalog, **options).stream(stream)
 
 
-def pairs(options: list[str] | None) -> dict[str, str]:
-    """What `--set NAME=VALUE` named."""
+def pairs(given: Sequence[str] | None, form: str = "--set NAME=VALUE") -> dict[str, str]:
+    """Split what the command line gave as NAME=VALUE.
+
+    Args:
+        form: how people write it, for the error.
+
+    Raises:
+        UsageError: there is no `=`, or nothing before it.
+    """
     found = {}
-    for option in options or []:
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise UsageError(f"--set {option}: write it as NAME=VALUE")
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise UsageError(f"{text!r}: write it as {form}")
         found[name] = value
     return found
+
+
+def checkpoint_ids(labels: Sequence[str]) -> dict[str, int]:
+    """Label -> checkpoint, of what the command line gave as LABEL=ID.
+
+    Raises:
+        UsageError: not so.
+    """
+    found = pairs(labels, form := "LABEL=ID, such as monday=12")
+    for label, id in found.items():
+        if not (id.isascii() and id.isdigit() and len(id) < 19):
+            raise UsageError(f"'{label}={id}': write it as {form}")
+    return {label: int(id) for label, id in found.items()}

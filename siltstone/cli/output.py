@@ -8,6 +8,7 @@ from typing import Any
 from rich import filesize
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from siltstone.log import configured
 from siltstone.result import Result
@@ -22,6 +23,14 @@ def print_result(result: Result, as_json: bool, line: str) -> None:
         sys.stdout.write(result.to_json() + "\n")
     else:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(*columns: str) -> Table:
+    """A table without lines. What is too wide for its column goes on in the next line: nothing is cut."""
+    made = Table(*columns, box=None)
+    for column in made.columns:
+        column.overflow = "fold"
+    return made
 
 
 @contextmanager

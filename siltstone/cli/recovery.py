@@ -9,8 +9,10 @@ from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, 
 from siltstone.cli.output import print_result, progress, size
 from siltstone.model import LATEST
 
+GROUP = "When something broke"
 
-@app.command()
+
+@app.command(rich_help_panel=GROUP)
 def recover(
     stream: StreamName,
     dry_run: Annotated[
@@ -27,7 +29,7 @@ def recover(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a stream ready again: go back to its newest checkpoint that restores. A sound stream is left alone.
+    """Go back to the newest checkpoint that restores. A sound stream is left alone.
 
     What is given up comes again from the source with the next run, under the same ids. `run` does this by itself, but
     never past a savepoint or an edit, past more than 3 checkpoints, or to nothing.
@@ -42,9 +44,9 @@ def recover(
     print_result(result, as_json, line)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def reidentify(warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False) -> None:
-    """Give a copied warehouse an identity of its own, or one whose identity was lost a new one.
+    """Give a copied warehouse an identity of its own. Also replaces one that was lost.
 
     Copy the store and the catalog, then do this with the URLs of the copies. Stopped on the way, do it again.
     """
@@ -52,7 +54,7 @@ def reidentify(warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_js
     print_result(done, as_json, f"the warehouse is {done.identity} from now on, was {done.before or 'none'}")
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def replay(
     stream: StreamName,
     to: Annotated[
@@ -67,7 +69,7 @@ def replay(
     parallelism: Annotated[int | None, typer.Option(help="Subtasks an operator. [cores]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a checkpoint's state from the logged input alone, and compare it with all that was recorded on the way.
+    """Rebuild state from the logged input, and compare digests. They are compared at every checkpoint on the way.
 
     Nothing of the stream changes, and no output is repeated. Exit code 1 if a recorded digest is another.
     """

@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, stream_client
+from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, checkpoint_ids, stream_client
 from siltstone.cli.output import print_result, progress, size
 from siltstone.model import LATEST
 
+GROUP = "Restore and prove"
 
-@app.command()
+
+@app.command(rich_help_panel=GROUP)
 def restore(
     stream: StreamName,
     at: At = LATEST,
@@ -27,7 +29,7 @@ def restore(
     parallelism: Annotated[int | None, typer.Option(help="Tasks an operator. [cores]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a checkpoint's state from the store, prove it, and write it as Parquet."""
+    """Rebuild a checkpoint's state, prove it, write it as Parquet."""
     client = stream_client(stream, warehouse, catalog, parallelism=parallelism)
     with progress(f"restoring {stream}"):
         result = client.restore(at=at, as_of=as_of, to=to, only=only or ())
@@ -37,7 +39,31 @@ def restore(
     print_result(result, as_json, line)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
+def restore_series(
+    stream: StreamName,
+    labels: Annotated[list[str], typer.Argument(metavar="LABEL=ID...", help="Names, and which checkpoint each shows.")],
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Restore many checkpoints, each as Parquet under a label. Each chain is read once. Exit code 1 if one is not proven.
+
+    They go to restored/STREAM/series/LABEL in the warehouse. A label that holds its checkpoint already is kept.
+    """
+    wanted = checkpoint_ids(labels)
+    with progress(f"restoring {stream}") as tell:
+        result = stream_client(stream, warehouse, catalog).restore_series(wanted, lambda done: tell(done.label))
+    line = f"{stream}: {len(result.restored)} labels restored, {len(result.kept)} kept below {result.root}, "
+    line += f"{len(result.failed)} not proven, {result.seconds:.2f} s"
+    for failure in result.failed:
+        line += f"\n  checkpoint {failure.checkpoint}: {failure.reason}"
+    print_result(result, as_json, line)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=GROUP)
 def verify(
     stream: StreamName,
     at: At = LATEST,
@@ -47,7 +73,7 @@ def verify(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that checkpoints restore to exactly the state the stream had. Exit code 1 if one does not.
+    """Prove that checkpoints restore to the state of the stream. Exit code 1 if one does not.
 
     Also exits 1 if materialization has stalled or keeps failing, because restores then take longer and longer.
     """
@@ -63,18 +89,18 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def snapshot(
     stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
 ) -> None:
-    """Write the live state of the newest checkpoint in full, to compare restores with (verify --deep)."""
+    """Copy the newest live state in full, for verify --deep."""
     with progress(f"taking a snapshot of {stream}"):
         result = stream_client(stream, warehouse, catalog).snapshot()
     line = f"{stream}: snapshot of checkpoint {result.checkpoint}, {result.rows:,} rows, {size(result.bytes)}"
     print_result(result, as_json, line)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def delete(
     stream: StreamName,
     checkpoints: Annotated[list[int], typer.Argument(metavar="ID...", help="Checkpoints, not the newest.")],

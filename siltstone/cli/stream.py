@@ -4,15 +4,26 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, pairs, stream_client
-from siltstone.cli.output import checkpoint_line, dead_letters, health_line, joined, out, print_result, progress, size
+from siltstone.cli.output import (
+    checkpoint_line,
+    dead_letters,
+    health_line,
+    joined,
+    out,
+    print_result,
+    progress,
+    size,
+    table,
+)
 from siltstone.model import check_name
 
+GROUP = "Run and look"
 
-@app.command()
+
+@app.command(rich_help_panel=GROUP)
 def run(
     stream: StreamName,
     warehouse: WarehouseUrl = None,
@@ -49,7 +60,7 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Process what is available, from the newest completed checkpoint on."""
+    """Process what the source has, from the newest checkpoint on."""
     client = stream_client(
         stream,
         warehouse,
@@ -87,7 +98,7 @@ def _every(text: str) -> dict[str, object]:
     return {"enabled": True, "interval_s": parse_duration(text).total_seconds()}
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def checkpoints(
     stream: StreamName,
     warehouse: WarehouseUrl = None,
@@ -95,16 +106,16 @@ def checkpoints(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the newest N.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the completed checkpoints of a stream, and say whether materialization keeps up with it."""
+    """List the completed checkpoints of a stream. Also says whether materialization keeps up with it."""
     listed = stream_client(stream, warehouse, catalog).checkpoints(limit)
     if as_json:
         print_result(listed, True, "")
         return
     _print_origin(stream, listed.forked_from, listed.forked_at)
-    table = Table("id", "forms", "bytes", "D", "rows", "event time", "proven", "committed", box=None)
+    rows = table("id", "forms", "bytes", "D", "rows", "event time", "proven", "committed")
     for c in listed.checkpoints:
         proven = {True: "yes", False: "FAILED", None: "-"}[c["proven"]]
-        table.add_row(
+        rows.add_row(
             str(c["id"]),
             joined(c["forms"]),
             size(c["bytes"]),
@@ -114,7 +125,7 @@ def checkpoints(
             proven,
             c["committed_at"],
         )
-    out.print(table)
+    out.print(rows)
     if listed.materialization:
         out.print(health_line(listed.materialization), markup=False, highlight=False, soft_wrap=True)
 
@@ -124,7 +135,7 @@ def _print_origin(stream: str, forked_from: str | None, forked_at: int | None) -
         out.print(f"{stream} was forked from {forked_from} at checkpoint {forked_at}")
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def show(
     stream: StreamName,
     checkpoint: Annotated[str, typer.Argument(metavar="ID", help="Checkpoint id, timestamp, savepoint or latest.")],
@@ -132,7 +143,7 @@ def show(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print one checkpoint's manifest: handles, objects, digests, chain."""
+    """Print one checkpoint's manifest: handles, digests, chain."""
     result = stream_client(stream, warehouse, catalog).show(checkpoint)
     if as_json:
         print_result(result, True, "")
@@ -147,9 +158,9 @@ def show(
         what = f"{edit['operator']}.{edit['variable']}: {edit['upserts']:,} put, {edit['deletes']:,} deleted"
         line = f"edited by {edit['who']} at {edit['edited_at']}: {what}, from {edit['source']}"
         out.print(line, markup=False, highlight=False, soft_wrap=True)
-    table = Table("operator", "table", "form", "key groups", "rows", "bytes", "builds on", "object", box=None)
+    rows = table("operator", "table", "form", "key groups", "rows", "bytes", "builds on", "object")
     for h in found["handles"]:
-        table.add_row(
+        rows.add_row(
             h["operator"],
             h["variable"],
             h["form"],
@@ -159,10 +170,10 @@ def show(
             str(h["previous"] or "-"),
             h["object"],
         )
-    out.print(table)
+    out.print(rows)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def report(
     stream: StreamName,
     picture: Annotated[Path | None, typer.Option("--out", help="A .png, .svg or .pdf file. [STREAM-chain.png]")] = None,
@@ -170,7 +181,7 @@ def report(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the chain: bytes by form, what a restore reads, D, the bound beside measured restores."""
+    """Draw the chain: bytes by form, restore costs, D, bounds."""
     from siltstone.report import summary_table
 
     path = picture or Path(f"{check_name('stream', stream)}-chain.png")

@@ -8,8 +8,10 @@ from siltstone.cli.application import app
 from siltstone.cli.options import CatalogUrl, WarehouseUrl, client_of
 from siltstone.cli.output import out
 
+GROUP = "Get started"
 
-@app.command()
+
+@app.command(rich_help_panel=GROUP)
 def demo(
     warehouse: WarehouseUrl = None,
     seed: Annotated[int | None, typer.Option(help="When to kill the stream; chosen at random if not given.")] = None,
@@ -20,7 +22,7 @@ def demo(
     run_demo(client_of(warehouse, None).settings, out, seed)
 
 
-@app.command()
+@app.command(rich_help_panel=GROUP)
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 3000,
     host: Annotated[

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,8 +11,6 @@ from typing import Any
 
 import pyspark
 import pytest
-
-from jobs import materialize, recover, restore_series, run_stream, sweep, take_snapshot, truncate, verify_checkpoints
 
 REPOSITORY = Path(__file__).parents[2]
 STREAMS = '["tests.fault.small_stream"]'
@@ -25,11 +24,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setenv("SILTSTONE_STREAMS", STREAMS)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
-    def run(main: Callable[[], None], *arguments: str) -> tuple[int, dict[str, Any], str]:
+    def run(name: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
         monkeypatch.setattr(sys, "argv", ["job", *arguments, "--warehouse", str(tmp_path / "warehouse")])
         code = 0
         try:
-            main()
+            runpy.run_path(str(REPOSITORY / "jobs" / f"{name}.py"), run_name="__main__")
         except SystemExit as end:
             code = int(end.code or 0)
         printed = capsys.readouterr()
@@ -40,13 +39,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.mark.usefixtures("spark")
 def test_each_job_prints_one_json_object(job: Job, tmp_path: Path) -> None:
-    code, ran, _ = job(run_stream.main, "small", "--batches", "2", "--parallelism", "2")
+    code, ran, _ = job("run_stream", "small", "--batches", "2", "--parallelism", "2")
     assert (code, ran["checkpoints"], ran["rows"]) == (0, [1, 2], 600)
-    code, taken, _ = job(take_snapshot.main, "small")
+    code, taken, _ = job("take_snapshot", "small")
     assert (code, taken["checkpoint"]) == (0, 2)
-    code, verified, _ = job(verify_checkpoints.main, "small", "--deep")
+    code, verified, _ = job("verify_checkpoints", "small", "--deep")
     assert (code, verified["proven"], verified["failed"]) == (0, [1, 2], [])
-    code, series, _ = job(restore_series.main, "small", "monday=1", "tuesday=2", "wednesday=2")
+    code, series, _ = job("restore_series", "small", "monday=1", "tuesday=2", "wednesday=2")
     assert (code, series["failed"], series["kept"]) == (0, [], [])
     assert [(label["label"], label["checkpoint"]) for label in series["restored"]] == [
         ("monday", 1),
@@ -55,54 +54,54 @@ def test_each_job_prints_one_json_object(job: Job, tmp_path: Path) -> None:
     ]
     root = tmp_path / "warehouse" / "restored" / "small" / "series"
     assert series["root"] == str(root) and {path.name for path in root.iterdir()} == {"monday", "tuesday", "wednesday"}
-    code, series, _ = job(restore_series.main, "small", "monday=1")
+    code, series, _ = job("restore_series", "small", "monday=1")
     assert (code, series["restored"], [label["label"] for label in series["kept"]]) == (0, [], ["monday"])
 
-    code, made, _ = job(materialize.main, "small", "--operator", "daily", "--at", "2")
+    code, made, _ = job("materialize", "small", "--operator", "daily", "--at", "2")
     assert (code, made["checkpoint"], [m["operator"] for m in made["operators"]]) == (0, 2, ["daily"])
-    code, made, _ = job(materialize.main, "small", "--due")
+    code, made, _ = job("materialize", "small", "--due")
     assert (code, made["operators"], made["triggers"]) == (0, [], {})
     lost = tmp_path / "warehouse" / "objects" / "small" / "00000001" / "000000000001" / "lost.segment"
     lost.write_bytes(b"nothing refers to this")
-    code, swept, _ = job(sweep.main, "small", "--dry-run")
+    code, swept, _ = job("sweep", "small", "--dry-run")
     assert (code, swept["found"], swept["deleted"]) == (0, 1, 0)
-    code, swept, _ = job(sweep.main, "small", "--limit", "5")
+    code, swept, _ = job("sweep", "small", "--limit", "5")
     assert (code, swept["deleted"], lost.exists()) == (0, 1, False)
-    code, truncated, _ = job(truncate.main, "small", "--dry-run")
+    code, truncated, _ = job("truncate", "small", "--dry-run")
     assert (code, truncated["dry_run"]) == (0, True)
-    code, recovered, _ = job(recover.main, "small")
+    code, recovered, _ = job("recover", "small")
     assert (code, recovered["failures"]) == (0, [])
 
     (segment, *_) = (tmp_path / "warehouse" / "objects" / "small").rglob("*.segment")
     segment.unlink()
-    code, verified, _ = job(verify_checkpoints.main, "small")
+    code, verified, _ = job("verify_checkpoints", "small")
     assert code == 1
     assert segment.name in verified["failed"][0]["object"]
-    code, recovered, _ = job(recover.main, "small", "--dry-run")
+    code, recovered, _ = job("recover", "small", "--dry-run")
     assert code == 0 and segment.name in str(recovered["failures"])
-    code, series, told = job(restore_series.main, "small", "thursday=2")
-    assert (code, series) == (1, {}) and "checkpoint" in told
+    code, series, _ = job("restore_series", "small", "thursday=2")
+    assert (code, [failure["checkpoint"] for failure in series["failed"]]) == (1, [2])
 
 
 @pytest.mark.parametrize(
-    ("main", "arguments", "says"),
+    ("name", "arguments", "says"),
     [
-        (run_stream.main, ["nosuch"], "no stream 'nosuch' is defined (defined: small)"),
-        (run_stream.main, ["small", "--batches", "0"], "batches is 0"),
-        (restore_series.main, ["small", "monday=1"], "no warehouse at"),
-        (restore_series.main, ["small", "monday"], "write it as LABEL=ID"),
-        (materialize.main, ["small", "--due"], "no warehouse at"),
-        (truncate.main, ["small"], "no warehouse at"),
-        (sweep.main, ["small", "--limit", "few"], "invalid int value"),
-        (recover.main, ["small"], "no warehouse at"),
-        (take_snapshot.main, ["small", "--parallelism", "0"], "option parallelism"),
-        (verify_checkpoints.main, [], "required: stream"),
+        ("run_stream", ["nosuch"], "no stream 'nosuch' is defined (defined: small)"),
+        ("run_stream", ["small", "--batches", "0"], "batches is 0"),
+        ("restore_series", ["small", "monday=1"], "no warehouse at"),
+        ("restore_series", ["small", "monday"], "write it as LABEL=ID"),
+        ("materialize", ["small", "--due"], "no warehouse at"),
+        ("truncate", ["small"], "no warehouse at"),
+        ("sweep", ["small", "--limit", "few"], "not a valid int"),
+        ("recover", ["small"], "no warehouse at"),
+        ("take_snapshot", ["small", "--parallelism", "0"], "No such option"),
+        ("verify_checkpoints", [], "Missing argument 'STREAM'"),
     ],
 )
 def test_bad_usage_ends_with_2_and_makes_nothing(
-    job: Job, tmp_path: Path, main: Callable[[], None], arguments: list[str], says: str
+    job: Job, tmp_path: Path, name: str, arguments: list[str], says: str
 ) -> None:
-    code, printed, told = job(main, *arguments)
+    code, printed, told = job(name, *arguments)
     assert (code, printed) == (2, {})
     assert says in told
     assert list(tmp_path.iterdir()) == []

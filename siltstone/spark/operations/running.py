@@ -91,6 +91,7 @@ class StreamRun:
         rows: DataFrame,
         request: RunRequest,
         trigger: Mapping[str, Any],
+        metrics: RunMetrics,
         on_checkpoint: Callable[[Completed], None],
     ) -> None:
         self.stream = stream.name
@@ -102,7 +103,7 @@ class StreamRun:
         self._spark = rows.sparkSession
         self.completed = 0
         """the stream's newest checkpoint, of this run or an earlier one, once the run has ended well"""
-        self._metrics = RunMetrics(settings, stream.name)
+        self._metrics = metrics
         self._done: list[Completed] = []
         self._query: StreamingQuery | None = None
         self._stop = StopRequest()
@@ -304,12 +305,13 @@ def _begin(
     """Begin a run, after every check that can be made before the stream is taken over."""
     policy_by_name(settings.policy, settings.policy_options)
     check_run(stream, request.options, settings.parallelism or 1)
+    metrics = RunMetrics(settings, stream.name)
     with ExitStack() as stack:
         place = stack.enter_context(_writable(settings))
         check_recorded(place.catalog, stream, request.options, request.drop)
         # Before the stream is taken over: a source that cannot be had changes nothing.
         rows = source(place)
-        begun = StreamRun(settings, stream, place, rows, request, trigger, on_checkpoint)
+        begun = StreamRun(settings, stream, place, rows, request, trigger, metrics, on_checkpoint)
         stack.pop_all()  # its thread closes the warehouse
     return begun
 
