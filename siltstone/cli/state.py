@@ -47,9 +47,10 @@ def restore_series(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore many checkpoints, each as Parquet under a label. Each chain is read once. Exit code 1 if one is not proven.
+    """Restore many checkpoints, each as Parquet under a label. Exit code 1 if one is not proven.
 
-    They go to restored/STREAM/series/LABEL in the warehouse. A label that holds its checkpoint already is kept.
+    They go to restored/STREAM/series/LABEL in the warehouse, each chain read once. A label that holds its checkpoint
+    already is kept.
     """
     wanted = checkpoint_ids(labels)
     with progress(f"restoring {stream}") as tell:

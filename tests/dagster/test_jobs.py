@@ -87,7 +87,7 @@ def test_each_job_prints_one_json_object(job: Job, tmp_path: Path) -> None:
     ("name", "arguments", "says"),
     [
         ("run_stream", ["nosuch"], "no stream 'nosuch' is defined (defined: small)"),
-        ("run_stream", ["small", "--batches", "0"], "batches is 0"),
+        ("run_stream", ["small", "--batches", "0"], "greater than or equal to 1"),
         ("restore_series", ["small", "monday=1"], "no warehouse at"),
         ("restore_series", ["small", "monday"], "write it as LABEL=ID"),
         ("materialize", ["small", "--due"], "no warehouse at"),
