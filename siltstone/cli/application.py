@@ -46,7 +46,7 @@ app = typer.Typer(
 _LOG = get_logger(__name__)
 INTERRUPTED, TERMINATED = 130, 143
 WIDTH_IN_A_PIPE = 100
-"""columns of a table or rule; a line of text is never folded"""
+"""columns of rules and progress; lines and rows of tables are as long as they are"""
 NOT_UNDERSTOOD = typer.BadParameter.__mro__[1]
 """what every mistake on the command line is: click's UsageError, which typer does not export"""
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from siltstone.cli.application import app
 from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, client_of
-from siltstone.cli.output import out, print_result, progress, table
+from siltstone.cli.output import print_result, print_table, progress, table
 
 if TYPE_CHECKING:
     from siltstone.doctor.findings import Finding
@@ -44,4 +44,4 @@ def _print_findings(found: "Sequence[Finding]") -> None:
     for each in found:
         text = each.found if each.advice is None else f"{each.found}\n-> {each.advice}"
         rows.add_row(Text(each.state, _STYLES[each.state]), each.check, Text(each.stream or "-"), Text(text))
-    out.print(rows)
+    print_table(rows)

@@ -19,7 +19,7 @@ from siltstone.cli.options import (
     WarehouseUrl,
     stream_client,
 )
-from siltstone.cli.output import out, print_result, progress, shown, size, table
+from siltstone.cli.output import print_result, print_table, progress, shown, size, table
 from siltstone.errors import UsageError
 from siltstone.model import LATEST
 
@@ -95,7 +95,7 @@ def truncate(
         rows = table("id", "what happens")
         for id, fate in sorted(fates.items()):
             rows.add_row(str(id), fate)
-        out.print(rows)
+        print_table(rows)
     would, wait = ("would be ", "would wait") if dry_run else ("", "wait")
     line = f"{stream}: {len(done.kept)} checkpoints {would}kept, {len(done.deleted)} {would}deleted, "
     line += f"{len(done.waiting) + len(done.leased)} {wait} for others, {done.objects} objects, {size(done.bytes)}"
@@ -174,7 +174,7 @@ def savepoints(
     for s in found.savepoints:
         expires = "never" if s["expires_at"] is None else s["expires_at"] + (" (expired)" if s["expired"] else "")
         rows.add_row(s["name"], str(s["checkpoint"]), s["created_at"], expires)
-    out.print(rows)
+    print_table(rows)
 
 
 @app.command(rich_help_panel=GROUP)
@@ -198,7 +198,7 @@ def deletions(
     for each in found.deletions:
         counts = (f"{each['checkpoints']:,}", f"{each['objects']:,}", size(each["bytes"]), f"{each['rows']:,}")
         rows.add_row(each["began_at"], shown(each["what"]), *counts, shown(each["who"]))
-    out.print(rows)
+    print_table(rows)
 
 
 @app.command(rich_help_panel=GROUP)
@@ -229,7 +229,7 @@ def sweep(
             fate = verb if f.deletes else "kept"
             more = f" and {f.objects - len(f.names)} more" if f.objects > len(f.names) else ""
             rows.add_row(fate, f.reason, f"{f.objects:,}", size(f.bytes), "\n".join(map(shown, f.names)) + more)
-        out.print(rows)
+        print_table(rows)
     would = sum(f.objects for f in done.reasons if f.deletes)
     did = f"{would:,} would be deleted" if dry_run else f"{done.deleted:,} deleted"
     line = f"{stream}: {done.found:,} objects that nothing refers to, {did}, {size(done.bytes)}, {done.seconds:.2f} s"

@@ -56,7 +56,7 @@ def stream_client(stream: str, warehouse: str | None, catalog: str | None, **opt
     return client_of(warehouse, catalog, **options).stream(stream)
 
 
-def pairs(given: Sequence[str] | None, form: str = "--set NAME=VALUE") -> dict[str, str]:
+def pairs(given: Sequence[str] | None, form: str = "NAME=VALUE, such as --set path=orders") -> dict[str, str]:
     """Split what the command line gave as NAME=VALUE.
 
     Args:
@@ -69,7 +69,7 @@ def pairs(given: Sequence[str] | None, form: str = "--set NAME=VALUE") -> dict[s
     for text in given or ():
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise UsageError(f"{text!r}: write it as {form}")
+            raise UsageError(f"{text}: write it as {form}")
         found[name] = value
     return found
 
@@ -83,5 +83,5 @@ def checkpoint_ids(labels: Sequence[str]) -> dict[str, int]:
     found = pairs(labels, form := "LABEL=ID, such as monday=12")
     for label, id in found.items():
         if not (id.isascii() and id.isdigit() and len(id) < 19):
-            raise UsageError(f"'{label}={id}': write it as {form}")
+            raise UsageError(f"{label}={id}: write it as {form}")
     return {label: int(id) for label, id in found.items()}

@@ -15,6 +15,8 @@ from siltstone.result import Result
 
 out = Console()
 err = Console(stderr=True)
+ROW_WIDTH = 10_000
+"""columns of a table in a pipe at most"""
 
 
 def print_result(result: Result, as_json: bool, line: str) -> None:
@@ -22,15 +24,28 @@ def print_result(result: Result, as_json: bool, line: str) -> None:
     if as_json:
         sys.stdout.write(result.to_json() + "\n")
     else:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(line)
+
+
+def say(line: str) -> None:
+    """Print a line for people, as it is."""
+    out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def table(*columns: str) -> Table:
-    """A table without lines. What is too wide for its column goes on in the next line: nothing is cut."""
+    """A table without lines between its cells. On a terminal, what is too wide goes on in the next line."""
     made = Table(*columns, box=None)
     for column in made.columns:
         column.overflow = "fold"
     return made
+
+
+def print_table(rows: Table) -> None:
+    """Print a table. In a pipe each row is one line, however wide, for others to read."""
+    if out.is_terminal:
+        out.print(rows)
+    else:
+        out.print(rows, width=ROW_WIDTH, crop=False)
 
 
 @contextmanager

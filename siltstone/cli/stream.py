@@ -12,9 +12,10 @@ from siltstone.cli.output import (
     dead_letters,
     health_line,
     joined,
-    out,
     print_result,
+    print_table,
     progress,
+    say,
     size,
     table,
 )
@@ -125,14 +126,14 @@ def checkpoints(
             proven,
             c["committed_at"],
         )
-    out.print(rows)
+    print_table(rows)
     if listed.materialization:
-        out.print(health_line(listed.materialization), markup=False, highlight=False, soft_wrap=True)
+        say(health_line(listed.materialization))
 
 
 def _print_origin(stream: str, forked_from: str | None, forked_at: int | None) -> None:
     if forked_from is not None:
-        out.print(f"{stream} was forked from {forked_from} at checkpoint {forked_at}")
+        say(f"{stream} was forked from {forked_from} at checkpoint {forked_at}")
 
 
 @app.command(rich_help_panel=GROUP)
@@ -150,14 +151,14 @@ def show(
         return
     found = result.details
     _print_origin(stream, found["forked_from"], found["forked_at"])
-    out.print(f"checkpoint {found['checkpoint']} of {stream}, epoch {found['epoch']}, chain {found['chain']}")
-    out.print(f"digest {found['digest']}, committed {found['committed_at']}, event time {found['event_time_max']}")
+    say(f"checkpoint {found['checkpoint']} of {stream}, epoch {found['epoch']}, chain {found['chain']}")
+    say(f"digest {found['digest']}, committed {found['committed_at']}, event time {found['event_time_max']}")
     if found["dropped"]:
-        out.print(f"made without {', '.join(found['dropped'])}, whose state was dropped")
+        say(f"made without {', '.join(found['dropped'])}, whose state was dropped")
     if edit := found["edit"]:
         what = f"{edit['operator']}.{edit['variable']}: {edit['upserts']:,} put, {edit['deletes']:,} deleted"
         line = f"edited by {edit['who']} at {edit['edited_at']}: {what}, from {edit['source']}"
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(line)
     rows = table("operator", "table", "form", "key groups", "rows", "bytes", "builds on", "object")
     for h in found["handles"]:
         rows.add_row(
@@ -170,7 +171,7 @@ def show(
             str(h["previous"] or "-"),
             h["object"],
         )
-    out.print(rows)
+    print_table(rows)
 
 
 @app.command(rich_help_panel=GROUP)
@@ -189,5 +190,5 @@ def report(
     if as_json:
         print_result(result, True, "")
         return
-    out.print(summary_table(result.data))
-    out.print(f"picture: {path}", markup=False, highlight=False, soft_wrap=True)
+    print_table(summary_table(result.data))
+    say(f"picture: {path}")

@@ -92,7 +92,7 @@ def test_each_job_prints_one_json_object(job: Job, tmp_path: Path) -> None:
         ("restore_series", ["small", "monday"], "write it as LABEL=ID"),
         ("materialize", ["small", "--due"], "no warehouse at"),
         ("truncate", ["small"], "no warehouse at"),
-        ("sweep", ["small", "--limit", "few"], "not a valid int"),
+        ("sweep", ["small", "--limit", "few"], "valid integer"),
         ("recover", ["small"], "no warehouse at"),
         ("take_snapshot", ["small", "--parallelism", "0"], "No such option"),
         ("verify_checkpoints", [], "Missing argument 'STREAM'"),

@@ -31,10 +31,11 @@ ROOT = Path(__file__).parents[2]
 CHECKPOINTS = 4
 DIGEST = r"[0-9a-f]{32}"
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
-COMMANDS = ["run", "checkpoints", "show", "report", "restore", "verify", "snapshot", "delete"]
+COMMANDS = ["run", "checkpoints", "show", "report", "restore", "restore-series", "verify"]
+COMMANDS += ["snapshot", "delete"]
 COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "deletions"]
 COMMANDS += ["sweep", "fork", "rescale", "edit"]
-COMMANDS += ["recover", "reidentify", "replay", "upgrade", "backup", "restore-catalog", "doctor", "demo", "ui"]
+COMMANDS += ["recover", "reidentify", "replay", "doctor", "upgrade", "backup", "restore-catalog", "demo", "ui"]
 
 
 def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
@@ -162,11 +163,12 @@ def test_report(tmp_path: Path) -> None:
 def test_help() -> None:
     whole = siltstone("--help")
     assert whole.code == 0 and not whole.err
-    lines = [line.split()[0] for line in whole.out.partition("Commands:")[2].splitlines() if line.strip()]
-    assert lines == COMMANDS
+    groups = whole.out.partition("Run and look:")[2]
+    lines = [line.split()[0] for line in groups.splitlines() if line.startswith("  ") and line[2] != " "]
+    assert lines == COMMANDS and "..." not in whole.out
     assert siltstone("--version").out == f"siltstone {metadata.version('siltstone')}\n"
     nothing = siltstone()
-    assert (nothing.code, nothing.out) == (2, "") and "Commands:" in nothing.err
+    assert (nothing.code, nothing.out) == (2, "") and "Run and look:" in nothing.err
     for command in COMMANDS:
         page = siltstone(command, "--help")
         assert page.code == 0 and page.out.startswith(f"Usage: siltstone {command} [OPTIONS]")
@@ -248,7 +250,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("run little --checkpoint-steps 0", ("checkpoint_steps",)),
     ("run little --checkpoint-s -1", ("checkpoint_s",)),
     ("run little --set file=6", ("no source option 'file'", "files")),
-    ("run little --set files", ("--set files: write it as NAME=VALUE",)),
+    ("run little --set files", ("files: write it as NAME=VALUE",)),
     ("run little --set files=3", ("started with other values of the source options files",)),
 ]
 
