@@ -45,7 +45,7 @@ def print_table(rows: Table) -> None:
     if out.is_terminal:
         out.print(rows)
     else:
-        out.print(rows, width=ROW_WIDTH, crop=False)
+        Console(file=out.file, width=ROW_WIDTH).print(rows)
 
 
 @contextmanager
