@@ -90,7 +90,8 @@ class Client:
         """
         with _opened(self.settings) as place:
             catalog = place.catalog
-            newest = {each.name: catalog.last_id(each.name) for each in catalog.streams()}
+            recorded = catalog.streams.list()
+            newest = {each.name: catalog.checkpoints.last_id(each.name) for each in recorded}
             return StreamList(
                 [
                     {
@@ -101,7 +102,7 @@ class Client:
                         "forked_at": each.forked_at,
                         "newest": newest[each.name] or None,
                     }
-                    for each in catalog.streams()
+                    for each in recorded
                 ]
             )
 
@@ -361,17 +362,17 @@ class StreamClient:
             from siltstone.spark.datasource import read_state
 
             return read_state(spark, self.settings, self.name, operator, variable, at, as_of, columns)
-        from siltstone.catalog.records import parse_time
         from siltstone.restore.restore import read_manifests
         from siltstone.restore.table import LIMIT_BYTES, read_table
         from siltstone.retention.leases import hold_lease
+        from siltstone.times import parse_time
 
         with _opened(self.settings) as place:
-            catalog = place.catalog
-            checkpoint = catalog.as_of(self.name, parse_time(as_of)) if as_of else catalog.resolve(self.name, at)
+            found = place.catalog.checkpoints
+            checkpoint = found.as_of(self.name, parse_time(as_of)) if as_of else found.resolve(self.name, at)
             with hold_lease(place.catalog, self.name, [checkpoint], what="reads"):
                 store = place.warehouse.store
-                manifests = read_manifests(store, place.catalog.chain_manifests(self.name, checkpoint), self.name)
+                manifests = read_manifests(store, place.catalog.chains.list_manifests(self.name, checkpoint), self.name)
                 return read_table(store, manifests, operator, variable, columns, limit_bytes or LIMIT_BYTES)
 
     def report(self, picture: Path) -> Report:
@@ -502,7 +503,7 @@ class StreamClient:
 
         with _opened(self.settings) as place:
             if rules:
-                place.catalog.set_retention(self.name, RetentionOptions.model_validate(rules).to_record())
+                place.catalog.streams.set_retention(self.name, RetentionOptions.model_validate(rules).to_record())
             found = describe_retention(place.catalog, self.name, self.settings.retention)
         return Retention(self.name, found["recorded"], found["in_force"], found["from"], found["described"])
 
@@ -516,7 +517,7 @@ class StreamClient:
         from siltstone.retention.retention_rules import retention_in_force
 
         with _opened(self.settings) as place:
-            rules = retention_in_force(place.catalog.stream(self.name).retention, self.settings.retention)
+            rules = retention_in_force(place.catalog.streams.get(self.name).retention, self.settings.retention)
             return delete_checkpoints(place, self.name, checkpoints, input_log=rules.input_log)
 
     def deletions(self, limit: int | None = None) -> DeletionList:

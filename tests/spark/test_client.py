@@ -35,7 +35,7 @@ def begin(warehouse: Path, rows: DataFrame, stream: st.Stream = OWN, **options: 
 
 def outcomes(warehouse: Path) -> list[str | None]:
     with OpenWarehouse.existing(str(warehouse)) as place:
-        return [run.outcome for run in place.catalog.runs("counts")]
+        return [run.outcome for run in place.catalog.runs.list("counts")]
 
 
 def test_one_call_runs_a_query_to_its_last_checkpoint(rows: DataFrame, warehouse: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_after_a_rollback_the_logged_steps_come_first(rows: DataFrame, warehouse
     client = st.open(warehouse).stream("counts")
     before = [(each["id"], each["digest"]) for each in client.checkpoints().checkpoints]
     with OpenWarehouse.existing(str(warehouse)) as place:
-        place.catalog.rewind("counts", place.catalog.new_epoch("counts", "a test"), 0, "a test", "a test")
+        place.catalog.rollbacks.roll_back("counts", place.catalog.runs.begin("counts", "a test"), 0, "a test", "a test")
     begin(warehouse, rows, trigger=ONCE).await_termination()
     assert [(each["id"], each["digest"]) for each in client.checkpoints().checkpoints] == before
 
