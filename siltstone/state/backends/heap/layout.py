@@ -162,5 +162,5 @@ def _array(stored: np.ndarray, kind: pa.DataType, valid: np.ndarray | None, aren
     if pa.types.is_boolean(kind):
         data = pa.py_buffer(np.packbits(stored, bitorder="little"))
     else:
-        data = pa.py_buffer(np.ascontiguousarray(stored))
+        data = pa.py_buffer(np.array(stored))  # a copy even of one record, which is contiguous as it lies
     return pa.Array.from_buffers(kind, count, [bitmap, data])
