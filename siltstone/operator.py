@@ -16,12 +16,13 @@
 where its subtasks run, and a call may come twice.
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from siltstone.errors import UsageError
-from siltstone.model import Kind, check_name
+from siltstone.model import KeyGroupRange, Kind, check_name
 from siltstone.rows import Keys, Rows
 from siltstone.state.backend import SubtaskState
 from siltstone.state.schema import TableSchema
@@ -42,6 +43,7 @@ __all__ = [
     "MapState",
     "OpaqueState",
     "Operator",
+    "OperatorContext",
     "Rows",
     "State",
     "ValueState",
@@ -73,6 +75,27 @@ class State:
             bound.flush()
 
 
+@dataclass(frozen=True)
+class OperatorContext:
+    """The task that an operator is opened for.
+
+    Attributes:
+        operator: its name.
+        subtask: which of the `parallelism` subtasks it is, from 0.
+        parallelism: how many subtasks the operator has.
+        key_groups: the key groups whose rows and state the subtask has.
+        step: the step that is about to run.
+        checkpoint: the checkpoint that this step ends with; None if it ends with none.
+    """
+
+    operator: str
+    subtask: int
+    parallelism: int
+    key_groups: KeyGroupRange
+    step: int
+    checkpoint: int | None
+
+
 class Operator:
     """A keyed, stateful step. Subclass it, declare variables as class attributes, and write `process`.
 
@@ -85,6 +108,8 @@ class Operator:
         order_by    columns by which the rows of a step are sorted, within a subtask, before `process` sees
                     them; logic for which the order of a key's rows matters is deterministic only with it
         output      the columns of what `process` returns, likewise, or None where it returns nothing
+        combined    the columns of what `combine` returns, likewise, among them the key's and those of `order_by`;
+                    None where rows go through the shuffle as they are
 
     Raises:
         UsageError: a field or a variable is missing or wrong; the message says which.
@@ -96,7 +121,8 @@ class Operator:
     inputs: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()
     output: Any = None
-    FIELDS: ClassVar = ("name", "key", "reads", "inputs", "order_by", "output")
+    combined: Any = None
+    FIELDS: ClassVar = ("name", "key", "reads", "inputs", "order_by", "output", "combined")
 
     def __init__(self, **fields: Any) -> None:
         unknown = sorted(fields.keys() - set(self.FIELDS))
@@ -105,6 +131,39 @@ class Operator:
         for field, value in fields.items():
             setattr(self, field, value)
         self._check()
+
+    def open(self, context: OperatorContext) -> None:
+        """Prepare for the calls of `process` of one task, such as by connecting to a service; by default nothing.
+
+        Called once per task, which is one subtask in one step, before the first call of `process`, and also in a step
+        that has no rows for the subtask. It runs where the task runs, a Python worker of a Spark executor, on the copy
+        of the operator that was sent there. A task that runs again opens again. What is kept in attributes is a cache:
+        it is gone after the task, and no checkpoint holds it. State belongs in variables.
+        """
+
+    def close(self) -> None:
+        """Let go of what `open` made; by default nothing.
+
+        Called once per task whose `open` returned, after the last call of `process`, before the state is saved, also if
+        `process` raised or the task was cancelled. It is not called if the process of the task dies.
+        """
+
+    def combine(self, table: pa.Table) -> pa.Table:
+        """Aggregate rows ahead of the shuffle, so that fewer go through it; pays where many rows have few keys.
+
+        Called only if `combined` is set, in the tasks that read the operator's input, with any part of its rows, any
+        number of times; never with what it returned. `process` then gets what it returned, in place of the rows, and
+        must come to the same state and output however the rows were cut and whatever was combined. Neither `open` nor
+        state is there.
+
+        Args:
+            table: the columns that the operator reads; the key has the declared types and may still be null. Pass rows
+                with a null key on, for the engine to refuse.
+
+        Returns:
+            Rows of the columns `combined`. Spark has no unsigned integers.
+        """
+        raise NotImplementedError(f"operator {self.name} does not define combine")
 
     def process(self, rows: Rows, state: State) -> pa.Table | None:
         """Take some rows of a step, read and change state, and return output rows, if any.
@@ -168,11 +227,17 @@ class Operator:
             setattr(self, field, tuple(value))
         if self.output is not None:
             self.output = schema_of(self.output, f"the output of {what}")
+        if self.combined is not None:
+            self.combined = schema_of(self.combined, f"the combined columns of {what}")
+            if lacks := [n for n in (*self.key.names, *self.order_by) if n not in self.combined.names]:
+                raise UsageError(f"{what}: combined lacks {', '.join(lacks)}, a column of the key or of order_by")
+            if type(self).combine is Operator.combine:
+                raise UsageError(f"{what} has combined columns, so it needs a method combine")
         if not self.variables():
             raise UsageError(f"{what} declares no variable, so it keeps no state")
         for name in self.variables():
             check_name("variable", name)
-            if hasattr(State, name):
+            if hasattr(State, name) or hasattr(Operator, name):
                 raise UsageError(f"{what}: {name!r} cannot be the name of a variable")
         try:
             self.tables()

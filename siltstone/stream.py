@@ -95,10 +95,11 @@ class Stream:
             raise UsageError(f"stream {self.name} needs operators with distinct names")
         if DEAD_LETTERS in by_name:
             raise UsageError(f"stream {self.name}: {DEAD_LETTERS} is the name of a sink: call the operator otherwise")
-        if hidden := [op.name for op in self.operators if self.dead_letters and getattr(op, "map_side", False)]:
+        if hidden := [op.name for op in self.operators if self.dead_letters and op.combined is not None]:
             raise UsageError(
-                f"stream {self.name}: operator {hidden[0]} has map_side=True, so it sees no single row that could be a "
-                'dead letter: leave one out, map_side or on_bad_row="dead-letter"'
+                f"stream {self.name}: operator {hidden[0]} combines rows before the shuffle, so it sees no single row "
+                "that could be a dead letter: leave out combined (of an Aggregate: map_side), or "
+                'on_bad_row="dead-letter"'
             )
         outputs = [name for name in self.sinks if name != DEAD_LETTERS]
         for name in [*(op.reads for op in self.operators if op.reads != SOURCE), *outputs]:
@@ -117,7 +118,8 @@ class Stream:
             raise UsageError(f"stream {self.name}: event_days: give the first and last day of its event_time, in order")
         if self.event_time is not None and self.event_time_operator() is None:
             raise UsageError(
-                f"stream {self.name} has an event time, so one operator must read the source without map_side"
+                f"stream {self.name} has an event time, so one operator must read the source and not combine rows "
+                "before the shuffle: leave out combined (of an Aggregate: map_side)"
             )
         self.topological()
 
@@ -146,7 +148,7 @@ class Stream:
         """The operator whose subtasks look at the event time: one that gets the source's rows themselves."""
         if self.event_time is None:
             return None
-        readers = [op for op in self.operators if op.reads == SOURCE and not getattr(op, "map_side", False)]
+        readers = [op for op in self.operators if op.reads == SOURCE and op.combined is None]
         having = [op for op in readers if not op.inputs or self.event_time in (*op.inputs, *op.key.names)]
         return next((op.name for op in [*having, *readers]), None)
 

@@ -49,7 +49,7 @@ class Aggregate(Operator):
         name, key, reads: as for every `Operator`.
         aggregates: the functions, with distinct names. `type` of a function is the type of its input column.
         output: whether `process` returns the keys it was given with the aggregates as they are now.
-        map_side: the runner aggregates by `partial` before the shuffle, which pays where keys are skewed.
+        map_side: rows are aggregated before the shuffle, too (`combine`), which pays where keys are skewed.
 
     Sums of floats depend on the order of additions. Within a call of `process` values are added in ascending
     order; for the calls to be the same when a task runs twice, such an operator orders its rows (`order_by`).
@@ -84,19 +84,13 @@ class Aggregate(Operator):
             inputs=tuple(dict.fromkeys([*keys.names, *(c for f in self.aggregates for c in f.inputs())])),
             order_by=self._order(keys),
             output=pa.schema([*keys, *results]) if output else None,
+            combined=_held_by_spark(keys, self._kept) if map_side else None,
         )
         if len({*keys.names, *(name for name, _ in results)}) != len(keys.names) + len(results):
             raise UsageError(f"operator {name}: the names of keys and aggregates must be distinct")
 
-    @property
-    def partial_schema(self) -> pa.Schema:
-        """The columns of what `partial` returns, in types that Spark holds."""
-        held = [(f.name, _HELD_BY_SPARK.get(f.type, f.type)) for f in self.key]
-        kept = [(f"{PARTIAL}{f.name}", _HELD_BY_SPARK.get(f.type, f.type)) for f in self._kept]
-        return pa.schema([*held, *kept])
-
-    def partial(self, table: pa.Table) -> pa.Table:
-        """Rows of the source, aggregated to one row a key (`partial_schema`), to be given to `process`.
+    def combine(self, table: pa.Table) -> pa.Table:
+        """Aggregate rows of the source to one row per key, to be given to `process`.
 
         A null key is passed on, for `process` to refuse.
 
@@ -115,11 +109,11 @@ class Aggregate(Operator):
             # All rows of a key may come to a sum that fits: each goes by itself, and `process` will see.
             reduced, first = lifted, np.arange(table.num_rows)
         columns = [*keys.take(pa.array(first)).columns, *reduced]
-        fitted = [c.cast(f.type) for c, f in zip(columns, self.partial_schema, strict=True)]
-        return pa.table(fitted, schema=self.partial_schema)
+        fitted = [c.cast(f.type) for c, f in zip(columns, self.combined, strict=True)]
+        return pa.table(fitted, schema=self.combined)
 
     def process(self, rows: Rows, state: State) -> pa.Table | None:
-        """Merge rows of the source, or of `partial`, into the totals of their keys."""
+        """Merge rows of the source, or of `combine`, into the totals of their keys."""
         keys = rows.keys
         partial = any(name.startswith(PARTIAL) for name in rows.table.column_names)
         lifted, group = self._partials(rows.table) if partial else self._lift(rows.table), rows.key_index
@@ -209,6 +203,12 @@ class Aggregate(Operator):
 
     def _reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
         return [c for function, part in self._parts(columns) for c in function.reduce(part, group, size)]
+
+
+def _held_by_spark(key: pa.Schema, kept: pa.Schema) -> pa.Schema:
+    """The columns of what `combine` returns, in types that Spark has."""
+    fields = [(f.name, f.type) for f in key] + [(f"{PARTIAL}{f.name}", f.type) for f in kept]
+    return pa.schema([(name, _HELD_BY_SPARK.get(kind, kind)) for name, kind in fields])
 
 
 def _overflowed(function: Function, reduced: list[pa.Array]) -> bool:

@@ -4,7 +4,7 @@ import inspect
 import os
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from siltstone.errors import SiltstoneError, UsageError
-from siltstone.operator import Operator, Rows, State
+from siltstone.operator import Operator, OperatorContext, Rows, State
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask
+from siltstone.state.access import conform
 from siltstone.state.backend import SubtaskState
 
 ACKNOWLEDGEMENT = "__acknowledgement"
@@ -83,6 +84,48 @@ def output_schema(operator: Operator) -> pa.Schema:
 def step_schema(operator: Operator) -> pa.Schema:
     """What a step returns: the acknowledgement column (binary, null on rows), then the output's, if any."""
     return pa.schema([pa.field(ACKNOWLEDGEMENT, pa.binary()), *output_schema(operator)])
+
+
+def combine(operator: Operator, table: pa.Table) -> pa.Table:
+    """What an operator's `combine` makes of some rows (columns `combined`).
+
+    Raises:
+        SiltstoneError: the operator raised one, or what it returned does not fit.
+        OperatorFailed: it raised anything else.
+    """
+    with users_code(operator):
+        made = operator.combine(table)
+        return conform(made, operator.combined, made.num_rows, f"combined rows of operator {operator.name}")
+
+
+@contextmanager
+def opened(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[None]:
+    """The time between an operator's `open` and `close`.
+
+    `close` follows whenever `open` returned. If the work between fails, its error counts, not that of `close`.
+
+    Raises:
+        SiltstoneError, OperatorFailed: as `call`.
+    """
+    operator, ends = task.operator, task.checkpoint
+    context = OperatorContext(
+        operator=operator.name,
+        subtask=subtask,
+        parallelism=task.parallelism,
+        key_groups=task.groups(subtask),
+        step=task.step,
+        checkpoint=None if ends is None else ends.checkpoint,
+    )
+    with clock.phase("process"), users_code(operator):
+        operator.open(context)
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            operator.close()
+        raise
+    with clock.phase("process"), users_code(operator):
+        operator.close()
 
 
 def calls(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -7,7 +7,7 @@ only what another operator reads goes to Spark.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from siltstone.restore.restore import digests_of
 from siltstone.run.dead_letters import LETTERS, SortedOut
 from siltstone.run.persist import Part, write_part
 from siltstone.run.phase_timer import PhaseTimer
-from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, output_schema, process, step_schema
+from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, opened, output_schema, process, step_schema
 from siltstone.run.task import DeadLetterOrder, StepTask
 from siltstone.run.working_state import working_copy, working_state
 from siltstone.state.backend import SubtaskState
@@ -72,24 +72,24 @@ def _run(
         with clock.phase("open"):
             state = stack.enter_context(find(task, subtask, clock))
         state.begin(task.step, tracking=task.tracking)
-        sorted_out = None
-        if task.dead_letters is None:
-            taken = Taken()
-            output = process(task, state, batches, taken, clock)
-        else:
-            work = task.warehouse.local.state(task.stream, task.epoch, operator.name, subtask).parent
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="step-", dir=work))
-            sorted_out = SortedOut(task, batches, clock, Path(scratch))
-            output, taken = sorted_out.run(state)
-        staging = None
+        sorted_out, staging = None, None
         if task.staged_with is not None:
             staging = _output(task, task.staged_with, operator.name, output_schema(operator), subtask, attempt)
-        for batch in output:
-            if staging is not None:
-                with clock.phase("stage"):
-                    staging.add(batch.drop_columns([ACKNOWLEDGEMENT]))
-            if task.hands_on:
-                yield batch
+        with opened(task, subtask, clock):
+            if task.dead_letters is None:
+                taken = Taken()
+                output = process(task, state, batches, taken, clock)
+            else:
+                work = task.warehouse.local.state(task.stream, task.epoch, operator.name, subtask).parent
+                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="step-", dir=work))
+                sorted_out = SortedOut(task, batches, clock, Path(scratch))
+                output, taken = sorted_out.run(state)
+            for batch in output:
+                if staging is not None:
+                    with clock.phase("stage"):
+                        staging.add(batch.drop_columns([ACKNOWLEDGEMENT]))
+                if task.hands_on:
+                    yield batch
         part = Part()
         if task.checkpoint is not None:
             part = write_part(task, task.checkpoint, subtask, attempt, state, clock)
@@ -101,37 +101,51 @@ def _run(
         with clock.phase("commit"):
             state.commit()
         dead = sorted_out.count if sorted_out is not None else 0
-        acknowledgement = Acknowledgement(
-            operator=operator.name,
-            subtask=subtask,
-            key_groups=state.groups,
-            handles=part.handles,
-            objects=part.objects,
-            inline=part.inline,
-            uploads={} if part.uploads is None else part.uploads.to_json(),
-            digests=digests_of(state),
-            rows_in=taken.rows_in + dead,
-            rows_out=taken.rows_out,
-            dead_letters=dead,
-            event_time_max=taken.event_time,
-            seconds=clock.seconds,
-            state_rows=sum(table.rows for table in state.tables.values()),
-            tracked_bytes=part.tracked_bytes,
-            restored_bytes=clock.restored_bytes,
-            outputs={name: each for name, each in staged.items() if each.rows},
-        )
-        _LOG.debug(
-            "subtask done",
-            stream=task.stream,
-            epoch=task.epoch,
-            checkpoint=task.checkpoint and task.checkpoint.checkpoint,
-            step=task.step,
-            operator=operator.name,
-            subtask=subtask,
-            rows_in=acknowledgement.rows_in,
-            state_rows=acknowledgement.state_rows,
-        )
-        yield _acknowledge(acknowledgement, step_schema(operator))
+        yield _acknowledge(_report(task, subtask, state, part, taken, dead, staged, clock), step_schema(operator))
+
+
+def _report(
+    task: StepTask,
+    subtask: int,
+    state: SubtaskState,
+    part: Part,
+    taken: Taken,
+    dead_letters: int,
+    staged: Mapping[str, Staged],
+    clock: PhaseTimer,
+) -> Acknowledgement:
+    """What a subtask says once its step is committed; logged as well."""
+    acknowledgement = Acknowledgement(
+        operator=task.operator.name,
+        subtask=subtask,
+        key_groups=state.groups,
+        handles=part.handles,
+        objects=part.objects,
+        inline=part.inline,
+        uploads={} if part.uploads is None else part.uploads.to_json(),
+        digests=digests_of(state),
+        rows_in=taken.rows_in + dead_letters,
+        rows_out=taken.rows_out,
+        dead_letters=dead_letters,
+        event_time_max=taken.event_time,
+        seconds=clock.seconds,
+        state_rows=sum(table.rows for table in state.tables.values()),
+        tracked_bytes=part.tracked_bytes,
+        restored_bytes=clock.restored_bytes,
+        outputs={name: each for name, each in staged.items() if each.rows},
+    )
+    _LOG.debug(
+        "subtask done",
+        stream=task.stream,
+        epoch=task.epoch,
+        checkpoint=task.checkpoint and task.checkpoint.checkpoint,
+        step=task.step,
+        operator=acknowledgement.operator,
+        subtask=subtask,
+        rows_in=acknowledgement.rows_in,
+        state_rows=acknowledgement.state_rows,
+    )
+    return acknowledgement
 
 
 def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: SortedOut) -> Staged:

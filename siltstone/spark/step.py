@@ -8,12 +8,12 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import DataType
 
-from siltstone.aggregates.operator import Aggregate
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import StateError, UsageError
 from siltstone.operator import SOURCE, Operator
-from siltstone.run.processing import ACKNOWLEDGEMENT, HASH, internal_names, original, step_schema
+from siltstone.run.processing import ACKNOWLEDGEMENT, HASH, combine, internal_names, original, step_schema
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
 from siltstone.spark.executor import freeze_imports
@@ -174,9 +174,9 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
         UsageError: one of them is missing.
     """
     wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.columns)]))
-    # An aggregate on the map side is ordered by what it computes there.
-    ordered = () if isinstance(operator, Aggregate) and operator.map_side else operator.order_by
-    if taken := [name for name in internal_names(operator) if name in wanted]:
+    # Rows that are combined before the shuffle are ordered by columns of what comes of that.
+    ordered, combined = (operator.order_by, []) if operator.combined is None else ((), operator.combined.names)
+    if taken := [name for name in internal_names(operator) if name in (*wanted, *combined)]:
         raise UsageError(
             f"operator {operator.name} reads {', '.join(taken)}, a name that Siltstone uses itself: rename the column"
         )
@@ -196,15 +196,13 @@ def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
     """
     operator, event_time = task.operator, task.event_time
     wanted = columns_read(rows, operator)
-    if isinstance(operator, Aggregate) and operator.map_side:
-        rows = _pre_aggregated(rows, operator)
-        wanted = operator.partial_schema.names
+    keys = {f.name: spark_type(f.type) for f in operator.key}
+    if operator.combined is not None:
+        return _combined(rows.select(*_cast(wanted, keys)), operator).select(*_cast(operator.combined.names, keys))
     timed = (event_time,) if event_time else ()
     wanted: list[str] = list(dict.fromkeys((*wanted, *operator.order_by, *timed)))
-    keys = {f.name: spark_type(f.type) for f in operator.key}
     if task.dead_letters is None:
-        columns = [F.col(_quoted(c)).cast(keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
-        return rows.select(*columns)
+        return rows.select(*_cast(wanted, keys))
     # Without ANSI a cast never fails, and reads more than try_cast: what is a key must not depend on `on_bad_row`.
     cast = Column.try_cast if rows.sparkSession.conf.get("spark.sql.ansi.enabled") == "true" else Column.cast
     columns = [cast(F.col(_quoted(c)), keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
@@ -217,12 +215,16 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _pre_aggregated(rows: DataFrame, operator: Aggregate) -> DataFrame:
-    """Map-side aggregation before the shuffle, where the operator asks for it (skewed keys)."""
-    rows = rows.select(*map(_quoted, dict.fromkeys([*operator.key.names, *operator.inputs])))
+def _cast(names: Sequence[str], keys: Mapping[str, DataType]) -> list[Column]:
+    """Columns by name, those of the key cast to its types."""
+    return [F.col(_quoted(c)).cast(keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in names]
+
+
+def _combined(rows: DataFrame, operator: Operator) -> DataFrame:
+    """What the operator's `combine` makes of rows before the shuffle."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from operator.partial(pa.Table.from_batches([batch])).to_batches()
+            yield from combine(operator, pa.Table.from_batches([batch])).to_batches()
 
-    return rows.mapInArrow(run, from_arrow_schema(operator.partial_schema))
+    return rows.mapInArrow(run, from_arrow_schema(operator.combined))

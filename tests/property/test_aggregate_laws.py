@@ -76,7 +76,7 @@ def test_equals_pandas(cut, map_side):
     with subtask(operator, max_parallelism=4) as task:
         for rows in cut:
             table = table_of(rows)
-            got.update(by_key(task.process(operator.partial(table) if map_side else table)))
+            got.update(by_key(task.process(operator.combine(table) if map_side else table)))
         assert task.state.tables["totals"].rows == len(got)
     assert got == by_pandas([r for rows in cut for r in rows])
 

@@ -93,7 +93,7 @@ def run(function: Function, cut: Any, kind: pa.DataType, map_side: bool) -> dict
     with subtask(operator) as task:
         for rows in cut:
             table = pa.table({"k": pa.array([k for k, _ in rows]), "v": pa.array([v for _, v in rows], kind)})
-            output = task.process(operator.partial(table) if map_side else table)
+            output = task.process(operator.combine(table) if map_side else table)
             found |= {row["k"]: row["f"] for row in output.to_pylist()}
     return found
 

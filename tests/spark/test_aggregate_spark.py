@@ -1,4 +1,4 @@
-"""`Aggregate` equals Spark's own aggregation, with `partial` run inside Spark before its rows are merged."""
+"""`Aggregate` equals Spark's own aggregation, with `combine` run inside Spark before its rows are merged."""
 
 from decimal import Decimal
 from random import Random
@@ -52,10 +52,10 @@ def test_partial_inside_spark_then_merged_equals_spark(spark):
 
     def run(batches):
         for batch in batches:
-            yield from operator.partial(pa.Table.from_batches([batch])).to_batches()
+            yield from operator.combine(pa.Table.from_batches([batch])).to_batches()
 
     frame = spark.createDataFrame(table).repartition(3)
-    partial = frame.mapInArrow(run, from_arrow_schema(operator.partial_schema)).toArrow()
+    partial = frame.mapInArrow(run, from_arrow_schema(operator.combined)).toArrow()
     assert partial.num_rows <= 3 * 40 * 2
     with subtask(operator) as task:
         got = task.process(partial)

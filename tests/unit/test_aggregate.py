@@ -162,13 +162,13 @@ def test_rows_aggregated_before_the_shuffle_make_the_same_state(kind):
         for start in (0, 4):
             half = table.slice(start, 4)
             expected = one.process(half)
-            pieces = [early.partial(half.slice(0, 3)), early.partial(half.slice(3))]
-            assert all(piece.schema == early.partial_schema for piece in pieces)
+            pieces = [early.combine(half.slice(0, 3)), early.combine(half.slice(3))]
+            assert all(piece.schema == early.combined for piece in pieces)
             assert pieces[0].num_rows < 3
             got = two.process(pa.concat_tables(pieces))
             assert sorted(map(str, got.to_pylist())) == sorted(map(str, expected.to_pylist()))
         assert one.state.tables["totals"].digests.tolist() == two.state.tables["totals"].digests.tolist()
-    assert set(early.partial_schema.names) == {
+    assert set(early.combined.names) == {
         "k",
         *(f"__partial_{c}" for c in early.tables()["totals"].value.names),
     }
@@ -178,10 +178,10 @@ def test_a_null_key_is_refused_on_either_way():
     operator = Aggregate("a", key=KEY, aggregates=[Count("n")], map_side=True)
     source = pa.table({"k": pa.array(["x", None, None])})
     with subtask(operator) as task:
-        for table in (source, operator.partial(source)):
+        for table in (source, operator.combine(source)):
             with pytest.raises(BadRow, match="operator a: key column k is null"):
                 task.rows(table)
-    assert by_key(operator.partial(source)) == {"x": (1,), None: (2,)}
+    assert by_key(operator.combine(source)) == {"x": (1,), None: (2,)}
 
 
 def test_no_output_and_what_it_reads():
