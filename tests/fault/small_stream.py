@@ -66,9 +66,9 @@ class Accounts(Operator):
 
     def process(self, rows: Rows, state: State) -> pa.Table:
         """Take purchases in order."""
-        amount = rows.table["amount"].to_numpy()
+        amount = rows.table["amount"].fill_null(0)
         old = state.totals.get(rows.keys)
-        spent = rows.running("amount", initial=old["spent"])
+        spent = rows.running(amount, initial=old["spent"])
         purchases, last_seen = rows.count(initial=old["purchases"]), rows.last("event_time")
         state.totals.put(
             rows.keys,
@@ -87,7 +87,7 @@ class Accounts(Operator):
         had = state.visited.get(visits.keys.columns)
         state.visited.put(visits.keys.with_columns({"purchases": visits.count(initial=had["purchases"])}))
         for key_group in np.unique(rows.key_groups):
-            own = amount[rows.key_groups == key_group]
+            own = amount.to_numpy()[rows.key_groups == key_group]
             state.amounts[key_group] += np.bincount(own % 8, minlength=8)
         return pa.table([*(rows.table.column(n) for n in PURCHASE.names[:-1]), spent], schema=PURCHASE)
 
@@ -113,7 +113,7 @@ class Places(Operator):
         first = rows.last("account", by=(spent, -np.arange(len(rows))))
         new = {"account": pc.if_else(better, first, old["account"]), "spent": rows.max(spent, initial=old["spent"])}
         state.best.put(rows.keys, new)
-        large = np.flatnonzero(rows.table["amount"].to_numpy() > 80)
+        large = np.flatnonzero(rows.table["amount"].fill_null(0).to_numpy() > 80)
         entries = rows.table.select(["sequence", "account", "amount"]).take(pa.array(large))
         state.large.append(rows.keys, rows.key_index[large], entries)
 
