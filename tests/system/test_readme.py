@@ -1,5 +1,7 @@
-"""The README's example, run as printed by a user: the wheel in a virtual environment that holds what the wheel asks
-for and nothing else, outside the repository."""
+"""The examples of the README and of the guide, run as printed by a user.
+
+The wheel is in a virtual environment that holds what the wheel asks for and nothing else, outside the repository.
+"""
 
 import os
 import re
@@ -14,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/your-own-query.md")
+"""in this order, in one directory: what a page makes is there for the next"""
 PARTS = re.compile(r"<!-- (run|file: (?P<file>\S+)) -->\n```\w+\n(?P<text>.*?)```", re.DOTALL)
 
 
@@ -65,9 +69,9 @@ def _link(needed: Distribution, packages: Path) -> None:
             link.symlink_to(Path(str(needed.locate_file(name))))
 
 
-def test_the_example_runs_as_printed(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_examples_run_as_printed(environment: dict[str, str], tmp_path: Path) -> None:
     said = []
-    for part in PARTS.finditer((ROOT / "README.md").read_text()):
+    for part in PARTS.finditer("\n".join((ROOT / page).read_text() for page in PAGES)):
         if part["file"]:
             (tmp_path / part["file"]).write_text(part["text"])
             continue
@@ -84,6 +88,7 @@ def test_the_example_runs_as_printed(environment: dict[str, str], tmp_path: Path
         said.append(done.stdout)
     text = "\n".join(said)
     assert "spenders: 3 checkpoints proven, 0 not" in text
+    assert text.count("bob       2   1010") == 2, "restored, and read from the user's own query"
     totals = {tuple(line.split()[1:]) for line in text.splitlines() if re.match(r"\d+\s+(ada|bob|cyd)", line)}
     assert {("ada", "2", "1100"), ("bob", "2", "1010"), ("cyd", "1", "1500")} <= totals
     assert {("ada", "1100"), ("bob", "1010"), ("cyd", "1500")} <= totals

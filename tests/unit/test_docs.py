@@ -1,0 +1,37 @@
+"""The README and the guide: their links lead to files, and every public name is documented."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import siltstone
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
+README_LINES = 200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_relative_link_leads_to_a_file(page: Path) -> None:
+    lost = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert lost == []
+
+
+def test_the_links_of_the_readme_are_seen() -> None:
+    found = LINK.findall((ROOT / "README.md").read_text())
+    assert {"docs/first-hour.md", "docs/glossary.md", "ARCHITECTURE.md", "LICENSE"} <= set(found)
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
+
+
+@pytest.mark.parametrize("name", siltstone.__all__)
+def test_each_public_name_has_a_docstring(name: str) -> None:
+    public = getattr(siltstone, name)
+    assert public.__doc__, name
+    methods = vars(public).items() if name in ("Client", "StreamClient") else ()
+    assert [m for m, value in methods if not m.startswith("_") and inspect.isroutine(value) and not value.__doc__] == []
