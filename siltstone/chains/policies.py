@@ -2,7 +2,7 @@
 
 One policy serves every operator; each operator has a `PolicyState` of its own:
 
-    policy = named(DEFAULT_POLICY, PolicyOptions(restore_budget_s=30))
+    policy = policy_by_name(DEFAULT_POLICY, PolicyOptions(restore_budget_s=30))
     state = policy.start()
     decision = policy.decide(state)               # before the interval: form, and whether to track changes
     state = policy.observe(state, CheckpointCost(form=..., bytes=..., seconds=...))

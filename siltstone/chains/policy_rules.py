@@ -14,71 +14,48 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Protocol, Self
 
-from siltstone.errors import StateError, UsageError
+from pydantic import BaseModel, ConfigDict, Field
+
+from siltstone.errors import StateError
 from siltstone.model import Form
 
 RESTORE_FACTOR = 1.2
 """seconds a restore needs per second it took to write, until restores have been measured (US 9471438)"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyOptions:
-    """Options of every policy; those one policy does not use are ignored by it.
+class PolicyOptions(BaseModel):
+    """Options of every policy; those that one policy does not use are ignored by it, unknown names are refused."""
 
-    Attributes:
-        d0: deltas after the first base (adjust-d); no more than `d_max` in any case.
-        d_max: most deltas in one chain; 0 makes every checkpoint a base.
-        size_ratio_max: most bytes of deltas in one chain, per byte of its base; None for no such bound.
-        restore_budget_s: most seconds a restore is predicted to take; None for no such bound.
-        space_amplification_max: most bytes of a chain, indexes and all, per byte of the live state (what a base would
-            take now), above 1; None for no such bound.
-        logging_ratio: what logging a delta's changes costs, per unit of the delta, until it has been
-            measured.
-        probe_after: bases in a row after which one delta is tried (adjust-d); the longest such wait
-            (marginal-cost).
-        restore_weight: lambda, the expected number of restores per checkpoint (marginal-cost).
-        measure: what cost is counted in: "bytes" written, or "seconds" taken.
-        step: how adjust-d moves D: by "one", or by "double" and half.
-        weight: weight of the newest delta in the average delta, 0 < weight <= 1.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    Raises:
-        UsageError: a value out of range.
-    """
-
-    d0: int = 4
-    d_max: int = 100
-    size_ratio_max: float | None = 2.0
-    restore_budget_s: float | None = None
-    space_amplification_max: float | None = 3.0
-    logging_ratio: float = 0.10
-    probe_after: int = 16
-    restore_weight: float = 0.05
-    measure: Literal["bytes", "seconds"] = "bytes"
-    step: Literal["one", "double"] = "double"
-    weight: float = 0.3
-
-    def __post_init__(self) -> None:
-        def need(good: bool, name: str, what: str) -> None:
-            if not good:
-                raise UsageError(f"policy option {name} is {getattr(self, name)!r}: use {what}")
-
-        for name, least in (("d0", 0), ("d_max", 0), ("probe_after", 1)):
-            value = getattr(self, name)
-            need(type(value) is int and value >= least, name, f"a whole number of at least {least}")
-        for name in ("logging_ratio", "restore_weight"):
-            need(_finite(getattr(self, name)), name, "a number of at least 0")
-        for name in ("size_ratio_max", "restore_budget_s"):
-            value = getattr(self, name)
-            need(value is None or (_finite(value) and value > 0), name, "a number above 0, or leave it out")
-        cap = self.space_amplification_max
-        need(cap is None or (_finite(cap) and cap > 1), "space_amplification_max", "a number above 1, or leave it out")
-        need(_finite(self.weight) and 0 < self.weight <= 1, "weight", "a number above 0, at most 1")
-        need(self.measure in ("bytes", "seconds"), "measure", "bytes or seconds")
-        need(self.step in ("one", "double"), "step", "one or double")
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    d0: int = Field(default=4, ge=0, description="deltas after the first base (adjust-d); at most d_max in any case")
+    d_max: int = Field(default=100, ge=0, description="most deltas in one chain; 0 makes every checkpoint a base")
+    size_ratio_max: float | None = Field(
+        default=2.0, gt=0, description="most bytes of deltas in one chain, per byte of its base; none for no such bound"
+    )
+    restore_budget_s: float | None = Field(
+        default=None, gt=0, description="most seconds a restore is predicted to take; none for no such bound"
+    )
+    space_amplification_max: float | None = Field(
+        default=3.0,
+        gt=1,
+        description="most bytes of a chain, indexes and all, per byte of the live state (what a base would take now); "
+        "none for no such bound",
+    )
+    logging_ratio: float = Field(
+        default=0.10, ge=0, description="what logging a delta's changes costs, per unit of the delta, until measured"
+    )
+    probe_after: int = Field(
+        default=16, ge=1, description="bases in a row before one delta is tried (adjust-d), at most (marginal-cost)"
+    )
+    restore_weight: float = Field(
+        default=0.05, ge=0, description="lambda, the expected number of restores per checkpoint (marginal-cost)"
+    )
+    measure: Literal["bytes", "seconds"] = Field(
+        default="bytes", description="what cost is counted in: bytes written, or seconds taken"
+    )
+    step: Literal["one", "double"] = Field(default="double", description="how adjust-d moves D: by one, or by doubling")
+    weight: float = Field(default=0.3, gt=0, le=1, description="weight of the newest delta in the average delta")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

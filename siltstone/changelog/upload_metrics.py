@@ -3,6 +3,10 @@
 UploadMetrics       counts, for many threads; `take()` hands over what happened since the last time
 UploadStatistics    what was counted: merges, goes through JSON, answers quantiles
 Histogram           a distribution in logarithmic buckets: any value within 1 %
+
+The histogram is our own because it travels in every acknowledgement: one value takes 62 bytes of JSON here, and 1046
+bytes as a sketch of ddsketch 3.0, which stores the whole array around it. Those of prometheus_client have fixed buckets
+and merge only through files of one machine.
 """
 
 import math

@@ -13,7 +13,7 @@ from siltstone.settings import load_settings
     [
         ("SILTSTONE_STREAMS", "flights", r'environment: .*"streams".*write lists and tables as JSON'),
         ("SILTSTONE_PARALLELISM", "0", "option parallelism"),
-        ("SILTSTONE_POLICY_OPTIONS__D0", "-1", "policy option d0 is -1"),
+        ("SILTSTONE_POLICY_OPTIONS__D0", "-1", "option policy_options.d0: Input should be greater than or equal to 0"),
     ],
 )
 def test_a_mistake_in_the_environment_is_named(
