@@ -17,7 +17,6 @@ PASSES_KEPT = timedelta(days=90)
 PASSES_MAX = 10_000
 """how many passes over a stream are remembered, at most"""
 RUNS = "records of old runs"
-INPUT_LOG = "steps of the input log that nothing can be replayed with"
 
 
 @dataclass(frozen=True, slots=True)

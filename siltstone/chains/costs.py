@@ -16,6 +16,7 @@ from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.model import Form, Kind
 from siltstone.operator import SOURCE
+from siltstone.state.digest import assemble_digests
 from siltstone.stream import Stream
 
 _CHAIN = (
@@ -58,12 +59,8 @@ class StepReports:
 
     def digests(self, max_parallelism: int) -> dict[str, dict[str, np.ndarray]]:
         """Operator -> table or opaque variable -> uint64[max_parallelism], put together from the subtasks'."""
-        whole: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.last}
-        for operator, acknowledgement in ((name, a) for name, received in self.last.items() for a in received):
-            groups = slice(acknowledgement.key_groups.start, acknowledgement.key_groups.end)
-            for name, digests in acknowledgement.digests.items():
-                whole[operator].setdefault(name, np.zeros(max_parallelism, np.uint64))[groups] = digests
-        return whole
+        received = ((name, a.key_groups, a.digests) for name, every in self.last.items() for a in every)
+        return assemble_digests(received, max_parallelism)
 
     def event_time(self, before: datetime | None) -> datetime | None:
         """The highest event time seen so far, given that of the checkpoint before."""

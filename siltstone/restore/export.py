@@ -33,7 +33,7 @@ from siltstone.restore.restore import (
     unit_reads,
 )
 from siltstone.restore.tables import digested, merged_tables, of_tables
-from siltstone.state.digest import checkpoint_digest
+from siltstone.state.digest import assemble_digests, checkpoint_digest
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
@@ -137,13 +137,8 @@ def recorded_digest(manifest: Manifest, only: Collection[tuple[str, str]]) -> st
 
 def whole_digest(results: Sequence[UnitResult], max_parallelism: int) -> str:
     """The checkpoint's digest, put together from its units'."""
-    digests: dict[str, dict[str, np.ndarray]] = {}
-    for result in results:
-        part = slice(result.key_groups.start, result.key_groups.end)
-        for name, found in result.digests.items():
-            whole = digests.setdefault(result.operator, {}).setdefault(name, np.zeros(max_parallelism, np.uint64))
-            whole[part] = found
-    return checkpoint_digest(digests)
+    found = ((result.operator, result.key_groups, result.digests) for result in results)
+    return checkpoint_digest(assemble_digests(found, max_parallelism))
 
 
 def rebuild(store: Store, task: UnitTask) -> MemoryState:

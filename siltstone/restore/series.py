@@ -20,10 +20,11 @@ import numpy as np
 
 from siltstone.errors import Unreachable
 from siltstone.format.manifest import Manifest
+from siltstone.model import KeyGroupRange
 from siltstone.restore.export import write_state
 from siltstone.restore.restore import MemoryState, digests_of
 from siltstone.restore.verify import Failure, ProofTask, prove
-from siltstone.state.digest import checkpoint_digest
+from siltstone.state.digest import assemble_digests, checkpoint_digest
 from siltstone.store.base import Store
 from siltstone.store.paths import below
 
@@ -46,8 +47,7 @@ class SeriesPart:
     """What one chain gave: per checkpoint, the digests of its key groups (table -> uint64[n]) and its rows."""
 
     operator: str
-    start: int
-    end: int
+    key_groups: KeyGroupRange
     digests: dict[int, dict[str, np.ndarray]]
     rows: dict[int, int]
     failures: list[Failure]
@@ -60,7 +60,7 @@ def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
         Unreachable: it cannot be written.
     """
     chain = task.chain
-    part = SeriesPart(chain.operator, chain.key_groups.start, chain.key_groups.end, {}, {}, [])
+    part = SeriesPart(chain.operator, chain.key_groups, {}, {}, [])
 
     def write(checkpoint: int, state: MemoryState) -> None:
         write_state(state, below(directory, str(checkpoint), chain.operator))
@@ -73,14 +73,10 @@ def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
 
 def digest_of(parts: Iterable[SeriesPart], manifest: Manifest) -> tuple[str, int]:
     """(the digest of a checkpoint, put together from its parts; its rows)."""
-    whole: dict[str, dict[str, np.ndarray]] = {}
-    rows = 0
-    for part in parts:
-        for name, digests in part.digests.get(manifest.checkpoint, {}).items():
-            tables = whole.setdefault(part.operator, {})
-            tables.setdefault(name, np.zeros(manifest.max_parallelism, np.uint64))[part.start : part.end] = digests
-        rows += part.rows.get(manifest.checkpoint, 0)
-    return checkpoint_digest(whole), rows
+    own = [part for part in parts if manifest.checkpoint in part.digests]
+    found = ((part.operator, part.key_groups, part.digests[manifest.checkpoint]) for part in own)
+    digest = checkpoint_digest(assemble_digests(found, manifest.max_parallelism))
+    return digest, sum(part.rows[manifest.checkpoint] for part in own)
 
 
 def read_label(root: Path, label: str) -> RestoredLabel | None:

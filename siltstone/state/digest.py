@@ -37,13 +37,14 @@ the state and wants a collision. The test vectors in the tests keep the function
 depend on it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
+from siltstone.model import KeyGroupRange
 from siltstone.state.columns import canonical_bits, fixed_values, is_micros, null_mask, one_array, spans
 from siltstone.state.hashing import BLOCK, hash_bytes
 
@@ -88,6 +89,22 @@ def group_sums(digests: np.ndarray, key_groups: np.ndarray, max_parallelism: int
 def opaque_digest(value: bytes) -> int:
     """The 64-bit digest of one opaque value."""
     return xxhash.xxh3_64_intdigest(value)
+
+
+def assemble_digests(
+    parts: Iterable[tuple[str, KeyGroupRange, Mapping[str, np.ndarray]]], max_parallelism: int
+) -> dict[str, dict[str, np.ndarray]]:
+    """Operator -> table or opaque variable -> uint64[max_parallelism], from what parts of the key groups have.
+
+    Args:
+        parts: operator, key groups, and variable -> uint64[n] of these n key groups. Key groups in no part have 0.
+    """
+    whole: dict[str, dict[str, np.ndarray]] = {}
+    for operator, groups, digests in parts:
+        variables = whole.setdefault(operator, {})
+        for name, own in digests.items():
+            variables.setdefault(name, np.zeros(max_parallelism, np.uint64))[groups.start : groups.end] = own
+    return whole
 
 
 def checkpoint_digest(digests: Mapping[str, Mapping[str, np.ndarray]]) -> str:
