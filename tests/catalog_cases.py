@@ -2,10 +2,11 @@
 
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import Step
 from siltstone.model import Form, StoredObject
 from tests.clock import NOON, Clock
 
-__all__ = ["NOON", "Clock", "add", "commit_of", "names", "stored"]
+__all__ = ["NOON", "Clock", "add", "commit_of", "commit_one", "names", "stored"]
 
 
 def stored(id: int, file: str, size: int = 10) -> StoredObject:
@@ -31,3 +32,11 @@ def add(catalog: Catalog, count: int, **changes: object) -> None:
 
 def names(catalog: Catalog, *ids: int) -> list[str]:
     return [o.name for o in catalog.objects.list("flights", ids)]
+
+
+def commit_one(catalog: Catalog) -> None:
+    """Make stream flights in a catalog that holds nothing, and one checkpoint of it."""
+    catalog.streams.register("flights", 128, {})
+    manifest = StoredObject("flights/1/1/manifest.arrow", 1, "0" * 32)
+    commit = CheckpointCommit(1, manifest, "0" * 32, 1, 1, {"a": Form.BASE}, steps=[Step(1, 0, "x")])
+    catalog.commits.add("flights", catalog.runs.begin("flights", "me"), commit)

@@ -3,11 +3,14 @@
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rocksdict import Rdict
 
+from siltstone.store.keyvalue.chunked import ChunkedStore
 from siltstone.store.keyvalue.rocksdb_database import database_options
+from siltstone.store.open import open_store
+from siltstone.store.retry import Retrying
 from tests.redis_server import shared_server
 
 if TYPE_CHECKING:
@@ -66,3 +69,16 @@ def factories() -> dict[str, Factory]:
         "rocksdb": rocksdb_case(None),
         "rocksdb-1k": rocksdb_case(1024),
     }
+
+
+def open_tried_again(url: str) -> Retrying:
+    """The store at `url`, whose calls are tried again."""
+    store = open_store(url)
+    assert isinstance(store, Retrying)
+    return store
+
+
+def driver_of(store: Retrying) -> Any:
+    """What a store of values in chunks is driven by."""
+    assert isinstance(store.once, ChunkedStore)
+    return store.once.driver

@@ -1,18 +1,12 @@
 """What only the key-value stores promise: limits, chunks, locks, and what a server says."""
 
-import logging
 import os
 import signal
-import socketserver
 import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,14 +15,12 @@ from rocksdict import Rdict
 from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageError
 from siltstone.model import StoredObject
 from siltstone.store.checksums import checksum_of
-from siltstone.store.keyvalue.chunked import ChunkedStore
 from siltstone.store.keyvalue.protocol import HEADER_BYTES, Header, chunk_key
 from siltstone.store.keyvalue.rocksdb_database import database_options
-from siltstone.store.open import Warehouse, open_store
-from siltstone.store.retry import Retrying
-from tests.redis_server import RedisServer, shared_server
-from tests.servers import REDIS_PASSWORD, marked
-from tests.store_cases_kv import factories
+from siltstone.store.open import open_store
+from tests.redis_server import shared_server
+from tests.servers import marked
+from tests.store_cases_kv import driver_of, factories, open_tried_again
 
 DATA = os.urandom(10_000)
 
@@ -38,35 +30,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return factories()[f"{request.param}-1k"](tmp_path).url
 
 
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[RedisServer]:
-    """A server with a password, which its tests stop and start."""
-    server = RedisServer("--requirepass", REDIS_PASSWORD)
-    yield server
-    server.remove()
-
-
-def _open(url: str) -> Retrying:
-    store = open_store(url)
-    assert isinstance(store, Retrying)
-    return store
-
-
-def _driver(store: Retrying) -> Any:
-    assert isinstance(store.once, ChunkedStore)
-    return store.once.driver
-
-
 def test_stores_written_with_other_limits_read_alike(url: str) -> None:
-    other = _open(url.replace("chunk_bytes=1024", "chunk_bytes=4096"))
-    store = _open(url)
+    other = open_tried_again(url.replace("chunk_bytes=1024", "chunk_bytes=4096"))
+    store = open_tried_again(url)
     stored = [store.put("s/1/a", DATA), other.put("s/1/b", DATA)]
-    for each in (store, other, _open(url.replace("chunk_bytes=1024", "chunk_bytes=100000"))):
+    for each in (store, other, open_tried_again(url.replace("chunk_bytes=1024", "chunk_bytes=100000"))):
         assert [each.read(one).to_pybytes() for one in stored] == [DATA, DATA]
         assert each.read_range("s/1/b", 4000, 200).to_pybytes() == DATA[4000:4200]
         assert list(each.list("s/1/")) == [("s/1/a", 10_000), ("s/1/b", 10_000)]
     with pytest.raises(ObjectExists):
-        _open(url.replace("chunk_bytes=1024", "chunk_bytes=100000")).put("s/1/a", DATA)
+        open_tried_again(url.replace("chunk_bytes=1024", "chunk_bytes=100000")).put("s/1/a", DATA)
 
 
 @pytest.mark.parametrize("text", ["chunk_bytes=1023", "chunk_bytes=536870913000", "chunk=1024", "chunk_bytes=x"])
@@ -89,7 +62,7 @@ def test_a_url_that_names_no_store_is_refused(text: str) -> None:
 
 
 def test_delete_takes_the_chunks_and_the_entry_with_its_last_key(url: str, tmp_path: Path) -> None:
-    store = _open(url)
+    store = open_tried_again(url)
     for name in ("s/1/a", "s/1/b"):
         store.put(name, DATA)
     store.delete(["s/1/a"])
@@ -106,7 +79,7 @@ def test_delete_takes_the_chunks_and_the_entry_with_its_last_key(url: str, tmp_p
 
 
 def test_a_discarded_write_leaves_not_a_chunk(url: str, tmp_path: Path) -> None:
-    store = _open(url)
+    store = open_tried_again(url)
     with pytest.raises(Unreachable, match=r"write .*discarded; start it again"), store.create("s/1/a") as writer:
         writer.write(DATA)
         [write] = store.unfinished("s/1/a")
@@ -119,13 +92,13 @@ def test_a_discarded_write_leaves_not_a_chunk(url: str, tmp_path: Path) -> None:
     store.discard([write])
     assert store.read(stored).to_pybytes() == DATA, "a write that ended is nothing to discard"
     store.delete(["s/1/a"])
-    assert list(_driver(store).entries("")) == []
+    assert list(driver_of(store).entries("")) == []
 
 
 def test_a_damaged_chunk_is_noticed(url: str, tmp_path: Path) -> None:
-    store = _open(url)
+    store = open_tried_again(url)
     stored = store.put("s/1/a", DATA)
-    with _driver(store).reading("s/1") as get:
+    with driver_of(store).reading("s/1") as get:
         [head] = get([b"a"], HEADER_BYTES)
     header = Header.decode(head, "a")
     assert header is not None and (header.chunk_bytes, header.last_chunk, header.last_chunk_bytes) == (1024, 9, 784)
@@ -158,7 +131,7 @@ KILLED = """
 def test_what_was_put_before_a_kill_is_there_and_what_was_staged_is_not(url: str) -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), url], check=False)
     assert done.returncode == -signal.SIGKILL
-    store = _open(url)
+    store = open_tried_again(url)
     assert list(store.list("")) == [("s/1/large", 50_000), ("s/1/small", 500)]
     [left] = store.unfinished("s/1/")
     assert left.name == "s/1/half"
@@ -181,20 +154,20 @@ def test_processes_that_write_one_entry_wait_for_each_other(url: str) -> None:
     script = textwrap.dedent(MANY)
     writers = [subprocess.Popen([sys.executable, "-c", script, url, str(i)]) for i in range(3)]
     assert [writer.wait(30) for writer in writers] == [0, 0, 0]
-    assert len(list(_open(url).list("s/1/"))) == 15
+    assert len(list(open_tried_again(url).list("s/1/"))) == 15
 
 
 def test_one_that_waits_too_long_for_a_lock_says_so(tmp_path: Path) -> None:
-    store = _open(f"rocksdb://{tmp_path}?lock_wait_s=0.05")
+    store = open_tried_again(f"rocksdb://{tmp_path}?lock_wait_s=0.05")
     store.put("s/1/a", b"x")
-    with _driver(store).reading("s/1"), pytest.raises(Unreachable, match=r"s/1.*locked") as caught:
+    with driver_of(store).reading("s/1"), pytest.raises(Unreachable, match=r"s/1.*locked") as caught:
         store.put("s/1/b", b"x")
     assert caught.value.transient
     assert store.put("s/1/b", b"x").bytes == 1
 
 
 def test_a_rocksdb_that_is_gone_is_unreachable_and_a_broken_one_corrupt(tmp_path: Path) -> None:
-    store = _open(f"rocksdb://{tmp_path}/objects")
+    store = open_tried_again(f"rocksdb://{tmp_path}/objects")
     stored = store.put("s/1/a", b"x")
     [manifest] = (tmp_path / "objects/s/1/.db").glob("MANIFEST-*")
     manifest.write_bytes(b"nonsense")
@@ -266,167 +239,8 @@ def test_no_room_is_unreachable_and_leaves_nothing(tmp_path: Path) -> None:
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.count("raise the limit on file size") == said.count("\n") == 2, said
     assert "object s/1/500000" in said and "object s/1/2000000" in said
-    assert list(_open(url).list("")) == []
-    assert list(_open(url).unfinished()) == []
-
-
-def test_wrong_credentials_are_refused_and_not_shown(guarded: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WRONG", "wrong-word")
-    monkeypatch.setenv("RIGHT", REDIS_PASSWORD)
-    wrong = "password_variable=WRONG"
-    for user, query in [("", ""), ("", wrong), ("nobody@", wrong)]:
-        store = open_store(guarded.url(query, user))
-        for call in (lambda s=store: s.put("a", b"x"), lambda s=store: s.check(writable=False)):
-            with pytest.raises(Unreachable, match="refuses the credentials") as caught:
-                call()
-            assert not caught.value.transient
-            assert "wrong-word" not in str(caught.value) + repr(store) + store.label
-    good = open_store(guarded.url("password_variable=RIGHT"))
-    good.check(writable=True)
-    assert REDIS_PASSWORD not in repr(good) + good.label
-
-
-def test_a_server_that_stops_and_comes_back(guarded: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SILTSTONE_REDIS_PASSWORD", REDIS_PASSWORD)
-    url = guarded.url("attempts=1000&retry=fixed&wait_s=0.02")
-    store = _open(url)
-    stored = store.put("s/1/a", DATA)
-    guarded.stop()
-    with pytest.raises(Unreachable, match=r"read.*cannot be reached.*check host and port") as caught:
-        store.once.read(stored)
-    assert caught.value.transient and caught.value.exit_code == 3
-    assert "\n" not in str(caught.value)
-    back = threading.Thread(target=lambda: (time.sleep(0.2), guarded.start()))
-    back.start()
-    assert store.read(stored).to_pybytes() == DATA
-    back.join()
-    latest = store.put("s/1/latest", DATA)
-    guarded.stop(kill=True)
-    back = threading.Thread(target=lambda: (time.sleep(0.1), guarded.start()))
-    back.start()
-    with store.create("s/1/b") as writer:
-        writer.write(os.urandom(3 << 20))
-    back.join()
-    assert dict(store.list("s/1/"))["s/1/b"] == 3 << 20
-    assert store.read(latest).to_pybytes() == DATA
-
-
-@pytest.mark.server
-def test_settings_that_lose_state_are_refused_or_warned_of(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    server = RedisServer()
-    client, store = server.client(), open_store(server.url("chunk_bytes=2000000"))
-    try:
-        client.config_set("maxmemory-policy", "allkeys-lru")
-        store.check(writable=False)
-        with pytest.raises(UsageError, match=r"may evict keys.*noeviction"):
-            store.check(writable=True)
-        client.config_set("maxmemory-policy", "volatile-lru")
-        client.config_set("proto-max-bulk-len", 1 << 20)
-        with pytest.raises(UsageError, match="chunk_bytes: set it to 1048576 or less"):
-            store.check(writable=True)
-        with pytest.raises(Unreachable, match=r"chunk_bytes|cannot be reached"):
-            open_store(server.url("chunk_bytes=2000000&retry=none")).put("a", bytes(1_500_000))
-        client.config_set("proto-max-bulk-len", 512 << 20)
-        with caplog.at_level(logging.WARNING):
-            Warehouse.at(server.url(f"local={tmp_path}")).prepare()
-            assert caplog.messages == []
-            client.config_set("maxmemory", 50 << 30)
-            assert [remark.advice for remark in store.remarks()] == [None]
-            client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.05))
-            [full] = store.remarks()
-            Warehouse.at(server.url(f"local={tmp_path}")).prepare()
-            client.config_set("maxmemory", 0)
-            client.config_set("appendonly", "no")
-            Warehouse.at(server.url(f"local={tmp_path}")).prepare()
-        assert full.advice is not None and "raise its maxmemory" in full.advice
-        first, second = caplog.messages
-        assert "once it is full, runs fail" in first and "keeps nothing on disk" in second
-        client.config_set("maxmemory", 1)
-        with pytest.raises(Unreachable, match="is full"):
-            store.put("a", b"x")
-        client.config_set("maxmemory", 0)
-        client.execute_command("REPLICAOF", "127.0.0.1", "1")
-        with pytest.raises(Unreachable, match="read-only replica"):
-            store.put("a", b"x")
-        with pytest.raises(Unreachable, match="read-only replica"):
-            store.check(writable=True)
-    finally:
-        server.remove()
-
-
-@pytest.mark.server
-def test_a_server_that_allows_no_questions_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLAIN", "word")
-    client, url = shared_server().client(), shared_server().url("prefix=asked&password_variable=PLAIN", "plain@")
-    client.execute_command("ACL", "SETUSER", "plain", "on", ">word", "~asked:*", "+@all", "-config", "-info")
-    store = open_store(url)
-    store.check(writable=True)
-    assert store.read(store.put("a", DATA)).to_pybytes() == DATA
-    with pytest.raises(Unreachable, match="refuses the credentials"):
-        open_store(shared_server().url("prefix=others&password_variable=PLAIN", "plain@")).put("a", b"x")
-
-
-@pytest.mark.server
-def test_what_else_lies_in_the_database_is_left_alone() -> None:
-    client, store = shared_server().client(), open_store(shared_server().url("prefix=mine"))
-    client.set("mine:s/1", "a string")
-    client.hset("mine*:s/2", "a", "x")
-    assert list(store.list("")) == []
-    with pytest.raises(Unreachable, match="WRONGTYPE"):
-        store.put("s/1/a", b"x")
-    client.delete("mine:s/1", "mine*:s/2")
-
-
-@pytest.mark.server
-def test_scripts_forgotten_by_the_server_are_sent_again() -> None:
-    store = open_store(shared_server().url("prefix=scripts&chunk_bytes=1024"))
-    stored = store.put("s/1/a", DATA)
-    shared_server().client().script_flush()
-    assert store.put("s/1/b", DATA).checksum == stored.checksum
-    store.delete(["s/1/a", "s/1/b"])
-    assert list(store.list("")) == []
-
-
-def _answers(lines: dict[bytes, bytes], seen: list[list[bytes]]) -> socketserver.ThreadingTCPServer:
-    """A server that speaks Redis's protocol and answers by a command's name, OK where it is not in `lines`."""
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            while head := self.rfile.readline():
-                words = []
-                for _ in range(int(head[1:])):
-                    size = int(self.rfile.readline()[1:])
-                    words.append(self.rfile.read(size + 2)[:size])
-                seen.append(words)
-                self.wfile.write(lines.get(words[0], b"+OK\r\n"))
-
-    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("synced", [1, 0])
-def test_a_write_waits_for_the_disk_where_the_server_can_say_so(synced: int) -> None:
-    """The servers of these tests are older than WAITAOF (Redis 7.2): this one only speaks like a new one."""
-    about = b"redis_version:7.2.4\r\naof_enabled:1\r\n"
-    seen: list[list[bytes]] = []
-    lines = {
-        b"INFO": b"$%d\r\n%s\r\n" % (len(about), about),
-        b"HSETNX": b":1\r\n",
-        b"WAITAOF": b"*2\r\n:%d\r\n:0\r\n" % synced,
-    }
-    with _answers(lines, seen) as server:
-        store = open_store(f"redis://127.0.0.1:{server.server_address[1]}/0?retry=none&timeout_s=10")
-        if synced:
-            assert store.put("s/1/a", b"x").bytes == 1
-        else:
-            with pytest.raises(Unreachable, match="did not bring a write to its disk") as caught:
-                store.put("s/1/a", b"x")
-            assert caught.value.transient
-        server.shutdown()
-    assert seen[-2:] == [[b"HSETNX", b"siltstone:s/1", b"a", b"x"], [b"WAITAOF", b"1", b"0", b"8000"]]
+    assert list(open_tried_again(url).list("")) == []
+    assert list(open_tried_again(url).unfinished()) == []
 
 
 @pytest.mark.parametrize("kind", marked(["rocksdb", "redis"]))
