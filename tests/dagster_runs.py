@@ -51,6 +51,16 @@ class Wing:
             tags=tags,
         )
 
+    def prove(self, check: dg.AssetCheckKey, partitions: Sequence[str]) -> dg.ExecuteInProcessResult:
+        """Make one partitioned check of a range of partitions, and nothing else."""
+        job = dg.define_asset_job("prove", selection=dg.AssetSelection.checks(check))
+        definitions = dg.Definitions.merge(self.definitions, dg.Definitions(jobs=[job]))
+        tags = {
+            "dagster/asset_partition_range_start": partitions[0],
+            "dagster/asset_partition_range_end": partitions[-1],
+        }
+        return self._execute(definitions.resolve_job_def("prove"), {}, tags=tags)
+
     def _execute(
         self, job: dg.JobDefinition, config: Mapping[str, Mapping[str, Any]], **more: Any
     ) -> dg.ExecuteInProcessResult:

@@ -18,6 +18,7 @@ from siltstone.dagster.checks.suites import SUITES, Suite
 from siltstone.dagster.component import StreamComponent
 from siltstone.dagster.definitions import (
     annotate,
+    expect_checkpoints,
     stream_assets,
     stream_definitions,
     stream_resources,
@@ -48,6 +49,7 @@ __all__ = [
     "asset_check",
     "asset_jobs",
     "events_asset",
+    "expect_checkpoints",
     "full_snapshot_asset",
     "load_project",
     "materialization_asset",

@@ -7,9 +7,11 @@ from typing import Any
 import dagster as dg
 
 from siltstone.dagster.names import EVENTS, SINK, asset_of
+from siltstone.dagster.quiet import without_beta_warnings
 from siltstone.stream import Stream
 
 
+@without_beta_warnings()
 def code_reference(stream: Stream, asset: dg.AssetKey) -> dict[str, Any]:
     """Metadata of an asset: the user's code, where there is any; else the stream's source, in whose file it is defined.
 

@@ -22,6 +22,9 @@ class StreamComponent(dg.Component, dg.Model, dg.Resolvable):
     stream: str = Field(description="name of a stream in the modules that siltstone.toml names")
     forks: Sequence[str] = Field(default=(), description="names of its forks that have no definition of their own")
     owners: Sequence[str] = Field(default=(), description="emails, or teams as team:NAME, shown with each asset")
+    fresh_within_s: float | None = Field(
+        default=None, description="seconds within which a new checkpoint is expected, 60 at least; default none is"
+    )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Build the stream's definitions.
@@ -29,4 +32,4 @@ class StreamComponent(dg.Component, dg.Model, dg.Resolvable):
         Raises:
             UnknownStream: no stream of that name is defined; the message lists what was found.
         """
-        return stream_definitions(self.stream, forks=self.forks, owners=self.owners)
+        return stream_definitions(self.stream, forks=self.forks, owners=self.owners, fresh_within_s=self.fresh_within_s)

@@ -5,6 +5,7 @@ read, no JVM starts.
 """
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from functools import cache
 
 import dagster as dg
@@ -17,20 +18,27 @@ from siltstone.dagster.automation import restore_condition
 from siltstone.dagster.checks.asset_checks import stream_checks
 from siltstone.dagster.code import code_reference
 from siltstone.dagster.jobs import OPERATION_TAG, RECOVER, SWEEP, asset_jobs, op_jobs
-from siltstone.dagster.names import STORED, asset_of, store_kinds
+from siltstone.dagster.names import CHECKPOINTS, STORED, asset_of, store_kinds
 from siltstone.dagster.resources import LogNotifier, Notifier, SparkResource, WarehouseResource, WebhookNotifier
 from siltstone.dagster.schedules import stream_schedules
 from siltstone.dagster.sensors.alerts import alert_sensor
 from siltstone.dagster.sensors.observation import new_checkpoints_sensor
 from siltstone.dagster.sensors.recovery import recovery_sensor, sweep_sensor
+from siltstone.errors import UsageError
 from siltstone.settings import Settings, load_settings
 from siltstone.stream import Stream, find_stream
 
+FRESHNESS_MIN_S = 60
 Asset = dg.AssetSpec | dg.AssetsDefinition
 
 
 def stream_definitions(
-    stream: Stream | str, *, forks: Sequence[str] = (), owners: Sequence[str] = (), settings: Settings | None = None
+    stream: Stream | str,
+    *,
+    forks: Sequence[str] = (),
+    owners: Sequence[str] = (),
+    fresh_within_s: float | None = None,
+    settings: Settings | None = None,
 ) -> dg.Definitions:
     """All assets, checks, jobs, schedules, sensors and resources of a stream, and of its forks.
 
@@ -45,6 +53,8 @@ def stream_definitions(
         stream: a `Stream`, or the name of one in the modules that siltstone.toml names.
         forks: names of forks that have no definition of their own; they need not exist yet.
         owners: emails, or teams as `team:NAME`, shown with each asset.
+        fresh_within_s: seconds, 60 at least, within which a new checkpoint is expected: Dagster shows the checkpoints
+            as stale after that. None expects nothing, as of a stream that is run when there is something to read.
         settings: the engine's; default those of siltstone.toml and `SILTSTONE_*`.
 
     Raises:
@@ -55,6 +65,8 @@ def stream_definitions(
     first = find_stream(stream, settings.streams) if isinstance(stream, str) else stream
     streams = [first, *(first.forked(name, first.origin or first.name) for name in forks)]
     assets = [asset for each in streams for asset in stream_assets(each)]
+    if fresh_within_s is not None:
+        assets = expect_checkpoints(assets, fresh_within_s)
     jobs = {each.name: op_jobs(each) for each in streams}
     return dg.Definitions(
         assets=annotate(assets, streams, settings, owners),
@@ -95,13 +107,29 @@ def annotate(
     return list(dg.map_asset_specs(annotated, list(assets)))
 
 
+def expect_checkpoints(assets: Iterable[Asset], within_s: float) -> list[Asset]:
+    """Expect a new checkpoint within so many seconds: Dagster evaluates it, and shows where it does not hold.
+
+    Raises:
+        UsageError: less than a minute, which Dagster does not evaluate.
+    """
+    if within_s < FRESHNESS_MIN_S:
+        raise UsageError(f"fresh_within_s is {within_s}: use {FRESHNESS_MIN_S} seconds or more")
+    policy = dg.FreshnessPolicy.time_window(fail_window=timedelta(seconds=within_s))
+
+    def expected(spec: dg.AssetSpec) -> dg.AssetSpec:
+        return dg.apply_freshness_policy(spec, policy) if asset_of(spec.key)[1] == CHECKPOINTS else spec
+
+    return list(dg.map_asset_specs(expected, list(assets)))
+
+
 def stream_sensors(stream: Stream, jobs: Iterable[dg.JobDefinition], settings: Settings) -> list[dg.SensorDefinition]:
     """The sensors of one stream; `jobs` are those that `op_jobs` made of it."""
     by_operation = {job.tags[OPERATION_TAG]: job for job in jobs}
     recover, sweep = by_operation[RECOVER], by_operation[SWEEP]
     return [
         new_checkpoints_sensor(stream),
-        recovery_sensor(stream, recover, settings),
+        recovery_sensor(stream, settings),
         sweep_sensor(stream, recover, sweep, settings),
         alert_sensor(stream),
     ]

@@ -17,14 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from siltstone.errors import Unreachable
 from siltstone.format.manifest import Manifest
-from siltstone.model import KeyGroupRange
+from siltstone.model import KeyGroupRange, Kind
 from siltstone.restore.export import write_state
 from siltstone.restore.restore import MemoryState, digests_of
 from siltstone.restore.verify import Failure, ProofTask, prove
-from siltstone.state.digest import assemble_digests, checkpoint_digest
+from siltstone.state.digest import assemble_digests, checkpoint_digest, opaque_digest, row_digests
 from siltstone.store.base import Store
 from siltstone.store.paths import below
 
@@ -86,6 +88,38 @@ def read_label(root: Path, label: str) -> RestoredLabel | None:
         return RestoredLabel(label, int(said["checkpoint"]), str(said["digest"]), int(said["rows"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def prove_label(root: Path, label: str, manifest: Manifest) -> str | None:
+    """Why the files under a label are not the state that a manifest's digests are of; None where they are.
+
+    Every row is read again, batch by batch: a file that was changed, lost or added since the restore is found.
+    """
+    opaque = {(h.operator, h.variable) for h in manifest.handles if h.kind is Kind.OPAQUE}
+    for operator, tables in manifest.digests.items():
+        for name, recorded in tables.items():
+            directory = below(root / label, operator, name)
+            try:
+                found = _table_digest(directory, (operator, name) in opaque)
+            except (OSError, pa.ArrowException) as error:
+                return f"{operator}/{name} cannot be read: {error}"
+            if found != int(np.asarray(recorded, np.uint64).sum(dtype=np.uint64)):
+                return f"{operator}/{name} holds other rows than checkpoint {manifest.checkpoint} had"
+    return None
+
+
+def _table_digest(directory: Path, opaque: bool) -> int:
+    """The sum of the digests of all rows below a directory, modulo 2**64."""
+    total = np.zeros(1, np.uint64)
+    for file in sorted(directory.glob("*.parquet")):
+        with pq.ParquetFile(file) as opened:
+            for batch in opened.iter_batches():
+                if opaque:
+                    digests = np.array([opaque_digest(v) for v in batch.column("value").to_pylist()], np.uint64)
+                else:
+                    digests = row_digests(pa.Table.from_batches([batch]))
+                total += digests.sum(dtype=np.uint64)
+    return int(total[0])
 
 
 def publish_labels(root: Path, restored: Path, labels: Sequence[RestoredLabel]) -> None:

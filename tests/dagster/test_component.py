@@ -1,9 +1,11 @@
 """A stream in a `dg` project: five lines of YAML, and no Python."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +86,29 @@ def test_dg_names_the_attribute_that_is_wrong(project: Path) -> None:
     assert done.returncode != 0 and "fork" in done.stdout + done.stderr
 
 
-def component(**attributes: str | Sequence[str]) -> dg.Definitions:
+@pytest.fixture(autouse=True)
+def _small_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SILTSTONE_STREAMS", json.dumps(STREAMS))
+
+
+def component(**attributes: str | float | Sequence[str]) -> dg.Definitions:
     return StreamComponent(**attributes).build_defs(dg.ComponentTree.for_test().load_context)  # pyright: ignore
 
 
-def test_a_component_is_what_stream_definitions_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SILTSTONE_STREAMS", str(STREAMS).replace("'", '"'))
+def test_a_component_is_what_stream_definitions_gives() -> None:
     assert keys(component(stream="small")) == keys(stream_definitions(SMALL))
     owned = component(stream="small", owners=["team:data"]).resolve_all_asset_specs()
     assert {tuple(spec.owners) for spec in owned} == {("team:data",)}
     with pytest.raises(UnknownStream, match=r"no stream 'smal' is defined \(defined: .*small"):
         component(stream="smal")
+
+
+def test_checkpoints_are_expected_within_a_time_if_asked() -> None:
+    found = {spec.key.path[-1]: spec for spec in component(stream="small", fresh_within_s=90).resolve_all_asset_specs()}
+    assert found["checkpoints"].freshness_policy == dg.FreshnessPolicy.time_window(timedelta(seconds=90))
+    assert [name for name, spec in found.items() if spec.freshness_policy] == ["checkpoints"], "nothing else"
+    with pytest.raises(UsageError, match="fresh_within_s is 10: use 60 seconds or more"):
+        stream_definitions(SMALL, fresh_within_s=10)
 
 
 def test_definitions_of_several_streams_merge() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
@@ -12,14 +12,19 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.failures import told_clearly
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key, dagster_name, pool
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, partitions_of
+from siltstone.dagster.quiet import without_beta_warnings
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.errors import ProofFailed
-from siltstone.restore.series import RestoredLabel
+from siltstone.errors import ProofFailed, UnknownCheckpoint
+from siltstone.restore.restore import read_manifest
+from siltstone.restore.series import RestoredLabel, prove_label, read_label
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
 
 if TYPE_CHECKING:
     from siltstone.spark.operations import SeriesResult
+
+
+RESTORED_EQUALS_CHECKPOINT = "restored_equals_checkpoint"
 
 
 class RestoredStateConfig(dg.Config):
@@ -28,24 +33,22 @@ class RestoredStateConfig(dg.Config):
     parallelism: int | None = Field(default=None, description="tasks an operator; default Spark's own")
 
 
+@without_beta_warnings()
 def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | None = None) -> dg.AssetsDefinition:
-    """The restored state of one stream. Any range of partitions is one run, and each appears as soon as it is whole."""
+    """The restored state of one stream, with a check for each partition.
 
-    @dg.asset(
-        key=asset_key(stream.name, RESTORED_STATE),
-        deps=[asset_key(stream.name, CHECKPOINTS), asset_key(stream.name, MATERIALIZATION)],
-        partitions_def=partitions_of(stream),
+    Any range of partitions is one run, and each appears as soon as it is whole. The check reads the partition's files
+    again and compares them with its checkpoint; it can be run by itself, and then nothing is restored.
+    """
+
+    @dg.multi_asset(
+        name=dagster_name(stream.name, RESTORED_STATE),
+        specs=[_asset_spec(stream, automation)],
+        check_specs=[_check_spec(stream)],
         backfill_policy=dg.BackfillPolicy.single_run(),
-        output_required=False,
-        automation_condition=automation,
-        group_name=dagster_name(stream.name),
-        kinds={"spark", "parquet"},
+        can_subset=True,
         pool=pool(stream.name, "restore"),
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "restore"},
-        description=(
-            f"The state of `{stream.name}` as it was, rebuilt from bases and deltas alone, every digest compared, as "
-            "plain Parquet: a directory a partition, an operator, a table."
-        ),
     )
     def restored_state(
         context: dg.AssetExecutionContext,
@@ -63,20 +66,81 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
 
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             root = Warehouse.at(settings.warehouse).local.restored_series(stream.name)
-            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-                labels = _labels(context, place.catalog, stream)
-            result = restore_series(settings, stream.name, labels, tell)
-            _check_proven(result)
-        for label in result.kept:
-            tell(label, anew=False)
-        checkpoints = len({label.checkpoint for label in result.restored})
-        context.log.info(
-            f"{len(result.restored)} partitions restored of {checkpoints} checkpoints in {result.seconds:.1f} s, "
-            f"{len(result.kept)} lay there proven, below {root}"
-        )
+            if context.selected_asset_keys:
+                with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+                    labels = _labels(context, place.catalog, stream)
+                result = restore_series(settings, stream.name, labels, tell)
+                for label in result.kept:
+                    tell(label, anew=False)
+                context.log.info(_summary(result))
+                _check_proven(result)
+            if context.selected_asset_check_keys:
+                with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
+                    for key in context.partition_keys:
+                        context.log_event(_evaluation(place, stream, key))
         yield from ()
 
     return restored_state
+
+
+def _asset_spec(stream: Stream, automation: dg.AutomationCondition | None) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        asset_key(stream.name, RESTORED_STATE),
+        deps=[asset_key(stream.name, CHECKPOINTS), asset_key(stream.name, MATERIALIZATION)],
+        partitions_def=partitions_of(stream),
+        skippable=True,
+        automation_condition=automation,
+        group_name=dagster_name(stream.name),
+        kinds={"spark", "parquet"},
+        description=(
+            f"The state of `{stream.name}` as it was, rebuilt from bases and deltas alone, every digest compared, as "
+            "plain Parquet: one directory for each partition, operator and table."
+        ),
+    )
+
+
+def _check_spec(stream: Stream) -> dg.AssetCheckSpec:
+    return dg.AssetCheckSpec(
+        RESTORED_EQUALS_CHECKPOINT,
+        asset=asset_key(stream.name, RESTORED_STATE),
+        partitions_def=partitions_of(stream),
+        description="The files of the partition, read again, have exactly the rows that its checkpoint had: the "
+        "digests of their rows add up to those recorded while the stream ran.",
+    )
+
+
+def _summary(result: "SeriesResult") -> str:
+    checkpoints = len({label.checkpoint for label in result.restored})
+    return (
+        f"{len(result.restored)} partitions restored of {checkpoints} checkpoints in {result.seconds:.1f} s, "
+        f"{len(result.kept)} lay there proven, below {result.root}"
+    )
+
+
+def _evaluation(place: OpenWarehouse, stream: Stream, partition: str) -> dg.AssetCheckEvaluation:
+    """Whether the files of one partition are the state of its checkpoint."""
+    root = place.warehouse.local.restored_series(stream.name)
+    label = read_label(root, partition)
+    found: dict[str, Any] = {"checkpoint": label.checkpoint, "digest": label.digest} if label else {}
+    severity = dg.AssetCheckSeverity.ERROR
+    if label is None:
+        reason = "nothing was restored here: materialize the partition"
+    else:
+        try:
+            recorded = place.catalog.checkpoint(stream.name, label.checkpoint)
+            reason = prove_label(root, partition, read_manifest(place.warehouse.store, recorded.manifest))
+        except UnknownCheckpoint:
+            reason = f"checkpoint {label.checkpoint} was deleted: there is nothing to compare with any more"
+            severity = dg.AssetCheckSeverity.WARN
+    return dg.AssetCheckEvaluation(
+        asset_key=asset_key(stream.name, RESTORED_STATE),
+        check_name=RESTORED_EQUALS_CHECKPOINT,
+        passed=reason is None,
+        severity=severity,
+        description=reason or "the files have exactly the rows of the checkpoint",
+        metadata=found,
+        partition=partition,
+    )
 
 
 def _labels(context: dg.AssetExecutionContext, catalog: Catalog, stream: Stream) -> dict[str, int]:

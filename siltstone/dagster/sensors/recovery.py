@@ -32,13 +32,13 @@ NOT_MENDED = {2, 4}
 """exit codes of errors that a recovery does not mend: bad input, and being fenced by a newer run"""
 
 
-def recovery_sensor(stream: Stream, recovery: dg.JobDefinition, settings: Settings) -> dg.SensorDefinition:
+def recovery_sensor(stream: Stream, settings: Settings) -> dg.SensorDefinition:
     """Starts the recovery of a stream when a run of any of its jobs or assets has failed, unless it could not help."""
     options = settings.recovery
 
     @dg.sensor(
         name=dagster_name(stream.name, "recover_failed"),
-        job=recovery,
+        job_name=dagster_name(stream.name, RECOVER),
         minimum_interval_seconds=settings.ui.sensors_s,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Recovers `{stream.name}` after a failed run: at most {options.attempts} attempts, each later "
