@@ -20,7 +20,7 @@ ASSETS = (checkpoint_assets, materialization_assets, reference_copy_assets, rest
 
 
 @dg.definitions
-def siltstone() -> dg.Definitions:
+def definitions() -> dg.Definitions:
     """Everything of every stream; a module that did not load is shown as an asset with its error."""
     project = load_project()
     streams, settings = project.streams, project.settings

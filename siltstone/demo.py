@@ -4,6 +4,8 @@ Everything it shows is the real thing: the stream runs in a process of its own, 
 SIGKILL, JVM and Python workers with it, at a moment nobody chose.
 """
 
+import importlib.util
+import json
 import os
 import random
 import shutil
@@ -28,6 +30,8 @@ from siltstone.store.open import Warehouse
 from siltstone.stream import find_stream
 
 STREAM = "flights"
+PACKAGED = "siltstone.demo_streams"
+"""where an installed wheel has the stream; a checkout has it in ./streams, which its siltstone.toml names"""
 MARK = ".siltstone-demo"
 """a file that says: this warehouse was made by the demo and may be thrown away by it"""
 POLL_S = 0.1
@@ -45,6 +49,8 @@ def run_demo(settings: Settings, console: Console, seed: int | None = None) -> N
         UsageError: the warehouse is somebody's, or the flights are not installed.
         SiltstoneError: what the demo is there to rule out.
     """
+    if importlib.util.find_spec(PACKAGED):
+        settings = settings.model_copy(update={"streams": [PACKAGED]})
     find_stream(STREAM, settings.streams)
     warehouse = Warehouse.at(settings.warehouse)
     root = warehouse.local.root
@@ -135,6 +141,7 @@ def _stream_process(settings: Settings, log: Path) -> Iterator[subprocess.Popen[
     given = {
         "SILTSTONE_WAREHOUSE": settings.warehouse,
         "SILTSTONE_CATALOG": settings.catalog,
+        "SILTSTONE_STREAMS": json.dumps(settings.streams),
     }  # no arguments: seen by all
     environment = os.environ | {name: value for name, value in given.items() if value}
     with log.open("wb") as out:

@@ -184,13 +184,18 @@ def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[s
     """
     found: dict[str, Stream] = {}
     broken: dict[str, str] = {}
-    for module in [*modules, *(point.module for point in entry_points(group=ENTRY_POINTS))]:
+    for module in [*modules, *installed_streams()]:
         try:
             loaded = load_module(module)
             found.update({s.name: s for s in vars(loaded).values() if isinstance(s, Stream)})
         except Exception as error:  # a user's module may fail in any way, and the others must still load
             broken[module] = f"{type(error).__name__}: {error}"
     return found, broken
+
+
+def installed_streams() -> list[str]:
+    """The modules in the entry point group `siltstone.streams`."""
+    return [point.module for point in entry_points(group=ENTRY_POINTS)]
 
 
 def find_stream(name: str, modules: Iterable[str] = ()) -> Stream:

@@ -1,4 +1,4 @@
-"""Hands over to Dagster's web server on this repository's code location. Starts Dagster, never imports it."""
+"""Hands over to Dagster's web server, on the project in this directory. Starts Dagster, never imports it."""
 
 import importlib.util
 import ipaddress
@@ -15,8 +15,11 @@ from siltstone.errors import Unreachable, UsageError
 from siltstone.settings import Settings
 from siltstone.store.open import Warehouse
 from siltstone.store.private import make_private_directory, make_private_file
+from siltstone.stream import installed_streams
 
 WORKSPACE = Path("workspace.yaml")
+"""the code locations of a project; without one, the page shows the streams that siltstone.toml names"""
+ALL_STREAMS = "siltstone.dagster.all_streams"
 NEEDED = ("dagster", "dagster_webserver")
 POSTGRES_DRIVER = "dagster_postgres"
 STORAGE = "SILTSTONE_UI__STORAGE"
@@ -62,7 +65,7 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     The warehouse and catalog of `settings` are those of every run that is launched from the page.
 
     Raises:
-        UsageError: Dagster is not installed, no workspace.yaml here, an address or port that cannot be listened on, an
+        UsageError: Dagster is not installed, no project here, an address or port that cannot be listened on, an
             address that others reach and no token, a storage that is no URL of PostgreSQL, or one that the user's own
             dagster.yaml does not use, a dagster.yaml of somebody else in the warehouse.
         Unreachable: the warehouse cannot be written, or the storage not be reached.
@@ -71,8 +74,11 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     for needed, extra in ((NEEDED, "dagster"), ((POSTGRES_DRIVER,) if storage else (), "dagster,postgres")):
         if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
             raise UsageError(f"the page needs {' and '.join(missing)}: pip install 'siltstone[{extra}]'")
-    if not WORKSPACE.is_file():
-        raise UsageError(f"no {WORKSPACE} in {Path.cwd()}: run this in a checkout of Siltstone's repository")
+    if not WORKSPACE.is_file() and not (settings.streams or installed_streams()):
+        raise UsageError(
+            f"no {WORKSPACE} and no streams in {Path.cwd()}: run this in a project (`siltstone init DIRECTORY` makes "
+            "one), or name the modules of your streams in siltstone.toml"
+        )
     _check_token(settings.ui.token, is_private=_check_free(host, port))
     if storage:
         check_reachable(storage, "Dagster's storage")
@@ -87,7 +93,8 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     environment[HOST] = host
     # Dagster warns on every start that it has a second command line, `dg`, for projects of another layout.
     python = [sys.executable, "-W", "ignore:Function `dev_command` is superseded"]
-    dagster = ["-m", "siltstone.dagster.page.dev", "-w", str(WORKSPACE), "-p", str(port)]
+    where = ["-w", str(WORKSPACE)] if WORKSPACE.is_file() else ["-m", ALL_STREAMS, "-d", str(Path.cwd())]
+    dagster = ["-m", "siltstone.dagster.page.dev", *where, "-p", str(port)]
     environment.pop("PYTHONSAFEPATH", None)  # the code location is here
     os.execve(sys.executable, [*python, *dagster], environment)
 

@@ -1,5 +1,5 @@
-"""The streams of this repository."""
+"""The streams of this repository. They import each other relatively: in the wheel they are siltstone.demo_streams."""
 
-from streams.flights import FLIGHTS
+from .flights import FLIGHTS
 
 __all__ = ["FLIGHTS"]

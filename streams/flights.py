@@ -31,7 +31,8 @@ from siltstone.operator import (
 )
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
-from streams.flights_data import SCHEMA, check_period, prepare
+
+from .flights_data import SCHEMA, check_period, prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,14 +1,29 @@
-"""Commands that start something bigger: the demo, the web server."""
+"""Commands that start something bigger: a project, the demo, the web server."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import CatalogUrl, WarehouseUrl, client_of
-from siltstone.cli.output import out
+from siltstone.cli.options import AsJson, CatalogUrl, WarehouseUrl, client_of
+from siltstone.cli.output import out, print_result
 
 GROUP = "Get started"
+
+
+@app.command(rich_help_panel=GROUP)
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A new directory, or an empty one.")],
+    stream: Annotated[str, typer.Option(metavar="NAME", help="Name of its stream.")] = "purchases",
+    as_json: AsJson = False,
+) -> None:
+    """Make a project: a stream over sample data, its deployment under Dagster, tests, a Makefile."""
+    from siltstone.templates import make_project
+
+    made = make_project(directory, stream)
+    line = f"{made.directory}: stream {made.stream}, {len(made.files)} files; go on there with `make demo`"
+    print_result(made, as_json, line)
 
 
 @app.command(rich_help_panel=GROUP)
@@ -31,7 +46,7 @@ def ui(
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
 ) -> None:
-    """Open the Dagster web server on the streams of this repository."""
+    """Open the Dagster web server on the project in this directory."""
     from siltstone.ui import serve
 
     serve(client_of(warehouse, catalog).settings, host, port)

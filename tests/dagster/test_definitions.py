@@ -11,7 +11,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from orchestration.definitions import siltstone
+from orchestration.definitions import definitions as deployed
 from siltstone.dagster import project_of, stream_definitions
 from siltstone.dagster.checks.suites import SUITES
 from siltstone.dagster.names import asset_of
@@ -48,11 +48,6 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 def small() -> dg.Definitions:
     """Of the small stream alone."""
     return stream_definitions(SMALL)
-
-
-def deployed() -> dg.Definitions:
-    """What this repository's own deployment shows Dagster."""
-    return siltstone()
 
 
 def specs(definitions: dg.Definitions) -> dict[str, dg.AssetSpec]:
@@ -209,9 +204,9 @@ def test_loading_costs_little_beside_dagster_itself_and_starts_no_jvm() -> None:
     # Side by side, in processor time and the better of two: a machine may be slow, and its neighbours busy.
     ours = (
         "import json, sys, time\n"
-        "from orchestration.definitions import siltstone\n"
+        "from orchestration.definitions import definitions\n"
         "import dagster as dg\n"
-        "dg.Definitions.validate_loadable(siltstone())\n"
+        "dg.Definitions.validate_loadable(definitions())\n"
         "heavy = {'pyspark', 'py4j', 'matplotlib', 'great_expectations'}\n"
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
         "print(time.process_time())\n"

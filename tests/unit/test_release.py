@@ -31,7 +31,9 @@ def repository(tmp_path: Path) -> Path:
     """This repository as far as a release needs it, ready for one."""
     listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
     for name in filter(None, listed):
-        if (ROOT / name).is_file() and name.startswith(("siltstone/", "README", "LICENSE", "CHANGELOG", "pyproject")):
+        if (ROOT / name).is_file() and name.startswith(
+            ("siltstone/", "streams/", "README", "LICENSE", "CHANGELOG", "pyproject")
+        ):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     changes = tmp_path / "CHANGELOG.md"
@@ -51,6 +53,7 @@ def test_a_release_holds_the_engine_and_its_licence_and_nothing_of_this_machine(
         names = opened.namelist()
         (metadata,) = (opened.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
     assert "siltstone/catalog/migrations/versions/r0001_first_tables.py" in names
+    assert {"siltstone/demo_streams/flights.py", "siltstone/templates/project/Makefile.jinja"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "License-Expression: Apache-2.0" in metadata
     with tarfile.open(fileobj=io.BytesIO(sdist)) as opened:
