@@ -5,19 +5,17 @@
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
-from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.client import Client
 from siltstone.dagster.checks.suites import RESTORE_EQUALS_SNAPSHOT
 from siltstone.dagster.failures import told_clearly
 from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name, pool
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.retention.sweep import SweepOptions, sweep
-from siltstone.retention.truncate import truncate
+from siltstone.result import Result
 from siltstone.stream import Stream
 
 RUN, MATERIALIZE, VERIFY, VERIFY_DEEP = "run", "materialize", "verify", "verify_deep"
@@ -100,29 +98,24 @@ def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
         context: dg.OpExecutionContext, config: SweepConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> None:
         with told_clearly():
-            options = SweepOptions(config.limit, config.dry_run, config.incomplete)
-            settings = warehouse.settings(spark)
-            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-                _tell(context, sweep(place, name, options))
+            of_stream = Client(warehouse.settings(spark)).stream(name)
+            result = of_stream.sweep(dry_run=config.dry_run, limit=config.limit, incomplete=config.incomplete)
+            _tell(context, result)
 
     @dg.op(name=dagster_name(name, TRUNCATE, "op"), pool=pool(name, TRUNCATE), tags=job_tags(stream, TRUNCATE))
     def truncate_op(
         context: dg.OpExecutionContext, config: TruncateConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> None:
         with told_clearly():
-            settings = warehouse.settings(spark)
-            with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-                _tell(context, truncate(place, name, settings.retention, dry_run=config.dry_run))
+            _tell(context, Client(warehouse.settings(spark)).stream(name).truncate(dry_run=config.dry_run))
 
     @dg.op(name=dagster_name(name, RECOVER, "op"), pool=pool(name, RUN), tags=job_tags(stream, RECOVER))
     def recover_op(
         context: dg.OpExecutionContext, config: RecoverConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> None:
         with told_clearly():
-            from siltstone.spark.operations import recover
-
-            settings = warehouse.settings(spark)
-            _tell(context, recover(settings, name, dry_run=config.dry_run, on_step=context.log.info))
+            of_stream = Client(warehouse.settings(spark)).stream(name)
+            _tell(context, of_stream.recover(dry_run=config.dry_run, on_step=context.log.info))
 
     said = {
         SWEEP: (sweep_op, f"Delete what nothing refers to in the store of `{name}`."),
@@ -140,11 +133,11 @@ def _job(stream: Stream, operation: str, op: Callable[..., Any], description: st
     return job
 
 
-def _tell(context: dg.OpExecutionContext, result: Any) -> None:
+def _tell(context: dg.OpExecutionContext, result: Result) -> None:
     """The result of an operation as metadata of its output, numbers plotted from run to run."""
     plain = {
         name: value if isinstance(value, str | int | float | bool) else dg.MetadataValue.json(value)
-        for name, value in asdict(result).items()
+        for name, value in result.to_dict().items()
         if value is not None
     }
     context.add_output_metadata(plain)

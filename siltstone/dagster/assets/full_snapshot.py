@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.client import Client
 from siltstone.dagster.failures import told_clearly
 from siltstone.dagster.metadata import Metadata
 from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, pool
@@ -44,13 +45,11 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
         spark: SparkResource,
     ) -> Iterator[dg.MaterializeResult]:
         with told_clearly():
-            from siltstone.spark.operations import snapshot
-
             settings = warehouse.settings(spark)
             taken = {}
             if not _is_there(settings, stream.name):
                 try:
-                    taken = {"seconds": snapshot(settings, stream.name).seconds}
+                    taken = {"seconds": Client(settings).stream(stream.name).snapshot().seconds}
                 except NoLiveState as error:
                     if not config.if_possible:
                         raise

@@ -4,6 +4,7 @@ import dagster as dg
 from pydantic import Field
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.client import Client
 from siltstone.dagster.failures import told_clearly
 from siltstone.dagster.metadata import table
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool
@@ -41,10 +42,12 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
         config: MaterializationConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> dg.MaterializeResult:
         with told_clearly():
-            from siltstone.spark.operations import materialize
-
             settings = warehouse.settings(spark, parallelism=config.parallelism)
-            done = materialize(settings, stream.name, at=config.at, operators=config.operators, due=config.due)
+            done = (
+                Client(settings)
+                .stream(stream.name)
+                .materialize(at=config.at, operators=config.operators, due=config.due)
+            )
             with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
                 digest = place.catalog.checkpoints.get(stream.name, done.checkpoint).digest
         rows = [

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.client import Client
 from siltstone.dagster.failures import told_clearly
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key, dagster_name, pool
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, partitions_of
@@ -62,14 +63,12 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
             context.log_event(_event(stream, label, root / label.label, anew))
 
         with told_clearly():
-            from siltstone.spark.operations import restore_series
-
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             root = Warehouse.at(settings.warehouse).local.restored_series(stream.name)
             if context.selected_asset_keys:
                 with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
                     labels = _labels(context, place.catalog, stream)
-                result = restore_series(settings, stream.name, labels, tell)
+                result = Client(settings).stream(stream.name).restore_series(labels, tell)
                 for label in result.kept:
                     tell(label, anew=False)
                 context.log.info(_summary(result))
@@ -77,7 +76,7 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
             if context.selected_asset_check_keys:
                 with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
                     for key in context.partition_keys:
-                        context.log_event(_evaluation(place, stream, key))
+                        context.log_event(_evaluation(place, stream, key))  # pyright: ignore[reportArgumentType]
         yield from ()
 
     return restored_state
@@ -127,7 +126,7 @@ def _evaluation(place: OpenWarehouse, stream: Stream, partition: str) -> dg.Asse
         reason = "nothing was restored here: materialize the partition"
     else:
         try:
-            recorded = place.catalog.checkpoint(stream.name, label.checkpoint)
+            recorded = place.catalog.checkpoints.get(stream.name, label.checkpoint)
             reason = prove_label(root, partition, read_manifest(place.warehouse.store, recorded.manifest))
         except UnknownCheckpoint:
             reason = f"checkpoint {label.checkpoint} was deleted: there is nothing to compare with any more"

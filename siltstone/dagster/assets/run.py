@@ -7,6 +7,7 @@ from pydantic import Field
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import stream_named
+from siltstone.client import Client
 from siltstone.dagster.failures import told_clearly
 from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata, sink_metadata
 from siltstone.dagster.names import (
@@ -20,7 +21,7 @@ from siltstone.dagster.names import (
     pool,
 )
 from siltstone.dagster.resources import SparkResource, WarehouseResource
-from siltstone.errors import UnknownStream, UsageError
+from siltstone.errors import UnknownStream
 from siltstone.model import Form
 from siltstone.operator import SOURCE
 from siltstone.run.region import Completed
@@ -76,14 +77,17 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                 context.log.warning(f"checkpoint {checkpoint.id}: {count:,} dead letters of operator {operator}")
 
         with told_clearly():
-            if config.batches is not None and config.batches < 1:
-                raise UsageError(f"batches is {config.batches}: run at least 1, or leave it out to run all there are")
-            from siltstone.spark.operations import RunRequest, run
-
             settings = warehouse.settings(spark, parallelism=config.parallelism, policy=config.policy)
-            who = f"{BY_DAGSTER}{context.run.run_id}"
-            request = RunRequest(config.batches, options=config.options, who=who)
-            result = run(settings, _definition(settings, stream), request, tell)
+            result = (
+                Client(settings)
+                .stream(_definition(settings, stream))
+                .run(
+                    batches=config.batches,
+                    options=config.options,
+                    who=f"{BY_DAGSTER}{context.run.run_id}",
+                    on_checkpoint=tell,
+                )
+            )
             made = {
                 "checkpoints_made": len(result.checkpoints),
                 "rows": result.rows,

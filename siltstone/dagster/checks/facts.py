@@ -15,9 +15,9 @@ from siltstone.chains.chain_rules import amplification
 from siltstone.chains.chain_rules import restore_s as predicted_restore_s
 from siltstone.chains.costs import recorded_chain
 from siltstone.chains.due import materialization_health
+from siltstone.client import Client, StreamClient
 from siltstone.model import Form, Kind
 from siltstone.restore.restore import read_manifest
-from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.settings import Settings
 from siltstone.sinks.parquet import parquet_sinks
 from siltstone.store.paths import stream_prefix
@@ -38,6 +38,11 @@ class Subject:
         """The stream's name."""
         return self.stream.name
 
+    @property
+    def client(self) -> StreamClient:
+        """The operations on it."""
+        return Client(self.settings).stream(self.name)
+
     def place(self) -> OpenWarehouse:
         """Its warehouse and catalog, to be closed."""
         return OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog)
@@ -45,9 +50,7 @@ class Subject:
 
 def proofs(subject: Subject) -> Facts:
     """A row a retained checkpoint: is it proven, and if not, why, and because of which object. Proves all of them."""
-    from siltstone.spark.operations import verify
-
-    found = verify(subject.settings, subject.name, every=True)
+    found = subject.client.verify(every=True)
     failed = {failure.checkpoint: failure for failure in found.failed}
     return _facts(
         {
@@ -172,8 +175,7 @@ def amplifications(subject: Subject) -> Facts:
 
 def orphans(subject: Subject) -> Facts:
     """A row a reason why objects that nothing refers to are there; `sweep` would delete those that are `deletable`."""
-    with subject.place() as place:
-        found = sweep(place, subject.name, SweepOptions(dry_run=True))
+    found = subject.client.sweep(dry_run=True)
     return _facts(
         {
             "reason": finding.reason,
@@ -196,9 +198,7 @@ def materializations(subject: Subject) -> Facts:
 
 def comparisons(subject: Subject) -> Facts:
     """A row a key group of a table: the newest checkpoint with a full snapshot, restored and live, side by side."""
-    from siltstone.spark.operations import compare_snapshot
-
-    found = compare_snapshot(subject.settings, subject.name)
+    found = subject.client.compare_snapshot()
     parts = []
     for table in found.tables:
         columns = ", ".join(f"{name} in {count}" for name, count in table.columns.items())
