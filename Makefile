@@ -51,6 +51,7 @@ lint: $(READY)dev ## ruff, pyright and the import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	PYTHONPATH=. $(BIN)/python -m scripts.check_public_types
 	$(BIN)/lint-imports
 
 bench: $(READY)dev $(READY)gateway ## the engine beside its peers, in one run

@@ -72,7 +72,7 @@ class Client:
     """A warehouse and its catalog. Made by `siltstone.open`."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        self.settings: Settings = settings
 
     def stream(self, stream: "str | Stream") -> "StreamClient":
         """One stream, by its name or its definition. Nothing is looked up yet.
@@ -192,8 +192,8 @@ class StreamClient:
     """
 
     def __init__(self, settings: Settings, stream: "str | Stream") -> None:
-        self.settings = settings
-        self.name = stream if isinstance(stream, str) else stream.name
+        self.settings: Settings = settings
+        self.name: str = stream if isinstance(stream, str) else stream.name
         check_name("stream", self.name)
         if not isinstance(stream, str):
             self.definition = stream

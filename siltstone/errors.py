@@ -102,7 +102,10 @@ class BadRow(UsageError):
         self, message: str, *, rows: Any = None, reason: str | None = None, keys: Any = None, at: Any = None
     ) -> None:
         super().__init__(message)
-        self.rows, self.reason, self.keys, self.at = rows, reason or message, keys, at
+        self.rows: Any = rows
+        self.reason: str = reason or message
+        self.keys: Any = keys
+        self.at: Any = at
 
     advice = 'correct the rows in the source, or let the stream put them aside (on_bad_row="dead-letter")'
 
@@ -187,4 +190,4 @@ class Stopped(SiltstoneError):
     def __init__(self, stream: str, signal_name: str, completed: int) -> None:
         at = f"checkpoint {completed} is complete" if completed else "no checkpoint was begun"
         super().__init__(f"{stream} was stopped by {signal_name}, and {at}: run it again to go on")
-        self.exit_code = 128 + signal.Signals[signal_name]
+        self.exit_code: int = 128 + signal.Signals[signal_name]

@@ -60,7 +60,9 @@ class Rows:
         owners: uint64[n], the hash of the operator's key of each row, where `key_names` has more columns than that.
         whole: whether these are all rows of a call.
         """
-        self.table, self.hashes, self.key_groups = table, hashes, groups
+        self.table: pa.Table = table
+        self.hashes: np.ndarray = hashes
+        self.key_groups: np.ndarray = groups
         self._key_names, self._what = list(key_names), what
         self._owners, self._whole = hashes if owners is None else owners, whole
 

@@ -23,7 +23,7 @@ below, in snake case:
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
@@ -54,7 +54,7 @@ _LOG = get_logger(__name__)
 class RecoveryOptions(BaseModel):
     """What a run may do about damage, and what follows a run that Dagster saw fail."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     automatic: bool = Field(default=True, description="whether a run that finds its stream damaged recovers it itself")
     attempts: int = Field(default=3, ge=0, description="how many recoveries follow a failed run under Dagster, at most")
@@ -66,7 +66,7 @@ class RecoveryOptions(BaseModel):
 class AlertOptions(BaseModel):
     """When people are told, and where."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     webhook: str | None = Field(default=None, repr=False, description="URL to post alerts to; default only the log")
     still_s: float = Field(
@@ -77,7 +77,7 @@ class AlertOptions(BaseModel):
 class UiOptions(BaseModel):
     """How `siltstone ui` runs Dagster."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     storage: str | None = Field(
         default=None, repr=False, description="postgresql:// URL for runs and events; default files in the warehouse"
@@ -94,7 +94,7 @@ class UiOptions(BaseModel):
 class Settings(BaseSettings):
     """All options of the engine; unknown names are refused."""
 
-    model_config = SettingsConfigDict(
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix=PREFIX,
         env_nested_delimiter="__",
         toml_file=CONFIGURATION,

@@ -26,7 +26,8 @@ class Overflow(Exception):
 
     def __init__(self, function: "Sum | Average", groups: np.ndarray) -> None:
         super().__init__(function.name)
-        self.function, self.groups = function, groups
+        self.function: Sum | Average = function
+        self.groups: np.ndarray = groups
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Aggregate(Operator):
     ) -> None:
         if not aggregates or not all(isinstance(function, Function) for function in aggregates):
             raise UsageError(f"operator {name} needs aggregates such as Count or Sum")
-        self.aggregates = tuple(aggregates)
+        self.aggregates: tuple[Function, ...] = tuple(aggregates)
         self.map_side = map_side
         kept = [pair for function in self.aggregates for pair in function.columns().items()]
         self.totals = ValueState(pa.schema(kept))

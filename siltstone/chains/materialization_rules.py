@@ -8,6 +8,7 @@ chain_bytes = 1_000_000_000
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,7 +22,7 @@ RETRY_MAX_S = 600.0
 class MaterializationOptions(BaseModel):
     """When runs materialize by themselves, and what is said of one that does not succeed; unknown names are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     enabled: bool = Field(default=True, description="whether runs materialize in the background")
     interval_s: float | None = Field(

@@ -5,13 +5,15 @@ persist_delay_s = 0.05
 hedging = false
 """
 
+from typing import ClassVar
+
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class UploadOptions(BaseModel):
     """Options of one process's `Uploader`; unknown names are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     persist_delay_s: float = Field(
         default=0.01, ge=0, le=60, description="how long a request waits for others of its process to share an object"

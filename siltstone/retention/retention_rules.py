@@ -32,7 +32,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -72,7 +72,7 @@ Count = Annotated[int, Field(ge=0)]
 class RetentionOptions(BaseModel):
     """The rules of one stream's retention, None for a rule that is not set; unknown names are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     keep_last: Count | None = Field(default=None, description="keep the newest N checkpoints")
     keep_within: Duration | None = Field(default=None, description="keep those committed so recently")

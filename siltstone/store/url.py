@@ -4,7 +4,7 @@ Options of a store are the URL's query, such as `s3://bucket/prefix?region=eu-we
 opens the same store in every process. What may be secret, a password, is never shown.
 """
 
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote_plus, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,7 +18,7 @@ from siltstone.store.retry import RetryPolicy
 class StoreOptions(BaseModel):
     """What every store over a network takes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     retry: Literal["exponential", "fixed", "none"] = Field("exponential", description="how waits between attempts grow")
     attempts: int = Field(5, ge=1, description="attempts a call, the first included")

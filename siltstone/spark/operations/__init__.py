@@ -7,18 +7,11 @@ from siltstone.spark.operations.recovering import recover
 from siltstone.spark.operations.replaying import ReplayResult, replay
 from siltstone.spark.operations.rescaling import RescaleResult, rescale
 from siltstone.spark.operations.restoring import RestoreResult, restore
-from siltstone.spark.operations.running import (
-    RunRequest,
-    RunResult,
-    StreamRun,
-    open_region,
-    run,
-    stream_runner,
-    write_stream,
-)
+from siltstone.spark.operations.running import RunRequest, open_region, run, stream_runner, write_stream
 from siltstone.spark.operations.series import SeriesResult, restore_series
 from siltstone.spark.operations.snapshots import SnapshotResult, snapshot
 from siltstone.spark.stopping import stop_on_signals
+from siltstone.spark.stream_run import RunResult, StreamRun
 
 __all__ = [
     "EditResult",

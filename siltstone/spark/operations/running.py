@@ -1,25 +1,18 @@
 """Runs a stream: what its source has, or a query of the user's own."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from contextvars import copy_context
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Self
+from typing import Any
 
-from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.policies import policy_by_name
-from siltstone.change.recover import Recovery
 from siltstone.errors import Fenced, SiltstoneError, Stopped, Unreachable
 from siltstone.log import bound
-from siltstone.result import Result
 from siltstone.retention.leases import this_process
 from siltstone.run.definition import check_recorded, check_run
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
@@ -30,29 +23,9 @@ from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.runner import ON_AND_ON, UNTIL_PROCESSED, StreamRunner, check_rows, open_source, run_stream
 from siltstone.spark.session import cores, needs_spark, spark_session
-from siltstone.spark.stopping import StopRequest, stop_on_signals
+from siltstone.spark.stopping import StopRequest
+from siltstone.spark.stream_run import RunResult, StreamRun
 from siltstone.stream import Stream
-
-
-@dataclass(frozen=True)
-class RunResult(Result):
-    """What one run did. `digest` is that of the newest checkpoint, hex; `uploads` is `UploadStatistics.summary`;
-    `dead_letters` counts by operator the rows that it could not take.
-
-    `recovered` says what it gave up to be able to go on; None where nothing was damaged. `stopped` is the signal that
-    ended a run with `follow`; None where its batches did.
-    """
-
-    stream: str
-    checkpoints: list[int]
-    digest: str | None
-    rows: int
-    bytes: int
-    seconds: float
-    uploads: Mapping[str, float]
-    dead_letters: Mapping[str, int] = field(default_factory=dict)
-    recovered: Recovery | None = None
-    stopped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,161 +43,62 @@ class RunRequest:
     drop: Sequence[str] = ()
 
 
-class StreamRun:
-    """A run of a stream at work: it owns the query, and a thread that follows it, recovers the stream where it is found
-    damaged, and takes the last checkpoint.
-
-    As a context manager it stops the run when the block ends.
+@dataclass
+class _Work:
+    """What the thread of a run does.
 
     Attributes:
-        stream: its name.
-        last_checkpoint: the newest checkpoint that this run has completed; None before the first.
-        result: what the run did, once it has ended well; else None.
-        exception: why the run has failed; None while it has not.
+        completed: the stream's newest checkpoint, of this run or an earlier one, once the run has ended well.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        stream: Stream,
-        place: OpenWarehouse,
-        rows: DataFrame,
-        request: RunRequest,
-        trigger: Mapping[str, Any],
-        metrics: RunMetrics,
-        on_checkpoint: Callable[[Completed], None],
-    ) -> None:
-        self.stream = stream.name
-        self.last_checkpoint: Completed | None = None
-        self.result: RunResult | None = None
-        self.exception: BaseException | None = None
-        self._settings, self._definition, self._place, self._rows = settings, stream, place, rows
-        self._request, self._trigger, self._on_checkpoint = request, trigger, on_checkpoint
-        self._spark = rows.sparkSession
-        self.completed = 0
-        """the stream's newest checkpoint, of this run or an earlier one, once the run has ended well"""
-        self._metrics = metrics
-        self._done: list[Completed] = []
-        self._query: StreamingQuery | None = None
-        self._stop = StopRequest()
-        self._begun, self._ended = threading.Event(), threading.Event()
-        # A daemon: a driver that ends without waiting ends its run as a crash does, and loses nothing.
-        run = partial(copy_context().run, self._work)
-        self._thread = InheritableThread(target=run, name=f"siltstone-run-{stream.name}", daemon=True)
-        self._thread.start()
+    settings: Settings
+    stream: Stream
+    place: OpenWarehouse
+    rows: DataFrame
+    request: RunRequest
+    trigger: Mapping[str, Any]
+    metrics: RunMetrics
+    on_checkpoint: Callable[[Completed], None]
+    stop: StopRequest = field(default_factory=StopRequest)
+    done: list[Completed] = field(default_factory=list)
+    completed: int = 0
 
-    @property
-    def is_active(self) -> bool:
-        """Whether the run has not ended."""
-        return not self._ended.is_set()
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """What Spark reports of its query: `message`, `isDataAvailable` and others; else only a `message`."""
-        query = self._query
-        if not self.is_active or query is None:
-            return {"message": "starting" if self.is_active else "failed" if self.exception else "ended"}
-        return dict(query.status)
-
-    def await_start(self) -> None:
-        """Wait until the query has begun. After a rollback that is only once the logged steps have run again.
-
-        Raises:
-            SiltstoneError: the run has failed.
-        """
-        self._begun.wait()
-        self._raise()
-
-    def await_termination(self, timeout_s: float | None = None, *, on_signals: bool = False) -> bool:
-        """Wait until the run has ended; whether it has.
-
-        Args:
-            timeout_s: how long to wait; None without limit.
-            on_signals: let SIGTERM and Ctrl-C end the run after the step in progress, with a checkpoint, until this
-                returns; only in the main thread. Otherwise signals are left to the process.
-
-        Raises:
-            SiltstoneError: the run has failed: of its step nothing is visible, and a new run resumes at the last
-                checkpoint.
-        """
-        with stop_on_signals(self._spark, self._stop) if on_signals else nullcontext():
-            self._ended.wait(timeout_s)
-        self._raise()
-        return not self.is_active
-
-    def stop(self) -> None:
-        """End the run after the step in progress, with a checkpoint, and wait for that.
-
-        Raises:
-            SiltstoneError: the run has failed.
-        """
-        self._stop.ask("stop")
-        self.await_termination()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._stop.ask("stop")
-        self._ended.wait()
-        if kind is None:
-            self._raise()
-
-    def _raise(self) -> None:
-        if self._ended.is_set() and self.exception is not None:
-            raise self.exception
-
-    def _work(self) -> None:
-        start = time.perf_counter()
-        try:
-            with self._place as place:
-                self.result = self._result(*self._run(place), start)
-        except BaseException as error:
-            self.exception = error
-        finally:
-            self._ended.set()
-            self._begun.set()
-
-    def _run(self, place: OpenWarehouse) -> tuple[StreamRunner, Recovery | None]:
+    def __call__(self, run: StreamRun) -> RunResult:
         """Run; once more where the stream is found to be damaged before a checkpoint was completed, and recovered."""
-        recovery = SelfRecovery(self._settings, place, self.stream, self._spark)
-        try:
-            return self._run_once(place), None
-        except DAMAGED as error:
-            if self._done:
-                raise
-            recovery.attempt(error)
-            return self._run_once(place), recovery.done
-
-    def _run_once(self, place: OpenWarehouse) -> StreamRunner:
-        details = self._settings, self._definition, place, self._spark, self._request, self._metrics, self._completed
-        with _running(*details) as runner:
-            run_stream(runner, self._rows, self._trigger, self._stop, self._started)
-        return runner
-
-    def _started(self, query: StreamingQuery) -> None:
-        self._query = query
-        self._begun.set()
-
-    def _completed(self, checkpoint: Completed) -> None:
-        self._done.append(checkpoint)
-        self.last_checkpoint = checkpoint
-        self._on_checkpoint(checkpoint)
-
-    def _result(self, runner: StreamRunner, recovered: Recovery | None, start: float) -> RunResult:
+        start, recovered = time.perf_counter(), None
+        with self.place:
+            try:
+                runner = self._run_once(run)
+            except DAMAGED as error:
+                if self.done:
+                    raise
+                recovery = SelfRecovery(self.settings, self.place, run.stream, self.rows.sparkSession)
+                recovery.attempt(error)
+                runner, recovered = self._run_once(run), recovery.done
         self.completed = runner.region.completed
         return RunResult(
-            stream=self.stream,
-            checkpoints=[c.id for c in self._done],
+            stream=run.stream,
+            checkpoints=[c.id for c in self.done],
             digest=runner.region.digest,
-            rows=sum(c.rows_in for c in self._done),
-            bytes=sum(c.bytes for c in self._done),
+            rows=sum(c.rows_in for c in self.done),
+            bytes=sum(c.bytes for c in self.done),
             seconds=round(time.perf_counter() - start, 3),
-            uploads=self._metrics.uploads.summary(),
-            dead_letters=self._metrics.dead_letters,
+            uploads=self.metrics.uploads.summary(),
+            dead_letters=self.metrics.dead_letters,
             recovered=recovered,
             stopped=runner.stopped,
         )
+
+    def _run_once(self, run: StreamRun) -> StreamRunner:
+        def completed(checkpoint: Completed) -> None:
+            self.done.append(checkpoint)
+            run.last_checkpoint = checkpoint
+            self.on_checkpoint(checkpoint)
+
+        spark = self.rows.sparkSession
+        with _running(self.settings, self.stream, self.place, spark, self.request, self.metrics, completed) as runner:
+            run_stream(runner, self.rows, self.trigger, self.stop, run.begun)
+        return runner
 
 
 @needs_spark
@@ -252,7 +126,9 @@ def run(
         check_cluster(spark, stream, place)
         return open_source(spark, stream, place.warehouse, request.options)
 
-    begun = _begin(settings, stream, request, source, ON_AND_ON if request.follow else UNTIL_PROCESSED, on_checkpoint)
+    trigger = ON_AND_ON if request.follow else UNTIL_PROCESSED
+    work = _prepare(settings, stream, request, source, trigger, on_checkpoint)
+    begun = _begin(work)
     try:
         begun.await_termination(on_signals=True)
     except BaseException:
@@ -262,7 +138,7 @@ def run(
     result = begun.result
     assert result is not None, "it has not failed"
     if result.stopped and not request.follow:
-        raise Stopped(stream.name, result.stopped, begun.completed)
+        raise Stopped(stream.name, result.stopped, work.completed)
     return replace(result, seconds=round(time.perf_counter() - start, 3))
 
 
@@ -289,20 +165,24 @@ def write_stream(
         check_rows(stream, rows)
         return rows
 
-    begun = _begin(settings, stream, request, given, trigger, on_checkpoint)
+    begun = _begin(_prepare(settings, stream, request, given, trigger, on_checkpoint))
     begun.await_start()
     return begun
 
 
-def _begin(
+def _begin(work: _Work) -> StreamRun:
+    return StreamRun(work.stream.name, work.rows.sparkSession, work.stop, work)
+
+
+def _prepare(
     settings: Settings,
     stream: Stream,
     request: RunRequest,
     source: Callable[[OpenWarehouse], DataFrame],
     trigger: Mapping[str, Any],
     on_checkpoint: Callable[[Completed], None],
-) -> StreamRun:
-    """Begin a run, after every check that can be made before the stream is taken over."""
+) -> _Work:
+    """Make every check that can be made before the stream is taken over."""
     policy_by_name(settings.policy, settings.policy_options)
     check_run(stream, request.options, settings.parallelism or 1)
     metrics = RunMetrics(settings, stream.name)
@@ -311,9 +191,8 @@ def _begin(
         check_recorded(place.catalog, stream, request.options, request.drop)
         # Before the stream is taken over: a source that cannot be had changes nothing.
         rows = source(place)
-        begun = StreamRun(settings, stream, place, rows, request, trigger, metrics, on_checkpoint)
-        stack.pop_all()  # its thread closes the warehouse
-    return begun
+        stack.pop_all()  # the thread of the run closes the warehouse
+        return _Work(settings, stream, place, rows, request, trigger, metrics, on_checkpoint)
 
 
 @contextmanager

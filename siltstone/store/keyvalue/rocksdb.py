@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -66,7 +66,7 @@ _CHUNKS, _HEAD = "chunks.sst", "head.sst"
 class RocksDBOptions(BaseModel):
     """Options of a `rocksdb://` URL."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     # RocksDB reads no part of a value: chunks as small as its blocks make reading part of an object cost the part.
     chunk_bytes: int = Field(
