@@ -1,0 +1,351 @@
+"""`KeyedProcessor`: an operator for code that handles one key at a time, as Spark's `StatefulProcessor` does.
+
+    class Sessions(KeyedProcessor):
+        name = "sessions"
+        key = {"user": pa.string()}
+        output = {"user": pa.string(), "clicks": pa.int64()}
+        totals = ValueState({"clicks": pa.int64()})
+
+        def handle_input(self, key, rows, state):
+            old = state.totals.get()  # of this key alone: a dict, or None
+            clicks = len(rows) + (old["clicks"] if old else 0)
+            state.totals.put({"clicks": clicks})
+            yield {"user": key[0], "clicks": clicks}
+
+What `state.<variable>` offers, each call about the key at hand:
+
+    ValueState     get() -> dict or None, put(values), remove()
+    MapState       get(entry) -> dict or None, put(entry, values), remove(entry); an entry is a dict of its map key
+    ListState      get() -> list of dicts, append(values), remove()
+    WindowState    get() -> list of dicts in order, insert(values), evict(before), remove()
+    OpaqueState    get() -> the object of the key's key group, put(object)
+
+Underneath, each variable is read once for all keys of a call of `process`, when it is first asked for, and written at
+the end. Map entries are read together if the rows have the columns of the map key and name them; others one by one.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from siltstone.errors import BadRow, UsageError
+from siltstone.operator import ListState, MapState, OpaqueState, Operator, Rows, State, ValueState, WindowState
+from siltstone.state.variables import schema_of
+
+Record = Mapping[str, Any]
+
+
+class KeyedProcessor(Operator):
+    """An operator that is given one key at a time; write `handle_input` in place of `process`.
+
+    It is declared as any `Operator`, with the same variables, and a stream may go from one to the other with its state.
+    It is slower, since it makes Python objects of every row and value of state. A sum per key over 200,000 rows of two
+    integers took 5.5 times the processor time of the same sum written as `process` with 10 rows per key, and 11.7 times
+    with about one row per key (median of five steps each, one run). Write `process` where that matters.
+    """
+
+    def handle_input(self, key: tuple[Any, ...], rows: list[dict[str, Any]], state: Any) -> Iterable[Record] | None:
+        """Take the rows of one key, read and change its state, and return or yield output rows, if any.
+
+        A step may bring rows of a key in several calls. Equal rows in equal order must have equal effects, since a task
+        may run twice; the order is the same only with `order_by`.
+
+        Args:
+            key: the values of the key columns.
+            rows: each row as a dict of its columns.
+            state: the variables, each an attribute of its name (see the module).
+
+        Returns:
+            Rows with the columns `output`, each a dict.
+
+        Raises:
+            BadRow: rows of this key cannot be taken: those that are true in `rows` (one boolean per row of the key), or
+                all of them.
+        """
+        raise NotImplementedError(f"operator {self.name} does not define handle_input")
+
+    def process(self, rows: Rows, state: State) -> pa.Table | None:
+        """Call `handle_input` for each key."""
+        views = {name: _VIEWS[type(kind)](name, kind, rows, state) for name, kind in self.variables().items()}
+        order = np.argsort(rows.key_index, kind="stable")
+        records = rows.table.take(pa.array(order)).to_pylist()
+        starts = np.searchsorted(rows.key_index[order], np.arange(len(rows.keys) + 1)).tolist()
+        own, made = _KeyState(self.name, views), list[Record]()
+        for ordinal, key in enumerate(zip(*(c.to_pylist() for c in rows.keys.columns.columns), strict=True)):
+            for view in views.values():
+                view.ordinal = ordinal
+            start, end = starts[ordinal], starts[ordinal + 1]
+            try:
+                made += self.handle_input(key, records[start:end], own) or ()
+            except BadRow as error:
+                bad = np.zeros(len(rows), bool)
+                bad[order[start:end]] = True if error.rows is None else error.rows
+                error.rows = bad
+                raise
+        for view in views.values():
+            view.flush()
+        if not made:
+            return None
+        if self.output is None:
+            raise UsageError(f"operator {self.name} returns rows but declares no output: set its field output")
+        return _table(made, self.output, f"the output of operator {self.name}")
+
+
+class _KeyState:
+    """The variables of one key, each an attribute of its name."""
+
+    def __init__(self, operator: str, views: Mapping[str, "_View"]) -> None:
+        self.__dict__.update(views)
+        self.__dict__["_operator"] = operator
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"operator {self.__dict__.get('_operator')} has no variable {name!r}")
+
+
+class _View:
+    """One variable, of one key after the other: that of `ordinal`. Changes wait for `flush`."""
+
+    def __init__(self, name: str, variable: Any, rows: Rows, state: State) -> None:
+        self.name, self.rows, self.keys = name, rows, rows.keys
+        self.access: Any = getattr(state, name)
+        self.ordinal = 0
+        self.value = pa.schema([]) if isinstance(variable, OpaqueState) else schema_of(variable.value, name)
+
+    def flush(self) -> None:
+        """Write what changed."""
+
+    def checked(self, values: Record) -> dict[str, Any]:
+        """A row of the value columns."""
+        return _checked(values, self.value.names, self.name)
+
+
+class _Value(_View):
+    """At most one row of the key."""
+
+    def __init__(self, name: str, variable: ValueState, rows: Rows, state: State) -> None:
+        super().__init__(name, variable, rows, state)
+        self._read: list[dict[str, Any] | None] | None = None
+        self._changed: dict[int, dict[str, Any] | None] = {}
+
+    def get(self) -> dict[str, Any] | None:
+        if self.ordinal in self._changed:
+            found = self._changed[self.ordinal]
+        else:
+            if self._read is None:
+                lookup = self.access.lookup(self.keys)
+                values = lookup.values.to_pylist()
+                self._read = [row if there else None for row, there in zip(values, lookup.found, strict=True)]
+            found = self._read[self.ordinal]
+        return None if found is None else dict(found)
+
+    def put(self, values: Record) -> None:
+        self._changed[self.ordinal] = self.checked(values)
+
+    def remove(self) -> None:
+        self._changed[self.ordinal] = None
+
+    def flush(self) -> None:
+        if gone := [k for k, values in self._changed.items() if values is None]:
+            self.access.delete(self.keys.take(np.array(gone)))
+        if new := {k: values for k, values in self._changed.items() if values is not None}:
+            self.access.put(self.keys.take(np.array([*new])), _table([*new.values()], self.value, self.name))
+
+
+class _Map(_View):
+    """The key's map."""
+
+    def __init__(self, name: str, variable: MapState, rows: Rows, state: State) -> None:
+        super().__init__(name, variable, rows, state)
+        self._subkey = schema_of(variable.key, name)
+        self._schema = pa.schema([*rows.keys.columns.schema, *self._subkey])
+        self._known: dict[tuple[Any, ...], dict[str, Any] | None] = {}
+        self._changed: dict[tuple[Any, ...], dict[str, Any]] = {}
+        """what is known of entries by their address, and the map keys of those that changed"""
+        self._ahead = False
+
+    def get(self, entry: Record) -> dict[str, Any] | None:
+        address, subkey = self._address(entry)
+        if address not in self._known and not self._ahead:
+            self._ahead = True
+            self._read_ahead()
+        if address not in self._known:
+            self._read(self._entries([(self.ordinal, subkey)]), np.array([self.ordinal]))
+        found = self._known[address]
+        return None if found is None else dict(found)
+
+    def put(self, entry: Record, values: Record) -> None:
+        address, subkey = self._address(entry)
+        self._known[address], self._changed[address] = self.checked(values), subkey
+
+    def remove(self, entry: Record) -> None:
+        address, subkey = self._address(entry)
+        self._known[address], self._changed[address] = None, subkey
+
+    def flush(self) -> None:
+        gone = [(a[0], subkey) for a, subkey in self._changed.items() if self._known[a] is None]
+        if gone:
+            self.access.delete(self._entries(gone))
+        new = [(a, subkey, values) for a, subkey in self._changed.items() if (values := self._known[a]) is not None]
+        if new:
+            entries = self._entries([(a[0], subkey) for a, subkey, _ in new])
+            values = _table([values for *_, values in new], self.value, self.name)
+            schema = pa.schema([*entries.schema, *values.schema])
+            self.access.put(pa.table([*entries.columns, *values.columns], schema=schema))
+
+    def _address(self, entry: Record) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What tells an entry from others of the call, and its map key."""
+        subkey = _checked(entry, self._subkey.names, self.name)
+        return (self.ordinal, *map(_comparable, subkey.values())), subkey
+
+    def _entries(self, entries: list[tuple[int, dict[str, Any]]]) -> pa.Table:
+        owners = self.keys.columns.take(pa.array([ordinal for ordinal, _ in entries]))
+        subkeys = _table([subkey for _, subkey in entries], self._subkey, self.name)
+        return pa.table([*owners.columns, *subkeys.columns], schema=self._schema)
+
+    def _read_ahead(self) -> None:
+        """Read the entries that the rows name, if they have the map key's columns."""
+        table, names = self.rows.table, self._subkey.names
+        if any(n not in table.column_names or table.schema.field(n).type != self._subkey.field(n).type for n in names):
+            return
+        if any(table.column(name).null_count for name in names):
+            return
+        first = np.full(len(table), -1)
+        named = self.rows.by(*names)
+        first[named.key_index] = self.rows.key_index
+        self._read(named.keys.columns, first[: len(named.keys)])
+
+    def _read(self, entries: pa.Table, ordinals: np.ndarray) -> None:
+        lookup = self.access.lookup(entries)
+        subkeys = zip(*(entries.column(name).to_pylist() for name in self._subkey.names), strict=True)
+        found = zip(ordinals.tolist(), subkeys, lookup.values.to_pylist(), lookup.found, strict=True)
+        for ordinal, subkey, values, there in found:
+            self._known.setdefault((ordinal, *map(_comparable, subkey)), values if there else None)
+
+
+class _List(_View):
+    """The key's list."""
+
+    def __init__(self, name: str, variable: ListState, rows: Rows, state: State) -> None:
+        super().__init__(name, variable, rows, state)
+        self._read: dict[int, list[dict[str, Any]]] | None = None
+        self._added: dict[int, list[dict[str, Any]]] = {}
+        self._removed: set[int] = set()
+
+    def get(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in [*self.stored(), *self._added.get(self.ordinal, ())]]
+
+    def append(self, values: Record) -> None:
+        self._added.setdefault(self.ordinal, []).append(self.checked(values))
+
+    def remove(self) -> None:
+        self._removed.add(self.ordinal)
+        self._added.pop(self.ordinal, None)
+
+    def flush(self) -> None:
+        if self._removed:
+            self.access.delete(self.keys.take(np.array(sorted(self._removed))))
+        if added := [(k, row) for k, rows in self._added.items() for row in rows]:
+            at = np.array([k for k, _ in added])
+            self.add(at, _table([row for _, row in added], self.value, self.name))
+
+    def add(self, at: np.ndarray, rows: pa.Table) -> None:
+        """Write what was added."""
+        self.access.append(self.keys, at, rows)
+
+    def stored(self) -> list[dict[str, Any]]:
+        """The rows that state has of the key, unless they were removed."""
+        if self.ordinal in self._removed:
+            return []
+        if self._read is None:
+            self._read = {}
+            at, rows = self.access.get(self.keys)
+            for k, row in zip(at.tolist(), rows.to_pylist(), strict=True):
+                self._read.setdefault(k, []).append(row)
+        return self._read.get(self.ordinal, [])
+
+
+class _Window(_List):
+    """The key's window."""
+
+    def __init__(self, name: str, variable: WindowState, rows: Rows, state: State) -> None:
+        super().__init__(name, variable, rows, state)
+        self._order = variable.order
+        self._limits: dict[int, Any] = {}
+
+    def get(self) -> list[dict[str, Any]]:
+        return sorted(super().get(), key=lambda row: _rank(row[self._order]))
+
+    def insert(self, values: Record) -> None:
+        self.append(values)
+
+    def evict(self, before: Any) -> None:
+        """Remove the rows whose order column is less than `before`."""
+        limit = self._limits.get(self.ordinal)
+        self._limits[self.ordinal] = before if limit is None else max(limit, before)
+        if self.ordinal in self._added:
+            self._added[self.ordinal] = [r for r in self._added[self.ordinal] if not r[self._order] < before]
+
+    def remove(self) -> None:
+        super().remove()
+        self._limits.pop(self.ordinal, None)
+
+    def stored(self) -> list[dict[str, Any]]:
+        limit = self._limits.get(self.ordinal)
+        return [row for row in super().stored() if limit is None or not row[self._order] < limit]
+
+    def flush(self) -> None:
+        if self._limits:
+            keys = self.keys.take(np.array([*self._limits]))
+            self.access.evict(keys, pa.array([*self._limits.values()], self.value.field(self._order).type))
+        super().flush()
+
+    def add(self, at: np.ndarray, rows: pa.Table) -> None:
+        self.access.insert(self.keys, at, rows)
+
+
+class _Opaque(_View):
+    """The object of the key's key group, which its other keys share."""
+
+    def get(self) -> Any:
+        return self.access[int(self.keys.key_groups[self.ordinal])]
+
+    def put(self, value: Any) -> None:
+        self.access[int(self.keys.key_groups[self.ordinal])] = value
+
+
+_VIEWS: dict[type, Any] = {
+    ValueState: _Value,
+    MapState: _Map,
+    ListState: _List,
+    WindowState: _Window,
+    OpaqueState: _Opaque,
+}
+
+
+def _checked(values: Record, names: list[str], what: str) -> dict[str, Any]:
+    if values.keys() != set(names):
+        raise UsageError(f"{what}: columns {', '.join(map(str, values))} were given: it has {', '.join(names)}")
+    return {name: values[name] for name in names}
+
+
+def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
+    for record in records:
+        _checked(record, schema.names, what)
+    try:
+        return pa.Table.from_pylist(records, schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        wanted = ", ".join(f"{field.name} {field.type}" for field in schema)
+        raise UsageError(f"{what}: a value does not fit its column ({wanted}): {error}") from None
+
+
+def _comparable(value: Any) -> Any:
+    """A value of a map key such that equal map keys are equal: every NaN is one."""
+    return "NaN" if isinstance(value, float) and math.isnan(value) else value
+
+
+def _rank(value: Any) -> Any:
+    """A value in the order of a window, in which NaN is last."""
+    return (True, 0.0) if isinstance(value, float) and math.isnan(value) else (False, value)
