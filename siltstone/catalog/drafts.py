@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from siltstone.errors import Unreachable, UsageError
-from siltstone.store.filesystem import make_durable
+from siltstone.store.files import make_durable
 from siltstone.store.private import own_umask
 
 SQLITE_FILES = ("", "-wal", "-shm", "-journal")

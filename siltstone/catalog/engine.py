@@ -126,7 +126,7 @@ def is_passing(error: sa.SQLAlchemyError) -> bool:
     return away and not _REFUSED.search(str(error.orig))
 
 
-def check_reachable(url: str, what: str, timeout_s: float = 10.0) -> None:
+def check_reachable(url: str, what: str) -> None:
     """Connect to a PostgreSQL database that others are to use, once.
 
     Raises:
@@ -139,7 +139,7 @@ def check_reachable(url: str, what: str, timeout_s: float = 10.0) -> None:
         parsed = None
     if parsed is None or parsed.drivername == "sqlite":
         raise UsageError(f"{what} cannot be kept there: use postgresql://USER:PASSWORD@HOST/DATABASE")
-    engine = open_engine(parsed, create=False, timeout_s=timeout_s)
+    engine = open_engine(parsed, create=False, timeout_s=10.0)
     try:
         engine.connect().close()
     except (sa.DBAPIError, sa.TimeoutError) as error:

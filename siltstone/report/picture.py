@@ -4,8 +4,6 @@ Hue says which operator, tone which form: full for bases, light for deltas. The 
 who see colours differently (Okabe and Ito); failure is also marked by shape.
 """
 
-import os
-import uuid
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 from siltstone.errors import UsageError
 from siltstone.extras import extra_needed
 from siltstone.report.data import ReportData
+from siltstone.store.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,15 +59,8 @@ def draw_report(data: ReportData, path: Path) -> Path:
 
 
 def _replace(path: Path, content: memoryview) -> None:
-    """Write a file under another name, then give it its own."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        try:
-            with temporary.open("xb") as file:
-                file.write(content)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(path, content)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise UsageError(

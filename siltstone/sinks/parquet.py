@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from siltstone.store.filesystem import make_durable
+from siltstone.store.files import make_durable
 
 if TYPE_CHECKING:  # a stream's definition names its sinks, and is read where no Spark runs
     from pyspark.sql import DataFrame

@@ -21,6 +21,7 @@ from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageErro
 from siltstone.model import StoredObject
 from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, OPTION, Checksum, verify
+from siltstone.store.files import make_durable
 from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix, is_object_name, opened_directories
 
 _PIECE_BYTES = 256 << 10  # what was hashed is still in the processor's cache when it is written
@@ -328,12 +329,3 @@ class FilesystemStore:
 def _opened(path: Path) -> FileIO:
     """A file to read, which is no symbolic link, even if it becomes one meanwhile; a pipe is not waited for."""
     return FileIO(path, opener=lambda name, flags: os.open(name, flags | _NO_LINK | _NO_WAIT))
-
-
-def make_durable(path: Path) -> None:
-    """fsync a file, or a directory's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

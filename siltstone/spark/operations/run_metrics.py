@@ -13,6 +13,7 @@ from siltstone.errors import Unreachable
 from siltstone.log import get_logger
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
+from siltstone.store.files import replace_file
 from siltstone.store.filesystem import translate_errors
 
 _LOG = get_logger(__name__)
@@ -62,8 +63,6 @@ class RunMetrics:
 
     def _write(self, path: Path, health: Mapping[str, OperatorHealth]) -> None:
         """Replace the file, at once, so that a collector never reads half of it."""
-        written = path.with_name(f".{path.name}.partial")
         further = [*health_metrics(health, self._stream), dead_letter_metric(self.dead_letters, self._stream)]
         with translate_errors(f"write the metrics to {path}"):
-            written.write_text(openmetrics(self.uploads, {"stream": self._stream}, further))
-            written.replace(path)
+            replace_file(path, openmetrics(self.uploads, {"stream": self._stream}, further).encode())

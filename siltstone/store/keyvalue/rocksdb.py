@@ -29,7 +29,8 @@ from rocksdict import AccessType, IngestExternalFileOptions, SstFileWriter, Writ
 from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, Algorithm
-from siltstone.store.filesystem import FilesystemStore, make_durable
+from siltstone.store.files import make_durable
+from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.keyvalue.chunked import ChunkedStore
 from siltstone.store.keyvalue.protocol import (
     CHUNK,

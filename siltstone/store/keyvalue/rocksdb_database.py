@@ -10,7 +10,7 @@ from typing import Any
 from rocksdict import AccessType, DBCompressionType, Options, Rdict, WriteOptions
 
 from siltstone.errors import CorruptObject, SiltstoneError, Unreachable, UsageError
-from siltstone.store.filesystem import make_durable
+from siltstone.store.files import make_durable
 from siltstone.store.filesystem import translate_errors as reaching_files
 from siltstone.store.keyvalue.protocol import join_name
 from siltstone.store.paths import below
