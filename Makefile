@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-thorough test-fast lint bench bench-policy fault fuzz licenses release ui screenshots clean
+.PHONY: help demo test test-system test-thorough test-fast lint bench bench-policy fault fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -8,7 +8,8 @@ BIN := .venv/bin
 EXTRAS_run := demo,redis,rocksdb,java
 EXTRAS_ui := demo,redis,rocksdb,dagster,java
 EXTRAS_screenshots := demo,redis,rocksdb,dagster,java,screenshots
-EXTRAS_dev := demo,redis,rocksdb,report,dagster,postgres,connect,java,dev
+EXTRAS_dev := demo,redis,rocksdb,report,dagster,postgres,connect,java,docs,dev
+EXTRAS_docs := docs
 READY := .venv/.installed-
 
 # The S3 server of the tests; only where Go is. Without it they have another one, from a wheel.
@@ -72,6 +73,9 @@ release: $(READY)dev ## wheel and source distribution of this commit in dist/, b
 
 licenses: $(READY)dev ## docs/third-party-licenses.md, from what is installed
 	@$(BIN)/python -m scripts.licenses --write
+
+docs: $(READY)docs ## the guide and the reference as a site in site/; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 ui: $(READY)ui ## the Dagster web server on this code location
 	@$(WITH_JAVA) $(BIN)/siltstone ui

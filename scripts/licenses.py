@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 LIST, PINS = ROOT / "docs" / "third-party-licenses.md", ROOT / "constraints.txt"
 ENGINE = "engine"
 """what is installed without an extra"""
-DEVELOPMENT = frozenset({"dev", "screenshots"})
+DEVELOPMENT = frozenset({"dev", "docs", "screenshots"})
 """extras that only work on Siltstone itself needs"""
 PERMISSIVE = re.compile(
     r"(MIT|MIT-0|MIT-CMU|0BSD|(3-Clause )?BSD( 3-Clause)?|BSD-[23]-Clause|Apache-2\.0|Apache Software|ISC|PSF-2\.0|"

@@ -29,6 +29,11 @@ def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
+def test_the_reference_lists_every_public_name() -> None:
+    listed = re.findall(r"^::: siltstone\.(\w+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(siltstone.__all__)
+
+
 @pytest.mark.parametrize("name", siltstone.__all__)
 def test_each_public_name_has_a_docstring(name: str) -> None:
     public = getattr(siltstone, name)
