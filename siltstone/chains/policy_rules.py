@@ -12,7 +12,7 @@ worst-case restoration cost), extended by measured restore factors.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,7 +26,7 @@ RESTORE_FACTOR = 1.2
 class PolicyOptions(BaseModel):
     """Options of every policy; those that one policy does not use are ignored by it, unknown names are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     d0: int = Field(default=4, ge=0, description="deltas after the first base (adjust-d); at most d_max in any case")
     d_max: int = Field(default=100, ge=0, description="most deltas in one chain; 0 makes every checkpoint a base")

@@ -1,56 +1,31 @@
-"""The client: one object for a warehouse, one for each of its streams, one method for each operation.
+"""One stream of a warehouse: run it, look at it, restore and prove it, change it."""
 
-    import siltstone as st
-
-    warehouse = st.open("./warehouse")
-    flights = warehouse.stream("flights")
-    flights.run()
-    flights.verify(every=True).failed
-
-Nothing stays open between calls. A method opens the store and the catalog, does its work, and returns one frozen
-result, which `to_json()` prints. The command line, the jobs and Dagster call exactly these methods.
-"""
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from siltstone.client.opened import ignore, opened
+from siltstone.client.storage import StreamStorage
 from siltstone.errors import UsageError
 from siltstone.listings import (
     CheckpointDetails,
     CheckpointList,
-    DeletionList,
-    Diagnosis,
     Report,
-    Retention,
-    Savepoint,
-    SavepointDropped,
-    SavepointList,
-    StreamList,
 )
-from siltstone.model import LATEST, check_name
-from siltstone.settings import Settings, load_settings
+from siltstone.model import LATEST
+from siltstone.settings import Settings
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, SparkSession
 
-    from siltstone.catalog.backup import Backup
-    from siltstone.catalog.identity import Reidentified
-    from siltstone.catalog.upgrading import Upgraded
-    from siltstone.catalog.warehouse import OpenWarehouse
     from siltstone.change.fork import Forked
     from siltstone.change.recover import Recovery
     from siltstone.restore.series import RestoredLabel
-    from siltstone.retention.deletion import DeletionResult
-    from siltstone.retention.sweep import SweepResult
-    from siltstone.retention.truncate import Truncation
     from siltstone.run.region import Completed
     from siltstone.spark.operations import (
         EditResult,
-        MaterializeResult,
         ReplayResult,
         RescaleResult,
         RestoreResult,
@@ -64,123 +39,7 @@ if TYPE_CHECKING:
     from siltstone.stream import Stream
 
 
-def _ignore(_: Any) -> None:
-    """What progress is told to where nobody asked for it."""
-
-
-class Client:
-    """A warehouse and its catalog. Made by `siltstone.open`."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings: Settings = settings
-
-    def stream(self, stream: "str | Stream") -> "StreamClient":
-        """One stream, by its name or its definition. Nothing is looked up yet.
-
-        Raises:
-            UsageError: the name is not a stream's name.
-        """
-        return StreamClient(self.settings, stream)
-
-    def streams(self) -> StreamList:
-        """List the streams that have run here.
-
-        Raises:
-            NoCatalog, Unreachable: there is no catalog, or it cannot be reached.
-        """
-        with _opened(self.settings) as place:
-            catalog = place.catalog
-            recorded = catalog.streams.list()
-            newest = {each.name: catalog.checkpoints.last_id(each.name) for each in recorded}
-            return StreamList(
-                [
-                    {
-                        "stream": each.name,
-                        "max_parallelism": each.max_parallelism,
-                        "parallelism": each.parallelism,
-                        "forked_from": each.forked_from,
-                        "forked_at": each.forked_at,
-                        "newest": newest[each.name] or None,
-                    }
-                    for each in recorded
-                ]
-            )
-
-    def doctor(self, stream: str | None = None) -> Diagnosis:
-        """Look at the warehouse, its catalog and its streams (or one), and say what to do; changes nothing.
-
-        What does not answer within 15 seconds is a finding, too.
-
-        Raises:
-            UnknownStream: there is no such stream.
-        """
-        from siltstone.doctor.examine import examine
-
-        found = examine(self.settings, stream)
-        counts = {state: sum(each.state == state for each in found) for state in ("ok", "warning", "problem")}
-        return Diagnosis(stream, **counts, findings=found)
-
-    def back_up(self, file: Path | None = None) -> "Backup":
-        """Back the catalog up into one SQLite file, as it is at one moment; streams may run meanwhile.
-
-        Args:
-            file: a file that does not exist; None for one beside a SQLite catalog.
-
-        Raises:
-            UsageError: the file exists, or has to be named.
-            Unreachable: the catalog or the file's directory failed.
-        """
-        from siltstone.catalog.backup import back_up
-
-        url, directory = self._catalog()
-        return back_up(url, file, directory)
-
-    def restore_catalog(self, file: Path) -> "Backup":
-        """Bring the catalog back from a backup, where there is none, into any kind of database.
-
-        Raises:
-            UsageError: there is a catalog, or the file is not a backup.
-            Unreachable: the database cannot be reached.
-        """
-        from siltstone.catalog.backup import bring_back
-
-        return bring_back(file, self._catalog()[0])
-
-    def upgrade(self, *, backup: Path | None = None, fence: bool = False) -> "Upgraded":
-        """Upgrade a catalog that an older Siltstone made, after a backup. Nothing may run on it meanwhile.
-
-        Args:
-            backup: the backup's file; None for one beside a SQLite catalog.
-            fence: give up runs and readers that have not ended, and let none of them write again.
-
-        Raises:
-            UsageError: a run may be at work, or the catalog is newer.
-            Unreachable: the catalog failed; it is as it was.
-        """
-        from siltstone.catalog.upgrading import upgrade_catalog
-
-        url, directory = self._catalog()
-        return upgrade_catalog(url, directory, file=backup, fence=fence)
-
-    def reidentify(self) -> "Reidentified":
-        """Give a copied warehouse an identity of its own, or one whose identity was lost a new one.
-
-        Raises:
-            Unreachable: the store or the catalog failed; do it again.
-        """
-        from siltstone.catalog.warehouse import OpenWarehouse
-
-        return OpenWarehouse.reidentify(self.settings.warehouse, self.settings.catalog)
-
-    def _catalog(self) -> tuple[str, Path]:
-        """The catalog's URL, and the warehouse's directory on this machine."""
-        from siltstone.store.open import Warehouse
-
-        warehouse = Warehouse.at(self.settings.warehouse)
-        return self.settings.catalog or warehouse.catalog_url, warehouse.local.root
-
-
-class StreamClient:
+class StreamClient(StreamStorage):
     """One stream of a warehouse. Made by `Client.stream`.
 
     Methods that run the stream's operators (`run`, `rescale`, `edit`, `replay`) need its definition: the `Stream` that
@@ -192,9 +51,7 @@ class StreamClient:
     """
 
     def __init__(self, settings: Settings, stream: "str | Stream") -> None:
-        self.settings: Settings = settings
-        self.name: str = stream if isinstance(stream, str) else stream.name
-        check_name("stream", self.name)
+        super().__init__(settings, stream)
         if not isinstance(stream, str):
             self.definition = stream
 
@@ -219,7 +76,7 @@ class StreamClient:
         options: Mapping[str, str] | None = None,
         drop: Sequence[str] = (),
         who: str | None = None,
-        on_checkpoint: "Callable[[Completed], None]" = _ignore,
+        on_checkpoint: "Callable[[Completed], None]" = ignore,
     ) -> "RunResult":
         """Process what the stream's source has, from the newest completed checkpoint on.
 
@@ -253,7 +110,7 @@ class StreamClient:
         trigger: Mapping[str, Any] | None = None,
         batches: int | None = None,
         drop: Sequence[str] = (),
-        on_checkpoint: "Callable[[Completed], None]" = _ignore,
+        on_checkpoint: "Callable[[Completed], None]" = ignore,
     ) -> "StreamRun":
         """Run the stream over a streaming DataFrame of your own, instead of its source.
 
@@ -288,7 +145,7 @@ class StreamClient:
         from siltstone.chains.due import materialization_health
 
         settings = self.settings
-        with _opened(settings) as place:
+        with opened(settings) as place:
             found = inspect.list_checkpoints(place.catalog, self.name, limit)
             origin = inspect.describe_origin(place.catalog, self.name)
             health = materialization_health(place.catalog, self.name, settings.materialization, settings.policy_options)
@@ -303,7 +160,7 @@ class StreamClient:
         """
         from siltstone.chains import inspect
 
-        with _opened(self.settings) as place:
+        with opened(self.settings) as place:
             return CheckpointDetails(inspect.show_checkpoint(place.catalog, place.warehouse.store, self.name, at))
 
     @overload
@@ -367,7 +224,7 @@ class StreamClient:
         from siltstone.retention.leases import hold_lease
         from siltstone.times import parse_time
 
-        with _opened(self.settings) as place:
+        with opened(self.settings) as place:
             found = place.catalog.checkpoints
             checkpoint = found.as_of(self.name, parse_time(as_of)) if as_of else found.resolve(self.name, at)
             with hold_lease(place.catalog, self.name, [checkpoint], what="reads"):
@@ -385,7 +242,7 @@ class StreamClient:
 
         check_picture_path(picture)
         settings = self.settings
-        with _opened(settings) as place:
+        with opened(settings) as place:
             data = report_data(place.catalog, self.name, settings.materialization, settings.policy_options)
         draw_report(data, picture)
         return Report(data, str(picture))
@@ -412,7 +269,7 @@ class StreamClient:
         return operations.restore(self.settings, self.name, at=at, as_of=as_of, to=to, only=only)
 
     def restore_series(
-        self, labels: Mapping[str, int], on_label: "Callable[[RestoredLabel], None]" = _ignore
+        self, labels: Mapping[str, int], on_label: "Callable[[RestoredLabel], None]" = ignore
     ) -> "SeriesResult":
         """Restore many checkpoints, each chain read once, to `<warehouse>/restored/<stream>/series/<label>`.
 
@@ -453,143 +310,6 @@ class StreamClient:
 
         return operations.compare_snapshot(self.settings, self.name)
 
-    # Chains and storage
-
-    def materialize(
-        self,
-        *,
-        at: str = LATEST,
-        operators: Sequence[str] = (),
-        due: bool = False,
-        on_operator: Callable[[str], None] = _ignore,
-    ) -> "MaterializeResult":
-        """Consolidate a checkpoint's chains into new bases, while the stream may run.
-
-        Args:
-            operators: only these.
-            due: of these, only those for which it is time, as the settings say.
-            on_operator: called with each as its turn comes.
-        """
-        if due and at != LATEST:
-            raise UsageError("due and at exclude each other: leave one out")
-        from siltstone.spark import operations
-
-        return operations.materialize(
-            self.settings, self.name, at=at, operators=operators, due=due, on_operator=on_operator
-        )
-
-    def truncate(self, *, dry_run: bool = False) -> "Truncation":
-        """Delete the checkpoints that retention does not keep, and what only they need.
-
-        The rules are those of the settings (`siltstone.open(..., retention={"keep_last": 10})`), or else those recorded
-        with the stream.
-
-        Args:
-            dry_run: only say what would be done.
-        """
-        from siltstone.retention.truncate import truncate
-
-        with _opened(self.settings) as place:
-            return truncate(place, self.name, self.settings.retention, dry_run=dry_run)
-
-    def retention(self, rules: Mapping[str, Any] | None = None) -> Retention:
-        """Say what the stream keeps; with `rules`, record those with it first, in place of what was recorded.
-
-        Args:
-            rules: such as `{"keep_last": 500, "keep_daily": 7}` or `{"keep_all": True}`.
-        """
-        from siltstone.retention.retention_rules import RetentionOptions
-        from siltstone.retention.truncate import describe_retention
-
-        with _opened(self.settings) as place:
-            if rules:
-                place.catalog.streams.set_retention(self.name, RetentionOptions.model_validate(rules).to_record())
-            found = describe_retention(place.catalog, self.name, self.settings.retention)
-        return Retention(self.name, found["recorded"], found["in_force"], found["from"], found["described"])
-
-    def delete(self, checkpoints: Sequence[int]) -> "DeletionResult":
-        """Delete checkpoints, but not the newest. One that others build on is marked, and goes with the last of them.
-
-        Raises:
-            UsageError: one of them has a savepoint, or is the newest; nothing is deleted.
-        """
-        from siltstone.retention.deletion import delete_checkpoints
-        from siltstone.retention.retention_rules import retention_in_force
-
-        with _opened(self.settings) as place:
-            rules = retention_in_force(place.catalog.streams.get(self.name).retention, self.settings.retention)
-            return delete_checkpoints(place, self.name, checkpoints, input_log=rules.input_log)
-
-    def deletions(self, limit: int | None = None) -> DeletionList:
-        """List what was deleted from the stream in the last 90 days, by hand or automatically, and by whom."""
-        from siltstone.chains.inspect import list_deletions
-
-        with _opened(self.settings) as place:
-            return DeletionList(self.name, list_deletions(place.catalog, self.name, limit))
-
-    def sweep(
-        self,
-        *,
-        dry_run: bool = False,
-        limit: int | None = None,
-        incomplete: bool = False,
-        age_guard: str = "3d",
-        who: str | None = None,
-    ) -> "SweepResult":
-        """Delete stored objects that nothing refers to: of runs that were killed, and of attempts that lost.
-
-        Args:
-            dry_run: only say what would be deleted and why.
-            limit: delete at most so many objects.
-            incomplete: look only where checkpoints did not complete.
-            age_guard: how old what a run may be writing must be: 12h, 3d or 1w.
-            who: recorded with each deletion; None for this process.
-        """
-        from siltstone.retention.retention_rules import parse_duration
-        from siltstone.retention.sweep import SweepOptions, sweep
-
-        options = SweepOptions(limit, dry_run, incomplete, parse_duration(age_guard))
-        with _opened(self.settings) as place:
-            return sweep(place, self.name, options, who)
-
-    # Savepoints
-
-    def savepoint(self, name: str, *, at: str = LATEST, expires: str | None = None) -> Savepoint:
-        """Give a checkpoint a name, which keeps it from deletion.
-
-        Args:
-            expires: keep it for 12h, 30d or 4w only; None until the name is dropped.
-
-        Raises:
-            UsageError: not a savepoint's name, or one that is taken.
-        """
-        from siltstone.retention import savepoints
-        from siltstone.retention.retention_rules import parse_duration
-
-        expires_in = None if expires is None else parse_duration(expires)
-        with _opened(self.settings) as place:
-            made = savepoints.set_savepoint(place.catalog, self.name, name, at=at, expires_in=expires_in)
-            return Savepoint(self.name, **savepoints.describe_savepoint(place.catalog, made))
-
-    def drop_savepoint(self, name: str) -> SavepointDropped:
-        """Forget a savepoint. Its checkpoint stays until retention or somebody deletes it.
-
-        Raises:
-            UsageError: there is no savepoint of that name.
-        """
-        from siltstone.retention import savepoints
-
-        with _opened(self.settings) as place:
-            savepoints.drop_savepoint(place.catalog, self.name, name)
-        return SavepointDropped(self.name, name)
-
-    def savepoints(self) -> SavepointList:
-        """List the savepoints, expired ones too."""
-        from siltstone.retention.savepoints import list_savepoints
-
-        with _opened(self.settings) as place:
-            return SavepointList(self.name, list_savepoints(place.catalog, self.name))
-
     # Changing
 
     def fork(self, new: str, *, at: str = LATEST) -> "Forked":
@@ -600,7 +320,7 @@ class StreamClient:
         """
         from siltstone.change.fork import fork
 
-        with _opened(self.settings) as place:
+        with opened(self.settings) as place:
             return fork(place, self.name, new, at)
 
     def rescale(self, parallelism: int) -> "RescaleResult":
@@ -632,7 +352,7 @@ class StreamClient:
     # When something broke
 
     def recover(
-        self, *, dry_run: bool = False, accept_loss: bool = False, on_step: Callable[[str], None] = _ignore
+        self, *, dry_run: bool = False, accept_loss: bool = False, on_step: Callable[[str], None] = ignore
     ) -> "Recovery":
         """Go back to the newest checkpoint that restores. A sound stream is left alone.
 
@@ -649,7 +369,7 @@ class StreamClient:
         return operations.recover(self.settings, self.name, dry_run=dry_run, accept_loss=accept_loss, on_step=on_step)
 
     def replay(
-        self, *, to: str = LATEST, since: str | None = None, on_step: Callable[[str], None] = _ignore
+        self, *, to: str = LATEST, since: str | None = None, on_step: Callable[[str], None] = ignore
     ) -> "ReplayResult":
         """Rebuild a checkpoint's state from the logged input alone, and compare it with all that was recorded.
 
@@ -664,47 +384,3 @@ class StreamClient:
         from siltstone.spark import operations
 
         return operations.replay(self.settings, self.definition, to=to, since=since, on_step=on_step)
-
-
-def open_client(warehouse: str | Path | None = None, catalog: str | None = None, **options: object) -> Client:
-    """Open a warehouse: `siltstone.open`. Nothing is read or written yet.
-
-    Args:
-        warehouse: where objects are stored: a path, or a file://, s3://, redis:// or rocksdb:// URL.
-        catalog: SQLAlchemy URL; None for SQLite inside a local warehouse.
-        options: any other option of `siltstone.toml`, such as `streams`, `parallelism` or `policy`.
-
-    What is not given comes from `SILTSTONE_*` in the environment, then from `siltstone.toml`, then from defaults.
-
-    Raises:
-        UsageError: an unknown option, or a value that it does not take.
-    """
-    return Client(load_settings(warehouse=None if warehouse is None else str(warehouse), catalog=catalog, **options))
-
-
-def write_stream(
-    rows: "DataFrame",
-    stream: "Stream",
-    *,
-    trigger: Mapping[str, Any] | None = None,
-    warehouse: str | Path | None = None,
-    catalog: str | None = None,
-    **options: object,
-) -> "StreamRun":
-    """Run a stream over a streaming DataFrame: `open(warehouse, catalog).stream(stream).write_stream(rows, ...)`.
-
-    Args:
-        rows: a streaming DataFrame, instead of the stream's source.
-        trigger: arguments of Spark's `DataStreamWriter.trigger`, such as `{"availableNow": True}`; None starts each
-            micro-batch as soon as the one before it is done.
-        warehouse, catalog, options: see `siltstone.open`.
-    """
-    return open_client(warehouse, catalog, **options).stream(stream).write_stream(rows, trigger=trigger)
-
-
-@contextmanager
-def _opened(settings: Settings) -> "Iterator[OpenWarehouse]":
-    from siltstone.catalog.warehouse import OpenWarehouse
-
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        yield place

@@ -1,0 +1,172 @@
+"""One warehouse: its streams, its catalog, and the functions that open it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from siltstone.client.opened import opened
+from siltstone.client.stream import StreamClient
+from siltstone.listings import (
+    Diagnosis,
+    StreamList,
+)
+from siltstone.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from siltstone.catalog.backup import Backup
+    from siltstone.catalog.identity import Reidentified
+    from siltstone.catalog.upgrading import Upgraded
+    from siltstone.spark.operations import (
+        StreamRun,
+    )
+    from siltstone.stream import Stream
+
+
+class Client:
+    """A warehouse and its catalog. Made by `siltstone.open`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings: Settings = settings
+
+    def stream(self, stream: "str | Stream") -> "StreamClient":
+        """One stream, by its name or its definition. Nothing is looked up yet.
+
+        Raises:
+            UsageError: the name is not a stream's name.
+        """
+        return StreamClient(self.settings, stream)
+
+    def streams(self) -> StreamList:
+        """List the streams that have run here.
+
+        Raises:
+            NoCatalog, Unreachable: there is no catalog, or it cannot be reached.
+        """
+        with opened(self.settings) as place:
+            catalog = place.catalog
+            recorded = catalog.streams.list()
+            newest = {each.name: catalog.checkpoints.last_id(each.name) for each in recorded}
+            return StreamList(
+                [
+                    {
+                        "stream": each.name,
+                        "max_parallelism": each.max_parallelism,
+                        "parallelism": each.parallelism,
+                        "forked_from": each.forked_from,
+                        "forked_at": each.forked_at,
+                        "newest": newest[each.name] or None,
+                    }
+                    for each in recorded
+                ]
+            )
+
+    def doctor(self, stream: str | None = None) -> Diagnosis:
+        """Look at the warehouse, its catalog and its streams (or one), and say what to do; changes nothing.
+
+        What does not answer within 15 seconds is a finding, too.
+
+        Raises:
+            UnknownStream: there is no such stream.
+        """
+        from siltstone.doctor.examine import examine
+
+        found = examine(self.settings, stream)
+        counts = {state: sum(each.state == state for each in found) for state in ("ok", "warning", "problem")}
+        return Diagnosis(stream, **counts, findings=found)
+
+    def back_up(self, file: Path | None = None) -> "Backup":
+        """Back the catalog up into one SQLite file, as it is at one moment; streams may run meanwhile.
+
+        Args:
+            file: a file that does not exist; None for one beside a SQLite catalog.
+
+        Raises:
+            UsageError: the file exists, or has to be named.
+            Unreachable: the catalog or the file's directory failed.
+        """
+        from siltstone.catalog.backup import back_up
+
+        url, directory = self._catalog()
+        return back_up(url, file, directory)
+
+    def restore_catalog(self, file: Path) -> "Backup":
+        """Bring the catalog back from a backup, where there is none, into any kind of database.
+
+        Raises:
+            UsageError: there is a catalog, or the file is not a backup.
+            Unreachable: the database cannot be reached.
+        """
+        from siltstone.catalog.backup import bring_back
+
+        return bring_back(file, self._catalog()[0])
+
+    def upgrade(self, *, backup: Path | None = None, fence: bool = False) -> "Upgraded":
+        """Upgrade a catalog that an older Siltstone made, after a backup. Nothing may run on it meanwhile.
+
+        Args:
+            backup: the backup's file; None for one beside a SQLite catalog.
+            fence: give up runs and readers that have not ended, and let none of them write again.
+
+        Raises:
+            UsageError: a run may be at work, or the catalog is newer.
+            Unreachable: the catalog failed; it is as it was.
+        """
+        from siltstone.catalog.upgrading import upgrade_catalog
+
+        url, directory = self._catalog()
+        return upgrade_catalog(url, directory, file=backup, fence=fence)
+
+    def reidentify(self) -> "Reidentified":
+        """Give a copied warehouse an identity of its own, or one whose identity was lost a new one.
+
+        Raises:
+            Unreachable: the store or the catalog failed; do it again.
+        """
+        from siltstone.catalog.warehouse import OpenWarehouse
+
+        return OpenWarehouse.reidentify(self.settings.warehouse, self.settings.catalog)
+
+    def _catalog(self) -> tuple[str, Path]:
+        """The catalog's URL, and the warehouse's directory on this machine."""
+        from siltstone.store.open import Warehouse
+
+        warehouse = Warehouse.at(self.settings.warehouse)
+        return self.settings.catalog or warehouse.catalog_url, warehouse.local.root
+
+
+def open_client(warehouse: str | Path | None = None, catalog: str | None = None, **options: object) -> Client:
+    """Open a warehouse: `siltstone.open`. Nothing is read or written yet.
+
+    Args:
+        warehouse: where objects are stored: a path, or a file://, s3://, redis:// or rocksdb:// URL.
+        catalog: SQLAlchemy URL; None for SQLite inside a local warehouse.
+        options: any other option of `siltstone.toml`, such as `streams`, `parallelism` or `policy`.
+
+    What is not given comes from `SILTSTONE_*` in the environment, then from `siltstone.toml`, then from defaults.
+
+    Raises:
+        UsageError: an unknown option, or a value that it does not take.
+    """
+    return Client(load_settings(warehouse=None if warehouse is None else str(warehouse), catalog=catalog, **options))
+
+
+def write_stream(
+    rows: "DataFrame",
+    stream: "Stream",
+    *,
+    trigger: Mapping[str, Any] | None = None,
+    warehouse: str | Path | None = None,
+    catalog: str | None = None,
+    **options: object,
+) -> "StreamRun":
+    """Run a stream over a streaming DataFrame: `open(warehouse, catalog).stream(stream).write_stream(rows, ...)`.
+
+    Args:
+        rows: a streaming DataFrame, instead of the stream's source.
+        trigger: arguments of Spark's `DataStreamWriter.trigger`, such as `{"availableNow": True}`; None starts each
+            micro-batch as soon as the one before it is done.
+        warehouse, catalog, options: see `siltstone.open`.
+    """
+    return open_client(warehouse, catalog, **options).stream(stream).write_stream(rows, trigger=trigger)
