@@ -8,13 +8,13 @@ import json
 import socket
 
 import dagster as dg
-from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, WorkerStatus
+from dagster._core.launcher import CheckRunHealthResult, WorkerStatus
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
 TIMEOUT_S = 5.0
 
 
-class CodeServerRunLauncher(DefaultRunLauncher):
+class CodeServerRunLauncher(dg.DefaultRunLauncher):
     """Dagster's own launcher, for whose runs its run monitoring can tell that their code server is gone."""
 
     @property
