@@ -33,7 +33,9 @@ if TYPE_CHECKING:
         UsageError,
         WrongWarehouse,
     )
-    from siltstone.operator import ListState, MapState, OpaqueState, Operator, ValueState, WindowState
+    from siltstone.keyed import KeyedProcessor
+    from siltstone.operator import ListState, MapState, OpaqueState, Operator, State, ValueState, WindowState
+    from siltstone.rows import Rows
     from siltstone.secret import Secret
     from siltstone.sinks.parquet import ParquetSink
     from siltstone.stream import Stream
@@ -47,6 +49,7 @@ __all__ = [
     "Count",
     "Fenced",
     "First",
+    "KeyedProcessor",
     "Last",
     "ListState",
     "LossRefused",
@@ -59,9 +62,11 @@ __all__ = [
     "Operator",
     "ParquetSink",
     "ProofFailed",
+    "Rows",
     "SchemaConflict",
     "Secret",
     "SiltstoneError",
+    "State",
     "StateError",
     "Stopped",
     "Stream",
@@ -100,7 +105,9 @@ _DOOR = {
         "UsageError",
         "WrongWarehouse",
     ),
-    "siltstone.operator": ("ListState", "MapState", "OpaqueState", "Operator", "ValueState", "WindowState"),
+    "siltstone.keyed": ("KeyedProcessor",),
+    "siltstone.operator": ("ListState", "MapState", "OpaqueState", "Operator", "State", "ValueState", "WindowState"),
+    "siltstone.rows": ("Rows",),
     "siltstone.secret": ("Secret",),
     "siltstone.sinks.parquet": ("ParquetSink",),
     "siltstone.stream": ("Stream",),

@@ -8,7 +8,7 @@ import siltstone as st
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
-    "Operator Stream ParquetSink Secret open write_stream Client StreamClient",
+    "Operator KeyedProcessor Rows State Stream ParquetSink Secret open write_stream Client StreamClient",
     "ValueState MapState ListState WindowState OpaqueState",
     "Aggregate Average Count First Last Max Min Sum",
     "SiltstoneError UsageError UnknownStream UnknownCheckpoint SchemaConflict BadRow WrongWarehouse LossRefused",
