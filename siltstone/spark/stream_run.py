@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from pyspark import InheritableThread
+from pyspark import inheritable_thread_target
 
 from siltstone.change.recover import Recovery
 from siltstone.result import Result
@@ -61,13 +61,13 @@ class StreamRun:
         self.last_checkpoint: Completed | None = None
         self.result: RunResult | None = None
         self.exception: BaseException | None = None
-        self._spark, self._stop, self._work = spark, stop, work
+        self._spark, self._stop = spark, stop
+        # The caller's thread-local properties of Spark and its context variables go on in the thread.
+        self._work = inheritable_thread_target(spark)(partial(copy_context().run, work))
         self._query: StreamingQuery | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
         # A daemon: a driver that ends without waiting ends its run as a crash does, and loses nothing.
-        follow = partial(copy_context().run, self._follow)
-        self._thread = InheritableThread(target=follow, name=f"siltstone-run-{stream}", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._follow, name=f"siltstone-run-{stream}", daemon=True).start()
 
     @property
     def is_active(self) -> bool:
@@ -104,18 +104,23 @@ class StreamRun:
                 checkpoint.
         """
         with stop_on_signals(self._spark, self._stop) if on_signals else nullcontext():
-            self._ended.wait(timeout_s)
-        self._raise()
-        return not self.is_active
+            ended = self._ended.wait(timeout_s)
+        if ended:
+            self._raise()
+        return ended
 
-    def stop(self) -> None:
-        """End the run after the step in progress, with a checkpoint, and wait for that.
+    def stop(self, *, wait: bool = True) -> None:
+        """End the run after the step in progress, with a checkpoint.
+
+        Args:
+            wait: wait until it has ended. In `on_checkpoint` and in sinks, for which the run waits, pass False.
 
         Raises:
             SiltstoneError: the run has failed.
         """
         self._stop.ask("stop")
-        self.await_termination()
+        if wait:
+            self.await_termination()
 
     def __enter__(self) -> Self:
         return self
@@ -130,13 +135,17 @@ class StreamRun:
         if self._ended.is_set() and self.exception is not None:
             raise self.exception
 
-    def begun(self, query: "StreamingQuery") -> None:
-        """Called by the run's thread: its query has begun."""
+    def begun(self, query: "StreamingQuery | None") -> None:
+        """Called by the run's thread: its query has begun; None, that it is over and another one will begin."""
         self._query = query
-        self._begun.set()
+        if query is not None:
+            self._begun.set()
 
     def _follow(self) -> None:
         try:
+            jvm: Any = self._spark._jvm
+            # A sink may ask for it.
+            jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self._spark._jsparkSession)
             self.result = self._work(self)
         except BaseException as error:
             self.exception = error

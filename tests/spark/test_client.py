@@ -1,6 +1,7 @@
 """The client, and a query of one's own, as a user has them."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import siltstone as st
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.spark.stopping import StopRequest
+from siltstone.spark.stream_run import StreamRun
 from siltstone.stream import DIRECTORY
 from tests.spark_streams import COUNTS, STEPS, source_of
 
@@ -57,6 +60,41 @@ def test_a_run_that_goes_on_is_stopped_with_a_checkpoint(rows: DataFrame, wareho
             run.await_termination(0.05)
     assert run.result.stopped == "stop" and outcomes(warehouse) == ["stopped"]
     assert run.last_checkpoint is None or run.result.checkpoints == [1]
+
+
+def test_a_run_is_stopped_from_its_own_callback(rows: DataFrame, warehouse: Path) -> None:
+    """A checkpoint waits for `on_checkpoint`: one that waited for the run there would wait for ever."""
+    begun: list[Any] = []
+    client = st.open(warehouse, parallelism=2).stream(OWN)
+    may_begin = threading.Event()
+
+    def stop(_: Any) -> None:
+        assert may_begin.wait(60)
+        begun[0].stop(wait=False)
+
+    begun.append(client.write_stream(rows, on_checkpoint=stop))
+    may_begin.set()
+    assert begun[0].await_termination() and begun[0].result.stopped == "stop"
+    assert outcomes(warehouse) == ["stopped"]
+
+
+def test_a_thread_that_cannot_work_fails_who_waits(spark: SparkSession) -> None:
+    def work(_: StreamRun) -> Any:
+        raise st.Unreachable("no JVM")
+
+    run = StreamRun("counts", spark, StopRequest(), work)
+    for wait in (run.await_start, run.await_termination, run.stop, lambda: run.await_termination(60)):
+        with pytest.raises(st.Unreachable, match="no JVM"):
+            wait()
+
+
+def test_a_sink_has_an_active_session_in_the_last_checkpoint(rows: DataFrame, warehouse: Path) -> None:
+    seen: list[bool] = []
+    sinks = {"counts": lambda *_: seen.append(SparkSession.getActiveSession() is not None)}
+    operator = st.Aggregate("counts", {"key": pa.int64()}, [st.Count("n")])
+    stream = st.Stream("own", source=None, operators=[operator], sinks=sinks)
+    begin(warehouse, rows, stream, trigger=ONCE, checkpoint_steps=1000).await_termination()
+    assert seen == [True]
 
 
 def test_what_fails_in_a_step_is_raised_where_it_is_waited_for(rows: DataFrame, warehouse: Path) -> None:

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.policies import policy_by_name
-from siltstone.errors import Fenced, SiltstoneError, Stopped, Unreachable
+from siltstone.errors import Fenced, Stopped, Unreachable, UsageError
 from siltstone.log import bound
 from siltstone.retention.leases import this_process
 from siltstone.run.definition import check_recorded, check_run
@@ -23,7 +23,7 @@ from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.spark.runner import ON_AND_ON, UNTIL_PROCESSED, StreamRunner, check_rows, open_source, run_stream
 from siltstone.spark.session import cores, needs_spark, spark_session
-from siltstone.spark.stopping import StopRequest
+from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.spark.stream_run import RunResult, StreamRun
 from siltstone.stream import Stream
 
@@ -65,16 +65,23 @@ class _Work:
 
     def __call__(self, run: StreamRun) -> RunResult:
         """Run; once more where the stream is found to be damaged before a checkpoint was completed, and recovered."""
+        try:
+            return self._run(run)
+        finally:
+            self.place.catalog.close()
+
+    @needs_spark
+    def _run(self, run: StreamRun) -> RunResult:
         start, recovered = time.perf_counter(), None
-        with self.place:
-            try:
-                runner = self._run_once(run)
-            except DAMAGED as error:
-                if self.done:
-                    raise
-                recovery = SelfRecovery(self.settings, self.place, run.stream, self.rows.sparkSession)
-                recovery.attempt(error)
-                runner, recovered = self._run_once(run), recovery.done
+        try:
+            runner = self._run_once(run)
+        except DAMAGED as error:
+            if self.done:
+                raise
+            run.begun(None)
+            recovery = SelfRecovery(self.settings, self.place, run.stream, self.rows.sparkSession)
+            recovery.attempt(error)
+            runner, recovered = self._run_once(run), recovery.done
         self.completed = runner.region.completed
         return RunResult(
             stream=run.stream,
@@ -128,13 +135,9 @@ def run(
 
     trigger = ON_AND_ON if request.follow else UNTIL_PROCESSED
     work = _prepare(settings, stream, request, source, trigger, on_checkpoint)
-    begun = _begin(work)
-    try:
-        begun.await_termination(on_signals=True)
-    except BaseException:
-        with suppress(SiltstoneError):
-            begun.stop()  # interrupted while it waited
-        raise
+    with stop_on_signals(work.rows.sparkSession, work.stop):
+        begun = _begin(work)
+        _wait(begun, begun.await_termination)
     result = begun.result
     assert result is not None, "it has not failed"
     if result.stopped and not request.follow:
@@ -142,6 +145,7 @@ def run(
     return replace(result, seconds=round(time.perf_counter() - start, 3))
 
 
+@needs_spark
 def write_stream(
     settings: Settings,
     stream: Stream,
@@ -160,18 +164,35 @@ def write_stream(
         SiltstoneError: see `ConsistentRegion.open` and `run_stream`.
     """
 
+    if not isinstance(rows.sparkSession, SparkSession):
+        raise UsageError("a stream runs in the driver, and Spark Connect has it elsewhere: use a classic Spark session")
+
     def given(place: OpenWarehouse) -> DataFrame:
         check_cluster(rows.sparkSession, stream, place)
         check_rows(stream, rows)
         return rows
 
     begun = _begin(_prepare(settings, stream, request, given, trigger, on_checkpoint))
-    begun.await_start()
+    _wait(begun, begun.await_start)
     return begun
 
 
 def _begin(work: _Work) -> StreamRun:
-    return StreamRun(work.stream.name, work.rows.sparkSession, work.stop, work)
+    try:
+        return StreamRun(work.stream.name, work.rows.sparkSession, work.stop, work)
+    except BaseException:
+        work.place.catalog.close()
+        raise
+
+
+def _wait(run: StreamRun, until: Callable[[], object]) -> None:
+    """Wait; a caller that is interrupted meanwhile, and so has nothing to stop the run by, ends it."""
+    try:
+        until()
+    except BaseException:
+        with suppress(Exception):
+            run.stop()
+        raise
 
 
 def _prepare(
