@@ -195,7 +195,7 @@ def test_a_directory_without_a_code_location(
     became: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert f"no workspace.yaml in {tmp_path}" in refused(became, tmp_path / "w", HOST, free_port())
+    assert f"no workspace.yaml and no streams in {tmp_path}" in refused(became, tmp_path / "w", HOST, free_port())
 
 
 def test_dagster_is_not_installed(

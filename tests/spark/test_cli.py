@@ -35,7 +35,7 @@ COMMANDS = ["run", "checkpoints", "show", "report", "restore", "restore-series",
 COMMANDS += ["snapshot", "delete"]
 COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "deletions"]
 COMMANDS += ["sweep", "fork", "rescale", "edit"]
-COMMANDS += ["recover", "reidentify", "replay", "doctor", "upgrade", "backup", "restore-catalog", "demo", "ui"]
+COMMANDS += ["recover", "reidentify", "replay", "doctor", "upgrade", "backup", "restore-catalog", "init", "demo", "ui"]
 
 
 def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
@@ -351,7 +351,7 @@ def break_object(path: Path, damage: str) -> None:
 def test_a_catalog_from_a_newer_version(copy: Path) -> None:
     with contextlib.closing(sqlite3.connect(copy / "w" / "catalog.db")) as catalog:
         catalog.execute(f"update {REVISION_TABLE} set version_num = 'r9999'")
-        catalog.commits.add()
+        catalog.commit()
     for command in ("run", "checkpoints", "restore", "verify"):
         siltstone(command, "counts").failed(2, "written by a newer Siltstone (revision r9999): upgrade siltstone")
 

@@ -193,7 +193,7 @@ def test_an_older_catalog_is_upgraded_when_people_say_so(
 
 @pytest.mark.slow
 def test_many_processes_may_create_one_catalog(catalog_url: str) -> None:
-    code = "import sys; from siltstone.catalog.open import open_catalog; open_catalog(sys.argv[1]).streams()"
+    code = "import sys; from siltstone.catalog.open import open_catalog; open_catalog(sys.argv[1]).streams.list()"
     children = [subprocess.Popen([sys.executable, "-c", code, catalog_url], cwd=ROOT) for _ in range(4)]
     assert [child.wait() for child in children] == [0] * 4
 

@@ -90,7 +90,7 @@ def test_a_commit_that_never_arrived_is_made_again(
     assert proxy.met == 1
     assert_whole(flights, 1)
     assert len([r for r in caplog.records if "trying again" in r.getMessage() and "up_to_s=60" in r.getMessage()]) == 1
-    assert "catalog answers again" in caplog.records[-1].message
+    assert "catalog answers again" in caplog.records[-1].getMessage()
 
 
 def test_a_commit_whose_outcome_is_asked_for_before_it_is_carried_out_is_made_once(
