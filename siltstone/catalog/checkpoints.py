@@ -183,7 +183,7 @@ class Checkpoints(CatalogPart):
             return {name: checkpoint for name, checkpoint in found}
 
     def list_after(self, stream: str, id: int, limit: int) -> list[CheckpointRecord]:
-        """The `limit` oldest checkpoints later than `id`, oldest first; none where there is no such stream."""
+        """List the first `limit` checkpoints after `id`, oldest first; empty for an unknown stream."""
         later = select_checkpoints(stream).where(t.checkpoint.c.id > id).order_by(None).order_by(t.checkpoint.c.id)
         with self._transactions.reading() as connection:
             return [to_checkpoint(row) for row in connection.execute(later.limit(limit))]

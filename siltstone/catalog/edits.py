@@ -40,7 +40,7 @@ class Edits(CatalogPart):
     """The edits that are part of checkpoints."""
 
     def list(self, stream: str) -> list[EditRecord]:
-        """What was changed by hand, oldest checkpoint first; of checkpoints that are no more, too."""
+        """List the edits by hand, oldest checkpoint first. Includes those of deleted checkpoints."""
         e = t.edit.c
         with self._transactions.reading() as connection:
             get_stream(connection, stream)

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value", int, str)
 ID_END = 2**63
-"""ids from here on are no integers of a database"""
+"""larger ids do not fit a database's integer column"""
 _AT_ONCE = 500
 """how many values one statement names; databases bound its parameters"""
 

@@ -38,10 +38,12 @@ def read_table(
     shape = TableShape.of(manifests[max(manifests)], operator, variable)
     schema = shape.columns if columns is None else shape.select(columns)
     found: list[pa.Table] = []
+    size_bytes = 0
     for task in plan_scan(manifests, shape, Selection(tuple(schema.names), None, None), None):
         for rows in scan(store, task):
             found.append(rows)
-            if sum(table.nbytes for table in found) > limit_bytes:
+            size_bytes += rows.nbytes
+            if size_bytes > limit_bytes:
                 raise UsageError(
                     f"{operator}.{variable} takes more than {limit_bytes:,} bytes of memory: name fewer columns, raise "
                     "limit_bytes, or pass a Spark session"

@@ -135,7 +135,7 @@ def run(
 
     trigger = ON_AND_ON if request.follow else UNTIL_PROCESSED
     work = _prepare(settings, stream, request, source, trigger, on_checkpoint)
-    with stop_on_signals(work.rows.sparkSession, work.stop):
+    with work.place, stop_on_signals(work.rows.sparkSession, work.stop):
         begun = _begin(work)
         _wait(begun, begun.await_termination)
     result = begun.result
@@ -163,7 +163,6 @@ def write_stream(
         UsageError: the stream cannot read these rows, or the session runs tasks where its sinks or catalog are not.
         SiltstoneError: see `ConsistentRegion.open` and `run_stream`.
     """
-
     if not isinstance(rows.sparkSession, SparkSession):
         raise UsageError("a stream runs in the driver, and Spark Connect has it elsewhere: use a classic Spark session")
 
