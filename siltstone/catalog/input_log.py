@@ -178,9 +178,15 @@ def _note_entries(connection: Connection, stream: str, beginning: Step | None, s
 
 
 def _newest_two(connection: Connection, stream: str, upto: int) -> list[StepRecord]:
+    """Return the two newest steps of checkpoints up to `upto`, oldest first.
+
+    Step numbers grow with checkpoints. Ordering by both reads two entries of the index `step_in_order`; by the step
+    alone, it reads every step that is newer than `upto`.
+    """
     s = t.step.c
     query = select(t.step).where(s.stream == stream, s.step > 0, s.checkpoint.between(1, upto))
-    return [to_step(row) for row in connection.execute(query.order_by(s.step.desc()).limit(2))][::-1]
+    newest_first = query.order_by(s.checkpoint.desc(), s.step.desc()).limit(2)
+    return [to_step(row) for row in connection.execute(newest_first)][::-1]
 
 
 def _first_needed(connection: Connection, stream: str) -> Step | None:

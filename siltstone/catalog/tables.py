@@ -67,7 +67,7 @@ from sqlalchemy import (
 from siltstone.catalog.packing import pack, unpack
 from siltstone.times import as_utc
 
-REVISION = "0010"
+REVISION = "0011"
 """the newest revision in `migrations/versions`"""
 CHECKSUM_CHARACTERS = 96
 """room for the text of a checksum (`store.checksums`)"""
@@ -265,7 +265,7 @@ step = Table(
     Column("batch_id", BigInteger, nullable=False),
     Column("offsets", Packed, nullable=False),
     Column("sources", Packed),
-    Index("step_by_checkpoint", "stream", "checkpoint"),
+    Index("step_in_order", "stream", "checkpoint", "step"),
     # A run reads these when it starts, of sources that are not files there are next to none.
     Index("step_with_entries", "stream", "step", sqlite_where=_HAS_ENTRIES, postgresql_where=_HAS_ENTRIES),
 )

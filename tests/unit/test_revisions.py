@@ -16,6 +16,7 @@ LANDED = {
     "r0008_outbox.py": "1aa0a56ec33180bb06a0dba773e49485c519ce8d2c646fb5ff53748c7f767cbf",
     "r0009_checksums.py": "75f114a45fcd928def9b5cb0a6b6d31076bcd3ae4531530546e2489a4ae6bd2c",
     "r0010_deletion_passes.py": "c19d493de1fdcc8e2db0564ddb811375712c0d03c284d8b15f139ea39b72b4a7",
+    "r0011_steps_in_order.py": "b9703c3bcc179f26228885a8176e5f6a8fa2b92b1ff605820cb5884893c9ebcf",
 }
 
 
