@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
 README_LINES = 200
+ARCHITECTURE_WORDS = 900
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -23,6 +24,17 @@ def test_each_relative_link_leads_to_a_file(page: Path) -> None:
 def test_the_links_of_the_readme_are_seen() -> None:
     found = LINK.findall((ROOT / "README.md").read_text())
     assert {"docs/first-hour.md", "docs/glossary.md", "ARCHITECTURE.md", "LICENSE"} <= set(found)
+
+
+def test_the_first_decision_lists_the_others_by_title() -> None:
+    first, *others = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    titles = [(page.read_text().splitlines()[0].removeprefix("# "), page.name) for page in others]
+    listed = re.findall(r"^(\d+\.) \[(.+)\]\((.+)\)$", first.read_text(), re.MULTILINE)
+    assert [(f"{number} {title}", name) for number, title, name in listed] == titles
+
+
+def test_the_architecture_stays_one_page() -> None:
+    assert len((ROOT / "ARCHITECTURE.md").read_text().split()) <= ARCHITECTURE_WORDS
 
 
 def test_the_readme_stays_short() -> None:
