@@ -1,4 +1,4 @@
-"""The engine's value types: frozen, comparable, free of I/O. Words as in ARCHITECTURE.md."""
+"""The engine's value types: frozen, comparable, free of I/O. Words as in docs/glossary.md."""
 
 import re
 from dataclasses import dataclass, field
