@@ -221,6 +221,7 @@ def test_forged_staged_rows_reach_no_sink(small: OpenWarehouse) -> None:
     assert stored not in taken
 
 
+@pytest.mark.slow
 def test_recovery_takes_a_forged_manifest_for_damage(small: OpenWarehouse) -> None:
     store, catalog = small.warehouse.store, small.catalog
     records = {c.id: c for c in catalog.checkpoints.list(SMALL.name)}
@@ -253,6 +254,7 @@ def test_a_manifest_is_not_believed_against_the_catalog_even_where_its_checksum_
             read_manifest(store, weak)
 
 
+@pytest.mark.slow
 def test_what_version_0_1_stored_is_read_and_continued(tmp_path: Path) -> None:
     """Bare xxh3-128 everywhere, in the formats of then; what is added says its algorithm."""
     url = str(tmp_path / "w")

@@ -169,6 +169,7 @@ def test_the_name_of_a_write_at_work_is_unknown_where_it_makes_no_sense(root: Pa
     assert [write.name for write in store.unfinished("a/")] == ["a/b"]
 
 
+@pytest.mark.slow
 def test_recovery_goes_back_behind_an_altered_rocksdb(tmp_path: Path) -> None:
     """Though neither a deletion nor a sweep can list what is left in it."""
     last, name = tiny_stream.LAST, tiny_stream.NAME
@@ -235,6 +236,7 @@ def test_a_row_of_a_write_at_work_that_is_too_long_is_not_fetched() -> None:
     client.delete("rows2:.writing")
 
 
+@pytest.mark.slow
 def test_values_in_rocksdb_that_are_too_long_are_not_in_memory_together(root: Path) -> None:
     """RocksDB reads a value whole; how many at once is ours to say."""
     store = open_store(f"rocksdb://{root}?chunk_bytes=1024")

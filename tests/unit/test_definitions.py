@@ -118,6 +118,7 @@ def test_old_code_after_new_code_completed_a_checkpoint_is_refused_and_told_what
     assert place.catalog.streams.get(NAME).epoch == epoch, "nothing was fenced"
 
 
+@pytest.mark.slow
 def test_a_rollback_brings_back_the_definition_of_its_checkpoint(place: OpenWarehouse) -> None:
     run(place, OLD, 2)
     run(place, NEW, 2)
@@ -137,6 +138,7 @@ def test_a_fork_at_an_id_takes_the_definition_of_that_id(place: OpenWarehouse) -
     assert not failures(place, "fork")
 
 
+@pytest.mark.slow
 def test_variables_and_operators_are_dropped_by_saying_so_and_come_again_empty(place: OpenWarehouse) -> None:
     run(place, NEW, 2)
     dropped = ("counts.marks", "counts.noted", "others")

@@ -167,6 +167,7 @@ def test_a_snapshot_goes_at_once_though_its_checkpoint_waits(place: OpenWarehous
     check_whole(place, [*range(1, 13), 14])
 
 
+@pytest.mark.slow
 def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(place: OpenWarehouse) -> None:
     """As a store without ranges keeps them; the segments themselves are of no interest here."""
     store, catalog = place.warehouse.store, place.catalog

@@ -102,6 +102,7 @@ def test_a_catalog_from_a_backup_is_noticed(restored: OpenWarehouse) -> None:
     assert catalog.runs.list(NAME) == runs and catalog.checkpoints.last_id(NAME) == 2
 
 
+@pytest.mark.slow
 def test_the_loss_is_accepted_and_the_stream_goes_on_above_the_stores_epoch(restored: OpenWarehouse) -> None:
     unknown = {name for name, _ in stream_objects(restored.warehouse.store)}
     outputs = [o for output in restored.catalog.outbox.list(NAME) for o in output.objects]
@@ -314,6 +315,7 @@ def test_nothing_of_a_fork_that_the_backup_does_not_know_is_deleted(root: Path) 
         assert not failures(place, FORK.name)
 
 
+@pytest.mark.slow
 def test_a_stream_of_the_name_of_an_unknown_fork_overwrites_and_sweeps_nothing_of_it(root: Path) -> None:
     names = forked(root)
     with OpenWarehouse.writable(str(root)) as place:

@@ -110,6 +110,7 @@ def raised() -> Iterator[Raised]:
                 yield Raised(where, CLASSES[name], text, tuple(literal(each) for each in filled))
 
 
+@pytest.mark.slow
 def test_all_are_found() -> None:
     found = all_raised()
     assert len(found) > 400 and {each.kind.__name__ for each in found} >= CLASSES.keys() - {"SiltstoneError"}

@@ -25,6 +25,7 @@ def without_extras(code: str, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -56,6 +57,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(arguments: str, s
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_without_any_extra_the_engine_and_its_commands_are_there() -> None:
     modules = (
         "siltstone.cli, siltstone.report, siltstone.spark.runner, siltstone.chains.background, siltstone.store.s3.store"

@@ -55,6 +55,7 @@ def test_a_name_that_no_stream_can_have_is_refused_and_nothing_is_written(stream
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_directory_that_holds_something_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
     command = [sys.executable, "-m", "siltstone.cli", "init"]

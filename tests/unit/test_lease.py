@@ -93,6 +93,7 @@ def test_an_expired_lease_keeps_nothing(place: OpenWarehouse, clock: Clock) -> N
     check_whole(place)
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_while_its_block_runs(tmp_path: Path) -> None:
     with filesystem(tmp_path) as place:
         write(place)

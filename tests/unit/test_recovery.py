@@ -163,6 +163,7 @@ def test_everything(place: OpenWarehouse) -> None:
     assert not failures(place, NAME)
 
 
+@pytest.mark.slow
 def test_everything_for_good_and_once_more_as_after_a_kill(place: OpenWarehouse) -> None:
     """Of a stream whose oldest input is not logged any more nothing is left, and that is no mistake of who asks."""
     delete_checkpoints(place, NAME, range(1, CHECKPOINTS - 1))

@@ -146,6 +146,7 @@ def test_a_spell_of_404s_gives_nothing_up(place: OpenWarehouse, listed: bool, mo
     assert recover(place, NAME, run=in_order).given_up == ()
 
 
+@pytest.mark.slow
 def test_a_spell_of_404s_under_the_fence_gives_nothing_up(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,7 @@ def test_what_an_older_database_left_is_not_taken_for_the_log_of_the_one_that_co
     bring_back(tmp_path / "b", url)
 
 
+@pytest.mark.slow
 def test_a_catalog_whose_tables_are_of_no_revision_comes_back_as_it_is_and_is_upgraded_there(
     catalog_url: str, tmp_path: Path
 ) -> None:
