@@ -39,7 +39,7 @@ TEST = $(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
 test: $(READY)dev $(READY)gateway $(READY)classes ## the tests, and a table of the slowest
 	@$(TEST) --ignore tests/system
 
-test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as users run them: the page, the README's example, runs under Spark that are stopped, killed and frozen
+test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as users run them: the page, the README's example, runs that are stopped, killed, frozen or lose their machine, a few weeks of flights
 	@$(TEST) tests/system
 
 test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## both with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough)

@@ -31,9 +31,8 @@ SERVED = {"spark": "jvm", "postgres": "server", "guarded": "server"}
 
 LONGEST_FIRST = (
     "system/test_dagster_live.py",
+    "system/test_kills.py",
     "system",
-    "spark/test_flights_end_to_end.py",
-    "fault/test_kills.py",
     "fault/test_corruption.py",
     "fault",
     "spark/test_background_spark.py",
