@@ -1,17 +1,18 @@
-"""The command line: each command parses, calls one method of the client, prints its result.
+"""The command line: each command parses its options, calls one method of the client and prints the result.
 
 Exit codes are those of `siltstone.errors`.
-With `--json` one JSON object goes to standard output and everything for people to standard error; without it
-results are tables and long work shows progress on a terminal and stays silent in a pipe.
+With `--json`, one JSON object goes to standard output and everything for people to standard error. Without it,
+results are lines and tables; long work shows progress on a terminal and is silent in a pipe.
 
     application                        the app, errors and exit codes
-    options, output                    what several commands take and print
+    options, output                    arguments and output that several commands share
+    logs                               log events on standard error
     stream, state, lifecycle,
     changing, recovery, catalog,
     doctor, tools                      the commands
 """
 
-# They add their commands, in this order.
+# The order of these imports is the order of the commands in --help.
 from siltstone.cli import stream, state, lifecycle, changing, recovery, catalog, doctor, tools  # noqa: F401, I001
 from siltstone.cli.application import main, run_job
 

@@ -1,4 +1,4 @@
-"""`python -m siltstone.cli`."""
+"""Run the command line as `python -m siltstone.cli`."""
 
 from siltstone.cli import main
 

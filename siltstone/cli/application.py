@@ -1,4 +1,4 @@
-"""The command line itself: the application, and how every error becomes one line and an exit code."""
+"""The application: it lists the commands and turns every error into one line and an exit code."""
 
 import logging
 import os
@@ -12,18 +12,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from siltstone.cli.logs import given_logs, settled_logs, shown_logs
+from siltstone.cli.logs import apply_log_option, apply_log_settings, command_logs
 from siltstone.cli.output import err, out
 from siltstone.errors import SiltstoneError
 from siltstone.log import Format, Level, configured, get_logger, redact
+from siltstone.settings import load_settings
 from siltstone.store.private import own_umask
 
 
 class Commands(TyperGroup):
-    """The commands, listed by group, each with the whole of its first sentence."""
+    """A command group whose help lists commands by section, each with its whole first sentence."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one section per group, in the order in which the groups' first commands were added."""
+        """Write one section per group of commands, in the order in which they were added."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
@@ -46,17 +47,17 @@ app = typer.Typer(
 _LOG = get_logger(__name__)
 INTERRUPTED, TERMINATED = 130, 143
 WIDTH_IN_A_PIPE = 100
-"""columns of rules and progress; lines and rows of tables are as long as they are"""
-NOT_UNDERSTOOD = typer.BadParameter.__mro__[1]
-"""what every mistake on the command line is: click's UsageError, which typer does not export"""
+"""columns of rules and progress; lines of text and rows of tables are not wrapped"""
+CLICK_USAGE_ERROR = typer.BadParameter.__mro__[1]
+"""click's UsageError, the base class of every mistake on the command line; typer does not export it"""
 
 
-def _command_line() -> object:
-    """The exit code that the command asked for, or None."""
+def _run_app() -> object:
+    """Run the app and return the exit code that the command asked for, or None."""
     return app(prog_name="siltstone", standalone_mode=False)
 
 
-def _version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         out.print(f"siltstone {metadata.version('siltstone')}", highlight=False)
         raise typer.Exit
@@ -65,30 +66,31 @@ def _version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
     log_level: Annotated[
-        Level | None, typer.Option(help="From which level on events go to standard error. [info]", callback=given_logs)
+        Level | None,
+        typer.Option(help="Lowest level of log events on standard error. [info]", callback=apply_log_option),
     ] = None,
     log_format: Annotated[
         Format | None,
-        typer.Option(help="Events as text, or as one JSON object per line. [text]", callback=given_logs),
+        typer.Option(help="Log events as text, or as one JSON object per line. [text]", callback=apply_log_option),
     ] = None,
 ) -> None:
     """Durable, provable state for PySpark streams."""
-    settled_logs(log_level, log_format)
+    apply_log_settings(load_settings(log_level=log_level, log_format=log_format))
 
 
-def main(command: Callable[[], object] = _command_line) -> NoReturn:
-    """Entry point: run the command, turn errors into one line and an exit code."""
-    # Py4J tells of interrupted calls on the root logger itself; others' loggers are heard as before.
-    logging.getLogger().addFilter(_unheard)
+def main(command: Callable[[], object] = _run_app) -> NoReturn:
+    """Run the command as the program's entry point; an error becomes one line and an exit code."""
+    # Py4J logs interrupted calls on the root logger itself; other loggers are not affected.
+    logging.getLogger().addFilter(_reject)
     if not out.is_terminal:
         out.width = WIDTH_IN_A_PIPE
     before = os.umask(0o077)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminated)
-    with shown_logs():
+        signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    with command_logs():
         try:
             os.umask(own_umask())
             code = command()
@@ -97,36 +99,38 @@ def main(command: Callable[[], object] = _command_line) -> NoReturn:
         except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted", INTERRUPTED)
         except Exception as error:
-            if isinstance(error, NOT_UNDERSTOOD):
-                _not_understood(error)
+            if isinstance(error, CLICK_USAGE_ERROR):
+                _fail_usage(error)
             first = (str(error).strip() or "no message").splitlines()[0]
             _fail(f"{type(error).__name__}: {first} (--log-level debug shows the traceback)", 1, error)
         finally:
             os.umask(before)
-        if code == INTERRUPTED:  # typer has seen it before us
+        if code == INTERRUPTED:  # typer caught the KeyboardInterrupt
             _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def run_job(command: str, *options: str) -> NoReturn:
-    """Run one command as a job: with the script's own arguments, and `--json`."""
+    """Run one command with the script's own arguments and `--json`, as the scripts in `jobs/` do."""
     sys.argv = ["siltstone", command, *options, *sys.argv[1:], "--json"]
     main()
 
 
-def _terminated(*_: object) -> NoReturn:
-    """End as by Ctrl-C, so that leases are released; a run of a stream has a handler of its own. The second time,
-    at once."""
+def _exit_on_sigterm(*_: object) -> NoReturn:
+    """Exit as after Ctrl-C, so that leases are released. A second SIGTERM kills at once.
+
+    While a stream runs, `siltstone.spark.stopping` handles the signal instead.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.exit(TERMINATED)
 
 
-def _unheard(_: logging.LogRecord) -> bool:
+def _reject(_: logging.LogRecord) -> bool:
     return False
 
 
-def _not_understood(error: Any) -> NoReturn:
-    """A command, argument or option that is not there or not right; no command at all shows what there is."""
+def _fail_usage(error: Any) -> NoReturn:
+    """Exit with code 2 on a wrong command, argument or option. Without any command, print the help."""
     message = error.format_message()
     if not sys.argv[1:]:
         err.print(message, markup=False, highlight=False, soft_wrap=True)
@@ -136,7 +140,7 @@ def _not_understood(error: Any) -> NoReturn:
 
 
 def _fail(message: str, code: int, error: Exception | None = None) -> NoReturn:
-    """End with one line: for people, or as an event where events are JSON; at level debug, with the traceback."""
+    """Exit with one line: text, or an event if events are JSON. At level debug the traceback is logged too."""
     level, form = configured() or (None, "text")
     if form == "json":
         failed = {} if error is None else {"error": type(error).__name__}

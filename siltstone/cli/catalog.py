@@ -1,4 +1,4 @@
-"""Commands for the catalog itself: to a newer revision, into a backup, and back from one."""
+"""Commands on the catalog itself: upgrade it, back it up, restore it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,47 +15,49 @@ GROUP = "The catalog"
 @app.command(rich_help_panel=GROUP)
 def upgrade(
     backup: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to back it up first. [beside a SQLite catalog]")
+        Path | None,
+        typer.Option(metavar="FILE", help="The file of the backup made first. [next to a SQLite catalog]"),
     ] = None,
     fence: Annotated[
         bool,
-        typer.Option("--fence", help="Give up runs and readers that have not ended, and let none of them write again."),
+        typer.Option("--fence", help="Fence runs and readers that have not ended: none of them can write again."),
     ] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Upgrade a catalog that an older Siltstone made. It is backed up first. Nothing may run on it meanwhile.
+    """Upgrade a catalog that an older Siltstone made.
 
-    Stopped on the way, do it again. Older versions of Siltstone refuse the catalog from then on.
+    It is backed up first. Nothing may use the catalog meanwhile. If the upgrade is interrupted, run it again.
+    Older versions of Siltstone refuse the catalog afterwards.
     """
     with progress("upgrading the catalog"):
         done = client_of(warehouse, catalog).upgrade(backup=backup, fence=fence)
-    line = f"the catalog is of revision {done.after}: nothing to do"
+    line = f"the catalog has revision {done.after}: nothing to do"
     if done.backup is not None:
-        line = f"the catalog is of revision {done.after} now, was {done.before}; what it held is in {done.backup.file} "
+        line = f"the catalog now has revision {done.after}, before {done.before}; backup: {done.backup.file} "
         line += f"({done.backup.rows:,} rows, {size(done.backup.bytes)})"
     if done.rebuilt:
-        line += f"\n  its tables were not those of revision {done.before}, and are: {', '.join(done.rebuilt)}"
+        line += f"\n  tables that did not match revision {done.before} were rebuilt: {', '.join(done.rebuilt)}"
     if done.fenced:
-        line += f"\n  fenced: runs of {', '.join(done.fenced)} that had not ended"
+        line += f"\n  fenced unfinished runs of {', '.join(done.fenced)}"
     print_result(done, as_json, line)
 
 
 @app.command(rich_help_panel=GROUP)
 def backup(
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A file that is not there yet. [beside a SQLite catalog]")
+        Path | None, typer.Argument(metavar="FILE", help="A file that does not exist yet. [next to a SQLite catalog]")
     ] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Back the catalog up into one file. Streams may run meanwhile.
+    """Back up the catalog into one file. Streams may run meanwhile.
 
-    The file is a catalog in SQLite, whatever database it was in: --catalog sqlite:///FILE reads from it.
+    The file is a SQLite catalog, whatever database the catalog is in: --catalog sqlite:///FILE reads it.
     """
-    with progress("backing the catalog up"):
+    with progress("backing up the catalog"):
         done = client_of(warehouse, catalog).back_up(file)
     line = f"{done.file}: {done.rows:,} rows, {size(done.bytes)}, catalog revision {done.revision}"
     print_result(done, as_json, line)
@@ -63,17 +65,17 @@ def backup(
 
 @app.command(rich_help_panel=GROUP)
 def restore_catalog(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `siltstone backup` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `siltstone backup` wrote.")],
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Bring the catalog back from a backup. It goes into any kind of database that has no catalog yet.
+    """Restore the catalog from a backup, into any database that has no catalog yet.
 
     A stream that ran after the backup is refused until `siltstone recover STREAM --accept-loss`.
     """
-    with progress("bringing the catalog back"):
+    with progress("restoring the catalog"):
         done = client_of(warehouse, catalog).restore_catalog(file)
-    line = f"the catalog is back, of revision {done.revision}, with {done.rows:,} rows: a stream that ran since the "
-    line += "backup needs `siltstone recover STREAM --accept-loss` before it runs on"
+    line = f"the catalog is restored: revision {done.revision}, {done.rows:,} rows. A stream that ran after the "
+    line += "backup needs `siltstone recover STREAM --accept-loss` before it can run again"
     print_result(done, as_json, line)

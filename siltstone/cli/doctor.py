@@ -1,4 +1,4 @@
-"""The command that looks at everything at once."""
+"""The command that checks the installation, the warehouse, the catalog and the streams."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -25,11 +25,11 @@ def doctor(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Examine everything, and say what to do. Exit code 1 if there is a problem.
+    """Check installation, warehouse, catalog and streams, and say what to do. Exit code 1 if there is a problem.
 
-    Nothing is changed. What does not answer is waited for 15 seconds, and the rest is looked at all the same.
+    Nothing is changed. A store or catalog that does not answer is waited for 15 seconds; the other checks run anyway.
     """
-    with progress("looking at everything"):
+    with progress("checking everything"):
         found = client_of(warehouse, catalog).doctor(stream)
     if as_json:
         print_result(found, True, "")
@@ -40,7 +40,7 @@ def doctor(
 
 
 def _print_findings(found: "Sequence[Finding]") -> None:
-    rows = table("", "check", "stream", "found, and what to do")
+    rows = table("", "check", "stream", "finding and advice")
     for each in found:
         text = each.found if each.advice is None else f"{each.found}\n-> {each.advice}"
         rows.add_row(Text(each.state, _STYLES[each.state]), each.check, Text(each.stream or "-"), Text(text))

@@ -19,7 +19,7 @@ from siltstone.cli.options import (
     WarehouseUrl,
     stream_client,
 )
-from siltstone.cli.output import print_result, print_table, progress, shown, size, table
+from siltstone.cli.output import escape_name, print_result, print_table, progress, size, table
 from siltstone.errors import UsageError
 from siltstone.model import LATEST
 
@@ -30,16 +30,16 @@ GROUP = "Chains and storage"
 def materialize(
     stream: StreamName,
     at: At = LATEST,
-    operator: Annotated[list[str] | None, typer.Option(help="Only this operator; may be given again. [all]")] = None,
+    operator: Annotated[list[str] | None, typer.Option(help="Only this operator. Repeatable. [all]")] = None,
     due: Annotated[
-        bool, typer.Option("--due", help="Only operators for which it is time, as [materialization] says.")
+        bool, typer.Option("--due", help="Only operators that are due by [materialization] in siltstone.toml.")
     ] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
-    parallelism: Annotated[int | None, typer.Option(help="Tasks an operator. [cores]")] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Tasks per operator. [cores]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Consolidate chains into new bases, while the stream may run. Later checkpoints begin with them."""
+    """Consolidate chains into new bases, on which later checkpoints build. The stream may run meanwhile."""
     client = stream_client(stream, warehouse, catalog, parallelism=parallelism)
     with progress(f"materializing {stream}") as tell:
         result = client.materialize(at=at, operators=operator or (), due=due, on_operator=tell)
@@ -49,7 +49,7 @@ def materialize(
     line = f"{stream}: checkpoint {result.checkpoint} materialized: {result.rows:,} rows, {size(result.bytes)}, "
     line += f"{result.seconds:.2f} s"
     if result.kept:
-        line += f"; {', '.join(result.kept)} began there anyway"
+        line += f"; {', '.join(result.kept)} already had a base there"
     for name, reason in result.triggers.items():
         line += f"\n  {name}: {reason}"
     print_result(result, as_json, line)
@@ -65,17 +65,17 @@ def truncate(
     keep_weekly: KeepWeekly = None,
     keep_monthly: KeepMonthly = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what is kept and why, and what would go; change nothing.")
+        bool, typer.Option("--dry-run", help="List what would be kept and why, and what deleted; change nothing.")
     ] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the checkpoints that retention does not keep. What only they need goes with them.
+    """Delete the checkpoints that retention does not keep, with the objects that only they need.
 
-    What any rule keeps is kept, and the newest and savepoints always. Each option stands in for the one of that name
-    under [retention] in siltstone.toml; rules from either stand in for those recorded with the stream (siltstone
-    retention). Without any, nothing is deleted.
+    A checkpoint is kept if any rule keeps it; the newest one and savepoints are always kept. Each option replaces the
+    one of the same name under [retention] in siltstone.toml. Rules from either place replace those recorded with the
+    stream (siltstone retention). Without any rule, nothing is deleted.
     """
     rules = {
         "keep_last": keep_last,
@@ -89,10 +89,10 @@ def truncate(
     done = stream_client(stream, warehouse, catalog, retention=given).truncate(dry_run=dry_run)
     if dry_run and not as_json:
         fates = {kept.checkpoint: f"kept: {', '.join(kept.reasons)}" for kept in done.kept}
-        fates |= dict.fromkeys(done.deleted, "goes now")
-        fates |= dict.fromkeys(done.leased, "waits for somebody who reads it")
-        fates |= {w.checkpoint: f"waits for {w.needed_by}, which builds on it" for w in done.waiting}
-        rows = table("id", "what happens")
+        fates |= dict.fromkeys(done.deleted, "would be deleted")
+        fates |= dict.fromkeys(done.leased, "would wait for a reader")
+        fates |= {w.checkpoint: f"would wait for {w.needed_by}, which builds on it" for w in done.waiting}
+        rows = table("id", "outcome")
         for id, fate in sorted(fates.items()):
             rows.add_row(str(id), fate)
         print_table(rows)
@@ -100,7 +100,7 @@ def truncate(
     line = f"{stream}: {len(done.kept)} checkpoints {would}kept, {len(done.deleted)} {would}deleted, "
     line += f"{len(done.waiting) + len(done.leased)} {wait} for others, {done.objects} objects, {size(done.bytes)}"
     if not done.has_rules:
-        line += "; no rule is set: use --keep-last and the like, or siltstone retention"
+        line += "; no rule is set: set one by an option (--keep-last) or by siltstone retention"
     print_result(done, as_json, line)
 
 
@@ -118,9 +118,9 @@ def retention(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show or change which checkpoints a stream keeps. With options, they replace the rules recorded with the stream.
+    """Show or change which checkpoints a stream keeps. Options replace the rules recorded with the stream.
 
-    Runs of the stream and truncate go by it, unless [retention] in siltstone.toml has rules.
+    Runs of the stream and siltstone truncate follow these rules, unless [retention] in siltstone.toml has some.
     """
     rules = {
         "keep_last": keep_last,
@@ -142,16 +142,16 @@ def savepoint(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the savepoint.")],
     at: At = LATEST,
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Keep it for 12h, 30d or 4w only. [until dropped]")
+        str | None, typer.Option(metavar="TIME", help="Keep it only this long: 12h, 30d or 4w. [until dropped]")
     ] = None,
-    drop: Annotated[bool, typer.Option("--drop", help="Forget the savepoint instead; its checkpoint stays.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Remove the savepoint; its checkpoint stays.")] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a checkpoint a name, which keeps it from deletion."""
+    """Give a checkpoint a name, which protects it from deletion."""
     if drop and (at != LATEST or expires):
-        raise UsageError("--drop takes the name alone: leave --at and --expires out")
+        raise UsageError("--drop takes only the name: leave out --at and --expires")
     client = stream_client(stream, warehouse, catalog)
     if drop:
         print_result(client.drop_savepoint(name), as_json, f"{stream}: savepoint {name} dropped")
@@ -165,7 +165,7 @@ def savepoint(
 def savepoints(
     stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
 ) -> None:
-    """List the savepoints of a stream, expired ones too."""
+    """List the savepoints of a stream, including expired ones."""
     found = stream_client(stream, warehouse, catalog).savepoints()
     if as_json:
         print_result(found, True, "")
@@ -187,8 +187,8 @@ def deletions(
 ) -> None:
     """List what was deleted in the last 90 days, and by whom.
 
-    Each line is one pass: of retention, a deletion, a sweep, or the pruning of the input log or of run records. "rows"
-    counts rows of the catalog. Use siltstone doctor to see a deletion that is unfinished.
+    Each line is one pass of retention, of a deletion, of a sweep, or of pruning the input log or run records. "rows"
+    counts rows of the catalog. siltstone doctor reports unfinished deletions.
     """
     found = stream_client(stream, warehouse, catalog).deletions(limit)
     if as_json:
@@ -197,7 +197,7 @@ def deletions(
     rows = table("began", "what was deleted", "checkpoints", "objects", "bytes", "rows", "by")
     for each in found.deletions:
         counts = (f"{each['checkpoints']:,}", f"{each['objects']:,}", size(each["bytes"]), f"{each['rows']:,}")
-        rows.add_row(each["began_at"], shown(each["what"]), *counts, shown(each["who"]))
+        rows.add_row(each["began_at"], escape_name(each["what"]), *counts, escape_name(each["who"]))
     print_table(rows)
 
 
@@ -205,30 +205,30 @@ def deletions(
 def sweep(
     stream: StreamName,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be deleted and why; change nothing.")
+        bool, typer.Option("--dry-run", help="List what would be deleted and why; change nothing.")
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Delete at most N objects.")] = None,
     incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="Look only where checkpoints did not complete, and list no others.")
+        bool, typer.Option("--incomplete", help="Search only entries of checkpoints that did not complete.")
     ] = False,
     age_guard: Annotated[
-        str, typer.Option(metavar="TIME", help="How old what a run may be writing must be: 12h, 3d or 1w.")
+        str, typer.Option(metavar="TIME", help="Keep younger objects that a run may still be writing: 12h, 3d or 1w.")
     ] = "3d",
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete stored objects that nothing refers to. Killed runs leave some, and so do attempts that lost."""
+    """Delete stored objects that nothing refers to, such as those of killed runs and of repeated attempts."""
     client = stream_client(stream, warehouse, catalog)
     with progress(f"sweeping {stream}"):
         done = client.sweep(dry_run=dry_run, limit=limit, incomplete=incomplete, age_guard=age_guard)
     if done.reasons and not as_json:
-        rows = table("what is done", "why", "objects", "bytes", "such as")
+        rows = table("outcome", "why", "objects", "bytes", "examples")
         verb = "would be deleted" if dry_run else "deleted"
         for f in done.reasons:
             fate = verb if f.deletes else "kept"
             more = f" and {f.objects - len(f.names)} more" if f.objects > len(f.names) else ""
-            rows.add_row(fate, f.reason, f"{f.objects:,}", size(f.bytes), "\n".join(map(shown, f.names)) + more)
+            rows.add_row(fate, f.reason, f"{f.objects:,}", size(f.bytes), "\n".join(map(escape_name, f.names)) + more)
         print_table(rows)
     would = sum(f.objects for f in done.reasons if f.deletes)
     did = f"{would:,} would be deleted" if dry_run else f"{done.deleted:,} deleted"

@@ -1,4 +1,4 @@
-"""Events of a command on standard error: what was asked for, and how they go beside a spinner on a terminal."""
+"""Log events of a command on standard error: level, format, and printing above a spinner."""
 
 import os
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ from siltstone.log import (
     unconfigure,
     write_line,
 )
-from siltstone.settings import PREFIX, Settings, load_settings
+from siltstone.settings import PREFIX, Settings
 
 LEVEL, FORMAT = f"{PREFIX}LOG_LEVEL", f"{PREFIX}LOG_FORMAT"
 
 
 @contextmanager
-def shown_logs() -> Iterator[None]:
-    """Show events as long as a command is at work; what it changes of this process for that is taken back."""
+def command_logs() -> Iterator[None]:
+    """Print events while a command runs, then restore this process's logging and environment."""
     before = {name: os.environ.get(name) for name in (LEVEL, FORMAT)}
-    _show()
+    _configure()
     try:
         yield
     finally:
@@ -38,32 +38,23 @@ def shown_logs() -> Iterator[None]:
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def given_logs(parameter: typer.CallbackParam, value: Any) -> Any:
-    """Act on `--log-level` or `--log-format` where it is read, so that an error in what follows is shown so already."""
+def apply_log_option(parameter: typer.CallbackParam, value: Any) -> Any:
+    """Apply `--log-level` or `--log-format` as soon as it is parsed, so that it already holds for usage errors."""
     if value is not None:
-        _show(**{"level" if parameter.name == "log_level" else "form": value})
+        _configure(**{"level" if parameter.name == "log_level" else "form": value})
     return value
 
 
-def settled_logs(level: Level | None, form: Format | None) -> None:
-    """Show events as the settings say, of which the command line named some; programs that this one starts do, too.
-
-    Raises:
-        UsageError: see `load_settings`.
-    """
-    show_logs_of(load_settings(log_level=level, log_format=form))
-
-
-def show_logs_of(settings: Settings) -> None:
-    """Show events as the settings say; programs that this one starts do, too."""
+def apply_log_settings(settings: Settings) -> None:
+    """Print events by the settings, in this process and, through the environment, in those it starts."""
     os.environ[LEVEL], os.environ[FORMAT] = settings.log_level, settings.log_format
-    _show(settings.log_level, settings.log_format)
+    _configure(settings.log_level, settings.log_format)
 
 
-def _show(level: Level | None = None, form: Format | None = None) -> None:
-    """Show events; what is not named stays as it is, and at first is what the environment says.
+def _configure(level: Level | None = None, form: Format | None = None) -> None:
+    """Set level and format; None keeps the current one, which at first comes from the environment.
 
-    A wrong word in the environment is told of where the settings are read; until then it is the default.
+    A value in the environment that is not valid counts as the default; `load_settings` reports it later.
     """
     now = configured() or (
         as_level(os.environ.get(LEVEL)) or DEFAULT_LEVEL,
@@ -75,5 +66,5 @@ def _show(level: Level | None = None, form: Format | None = None) -> None:
 
 
 def _write_above(line: str) -> None:
-    """A line above the spinner, if one is there."""
+    """Write a line above the spinner, if there is one."""
     err.print(Text.from_ansi(line), soft_wrap=True)

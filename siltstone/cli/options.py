@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, and what they mean."""
+"""Arguments and options that several commands take, and their parsing."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="Name of the s
 WarehouseUrl = Annotated[
     str | None,
     typer.Option(
-        "--warehouse", metavar="URL", help="Where objects lie: a path, s3://, redis:// or rocksdb:// URL. [./warehouse]"
+        "--warehouse", metavar="URL", help="Where objects are: a path, s3://, redis:// or rocksdb:// URL. [./warehouse]"
     ),
 ]
 CatalogUrl = Annotated[
@@ -24,7 +24,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 At = Annotated[str, typer.Option("--at", metavar="ID|TIMESTAMP|SAVEPOINT|latest", help="Which checkpoint.")]
 
 KeepLast = Annotated[int | None, typer.Option(min=0, metavar="N", help="Keep the newest N.")]
-KeepWithin = Annotated[str | None, typer.Option(metavar="TIME", help="Keep those of the last 90s, 15m, 12h, 7d or 4w.")]
+KeepWithin = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Keep those not older than this: 90s, 15m, 12h, 7d or 4w.")
+]
 KeepHourly = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Keep the newest of each of the last N hours.")
 ]
@@ -40,10 +42,10 @@ KeepMonthly = Annotated[
 
 
 def client_of(warehouse: str | None, catalog: str | None, **options: object) -> "Client":
-    """The client of the warehouse and catalog that the command line, the environment or siltstone.toml names.
+    """Make the client of the warehouse and catalog named on the command line, in the environment or siltstone.toml.
 
     Args:
-        options: further ones of the command line, where None means not given.
+        options: further settings from the command line; None means not given.
     """
     from siltstone.client import Client
     from siltstone.settings import given_settings
@@ -52,18 +54,18 @@ def client_of(warehouse: str | None, catalog: str | None, **options: object) -> 
 
 
 def stream_client(stream: str, warehouse: str | None, catalog: str | None, **options: object) -> "StreamClient":
-    """The client of one stream (`client_of`)."""
+    """Make the client of one stream (`client_of`)."""
     return client_of(warehouse, catalog, **options).stream(stream)
 
 
 def pairs(given: Sequence[str] | None, form: str = "NAME=VALUE, such as --set path=orders") -> dict[str, str]:
-    """Split what the command line gave as NAME=VALUE.
+    """Split arguments of the form NAME=VALUE.
 
     Args:
-        form: how people write it, for the error.
+        form: the form with an example, for the error.
 
     Raises:
-        UsageError: there is no `=`, or nothing before it.
+        UsageError: an argument has no `=`, or nothing before it.
     """
     found = {}
     for text in given or ():
@@ -74,11 +76,11 @@ def pairs(given: Sequence[str] | None, form: str = "NAME=VALUE, such as --set pa
     return found
 
 
-def checkpoint_ids(labels: Sequence[str]) -> dict[str, int]:
-    """Label -> checkpoint, of what the command line gave as LABEL=ID.
+def parse_labels(labels: Sequence[str]) -> dict[str, int]:
+    """Split arguments of the form LABEL=ID into label -> checkpoint id.
 
     Raises:
-        UsageError: not so.
+        UsageError: an argument has another form.
     """
     found = pairs(labels, form := "LABEL=ID, such as monday=12")
     for label, id in found.items():

@@ -1,4 +1,4 @@
-"""What people see: results on standard output, progress and errors on standard error; one JSON object with --json."""
+"""Print results on standard output, as text or as one JSON object, and progress and errors on standard error."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +16,11 @@ from siltstone.result import Result
 out = Console()
 err = Console(stderr=True)
 ROW_WIDTH = 10_000
-"""columns of a table in a pipe at most"""
+"""most columns of a table in a pipe"""
 
 
 def print_result(result: Result, as_json: bool, line: str) -> None:
-    """Print a result as JSON, or the line for people."""
+    """Print a result as JSON, or its line of text."""
     if as_json:
         sys.stdout.write(result.to_json() + "\n")
     else:
@@ -28,12 +28,12 @@ def print_result(result: Result, as_json: bool, line: str) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line for people, as it is."""
+    """Print a line without markup, highlighting or wrapping."""
     out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def table(*columns: str) -> Table:
-    """A table without lines between its cells. On a terminal, what is too wide goes on in the next line."""
+    """Make a table without rules. On a terminal, cells that are too wide wrap."""
     made = Table(*columns, box=None)
     for column in made.columns:
         column.overflow = "fold"
@@ -41,7 +41,7 @@ def table(*columns: str) -> Table:
 
 
 def print_table(rows: Table) -> None:
-    """Print a table. In a pipe each row is one line, however wide, for others to read."""
+    """Print a table. In a pipe each row is one line, however wide, for other programs to read."""
     if out.is_terminal:
         out.print(rows)
     else:
@@ -50,7 +50,11 @@ def print_table(rows: Table) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """A spinner and lines above it on a terminal; nothing in a pipe, or where lines are for machines."""
+    """Show a spinner, and lines above it, on a terminal; show nothing in a pipe or if log events are JSON.
+
+    Yields:
+        A function that prints a line.
+    """
     if not err.is_terminal or (configured() or ("", "text"))[1] == "json":
         yield lambda line: None
         return
@@ -59,18 +63,18 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def checkpoint_line(c: Any) -> str:
-    """A checkpoint that has just completed."""
+    """Describe a checkpoint that has just completed, in one line."""
     forms = ", ".join(f"{name} {form.value} (D={c.d[name]})" for name, form in c.forms.items())
     return f"checkpoint {c.id}: {forms}, {size(c.bytes)}, {c.rows_in:,} rows{dead_letters(c.dead_letters)}"
 
 
 def dead_letters(counts: Mapping[str, int]) -> str:
-    """How many rows operators could not take, to end a line with; nothing where there were none."""
+    """Describe the number of dead letters per operator, as the end of a line; "" if there are none."""
     return "".join(f", {count:,} dead letters of {operator}" for operator, count in counts.items())
 
 
 def health_line(health: Mapping[str, Mapping[str, Any]]) -> str:
-    """Describe in one line how materialization does for each operator (`CheckpointList.materialization`)."""
+    """Describe in one line the state of materialization per operator (`CheckpointList.materialization`)."""
     return "materialization: " + "; ".join(_health(operator, found) for operator, found in health.items())
 
 
@@ -80,18 +84,20 @@ def _health(operator: str, found: Mapping[str, Any]) -> str:
     return found["reason"]
 
 
-def shown(name: str) -> str:
-    """Escape a name for a table. Anyone who can write to the store may have chosen it, so markup is not interpreted and
-    control characters become question marks."""
+def escape_name(name: str) -> str:
+    """Escape a name for a table: markup is not interpreted and control characters become question marks.
+
+    Anyone who can write to the store may have chosen the name.
+    """
     return escape("".join(character if character.isprintable() else "?" for character in name))
 
 
 def joined(values: dict[str, Any]) -> str:
-    """One value if all operators have the same, else each."""
+    """Describe values per operator: one value if all have the same, else OPERATOR=VALUE for each."""
     distinct = {str(v) for v in values.values()}
     return distinct.pop() if len(distinct) == 1 else " ".join(f"{name}={v}" for name, v in values.items())
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """Format a number of bytes with a unit."""
     return filesize.decimal(count)

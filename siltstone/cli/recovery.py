@@ -1,4 +1,4 @@
-"""Commands for when something broke, and of last resort: a stream made ready again, state from the logged input."""
+"""Commands for when something broke: recover a stream, give a copy an identity, replay the input log."""
 
 from typing import Annotated
 
@@ -16,23 +16,23 @@ GROUP = "When something broke"
 def recover(
     stream: StreamName,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be given up and why; change nothing, stop no run.")
+        bool, typer.Option("--dry-run", help="Say what would be given up and why; change nothing and stop no run.")
     ] = False,
     accept_loss: Annotated[
         bool,
         typer.Option(
             "--accept-loss",
-            help="Go back past savepoints, edits and more than 3 checkpoints, or to nothing, if need be.",
+            help="If needed, go back past savepoints, edits or more than 3 checkpoints, or to the empty state.",
         ),
     ] = False,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go back to the newest checkpoint that restores. A sound stream is left alone.
+    """Go back to the newest checkpoint that restores. A stream whose newest checkpoint restores is not changed.
 
-    What is given up comes again from the source with the next run, under the same ids. `run` does this by itself, but
-    never past a savepoint or an edit, past more than 3 checkpoints, or to nothing.
+    The next run makes the checkpoints that were given up again, from the source and under the same ids. `run` recovers
+    by itself, but never past a savepoint or an edit, past more than 3 checkpoints, or to the empty state.
     """
     client = stream_client(stream, warehouse, catalog)
     with progress(f"recovering {stream}") as tell:
@@ -46,32 +46,34 @@ def recover(
 
 @app.command(rich_help_panel=GROUP)
 def reidentify(warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False) -> None:
-    """Give a copied warehouse an identity of its own. Also replaces one that was lost.
+    """Give a copied warehouse an identity of its own, or replace one that was lost.
 
-    Copy the store and the catalog, then do this with the URLs of the copies. Stopped on the way, do it again.
+    Copy the store and the catalog, then run this with the URLs of the copies. If it is interrupted, run it again.
     """
     done = client_of(warehouse, catalog).reidentify()
-    print_result(done, as_json, f"the warehouse is {done.identity} from now on, was {done.before or 'none'}")
+    print_result(done, as_json, f"the warehouse's identity is now {done.identity}, before {done.before or 'none'}")
 
 
 @app.command(rich_help_panel=GROUP)
 def replay(
     stream: StreamName,
     to: Annotated[
-        str, typer.Option("--to", metavar="ID|TIMESTAMP|SAVEPOINT|latest", help="Whose state to rebuild.")
+        str, typer.Option("--to", metavar="ID|TIMESTAMP|SAVEPOINT|latest", help="Checkpoint whose state to rebuild.")
     ] = LATEST,
     since: Annotated[
         str | None,
-        typer.Option("--from", metavar="ID|TIMESTAMP|SAVEPOINT|start", help="Where to begin. [the start, or an edit]"),
+        typer.Option(
+            "--from", metavar="ID|TIMESTAMP|SAVEPOINT|start", help="Where to begin. [the newest edit, or start]"
+        ),
     ] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
-    parallelism: Annotated[int | None, typer.Option(help="Subtasks an operator. [cores]")] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Subtasks per operator. [cores]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild state from the logged input, and compare digests. They are compared at every checkpoint on the way.
+    """Rebuild state from the logged input, and compare digests at every checkpoint on the way.
 
-    Nothing of the stream changes, and no output is repeated. Exit code 1 if a recorded digest is another.
+    The stream is not changed, and no output is delivered. Exit code 1 if a digest differs from the recorded one.
     """
     client = stream_client(stream, warehouse, catalog, parallelism=parallelism)
     with progress(f"replaying {stream}") as tell:
@@ -81,5 +83,5 @@ def replay(
     line += f"{result.rows:,} rows, {result.seconds:.2f} s, as recorded at {result.compared} checkpoints, "
     line += f"digest {result.digest}"
     if result.why:
-        line += f"; {result.why}, which no input brings about again"
+        line += f"; {result.why}, which replaying input cannot repeat"
     print_result(result, as_json, line)

@@ -1,4 +1,4 @@
-"""Commands on recorded state: rebuild it, prove it, copy it, delete it."""
+"""Commands on recorded state: restore it, prove it, copy it, delete it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, checkpoint_ids, stream_client
+from siltstone.cli.options import AsJson, At, CatalogUrl, StreamName, WarehouseUrl, parse_labels, stream_client
 from siltstone.cli.output import print_result, progress, size
 from siltstone.model import LATEST
 
@@ -18,18 +18,18 @@ def restore(
     stream: StreamName,
     at: At = LATEST,
     as_of: Annotated[
-        str | None, typer.Option("--as-of", metavar="EVENT_TIME", help="The last checkpoint not later in event time.")
+        str | None, typer.Option("--as-of", metavar="EVENT_TIME", help="The newest checkpoint up to this event time.")
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", help="Write the state here as Parquet. [only prove it]")] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="OPERATOR[.VARIABLE]", help="Read and restore nothing else.")
+        list[str] | None, typer.Option("--only", metavar="OPERATOR[.VARIABLE]", help="Restore only this. Repeatable.")
     ] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
-    parallelism: Annotated[int | None, typer.Option(help="Tasks an operator. [cores]")] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Tasks per operator. [cores]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a checkpoint's state, prove it, write it as Parquet."""
+    """Restore a checkpoint's state, prove it, and write it as Parquet if --to is given."""
     client = stream_client(stream, warehouse, catalog, parallelism=parallelism)
     with progress(f"restoring {stream}"):
         result = client.restore(at=at, as_of=as_of, to=to, only=only or ())
@@ -42,17 +42,17 @@ def restore(
 @app.command(rich_help_panel=GROUP)
 def restore_series(
     stream: StreamName,
-    labels: Annotated[list[str], typer.Argument(metavar="LABEL=ID...", help="Names, and which checkpoint each shows.")],
+    labels: Annotated[list[str], typer.Argument(metavar="LABEL=ID...", help="Labels, each with its checkpoint.")],
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Restore many checkpoints, each as Parquet under a label. Exit code 1 if one is not proven.
 
-    They go to restored/STREAM/series/LABEL in the warehouse, each chain read once. A label that holds its checkpoint
-    already is kept.
+    They are written to restored/STREAM/series/LABEL in the warehouse; each chain is read once. A label that already
+    holds its checkpoint is not written again.
     """
-    wanted = checkpoint_ids(labels)
+    wanted = parse_labels(labels)
     with progress(f"restoring {stream}") as tell:
         result = stream_client(stream, warehouse, catalog).restore_series(wanted, lambda done: tell(done.label))
     line = f"{stream}: {len(result.restored)} labels restored, {len(result.kept)} kept below {result.root}, "
@@ -74,7 +74,7 @@ def verify(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that checkpoints restore to the state of the stream. Exit code 1 if one does not.
+    """Prove that checkpoints restore to the state that the stream had. Exit code 1 if one does not.
 
     Also exits 1 if materialization has stalled or keeps failing, because restores then take longer and longer.
     """
@@ -94,7 +94,7 @@ def verify(
 def snapshot(
     stream: StreamName, warehouse: WarehouseUrl = None, catalog: CatalogUrl = None, as_json: AsJson = False
 ) -> None:
-    """Copy the newest live state in full, for verify --deep."""
+    """Copy the newest state in full, for siltstone verify --deep to compare with."""
     with progress(f"taking a snapshot of {stream}"):
         result = stream_client(stream, warehouse, catalog).snapshot()
     line = f"{stream}: snapshot of checkpoint {result.checkpoint}, {result.rows:,} rows, {size(result.bytes)}"
@@ -104,16 +104,16 @@ def snapshot(
 @app.command(rich_help_panel=GROUP)
 def delete(
     stream: StreamName,
-    checkpoints: Annotated[list[int], typer.Argument(metavar="ID...", help="Checkpoints, not the newest.")],
+    checkpoints: Annotated[list[int], typer.Argument(metavar="ID...", help="Ids of checkpoints; not the newest.")],
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete checkpoints. One that others build on is only marked, and goes with the last of them."""
+    """Delete checkpoints. One that others build on is only marked, and deleted with the last of them."""
     result = stream_client(stream, warehouse, catalog).delete(checkpoints)
     line = f"{stream}: {len(result.deleted)} checkpoints deleted, {result.objects} objects, {size(result.bytes)}"
     if result.marked:
-        line += f"; {', '.join(map(str, result.marked))} will go with the last checkpoint that builds on them"
+        line += f"; {', '.join(map(str, result.marked))} will be deleted with the last checkpoint that builds on them"
     if result.leased:
-        line += f"; {', '.join(map(str, result.leased))} are being read, and will go with a later deletion"
+        line += f"; {', '.join(map(str, result.leased))} are being read, and will be deleted by a later deletion"
     print_result(result, as_json, line)

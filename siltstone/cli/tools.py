@@ -1,4 +1,4 @@
-"""Commands that start something bigger: a project, the demo, the web server."""
+"""Commands to get started: make a project, run the demo, start the web server."""
 
 from pathlib import Path
 from typing import Annotated
@@ -41,12 +41,12 @@ def demo(
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 3000,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; one that others reach needs a token (SILTSTONE_UI__TOKEN).")
+        str, typer.Option(help="Address to listen on; a public one needs a token (SILTSTONE_UI__TOKEN).")
     ] = "127.0.0.1",
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
 ) -> None:
-    """Open the Dagster web server on the project in this directory."""
+    """Start Dagster's web server on the project in this directory."""
     from siltstone.ui import serve
 
     serve(client_of(warehouse, catalog).settings, host, port)

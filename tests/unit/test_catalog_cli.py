@@ -30,11 +30,11 @@ def test_an_older_catalog_is_refused_by_each_command_and_upgraded_by_one(tmp_pat
     for command in ("checkpoints", "verify", "truncate", "sweep", "recover"):
         siltstone(command, "flights").failed(2, "made by an older Siltstone", said)
     upgraded, kept = plain(siltstone("upgrade"))
-    assert upgraded.startswith(f"the catalog is of revision {REVISION} now, was 0001; what it held is in ")
-    assert "its tables were not those of revision 0001" in kept
+    assert upgraded.startswith(f"the catalog now has revision {REVISION}, before 0001; backup: ")
+    assert "tables that did not match revision 0001 were rebuilt" in kept
     [backup] = (tmp_path / "warehouse").glob("catalog-*-r0001.backup")
     assert str(backup) in upgraded and stat.S_IMODE(backup.stat().st_mode) == 0o600
-    assert plain(siltstone("upgrade")) == [f"the catalog is of revision {REVISION}: nothing to do"]
+    assert plain(siltstone("upgrade")) == [f"the catalog has revision {REVISION}: nothing to do"]
     assert siltstone("upgrade", "--json").json == {
         "before": REVISION,
         "after": REVISION,

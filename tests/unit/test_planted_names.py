@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from siltstone.cli.output import shown
+from siltstone.cli.output import escape_name
 from siltstone.errors import CorruptObject, StateError
 from siltstone.spark.delivery import deliverers
 from siltstone.store.filesystem import FilesystemStore
@@ -18,7 +18,7 @@ from siltstone.store.filesystem import FilesystemStore
 def test_a_planted_name_is_shown_without_markup_or_control_characters(name: str) -> None:
     console = Console(width=100, force_terminal=False)
     with console.capture() as capture:
-        console.print(shown(name))
+        console.print(escape_name(name))
     assert capture.get() == "".join(c if c.isprintable() else "?" for c in name) + "\n"
 
 

@@ -143,10 +143,10 @@ def test_truncate_for_people() -> None:
     assert head.split() == ["id", "what", "happens"]
     day = before[1][-1].committed_at.strftime("%Y-%m-%d")
     assert [" ".join(line.split()) for line in lines] == [
-        "1 waits for 3, which builds on it",
-        "2 waits for 3, which builds on it",
+        "1 would wait for 3, which builds on it",
+        "2 would wait for 3, which builds on it",
         "3 kept: savepoint stable",
-        "4 goes now",
+        "4 would be deleted",
         "5 kept: last",
         f"6 kept: newest, last, daily {day}",
     ]
@@ -164,7 +164,7 @@ def test_rules_of_the_file_are_replaced_one_by_one(project: Path) -> None:
         place.catalog.streams.set_retention(NAME, None)
     [line] = plain(siltstone("truncate", NAME))
     assert "6 checkpoints kept, 0 deleted" in line and line.endswith(
-        "no rule is set: use --keep-last and the like, or siltstone retention"
+        "no rule is set: set one by an option (--keep-last) or by siltstone retention"
     )
     (project / "siltstone.toml").write_text('warehouse = "w"\n[retention]\nkeep_last = 1\nkeep_within = "45d"\n')
     kept = siltstone("truncate", NAME, "--dry-run", "--json").json["kept"]
@@ -276,8 +276,8 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("savepoint seen new --expires 0s", ("would have expired already",)),
     ("savepoint seen new --expires 99999999d", ("savepoint new cannot expire in",)),
     ("savepoint seen new --drop", ("no savepoint 'new' of stream seen: it has kept",)),
-    ("savepoint seen kept --drop --at 2", ("--drop takes the name alone",)),
-    ("savepoint seen kept --drop --expires 1d", ("--drop takes the name alone",)),
+    ("savepoint seen kept --drop --at 2", ("--drop takes only the name",)),
+    ("savepoint seen kept --drop --expires 1d", ("--drop takes only the name",)),
     ("savepoints nosuch", ("no stream 'nosuch'",)),
     ("delete seen 1 2", ("checkpoint 2 of stream seen is kept by its savepoint kept",)),
 ]
