@@ -142,7 +142,7 @@ def materialize_on_spark(warehouse: str) -> None:
 def materializer(chain: Chain, said: Path) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
     """(process, a call that has it materialize); `said` takes what it logs."""
     code = "import sys; from benchmarks.chains import materialize_on_spark; materialize_on_spark(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, chain.place.warehouse.url]
+    command = [sys.executable, "-c", code, chain.warehouse.warehouse.url]
     pipe = subprocess.PIPE
     with (
         said.open("w") as log,
@@ -173,7 +173,7 @@ def materializing(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
     ):
         for number in range(sizes.rounds + 1):
             rewritten.mkdir()
-            jobs = [(path, rewritten / path.name) for path in bases(chain.place)]
+            jobs = [(path, rewritten / path.name) for path in bases(chain.warehouse)]
             took = timed(partial(pool.map, rewrite, jobs))
             shutil.rmtree(rewritten)
             found = materialize()
@@ -265,7 +265,7 @@ def rescaling(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
     with two_processes() as pool:
         for number in range(sizes.rounds + 1):
             for parallelism, seconds in found.items():
-                took = load_all(pool, loads(chain.place, scratch, parallelism), sizes.rows)
+                took = load_all(pool, loads(chain.warehouse, scratch, parallelism), sizes.rows)
                 if number:
                     seconds.append(took)
     ratio = median(b / a for a, b in zip(*found.values(), strict=True))
@@ -308,10 +308,10 @@ def restoring(scratch: Path, sizes: Sizes) -> Report:
         two_processes() as pool,
     ):
         newest, share = chain.lengthen(bounds)
-        warehouse, manifests = chain.place.warehouse, manifests_of(chain.place)
+        warehouse, manifests = chain.warehouse.warehouse, manifests_of(chain.warehouse)
         snapshot = [take_snapshot(t) for t in snapshot_tasks(warehouse, manifests[newest], "heap", "bench")]
         files = [warehouse.local.objects / part.objects[0].name for part in snapshot]
-        from_chain = loads(chain.place, scratch, SUBTASKS)
+        from_chain = loads(chain.warehouse, scratch, SUBTASKS)
         from_snapshot = [replace(t, snapshot=(file,)) for t, file in zip(from_chain, files, strict=True)]
         for number in range(sizes.rounds + 1):
             out = scratch / f"restored-{number}"
@@ -320,8 +320,8 @@ def restoring(scratch: Path, sizes: Sizes) -> Report:
             took = {
                 WORKING_STATE: load_all(pool, from_chain, sizes.worst_rows),
                 f"{WORKING_STATE}, {BY_PYARROW}": load_all(pool, from_snapshot, sizes.worst_rows),
-                PARQUET: exported(pool, chain.place, out / "chain"),
-                f"{PARQUET}, {ALIKE}": exported(pool, whole.place, out / "whole"),
+                PARQUET: exported(pool, chain.warehouse, out / "chain"),
+                f"{PARQUET}, {ALIKE}": exported(pool, whole.warehouse, out / "whole"),
                 f"{PARQUET}, {BY_PYARROW}": timed(partial(pool.map, rewrite_plainly, plain)),
             }
             shutil.rmtree(out)

@@ -226,17 +226,17 @@ def restore_one(url: str, catalog: Path, keys: int, changed: int, deltas: int) -
     """Write a base and deltas of all ten variables, restore one: its own bytes, and the bytes that were read."""
     stream = Stream("bench", source=lambda spark, options: spark.sql(""), operators=[Ten()], max_parallelism=128)
     random_numbers = np.random.default_rng(1)
-    with OpenWarehouse.writable(url, f"sqlite:///{catalog}") as place:
+    with OpenWarehouse.writable(url, f"sqlite:///{catalog}") as warehouse:
         region = RegionRun(
-            place, stream, policy_by_name("adjust-d", PolicyOptions(d0=deltas, d_max=deltas)), parallelism=2
+            warehouse, stream, policy_by_name("adjust-d", PolicyOptions(d0=deltas, d_max=deltas)), parallelism=2
         )
         for step in range(1 + deltas):
             wanted = np.arange(keys) if not step else random_numbers.choice(keys, changed, replace=False)
             values = random_numbers.integers(-(1 << 62), 1 << 62, (VARIABLES, len(wanted)))
             region.step(pa.table({"k": wanted} | {f"x{i}": values[i] for i in range(VARIABLES)}))
-        newest = place.catalog.checkpoints.list(stream.name)[-1].id
-        store = Counting(place.warehouse.store)
-        stored = place.catalog.chains.list_manifests(stream.name, newest)
+        newest = warehouse.catalog.checkpoints.list(stream.name)[-1].id
+        store = Counting(warehouse.warehouse.store)
+        stored = warehouse.catalog.chains.list_manifests(stream.name, newest)
         manifests = read_manifests(store, stored)  # type: ignore[arg-type]
         of_manifests = store.bytes
         began = time.perf_counter()

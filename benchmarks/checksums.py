@@ -59,8 +59,8 @@ def measure(scratch: Path, state_rows: int, step_rows: int, steps: int, policy: 
     with ExitStack() as stack:
         sides: dict[str, Steps] = {}
         for name in algorithms:
-            place = stack.enter_context(OpenWarehouse.writable(f"{scratch / name}?{OPTION}={name}"))
-            sides[name] = Steps(place, sink=False, policy=policy)
+            warehouse = stack.enter_context(OpenWarehouse.writable(f"{scratch / name}?{OPTION}={name}"))
+            sides[name] = Steps(warehouse, sink=False, policy=policy)
         for turn in range(1 + WARM_UP + steps):
             keys = draw.permutation(state_rows) if not turn else draw.choice(state_rows, step_rows, replace=False)
             rows = pa.table({"key": keys, "value": draw.integers(-1000, 1000, len(keys))})

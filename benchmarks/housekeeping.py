@@ -65,14 +65,14 @@ class Lists:
         return self._store.list(prefix)
 
 
-def _commit(place: OpenWarehouse, epoch: int, id: int, names: list[str]) -> None:
+def _commit(warehouse: OpenWarehouse, epoch: int, id: int, names: list[str]) -> None:
     """A checkpoint that refers to these objects; what they hold does not matter here."""
     checksum = checksum_of(_DATA)
     manifest, *segments = [StoredObject(name, len(_DATA), checksum) for name in names]
     forms, first = {OPERATOR: Form.BASE}, {OPERATOR: id}
     size = len(names) * len(_DATA)
     commit = CheckpointCommit(id, manifest, "0" * 32, 1, size, forms, segments=segments, first=first)
-    place.catalog.commits.add(stream().name, epoch, commit)
+    warehouse.catalog.commits.add(stream().name, epoch, commit)
 
 
 def _write(root: Path, names: list[str]) -> None:
@@ -84,23 +84,23 @@ def _write(root: Path, names: list[str]) -> None:
 
 def sweeping(scratch: Path, objects: int) -> Report:
     """One checkpoint after the other, each with its orphans: what an attempt left that its checkpoint did without."""
-    with OpenWarehouse.writable(str(scratch / "swept")) as place:
-        name, catalog = stream().name, place.catalog
+    with OpenWarehouse.writable(str(scratch / "swept")) as warehouse:
+        name, catalog = stream().name, warehouse.catalog
         catalog.streams.register(name, stream().max_parallelism, stream().definition())
-        epoch, root = catalog.runs.begin(name, "benchmark"), place.warehouse.local.objects
+        epoch, root = catalog.runs.begin(name, "benchmark"), warehouse.warehouse.local.objects
         orphans = 0
         for id in range(1, objects // _OF_A_CHECKPOINT + 1):
             path = CheckpointPath(name, epoch, id)
             names = [path.manifest(), *(path.segment(f"s{i}") for i in range(_OF_A_CHECKPOINT - 1))]
             left = _OF_A_CHECKPOINT // ORPHANS_OF
             _write(root, names)
-            _commit(place, epoch, id, names[:-left])
+            _commit(warehouse, epoch, id, names[:-left])
             orphans += left
-        lists = Lists(place.warehouse.store, name)
+        lists = Lists(warehouse.warehouse.store, name)
         began = time.perf_counter()
         found = sweep(OpenWarehouse(cast(Any, SimpleNamespace(store=lists)), catalog), name)
         took = time.perf_counter() - began
-        again = sweep(place, name)
+        again = sweep(warehouse, name)
     assert (found.deleted, again.found) == (orphans, 0), "the orphans, and nothing else"
     total = objects // _OF_A_CHECKPOINT * _OF_A_CHECKPOINT
     table = table_of("sweeping a filesystem store", "objects", "orphans", "seconds", "lists", left=0)
@@ -116,8 +116,8 @@ def _real_manifest(scratch: Path) -> Manifest:
     """What a small delta of a real run wrote."""
     with written(str(scratch / "small"), 5_000, always_deltas()) as chain:
         chain.change(50)
-        stored = chain.place.catalog.checkpoints.get(stream().name, chain.change(50).id).manifest
-        return read_manifest(chain.place.warehouse.store, stored)
+        stored = chain.warehouse.catalog.checkpoints.get(stream().name, chain.change(50).id).manifest
+        return read_manifest(chain.warehouse.warehouse.store, stored)
 
 
 def _following(manifest: Manifest, epoch: int, id: int) -> CheckpointCommit:
@@ -143,8 +143,8 @@ def _following(manifest: Manifest, epoch: int, id: int) -> CheckpointCommit:
     return commit_of(manifest, stored, [Step(id, id - 1, offsets)])
 
 
-def _catalog_bytes(place: OpenWarehouse) -> int:
-    path = place.warehouse.local.catalog
+def _catalog_bytes(warehouse: OpenWarehouse) -> int:
+    path = warehouse.warehouse.local.catalog
     return sum(os.path.getsize(file) for file in path.parent.glob(f"{path.name}*"))
 
 
@@ -153,8 +153,8 @@ def metadata(scratch: Path, checkpoints: int) -> Report:
     manifest = _real_manifest(scratch)
     largest = catalog_bytes = 0
     rules = RetentionOptions(keep_last=KEPT)
-    with OpenWarehouse.writable(str(scratch / "hour")) as place:
-        name, catalog = stream().name, place.catalog
+    with OpenWarehouse.writable(str(scratch / "hour")) as warehouse:
+        name, catalog = stream().name, warehouse.catalog
         catalog.streams.register(name, stream().max_parallelism, stream().definition())
         epoch = catalog.runs.begin(name, "benchmark")
         began = time.perf_counter()
@@ -163,8 +163,8 @@ def metadata(scratch: Path, checkpoints: int) -> Report:
             catalog.commits.add(name, epoch, commit)
             largest = max(largest, commit.manifest.bytes)
             if id % TRUNCATED_EVERY == 0:
-                truncate(place, name, rules)
-                catalog_bytes = max(catalog_bytes, _catalog_bytes(place))
+                truncate(warehouse, name, rules)
+                catalog_bytes = max(catalog_bytes, _catalog_bytes(warehouse))
         took = time.perf_counter() - began
         left = len(catalog.checkpoints.list(name, marked=True))
     each, each_ms = catalog_bytes / checkpoints, 1e3 * took / checkpoints

@@ -40,14 +40,16 @@ STEPS, WARM_UP = 30, 5
 class Steps:
     """A stream of that operator, whose steps are timed."""
 
-    def __init__(self, place: OpenWarehouse, *, sink: bool, policy: PolicyOptions | None = None) -> None:
+    def __init__(self, warehouse: OpenWarehouse, *, sink: bool, policy: PolicyOptions | None = None) -> None:
         aggregates = [Count("rows"), Sum("total", "value"), Min("least", "value"), Max("most", "value")]
         operator = Aggregate(OPERATOR, {"key": pa.int64()}, aggregates)
         sinks = {OPERATOR: ParquetSink()} if sink else {}
         stream = Stream("bench", source=lambda spark, _: spark.sql(""), operators=[operator], sinks=sinks)
         chosen, options = policy_by_name(DEFAULT_POLICY, policy), RegionOptions(parallelism=SUBTASKS)
-        self._place, self._sink = place, sink
-        self._region = ConsistentRegion.open(stream, place.warehouse, place.catalog, chosen, options, "a benchmark")
+        self._warehouse, self._sink = warehouse, sink
+        self._region = ConsistentRegion.open(
+            stream, warehouse.warehouse, warehouse.catalog, chosen, options, "a benchmark"
+        )
         self.delivered = 0
         """rows that were handed over"""
 
@@ -69,7 +71,7 @@ class Steps:
         return time.perf_counter() - began
 
     def _take(self, output: OutputRecord) -> None:
-        store = self._place.warehouse.store
+        store = self._warehouse.warehouse.store
         self.delivered += sum(b.num_rows for stored in output.objects for b in read_output(store, stored))
 
 
@@ -85,8 +87,8 @@ def measure(scratch: Path, state_rows: int, step_rows: int, steps: int) -> Mappi
     with ExitStack() as stack:
         sides: dict[str, Steps] = {}
         for name in ("with", "without"):
-            place = stack.enter_context(OpenWarehouse.writable(str(scratch / f"{state_rows}-{step_rows}-{name}")))
-            sides[name] = Steps(place, sink=name == "with")
+            warehouse = stack.enter_context(OpenWarehouse.writable(str(scratch / f"{state_rows}-{step_rows}-{name}")))
+            sides[name] = Steps(warehouse, sink=name == "with")
         found: dict[str, list[float]] = {"with": [], "without": [], "delivery": []}
         for turn in range(1 + WARM_UP + steps):
             keys = draw.permutation(state_rows) if not turn else draw.choice(state_rows, step_rows, replace=False)

@@ -81,11 +81,11 @@ class _Nowhere:
         pass
 
 
-def live_bytes(place: OpenWarehouse, run: RegionRun, operator: Operator) -> int:
+def live_bytes(warehouse: OpenWarehouse, run: RegionRun, operator: Operator) -> int:
     """What a base of the live state takes."""
     out = _Nowhere()
     for subtask, groups in enumerate(KeyGroupRange(0, MAX_PARALLELISM).split(SUBTASKS)):
-        directory = place.warehouse.local.state(run.region.stream.name, run.region.epoch, operator.name, subtask)
+        directory = warehouse.warehouse.local.state(run.region.stream.name, run.region.epoch, operator.name, subtask)
         state = backend("heap").open(directory, operator.tables(), (), groups, MAX_PARALLELISM)
         for table in state.tables.values():
             write_base(out, table.schema, table.scan(groups))  # type: ignore[arg-type]
@@ -101,17 +101,17 @@ class Found:
     all: list[float]
 
 
-def amplification(place: OpenWarehouse, operator: Operator, rows: Callable[[int], pa.Table], steps: int) -> Found:
+def amplification(warehouse: OpenWarehouse, operator: Operator, rows: Callable[[int], pa.Table], steps: int) -> Found:
     """Of each checkpoint after the first."""
     no_source = lambda spark, options: spark.sql("")  # noqa: E731
     stream = Stream(operator.name, source=no_source, operators=[operator], max_parallelism=MAX_PARALLELISM)
-    run = RegionRun(place, stream, policy_by_name(DEFAULT_POLICY), SUBTASKS)
+    run = RegionRun(warehouse, stream, policy_by_name(DEFAULT_POLICY), SUBTASKS)
     found = Found([], [])
     for step in range(steps + 1):
         run.step(rows(step))
-        truncate(place, stream.name, _KEEP)
+        truncate(warehouse, stream.name, _KEEP)
         if step:
-            live, objects = live_bytes(place, run, operator), place.catalog.objects.list(stream.name)
+            live, objects = live_bytes(warehouse, run, operator), warehouse.catalog.objects.list(stream.name)
             found.all.append(sum(stored.bytes for stored in objects) / live)
             found.own.append(sum(o.bytes for o in objects if o.kind is not ObjectKind.MANIFEST) / live)
     return found
@@ -127,9 +127,9 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
     }
     heads = ("workload", "checkpoints", "median", "most", "most, with manifests")
     report = Report([table_of("space amplification: stored over live bytes, one checkpoint retained", *heads)])
-    with OpenWarehouse.writable(str(scratch / "space")) as place:
+    with OpenWarehouse.writable(str(scratch / "space")) as warehouse:
         for name, (operator, rows) in workloads.items():
-            found = amplification(place, operator, rows, steps)
+            found = amplification(warehouse, operator, rows, steps)
             cells = [f"{value:.2f}" for value in (median(found.own), max(found.own), max(found.all))]
             report.tables[0].add_row(name, str(steps), *cells)
             report.goals.append(Goal(f"space amplification, {name}: most", max(found.own), at_most=cap))

@@ -76,10 +76,10 @@ def _seed(settings: Settings, steps: int) -> None:
     from siltstone.spark.runner import StreamRunner
     from siltstone.spark.session import spark_session
 
-    with OpenWarehouse.existing(settings.warehouse) as place:
-        region = open_region(settings, STREAM, place, {}, 1)
+    with OpenWarehouse.existing(settings.warehouse) as warehouse:
+        region = open_region(settings, STREAM, warehouse, {}, 1)
         last = region.input_position().newest[-1]
-        begins = place.catalog.input_log.get_position(STREAM.name, 0).beginning
+        begins = warehouse.catalog.input_log.get_position(STREAM.name, 0).beginning
         assert begins is not None
 
         def advance(_: Any) -> Mapping[str, Any]:
@@ -89,7 +89,7 @@ def _seed(settings: Settings, steps: int) -> None:
         spark = spark_session(settings.master, settings.spark, steps=True)
         checkpoint = StreamRunner(spark, region).step_without_input(changed=advance).id
         region.close("done")
-        url = f"sqlite:///{place.warehouse.local.catalog}"
+        url = f"sqlite:///{warehouse.warehouse.local.catalog}"
     *header, offset = last.offsets.splitlines()
     # The newest was read just now, at one a second.
     began_ms = int(time.time() * 1000) - (int(offset) + steps) * 1000
@@ -115,9 +115,9 @@ def _seed(settings: Settings, steps: int) -> None:
 
 def _read(settings: Settings) -> None:
     """What a start reads of the input log."""
-    with OpenWarehouse.existing(settings.warehouse) as place:
-        position = place.catalog.input_log.get_position(STREAM.name, _FAR)
-        assert len(position.newest) == 2 and place.catalog.input_log.list_logged(STREAM.name) == []
+    with OpenWarehouse.existing(settings.warehouse) as warehouse:
+        position = warehouse.catalog.input_log.get_position(STREAM.name, _FAR)
+        assert len(position.newest) == 2 and warehouse.catalog.input_log.list_logged(STREAM.name) == []
 
 
 def _seconds(call: Callable[[], None]) -> float:

@@ -60,10 +60,10 @@ def always_deltas(most: int = 1_000_000) -> PolicyOptions:
 class Chain:
     """A stream of `rows` keys that is loaded and then changed; each step is a checkpoint."""
 
-    def __init__(self, place: OpenWarehouse, rows: int, options: PolicyOptions, seed: int = 1) -> None:
-        self.place, self.rows = place, rows
+    def __init__(self, warehouse: OpenWarehouse, rows: int, options: PolicyOptions, seed: int = 1) -> None:
+        self.warehouse, self.rows = warehouse, rows
         self._draw = np.random.default_rng(seed)
-        self._run = RegionRun(place, stream(), policy_by_name("adjust-d", options), SUBTASKS)
+        self._run = RegionRun(warehouse, stream(), policy_by_name("adjust-d", options), SUBTASKS)
         self.base = self._step(self._draw.permutation(rows))
 
     def change(self, rows: int) -> Completed:
@@ -97,5 +97,5 @@ class Chain:
 @contextmanager
 def written(url: str, rows: int, options: PolicyOptions) -> Iterator[Chain]:
     """A new warehouse with a loaded stream."""
-    with OpenWarehouse.writable(url) as place:
-        yield Chain(place, rows, options)
+    with OpenWarehouse.writable(url) as warehouse:
+        yield Chain(warehouse, rows, options)

@@ -71,8 +71,8 @@ def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
     operator = Aggregate(OPERATOR, key={KEY: pa.int64()}, aggregates=functions, output=False)
     stream = Stream("bench", None, [operator])
     settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES)
-    with OpenWarehouse.writable(settings.warehouse) as place:
-        region = open_region(settings, stream, place, {}, CORES)
+    with OpenWarehouse.writable(settings.warehouse) as warehouse:
+        region = open_region(settings, stream, warehouse, {}, CORES)
         completed: list[Completed] = []
         runner = StreamRunner(spark, region, on_checkpoint=completed.append)
         rows = source(spark, str(inputs))
@@ -80,7 +80,7 @@ def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
         steps = to_end(writer.trigger(availableNow=True).start())
         runner.finish()
         region.close("done")
-        checkpoints = place.catalog.checkpoints.list(stream.name)
+        checkpoints = warehouse.catalog.checkpoints.list(stream.name)
     for step, checkpoint, told in zip(steps, checkpoints, completed, strict=True):
         [form] = set(checkpoint.forms.values())
         step |= {"bytes": checkpoint.bytes, "base": form is Form.BASE, "state_rows": checkpoint.rows}

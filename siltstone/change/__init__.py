@@ -1,1 +1,1 @@
-"""Changes of a stream: recovery, rollback, replay, edits, other parallelism, forks."""
+"""Change a stream: recover, roll back, replay, edit, rescale, fork."""

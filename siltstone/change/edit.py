@@ -1,8 +1,8 @@
-"""State edits: rows that somebody corrected, put into one variable's table or deleted from it, as a step of its own.
+"""State edits: rows put into one variable's table, or deleted from it, by hand, as a step of its own.
 
-Rows come as a table of changes (`TableSchema.changes`): the primary key, the value columns, and `__deleted`, which says
-which keys are to go. They are checked batch by batch, wherever they are read, before the stream is taken over
-(`check_columns`, `conformed`). Then the step's rows are the changes, and `Editing` stands in for the operator.
+Rows come as a table of changes (`TableSchema.changes`): the primary key, the value columns and `__deleted`, which marks
+the keys to delete. They are checked batch by batch before the stream is taken over (`check_columns`, `cast_changes`).
+The changes are then the input rows of one step, in which `EditOperator` replaces the operator.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ from siltstone.state.variables import ListState, Variable
 from siltstone.stream import Stream
 
 COUNTS = pa.schema([("upserts", pa.int64()), ("inserts", pa.int64()), ("deletes", pa.int64()), ("absent", pa.int64())])
-"""what a call of `Editing` counts: rows put, those of them whose key is new, rows deleted, keys to delete not there"""
+"""what `EditOperator` returns: rows put, new keys among them, rows deleted, keys to delete that did not exist"""
 
 
-def editable(stream: Stream, operator: str, variable: str) -> tuple[Operator, TableSchema]:
-    """The operator, and the table of its variable.
+def find_editable(stream: Stream, operator: str, variable: str) -> tuple[Operator, TableSchema]:
+    """Find an operator and the table of one of its variables.
 
     Raises:
-        UsageError: there is no such operator or variable, or it is of a kind that cannot be edited.
+        UsageError: the operator or variable does not exist, or variables of its kind cannot be edited.
     """
     found = {op.name: op for op in stream.operators}.get(operator)
     if found is None:
@@ -47,17 +47,20 @@ def editable(stream: Stream, operator: str, variable: str) -> tuple[Operator, Ta
     if isinstance(variables[variable], ListState):
         kind = type(variables[variable]).__name__
         raise UsageError(
-            f"variable {variable} of {operator} is a {kind}: where its rows stand is its own to keep, so rows from "
-            "outside have no place in it; edit values and maps only"
+            f"variable {variable} of {operator} is a {kind}: it assigns the positions of its rows itself; "
+            "edit values and maps only"
         )
     return found, found.tables()[variable]
 
 
 def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
-    """Refuse columns that no row of the table could come from; `what` names where they are.
+    """Check that a table's changes can be read from given columns.
+
+    Args:
+        what: names the source of the columns, for errors.
 
     Raises:
-        UsageError: an unknown, missing or repeated column, or one of a type that is of another sort than the table's.
+        UsageError: an unknown, missing or repeated column, or one whose type cannot be cast to the table's.
     """
     known = ", ".join(f"{field.name} {field.type}" for field in schema.changes)
     repeated = sorted({name for name in given.names if given.names.count(name) > 1})
@@ -79,12 +82,14 @@ def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
             )
 
 
-def conformed(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
-    """Rows whose columns were checked as changes (`schema.changes`): cast where nothing is lost, nothing deleted where
-    there is no `__deleted`.
+def cast_changes(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
+    """Cast rows with checked columns to changes (`schema.changes`). Without `__deleted`, no row is a deletion.
+
+    Args:
+        what: names the source of the rows, for errors.
 
     Raises:
-        UsageError: a null key, a value that does not fit, or a row to put of which a column is missing.
+        UsageError: a null key, a value that would change by the cast, or a row to put that lacks a column.
     """
     columns = {}
     for field in [*schema.primary_key, pa.field(DELETED, pa.bool_())]:
@@ -109,7 +114,7 @@ def _lacking(given: pa.Schema, schema: TableSchema) -> list[str]:
 
 
 def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether some values of one type are values of the other; which ones, the cast says."""
+    """Whether some values of one type can be cast to the other; the cast itself checks each value."""
     if pa.types.is_dictionary(given):
         given = given.value_type
     if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
@@ -129,10 +134,10 @@ def _sort(kind: pa.DataType) -> str:
 
 
 def _cast(rows: pa.Table, field: pa.Field, what: str) -> pa.Array:
-    """One column, of the field's type.
+    """Cast one column to the field's type.
 
     Raises:
-        UsageError: a value would not be the same.
+        UsageError: a value would change.
     """
     column = one_array(rows.column(field.name))
     if column.type == field.type:
@@ -150,7 +155,7 @@ def _cast(rows: pa.Table, field: pa.Field, what: str) -> pa.Array:
 
 
 def _same_numbers(column: pa.Array, cast: pa.Array) -> bool:
-    """Arrow rounds to the nearest float silently."""
+    """Whether a cast to floats kept every number; Arrow rounds silently."""
     try:
         back = cast.cast(column.type)
     except pa.ArrowInvalid:
@@ -162,8 +167,8 @@ def _same_numbers(column: pa.Array, cast: pa.Array) -> bool:
     return pc.all(same).as_py() is not False  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _Whole(Variable):
-    """Stands for a variable whose table is edited: bound, it is the subtask's whole state."""
+class _EditedVariable(Variable):
+    """Replaces the edited variable: bound, it is the subtask's whole state."""
 
     def __init__(self, real: Variable) -> None:
         self._real = real
@@ -175,24 +180,24 @@ class _Whole(Variable):
         return state
 
 
-class Editing(Operator):
-    """Stands in for an operator during one step: same name, key and tables, but its rows are changes of one variable,
-    and what it returns says how many there were (`COUNTS`)."""
+class EditOperator(Operator):
+    """Replaces an operator during one step. It has the same name, key and tables; its input rows are changes of one
+    variable, and it returns how many there were (`COUNTS`)."""
 
     def __init__(self, edited: Operator, variable: str) -> None:
         self._edited, self._variable = edited, variable
         super().__init__(name=edited.name, key=edited.key, output=COUNTS)
 
     def variables(self) -> dict[str, Variable]:
-        """Those of the operator."""
+        """Return the operator's variables, with the edited one replaced."""
         own: Mapping[str, Variable] = self._edited.variables()
-        return {**own, self._variable: _Whole(own[self._variable])}
+        return {**own, self._variable: _EditedVariable(own[self._variable])}
 
     def process(self, rows: Rows, state: State) -> pa.Table:
-        """Delete, then put; a key is among the changes of a step once."""
+        """Apply the deletions, then the puts; each key is among the changes at most once."""
         held: SubtaskState = getattr(state, self._variable)
         table = held.tables[self._variable]
-        changes = conformed(rows.table, table.schema, f"the edit of {self.name}.{self._variable}")
+        changes = cast_changes(rows.table, table.schema, f"the edit of {self.name}.{self._variable}")
         for field, column in zip(changes.schema, normalise_keys(changes).columns, strict=True):
             if field.name in table.schema.primary_key.names:
                 changes = changes.set_column(changes.column_names.index(field.name), field, column)

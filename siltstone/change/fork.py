@@ -1,7 +1,7 @@
-"""Forks: streams that begin at a checkpoint of another and go their own way from there, from the same input on.
+"""Forks: streams that begin at a checkpoint of another stream and continue by themselves from the same input position.
 
-Nothing is copied but rows of the catalog (`catalog.forks`). What a fork writes is its own: objects, working state,
-sink. What it reads before its chains begin with bases of its own, it shares with the stream it was made from.
+Only rows of the catalog are copied (`catalog.forks`). A fork writes objects, working state and sinks of its own. Until
+its chains begin with bases of its own, it reads objects of the stream it was forked from.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Forked(Result):
-    """A new stream that begins at checkpoint `forked_at` of `forked_from`, and shares `objects` of `bytes` with it."""
+    """A new stream that begins at checkpoint `forked_at` of `forked_from`, and the objects and bytes they share."""
 
     stream: str
     forked_from: str
@@ -32,41 +32,44 @@ class Forked(Result):
     bytes: int
 
 
-def fork(place: OpenWarehouse, stream: str, new: str, at: str = LATEST) -> Forked:
-    """Begin the stream `new` at the checkpoint of `stream` that `at` means (as `Checkpoints.resolve`).
+def fork(warehouse: OpenWarehouse, stream: str, new: str, at: str = LATEST) -> Forked:
+    """Begin the stream `new` at a checkpoint of `stream`.
 
-    A run of `stream` may be at work; it is not waited for and does not wait. The fork is marked in the store
-    (`catalog.epochs`), by its first run if not now.
+    `stream` may run meanwhile; neither waits for the other. The fork is marked in the store (`catalog.epochs`) now or,
+    if the store fails, by its first run.
+
+    Args:
+        at: the checkpoint (see `Checkpoints.resolve`).
 
     Raises:
-        UnknownStream, UnknownCheckpoint: nothing is there to begin with.
-        UsageError: `new` is no stream's name, or there is such a stream; nothing changed.
+        UnknownStream, UnknownCheckpoint: the stream or the checkpoint does not exist.
+        UsageError: `new` is not a valid name, or a stream of that name exists; nothing changed.
         WrongWarehouse: the catalog is older than the store, or the store holds a stream `new` that the catalog does not
             know; nothing changed.
         Unreachable: the store or the catalog failed; nothing changed.
     """
-    catalog = place.catalog
+    catalog = warehouse.catalog
     catalog.streams.get(stream)
     checkpoint = catalog.checkpoints.resolve(stream, at)
     check_name("stream", new)
-    check_catalog(place, stream)
-    check_new_name(place, new)
+    check_catalog(warehouse, stream)
+    check_new_name(warehouse, new)
     catalog.forks.create(stream, new, checkpoint)
     try:
-        mark_fork(place, new)
+        mark_fork(warehouse, new)
     except Unreachable as error:
-        _LOG.warning("fork is not marked in the store yet, its first run does that", stream=new, error=str(error))
+        _LOG.warning("fork is not marked in the store yet: its first run marks it", stream=new, error=str(error))
     shared = catalog.objects.list(new)
     digest = catalog.checkpoints.get(new, checkpoint).digest
     return Forked(new, stream, checkpoint, digest, len(shared), sum(stored.bytes for stored in shared))
 
 
-def stream_named(settings: Settings, name: str) -> Stream:
-    """The definition of a stream. A fork that has none of its own goes by that of the stream it was made from.
+def find_definition(settings: Settings, name: str) -> Stream:
+    """Find the definition of a stream. A fork without one of its own uses that of the stream it was forked from.
 
     Raises:
-        UnknownStream: there is none; the message lists what was found and what did not import.
-        UsageError: a fork would write to the sinks of the stream it was made from.
+        UnknownStream: no module defines it; the message lists the streams found and the modules that failed.
+        UsageError: the fork would write to the sinks of the stream it was forked from.
     """
     name, *ancestors = _lineage(settings, name)
     origin = ancestors[-1] if ancestors else None
@@ -82,9 +85,9 @@ def stream_named(settings: Settings, name: str) -> Stream:
 
 
 def _lineage(settings: Settings, name: str) -> list[str]:
-    """As `Forks.get_lineage`; the name alone where no such stream is recorded."""
+    """List a stream and those it was forked from (`Forks.get_lineage`); only its name if it is not recorded."""
     try:
         with open_catalog(settings.catalog or Warehouse.at(settings.warehouse).catalog_url, create=False) as catalog:
             return catalog.forks.get_lineage(name)
-    except UsageError:  # no catalog, or no such stream in it: `find_stream` and the run itself say what is wrong
+    except UsageError:  # no catalog, or the stream is not in it: `find_stream` and the run report that
         return [name]

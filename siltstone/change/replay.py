@@ -1,12 +1,11 @@
-"""Decides what a replay of the input log runs and compares (DBSP's first approach), and compares it.
+"""Plan a replay of the input log (DBSP's first approach), and compare its digests with the recorded ones.
 
-A replay rebuilds state from logged input alone: from the start, or from a checkpoint, it runs the logged steps again
-with the same boundaries and compares the digests with the recorded ones at every checkpoint on the way. So it proves
-what neither a restore nor its proof can: that what was recorded is what the operators make of the input. Nothing of the
-stream is written to; output is not repeated.
+A replay rebuilds state from logged input alone. From the start, or from a checkpoint, it runs the logged steps again
+with the same boundaries and compares digests at every checkpoint on the way. This proves what a restore cannot: that
+the recorded state is what the operators make of the input. The stream is not changed, and no output is delivered.
 
-What was not made of logged input cannot be made again: an edit by hand, and what operators of an older definition did.
-A replay begins at the newest such checkpoint, if there is one.
+State that was not made from logged input cannot be rebuilt: that of an edit by hand, and that of operators of an older
+definition. A replay begins at the newest such checkpoint, if there is one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from siltstone.stream import Stream
 
 START = "start"
 NAMED_GROUPS = 5
-"""so many key groups are named, of those that differ"""
+"""most key groups that an error names"""
 
 Digests: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
 """operator -> table or opaque variable -> uint64[max_parallelism]"""
@@ -37,7 +36,7 @@ Digests: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What was recorded of a checkpoint: its digest, and its parts unless the manifest is gone or damaged."""
+    """The recorded digest of a checkpoint, and its parts; `digests` is None if the manifest is missing or damaged."""
 
     checkpoint: int
     digest: str
@@ -46,15 +45,15 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What a replay is to do.
+    """The steps and comparisons of a replay.
 
     Attributes:
         to: the checkpoint whose state is rebuilt.
         since: the checkpoint it begins with, 0 for the start.
-        why: why it begins there, where nobody said so; empty if there is no reason but the start.
-        position: where the steps to run begin to read.
+        why: why it cannot begin earlier; empty if it begins at the start or where the caller said.
+        position: the input position at which the first step begins to read.
         steps: the steps to run, oldest first.
-        compared: `compared[n]` is what the state is compared with after n steps.
+        compared: `compared[n]` lists what the state is compared with after n steps.
     """
 
     stream: str
@@ -68,18 +67,18 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class Follow:
-    """A piece of the way along logged steps: one of them, or, for None, a step without rows; `ends` a checkpoint."""
+    """One step of a replay or rerun: a logged step, or None for a step without rows; `ends` if it ends a checkpoint."""
 
     step: StepRecord | None
     ends: bool
 
 
 def resolve_range(catalog: Catalog, stream: str, to: str, since: str | None) -> tuple[int, int | None]:
-    """The checkpoints that `to` and `since` mean; 0 is the start, None stays None.
+    """Resolve `to` and `since` to checkpoint ids; 0 is the start, None stays None.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
-        UsageError: the second does not come before the first.
+        UnknownStream, UnknownCheckpoint: no stream or checkpoint matches.
+        UsageError: `since` is not before `to`.
     """
     last = catalog.checkpoints.resolve(stream, to)
     if since is None:
@@ -89,22 +88,22 @@ def resolve_range(catalog: Catalog, stream: str, to: str, since: str | None) -> 
     except UnknownCheckpoint as error:
         raise UnknownCheckpoint(f"{error}; or replay from {START}") from None
     if first >= last:
-        raise UsageError(f"checkpoint {first} of {stream} is not before {last}: begin earlier, or go further")
+        raise UsageError(f"checkpoint {first} of {stream} is not before {last}: begin earlier or end later")
     return last, first
 
 
-def plan_replay(place: OpenWarehouse, stream: Stream, to: int, since: int | None) -> ReplayPlan:
-    """What a replay of `stream` to checkpoint `to` does.
+def plan_replay(warehouse: OpenWarehouse, stream: Stream, to: int, since: int | None) -> ReplayPlan:
+    """Plan a replay of `stream` to checkpoint `to`.
 
     Args:
-        since: the checkpoint to begin with, 0 for the start, None for as early as can be.
+        since: the checkpoint to begin with, 0 for the start, None for the earliest possible.
 
     Raises:
-        SchemaConflict: the definition no longer fits the recorded state, or is newer than checkpoint `to`.
-        UsageError: it cannot begin there; says where it can.
+        SchemaConflict: the definition does not fit the recorded state, or is newer than checkpoint `to`.
+        UsageError: it cannot begin at `since`; the message says where it can.
         StateError: the input log has a gap.
     """
-    catalog, name = place.catalog, stream.name
+    catalog, name = warehouse.catalog, stream.name
     _check_stream(catalog.streams.get(name), catalog.definitions.get(name, to), stream)
     checkpoints = [c for c in catalog.checkpoints.list(name) if c.id <= to]
     earliest, why = _replayable(catalog, name, checkpoints)
@@ -118,7 +117,7 @@ def plan_replay(place: OpenWarehouse, stream: Stream, to: int, since: int | None
     for checkpoint in reversed(checkpoints):
         if checkpoint.id <= (earliest if since is None else since):
             break
-        found, fits = _recorded(place, stream, checkpoint)
+        found, fits = _recorded(warehouse, stream, checkpoint)
         if not fits and checkpoint.id == to:
             raise SchemaConflict(f"checkpoint {to} of {name} {older}: replay it with that one")
         if not fits:
@@ -128,9 +127,9 @@ def plan_replay(place: OpenWarehouse, stream: Stream, to: int, since: int | None
     if earliest == to and not edited[0] == to:
         raise UsageError(f"{why}: replay {name} to a later one")
     if earliest == to:
-        raise UsageError(f"{why}, which no input brings about again: replay {name} to a later one")
+        raise UsageError(f"{why}, which replaying input cannot repeat: replay {name} to a later one")
     if since is not None and since < earliest:
-        raise UsageError(f"{why}, which no input brings about again: replay from {earliest} or later")
+        raise UsageError(f"{why}, which replaying input cannot repeat: replay from {earliest} or later")
     begins = earliest if since is None else since
     position, steps = catalog.input_log.get_position(name, begins), catalog.input_log.list(name, to, after=begins)
     for batch, step in enumerate(steps, position.next_batch):
@@ -152,7 +151,7 @@ def _check_stream(record: StreamRecord, definition: Mapping[str, Any], stream: S
 
 
 def _replayable(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
-    """The first checkpoint left that the input log leads on from, and why it is no earlier one; 0 for the start."""
+    """Find the first checkpoint from which the input log is complete, and why not an earlier one; 0 for the start."""
     begins = catalog.input_log.replayable_from(stream)
     if not begins:
         return 0, ""
@@ -162,7 +161,7 @@ def _replayable(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointR
 
 
 def _edited(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
-    """The first checkpoint left that holds the newest edit, and why it is that; 0 if there was no edit."""
+    """Find the first retained checkpoint that includes the newest edit, and say why; 0 if there was no edit."""
     rollbacks = catalog.rollbacks.list(stream)
     made = [
         edit.checkpoint
@@ -175,26 +174,28 @@ def _edited(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecor
     return next(c.id for c in checkpoints if c.id >= made[-1]), f"checkpoint {made[-1]} of {stream} was edited"
 
 
-def _recorded(place: OpenWarehouse, stream: Stream, checkpoint: CheckpointRecord) -> tuple[Recorded, bool]:
-    """What was recorded of a checkpoint, and whether operators of this definition did."""
+def _recorded(warehouse: OpenWarehouse, stream: Stream, checkpoint: CheckpointRecord) -> tuple[Recorded, bool]:
+    """Read the recorded digests of a checkpoint, and whether it was made by operators of this definition."""
     try:
-        manifest = read_manifest(place.warehouse.store, checkpoint.manifest)
-    except CorruptObject:  # the catalog's word is left, and a manifest is what a replay can do without
+        manifest = read_manifest(warehouse.warehouse.store, checkpoint.manifest)
+    except CorruptObject:  # the catalog's digest is enough to compare with
         return Recorded(checkpoint.id, checkpoint.digest, None), True
     fits = manifest.operators == stream.definition()["operators"]
     return Recorded(checkpoint.id, checkpoint.digest, manifest.digests), fits
 
 
-def restore_points(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str, RestorePoint]:
-    """Operator -> where its state at a checkpoint comes from; nothing for 0 and for operators that are newer.
+def restore_points(warehouse: OpenWarehouse, stream: Stream, checkpoint: int) -> dict[str, RestorePoint]:
+    """Map each operator to the restore point of its state at a checkpoint; an empty one for 0 and for newer operators.
 
     Raises:
         CorruptObject: the manifest is damaged.
     """
     if not checkpoint:
         return {op.name: RestorePoint() for op in stream.operators}
-    stored = tuple(place.catalog.chains.list_manifests(stream.name, checkpoint))
-    manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.get(stream.name, checkpoint).manifest)
+    stored = tuple(warehouse.catalog.chains.list_manifests(stream.name, checkpoint))
+    manifest = read_manifest(
+        warehouse.warehouse.store, warehouse.catalog.checkpoints.get(stream.name, checkpoint).manifest
+    )
     return {
         op.name: RestorePoint(checkpoint, manifest.step, stored if op.name in manifest.operators else ())
         for op in stream.operators
@@ -202,22 +203,22 @@ def restore_points(place: OpenWarehouse, stream: Stream, checkpoint: int) -> dic
 
 
 def check_replayed(stream: str, recorded: Recorded, found: Digests) -> None:
-    """Compare what a replay came to with what was recorded.
+    """Compare the digests of a replay with the recorded ones.
 
     Raises:
-        ProofFailed: they differ; names checkpoint, operators, tables and key groups.
+        ProofFailed: they differ; the message names checkpoint, operators, tables and key groups.
     """
     where = f"checkpoint {recorded.checkpoint} of {stream}"
     digest = checkpoint_digest(found)
     differing = list(_differing(recorded.digests, found)) if recorded.digests is not None else []
     if differing:
         raise ProofFailed(
-            f"{where}: the logged input does not come to the recorded state in {'; '.join(differing)}: the source's "
+            f"{where}: the logged input does not give the recorded state in {'; '.join(differing)}: the source's "
             "data, the operators' code or the state have been altered, or the operators are not deterministic"
         )
     if digest != recorded.digest:
         raise ProofFailed(
-            f"{where}: the logged input comes to digest {digest}, not to the recorded {recorded.digest}: the source's "
+            f"{where}: the logged input gives digest {digest}, but {recorded.digest} was recorded: the source's "
             "data, the operators' code or the catalog have been altered, or the operators are not deterministic"
         )
 
@@ -235,9 +236,9 @@ def _differing(recorded: Digests, found: Digests) -> list[str]:
 
 
 def follow(completed: int, logged: Sequence[StepRecord]) -> list[Follow]:
-    """The way along logged steps that makes the same checkpoints of the same steps again, to be followed in order.
+    """List the steps that make the same checkpoints from the logged steps again, in order.
 
-    Checkpoints that hold no logged step (taken when a run ended, or of another making) come again without rows.
+    A checkpoint without a logged step, such as one taken at the end of a run, is made again by a step without rows.
 
     Args:
         completed: the checkpoint that the first of the steps follows.
@@ -249,7 +250,7 @@ def follow(completed: int, logged: Sequence[StepRecord]) -> list[Follow]:
             way.append(Follow(step, ends=later is None))
             continue
         between = later.checkpoint - step.checkpoint - 1
-        # A number that no logged step has, and no checkpoint in between, is that of the step that ended this one.
+        # A gap in step numbers means that a step without rows closed the checkpoint.
         apart = later.step - step.step - 1 > between
         way += [Follow(step, ends=not apart), *[Follow(None, ends=True)] * (between + apart)]
     return way

@@ -1,24 +1,23 @@
-"""How far a recovery may go back without being asked: one pure rule, for runs, jobs and the command line.
+"""How far a recovery may go back by itself: one pure rule for runs, jobs and the command line.
 
-What is given up comes again from the input log. But where much of a stream seems lost, it is more likely that the store
-answers wrongly than that so many checkpoints are damaged; and what people made by hand does not come again. Then people
-decide.
+Checkpoints that are given up are made again from the input log. But if much of a stream seems lost, it is more likely
+that the store answers wrongly; and edits by hand and savepoints are not made again. A person decides then.
 """
 
 from collections.abc import Sequence
 
 AUTOMATIC_CHECKPOINTS = 3
-"""the most checkpoints that are given up without being asked"""
+"""most checkpoints that are given up without `--accept-loss`"""
 
 
 def explain_refusal(newest: int, checkpoint: int, savepoints: Sequence[str], edits: Sequence[int]) -> str | None:
-    """Why going back may not happen by itself; None if it may.
+    """Say what going back would lose that needs consent; None if it needs none.
 
     Args:
         newest: the newest checkpoint.
-        checkpoint: the one to go back to; 0 is before the first.
-        savepoints: names that would be lost.
-        edits: checkpoints that would be lost and hold an edit by hand, which no input brings back.
+        checkpoint: the one to go back to; 0 is the empty state.
+        savepoints: names of the savepoints that would be lost.
+        edits: ids of checkpoints with an edit by hand that would be lost; no input brings it back.
     """
     reasons = []
     if newest > checkpoint == 0:

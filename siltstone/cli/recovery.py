@@ -62,9 +62,7 @@ def replay(
     ] = LATEST,
     since: Annotated[
         str | None,
-        typer.Option(
-            "--from", metavar="ID|TIMESTAMP|SAVEPOINT|start", help="Where to begin. [the newest edit, or start]"
-        ),
+        typer.Option("--from", metavar="ID|TIMESTAMP|SAVEPOINT|start", help="Where to begin. [the last edit or start]"),
     ] = None,
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,

@@ -1,4 +1,4 @@
-"""The client: one object for a warehouse, one for each of its streams, one method for each operation.
+"""The client: one object per warehouse, one per stream, one method per operation.
 
     import siltstone as st
 
@@ -7,8 +7,8 @@
     flights.run()
     flights.verify(every=True).failed
 
-Nothing stays open between calls. A method opens the store and the catalog, does its work, and returns one frozen
-result, which `to_json()` prints. The command line, the jobs and Dagster call exactly these methods.
+Nothing stays open between calls. A method opens the store and the catalog, does its work and returns one frozen
+result; `to_json()` gives it as JSON. The command line, the jobs and Dagster call exactly these methods.
 """
 
 from siltstone.client.stream import StreamClient

@@ -1,4 +1,4 @@
-"""What all clients share: a warehouse that is open for one call, and progress that nobody asked for."""
+"""Helpers of all clients: open the warehouse for one call, and ignore progress."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def ignore(_: Any) -> None:
-    """What progress is told to where nobody asked for it."""
+    """Do nothing: the default of progress callbacks."""
 
 
 @contextmanager
 def opened(settings: Settings) -> "Iterator[OpenWarehouse]":
-    """The warehouse and catalog that the settings name, open until the block ends."""
+    """Open the warehouse and the catalog that the settings name, until the block ends."""
     from siltstone.catalog.warehouse import OpenWarehouse
 
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        yield place
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        yield warehouse

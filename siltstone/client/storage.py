@@ -1,4 +1,4 @@
-"""What is kept of a stream: chains and their materialization, retention, savepoints, sweeping."""
+"""Materialize a stream's chains, delete what it no longer needs, and protect checkpoints by savepoints."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,12 +41,12 @@ class StreamStorage:
         due: bool = False,
         on_operator: Callable[[str], None] = ignore,
     ) -> "MaterializeResult":
-        """Consolidate a checkpoint's chains into new bases, while the stream may run.
+        """Consolidate a checkpoint's chains into new bases. The stream may run meanwhile.
 
         Args:
-            operators: only these.
-            due: of these, only those for which it is time, as the settings say.
-            on_operator: called with each as its turn comes.
+            operators: names of the operators; empty for all.
+            due: only those of them that are due by the settings.
+            on_operator: called with each operator's name before it is materialized.
         """
         if due and at != LATEST:
             raise UsageError("due and at exclude each other: leave one out")
@@ -57,53 +57,53 @@ class StreamStorage:
         )
 
     def truncate(self, *, dry_run: bool = False) -> "Truncation":
-        """Delete the checkpoints that retention does not keep, and what only they need.
+        """Delete the checkpoints that retention does not keep, and the objects that only they need.
 
         The rules are those of the settings (`siltstone.open(..., retention={"keep_last": 10})`), or else those recorded
         with the stream.
 
         Args:
-            dry_run: only say what would be done.
+            dry_run: only report what would be deleted.
         """
         from siltstone.retention.truncate import truncate
 
-        with opened(self.settings) as place:
-            return truncate(place, self.name, self.settings.retention, dry_run=dry_run)
+        with opened(self.settings) as warehouse:
+            return truncate(warehouse, self.name, self.settings.retention, dry_run=dry_run)
 
     def retention(self, rules: Mapping[str, Any] | None = None) -> Retention:
-        """Say what the stream keeps; with `rules`, record those with it first, in place of what was recorded.
+        """Return the rules of what the stream keeps; with `rules`, replace those recorded with it first.
 
         Args:
-            rules: such as `{"keep_last": 500, "keep_daily": 7}` or `{"keep_all": True}`.
+            rules: such as `{"keep_last": 500, "keep_daily": 7}` or `{"keep_all": True}`; None changes nothing.
         """
         from siltstone.retention.retention_rules import RetentionOptions
         from siltstone.retention.truncate import describe_retention
 
-        with opened(self.settings) as place:
+        with opened(self.settings) as warehouse:
             if rules:
-                place.catalog.streams.set_retention(self.name, RetentionOptions.model_validate(rules).to_record())
-            found = describe_retention(place.catalog, self.name, self.settings.retention)
+                warehouse.catalog.streams.set_retention(self.name, RetentionOptions.model_validate(rules).to_record())
+            found = describe_retention(warehouse.catalog, self.name, self.settings.retention)
         return Retention(self.name, found["recorded"], found["in_force"], found["from"], found["described"])
 
     def delete(self, checkpoints: Sequence[int]) -> "DeletionResult":
-        """Delete checkpoints, but not the newest. One that others build on is marked, and goes with the last of them.
+        """Delete checkpoints. One that others build on is only marked, and deleted with the last of them.
 
         Raises:
-            UsageError: one of them has a savepoint, or is the newest; nothing is deleted.
+            UsageError: one of them has a savepoint or is the newest; nothing is deleted.
         """
         from siltstone.retention.deletion import delete_checkpoints
         from siltstone.retention.retention_rules import retention_in_force
 
-        with opened(self.settings) as place:
-            rules = retention_in_force(place.catalog.streams.get(self.name).retention, self.settings.retention)
-            return delete_checkpoints(place, self.name, checkpoints, input_log=rules.input_log)
+        with opened(self.settings) as warehouse:
+            rules = retention_in_force(warehouse.catalog.streams.get(self.name).retention, self.settings.retention)
+            return delete_checkpoints(warehouse, self.name, checkpoints, input_log=rules.input_log)
 
     def deletions(self, limit: int | None = None) -> DeletionList:
-        """List what was deleted from the stream in the last 90 days, by hand or automatically, and by whom."""
+        """List what was deleted from the stream in the last 90 days, and by whom."""
         from siltstone.chains.inspect import list_deletions
 
-        with opened(self.settings) as place:
-            return DeletionList(self.name, list_deletions(place.catalog, self.name, limit))
+        with opened(self.settings) as warehouse:
+            return DeletionList(self.name, list_deletions(warehouse.catalog, self.name, limit))
 
     def sweep(
         self,
@@ -114,56 +114,56 @@ class StreamStorage:
         age_guard: str = "3d",
         who: str | None = None,
     ) -> "SweepResult":
-        """Delete stored objects that nothing refers to: of runs that were killed, and of attempts that lost.
+        """Delete stored objects that nothing refers to, such as those of killed runs and of repeated attempts.
 
         Args:
-            dry_run: only say what would be deleted and why.
-            limit: delete at most so many objects.
-            incomplete: look only where checkpoints did not complete.
-            age_guard: how old what a run may be writing must be: 12h, 3d or 1w.
+            dry_run: only report what would be deleted and why.
+            limit: most objects to delete; None for all.
+            incomplete: search only entries of checkpoints that did not complete.
+            age_guard: keep younger objects that a run may still be writing: 12h, 3d or 1w.
             who: recorded with each deletion; None for this process.
         """
         from siltstone.retention.retention_rules import parse_duration
         from siltstone.retention.sweep import SweepOptions, sweep
 
         options = SweepOptions(limit, dry_run, incomplete, parse_duration(age_guard))
-        with opened(self.settings) as place:
-            return sweep(place, self.name, options, who)
+        with opened(self.settings) as warehouse:
+            return sweep(warehouse, self.name, options, who)
 
     # Savepoints
 
     def savepoint(self, name: str, *, at: str = LATEST, expires: str | None = None) -> Savepoint:
-        """Give a checkpoint a name, which keeps it from deletion.
+        """Give a checkpoint a name, which protects it from deletion.
 
         Args:
-            expires: keep it for 12h, 30d or 4w only; None until the name is dropped.
+            expires: how long it is protected, such as 12h, 30d or 4w; None until the savepoint is dropped.
 
         Raises:
-            UsageError: not a savepoint's name, or one that is taken.
+            UsageError: the name is not valid, or the stream has a savepoint of that name.
         """
         from siltstone.retention import savepoints
         from siltstone.retention.retention_rules import parse_duration
 
         expires_in = None if expires is None else parse_duration(expires)
-        with opened(self.settings) as place:
-            made = savepoints.set_savepoint(place.catalog, self.name, name, at=at, expires_in=expires_in)
-            return Savepoint(self.name, **savepoints.describe_savepoint(place.catalog, made))
+        with opened(self.settings) as warehouse:
+            made = savepoints.set_savepoint(warehouse.catalog, self.name, name, at=at, expires_in=expires_in)
+            return Savepoint(self.name, **savepoints.describe_savepoint(warehouse.catalog, made))
 
     def drop_savepoint(self, name: str) -> SavepointDropped:
-        """Forget a savepoint. Its checkpoint stays until retention or somebody deletes it.
+        """Remove a savepoint. Its checkpoint stays until retention or a user deletes it.
 
         Raises:
-            UsageError: there is no savepoint of that name.
+            UsageError: the stream has no savepoint of that name.
         """
         from siltstone.retention import savepoints
 
-        with opened(self.settings) as place:
-            savepoints.drop_savepoint(place.catalog, self.name, name)
+        with opened(self.settings) as warehouse:
+            savepoints.drop_savepoint(warehouse.catalog, self.name, name)
         return SavepointDropped(self.name, name)
 
     def savepoints(self) -> SavepointList:
-        """List the savepoints, expired ones too."""
+        """List the savepoints, including expired ones."""
         from siltstone.retention.savepoints import list_savepoints
 
-        with opened(self.settings) as place:
-            return SavepointList(self.name, list_savepoints(place.catalog, self.name))
+        with opened(self.settings) as warehouse:
+            return SavepointList(self.name, list_savepoints(warehouse.catalog, self.name))

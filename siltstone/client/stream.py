@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 class StreamClient(StreamStorage):
     """One stream of a warehouse. Made by `Client.stream`.
 
-    Methods that run the stream's operators (`run`, `rescale`, `edit`, `replay`) need its definition: the `Stream` that
-    was given, or else the one of that name in the modules that the option `streams` names. The others need only its
-    name. `at` is a checkpoint's id, a commit time (ISO 8601), a savepoint or "latest".
+    Methods that run the stream's operators (`run`, `rescale`, `edit`, `replay`) need its definition: the given
+    `Stream`, or else the one of that name in the modules of the option `streams`. The others need only its name. `at`
+    is a checkpoint's id, a commit time (ISO 8601), a savepoint or "latest".
 
-    Every method may raise `UnknownStream` or `UnknownCheckpoint` where nothing answers to a name, id or time, and
-    `Unreachable` where the store or the catalog does not answer.
+    Every method may raise `UnknownStream` or `UnknownCheckpoint` if no stream or checkpoint matches, and `Unreachable`
+    if the store or the catalog does not answer.
     """
 
     def __init__(self, settings: Settings, stream: "str | Stream") -> None:
@@ -57,14 +57,14 @@ class StreamClient(StreamStorage):
 
     @cached_property
     def definition(self) -> "Stream":
-        """The stream's definition. A fork without one of its own has that of the stream it was made from.
+        """The stream's definition. A fork without one of its own uses that of the stream it was forked from.
 
         Raises:
-            UnknownStream: there is none; the message lists what was found and what did not import.
+            UnknownStream: no module defines it; the message lists the streams found and the modules that failed.
         """
-        from siltstone.change.fork import stream_named
+        from siltstone.change.fork import find_definition
 
-        return stream_named(self.settings, self.name)
+        return find_definition(self.settings, self.name)
 
     # Running
 
@@ -78,26 +78,26 @@ class StreamClient(StreamStorage):
         who: str | None = None,
         on_checkpoint: "Callable[[Completed], None]" = ignore,
     ) -> "RunResult":
-        """Process what the stream's source has, from the newest completed checkpoint on.
+        """Process the input that the stream's source has, starting after the newest completed checkpoint.
 
-        SIGTERM or Ctrl-C ends it after the step in progress, with a checkpoint.
+        SIGTERM or Ctrl-C ends the run after the step in progress, with a checkpoint.
 
         Args:
-            batches: stop after so many micro-batches.
-            follow: go on, waiting for input, until a signal ends it.
+            batches: stop after this number of micro-batches; None for all input.
+            follow: wait for more input until a signal ends the run.
             options: source options of the stream.
-            drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has, whose state is given up.
-            who: whose run it is, for people; None for this process.
+            drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state to give up.
+            who: the owner of the run, for display; None for this process.
             on_checkpoint: called with each completed checkpoint.
 
         Raises:
-            Stopped: a signal ended it before its input did.
-            Fenced: a newer run has taken the stream over.
-            SchemaConflict: recorded state cannot follow the definition.
+            Stopped: a signal ended the run before the end of its input.
+            Fenced: a newer run has taken over the stream.
+            SchemaConflict: recorded state does not fit the definition.
             StateError: a step or a sink failed.
         """
         if batches is not None and batches < 1:
-            raise UsageError(f"batches is {batches}: run at least 1, or leave it out to run all there are")
+            raise UsageError(f"batches is {batches}: use 1 or more, or leave it out to process all input")
         from siltstone.spark import operations
 
         request = operations.RunRequest(batches, follow, options or {}, who, drop)
@@ -114,20 +114,21 @@ class StreamClient(StreamStorage):
     ) -> "StreamRun":
         """Run the stream over a streaming DataFrame of your own, instead of its source.
 
-        Returns once the query has begun. Any source will do that keeps what it has delivered, because a rollback and a
+        Returns once the query has begun. The source must keep the input it has delivered, because a rollback and a
         replay read it again.
 
         Args:
-            rows: a streaming DataFrame, of the Spark session to run in.
+            rows: a streaming DataFrame; the stream runs in its Spark session.
             trigger: arguments of Spark's `DataStreamWriter.trigger`, such as `{"availableNow": True}`; None starts each
                 micro-batch as soon as the one before it is done.
-            batches: stop after so many micro-batches.
-            drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has, whose state is given up.
+            batches: stop after this number of micro-batches; None for no limit.
+            drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state to give up.
             on_checkpoint: called with each completed checkpoint.
 
         Raises:
-            UsageError: the stream cannot read these rows, or the session runs tasks where its sinks or catalog are not.
-            SchemaConflict: recorded state cannot follow the definition.
+            UsageError: the stream cannot read these rows, or the session runs tasks on machines that cannot reach its
+                sinks or catalog.
+            SchemaConflict: recorded state does not fit the definition.
         """
         from siltstone.spark import operations
 
@@ -140,28 +141,32 @@ class StreamClient(StreamStorage):
     # Looking
 
     def checkpoints(self, limit: int | None = None) -> CheckpointList:
-        """List the completed checkpoints, or the newest `limit` of them, and how materialization does."""
+        """List the completed checkpoints, or the newest `limit` of them, and the state of materialization."""
         from siltstone.chains import inspect
         from siltstone.chains.due import materialization_health
 
         settings = self.settings
-        with opened(settings) as place:
-            found = inspect.list_checkpoints(place.catalog, self.name, limit)
-            origin = inspect.describe_origin(place.catalog, self.name)
-            health = materialization_health(place.catalog, self.name, settings.materialization, settings.policy_options)
+        with opened(settings) as warehouse:
+            found = inspect.list_checkpoints(warehouse.catalog, self.name, limit)
+            origin = inspect.describe_origin(warehouse.catalog, self.name)
+            health = materialization_health(
+                warehouse.catalog, self.name, settings.materialization, settings.policy_options
+            )
         listed = inspect.list_materialization(health)
         return CheckpointList(self.name, **origin, checkpoints=found, materialization=listed)
 
     def show(self, at: str = LATEST) -> CheckpointDetails:
-        """Describe one checkpoint: its manifest with all handles, its chain, the input of its steps.
+        """Describe one checkpoint: its manifest with all handles, its chain and the input of its steps.
 
         Raises:
             CorruptObject: its manifest is damaged.
         """
         from siltstone.chains import inspect
 
-        with opened(self.settings) as place:
-            return CheckpointDetails(inspect.show_checkpoint(place.catalog, place.warehouse.store, self.name, at))
+        with opened(self.settings) as warehouse:
+            return CheckpointDetails(
+                inspect.show_checkpoint(warehouse.catalog, warehouse.warehouse.store, self.name, at)
+            )
 
     @overload
     def table(
@@ -204,14 +209,14 @@ class StreamClient(StreamStorage):
 
         Args:
             variable: a variable or one of its tables, such as `window.bounds`.
-            as_of: an event time (ISO 8601), instead of `at`: the last checkpoint without a later event.
-            columns: only these.
-            limit_bytes: how much memory the dataset may take; 1 GiB if not given. Without meaning for Spark.
-            spark: a session; its tasks read the table.
+            as_of: an event time (ISO 8601), instead of `at`: the newest checkpoint without a later event.
+            columns: names of the columns to read; None for all.
+            limit_bytes: most bytes of memory for the dataset, 1 GiB by default; ignored with `spark`.
+            spark: a session whose tasks read the table.
 
         Raises:
-            UsageError: no such operator, variable or column; or the table is too large to be read without Spark.
-            CorruptObject, ProofFailed: what was stored is damaged.
+            UsageError: the operator, variable or column does not exist, or the table is too large without Spark.
+            CorruptObject, ProofFailed: stored state is damaged.
         """
         if as_of is not None and at != LATEST:
             raise UsageError("at and as_of exclude each other: leave one out")
@@ -224,26 +229,28 @@ class StreamClient(StreamStorage):
         from siltstone.retention.leases import hold_lease
         from siltstone.times import parse_time
 
-        with opened(self.settings) as place:
-            found = place.catalog.checkpoints
+        with opened(self.settings) as warehouse:
+            found = warehouse.catalog.checkpoints
             checkpoint = found.as_of(self.name, parse_time(as_of)) if as_of else found.resolve(self.name, at)
-            with hold_lease(place.catalog, self.name, [checkpoint], what="reads"):
-                store = place.warehouse.store
-                manifests = read_manifests(store, place.catalog.chains.list_manifests(self.name, checkpoint), self.name)
+            with hold_lease(warehouse.catalog, self.name, [checkpoint], what="reads"):
+                store = warehouse.warehouse.store
+                manifests = read_manifests(
+                    store, warehouse.catalog.chains.list_manifests(self.name, checkpoint), self.name
+                )
                 return read_table(store, manifests, operator, variable, columns, limit_bytes or LIMIT_BYTES)
 
     def report(self, picture: Path) -> Report:
         """Draw the chain into a .png, .svg or .pdf file: bytes by form, what a restore reads, D, measured restores.
 
         Raises:
-            UsageError: the file is of another kind, or its directory does not exist.
+            UsageError: the file has another suffix, or its directory does not exist.
         """
         from siltstone.report import check_picture_path, draw_report, report_data
 
         check_picture_path(picture)
         settings = self.settings
-        with opened(settings) as place:
-            data = report_data(place.catalog, self.name, settings.materialization, settings.policy_options)
+        with opened(settings) as warehouse:
+            data = report_data(warehouse.catalog, self.name, settings.materialization, settings.policy_options)
         draw_report(data, picture)
         return Report(data, str(picture))
 
@@ -252,12 +259,12 @@ class StreamClient(StreamStorage):
     def restore(
         self, *, at: str = LATEST, as_of: str | None = None, to: Path | None = None, only: Sequence[str] = ()
     ) -> "RestoreResult":
-        """Rebuild a checkpoint's state from the store, prove it, and write it as Parquet where `to` says.
+        """Restore a checkpoint's state from the store, prove it, and write it as Parquet to `to`.
 
         Args:
-            as_of: an event time (ISO 8601), instead of `at`: the last checkpoint without a later event.
+            as_of: an event time (ISO 8601), instead of `at`: the newest checkpoint without a later event.
             to: a directory that does not exist yet; None only proves.
-            only: operators, or variables as `OPERATOR.VARIABLE`: nothing else is read.
+            only: operators, or variables as `OPERATOR.VARIABLE`; empty for all.
 
         Raises:
             CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
@@ -274,19 +281,19 @@ class StreamClient(StreamStorage):
         """Restore many checkpoints, each chain read once, to `<warehouse>/restored/<stream>/series/<label>`.
 
         Args:
-            labels: label -> checkpoint id; a label that holds its checkpoint, proven, is kept.
-            on_label: called with each label that is restored.
+            labels: label -> checkpoint id; a label that already holds its checkpoint, proven, is not written again.
+            on_label: called with each label that was restored.
         """
         from siltstone.spark import operations
 
         return operations.restore_series(self.settings, self.name, labels, on_label)
 
     def verify(self, *, at: str = LATEST, every: bool = False, deep: bool = False) -> "VerifyResult":
-        """Prove that checkpoints restore to exactly the state the stream had; the outcome is recorded.
+        """Prove that checkpoints restore to exactly the state that the stream had, and record the outcome.
 
         Args:
-            every: every retained checkpoint, instead of `at`.
-            deep: also compare, row by row, with the snapshot of each checkpoint that has one.
+            every: prove every retained checkpoint, instead of `at`.
+            deep: also compare row by row with the snapshot of each checkpoint that has one.
         """
         if every and at != LATEST:
             raise UsageError("at and every exclude each other: leave one out")
@@ -295,7 +302,7 @@ class StreamClient(StreamStorage):
         return operations.verify(self.settings, self.name, at=at, every=every, deep=deep)
 
     def snapshot(self) -> "SnapshotResult":
-        """Write the live state of the newest checkpoint in full: a reference copy, to compare restores with."""
+        """Write the live state of the newest checkpoint in full, as a reference copy to compare restores with."""
         from siltstone.spark import operations
 
         return operations.snapshot(self.settings, self.name)
@@ -313,37 +320,37 @@ class StreamClient(StreamStorage):
     # Changing
 
     def fork(self, new: str, *, at: str = LATEST) -> "Forked":
-        """Begin the stream `new` at a checkpoint of this one, without copying any object.
+        """Begin the stream `new` at a checkpoint of this one, without copying objects.
 
         Raises:
-            UsageError: `new` is not a stream's name, or there is such a stream.
+            UsageError: `new` is not a valid name, or a stream of that name exists.
         """
         from siltstone.change.fork import fork
 
-        with opened(self.settings) as place:
-            return fork(place, self.name, new, at)
+        with opened(self.settings) as warehouse:
+            return fork(warehouse, self.name, new, at)
 
     def rescale(self, parallelism: int) -> "RescaleResult":
         """Restore the newest checkpoint at another parallelism, prove it, and let later runs begin with it.
 
-        A run at work is fenced.
+        A run in progress is fenced.
 
         Raises:
-            UsageError: more parallelism than key groups.
+            UsageError: the parallelism exceeds the number of key groups.
         """
         from siltstone.spark import operations
 
         return operations.rescale(self.settings, self.definition, parallelism)
 
     def edit(self, operator: str, variable: str, rows: "Path | DataFrame", *, dry_run: bool = False) -> "EditResult":
-        """Put rows into one variable's table, or delete them, as a new checkpoint, and prove it.
+        """Insert, replace or delete rows of one variable's table as a new checkpoint, and prove it.
 
-        A run at work is fenced. All rows are checked before anything changes.
+        A run in progress is fenced. All rows are checked before anything changes.
 
         Args:
-            rows: a Parquet file that every executor sees, or a DataFrame: the key columns (of a map its own key too),
-                the value columns, and perhaps `__deleted` (boolean), which says which keys are to be deleted.
-            dry_run: only say how many rows there are.
+            rows: a Parquet file that every executor can read, or a DataFrame, with the key columns (for a map, also its
+                own key columns), the value columns and optionally `__deleted` (boolean): true deletes the row's key.
+            dry_run: only check and count the rows.
         """
         from siltstone.spark import operations
 
@@ -354,15 +361,15 @@ class StreamClient(StreamStorage):
     def recover(
         self, *, dry_run: bool = False, accept_loss: bool = False, on_step: Callable[[str], None] = ignore
     ) -> "Recovery":
-        """Go back to the newest checkpoint that restores. A sound stream is left alone.
+        """Go back to the newest checkpoint that restores. A stream whose newest checkpoint restores is not changed.
 
         Args:
-            dry_run: only say what would be given up and why.
-            accept_loss: go back past savepoints, edits and more than 3 checkpoints, or to nothing, if need be.
-            on_step: told what is done and found, line by line.
+            dry_run: only report what would be given up and why.
+            accept_loss: if needed, go back past savepoints, edits or more than 3 checkpoints, or to the empty state.
+            on_step: called with each line of progress.
 
         Raises:
-            LossRefused: more would be given up than may be without `accept_loss`; nothing was.
+            LossRefused: it would give up more than is allowed without `accept_loss`; nothing was given up.
         """
         from siltstone.spark import operations
 
@@ -371,15 +378,15 @@ class StreamClient(StreamStorage):
     def replay(
         self, *, to: str = LATEST, since: str | None = None, on_step: Callable[[str], None] = ignore
     ) -> "ReplayResult":
-        """Rebuild a checkpoint's state from the logged input alone, and compare it with all that was recorded.
+        """Rebuild a checkpoint's state from the logged input alone, and compare it with what was recorded.
 
         Args:
-            to: whose state: an id, commit time, savepoint or "latest".
-            since: where to begin: the same, or "start"; None for as early as can be.
-            on_step: told about each step that is done.
+            to: the checkpoint whose state to rebuild: an id, commit time, savepoint or "latest".
+            since: the checkpoint to begin with, or "start"; None for the earliest possible.
+            on_step: called with a line about each step.
 
         Raises:
-            ProofFailed: what it came to differs from what was recorded.
+            ProofFailed: the rebuilt state differs from what was recorded.
         """
         from siltstone.spark import operations
 

@@ -1,4 +1,4 @@
-"""One warehouse: its streams, its catalog, and the functions that open it."""
+"""The client of one warehouse: its streams and its catalog."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,10 +31,10 @@ class Client:
         self.settings: Settings = settings
 
     def stream(self, stream: "str | Stream") -> "StreamClient":
-        """One stream, by its name or its definition. Nothing is looked up yet.
+        """Make the client of one stream, by its name or its definition. Nothing is read yet.
 
         Raises:
-            UsageError: the name is not a stream's name.
+            UsageError: the name is not valid for a stream.
         """
         return StreamClient(self.settings, stream)
 
@@ -42,7 +42,8 @@ class Client:
         """List the streams that have run here.
 
         Raises:
-            NoCatalog, Unreachable: there is no catalog, or it cannot be reached.
+            NoCatalog: there is no catalog.
+            Unreachable: the catalog cannot be reached.
         """
         with opened(self.settings) as place:
             catalog = place.catalog
@@ -63,12 +64,12 @@ class Client:
             )
 
     def doctor(self, stream: str | None = None) -> Diagnosis:
-        """Look at the warehouse, its catalog and its streams (or one), and say what to do; changes nothing.
+        """Check the installation, the warehouse, its catalog and its streams (or one), and say what to do.
 
-        What does not answer within 15 seconds is a finding, too.
+        Nothing is changed. A store or catalog that does not answer within 15 seconds is a finding, too.
 
         Raises:
-            UnknownStream: there is no such stream.
+            UnknownStream: no stream of that name has run here.
         """
         from siltstone.doctor.examine import examine
 
@@ -77,13 +78,13 @@ class Client:
         return Diagnosis(stream, **counts, findings=found)
 
     def back_up(self, file: Path | None = None) -> "Backup":
-        """Back the catalog up into one SQLite file, as it is at one moment; streams may run meanwhile.
+        """Back up the catalog into one SQLite file, as of one moment. Streams may run meanwhile.
 
         Args:
-            file: a file that does not exist; None for one beside a SQLite catalog.
+            file: a file that does not exist; None for one next to a SQLite catalog.
 
         Raises:
-            UsageError: the file exists, or has to be named.
+            UsageError: the file exists, or must be named.
             Unreachable: the catalog or the file's directory failed.
         """
         from siltstone.catalog.backup import back_up
@@ -92,10 +93,10 @@ class Client:
         return back_up(url, file, directory)
 
     def restore_catalog(self, file: Path) -> "Backup":
-        """Bring the catalog back from a backup, where there is none, into any kind of database.
+        """Restore the catalog from a backup, into any database that has no catalog yet.
 
         Raises:
-            UsageError: there is a catalog, or the file is not a backup.
+            UsageError: the database has a catalog, or the file is not a backup.
             Unreachable: the database cannot be reached.
         """
         from siltstone.catalog.backup import bring_back
@@ -103,15 +104,15 @@ class Client:
         return bring_back(file, self._catalog()[0])
 
     def upgrade(self, *, backup: Path | None = None, fence: bool = False) -> "Upgraded":
-        """Upgrade a catalog that an older Siltstone made, after a backup. Nothing may run on it meanwhile.
+        """Upgrade a catalog that an older Siltstone made, after a backup. Nothing may use it meanwhile.
 
         Args:
-            backup: the backup's file; None for one beside a SQLite catalog.
-            fence: give up runs and readers that have not ended, and let none of them write again.
+            backup: the backup's file; None for one next to a SQLite catalog.
+            fence: fence runs and readers that have not ended: none of them can write again.
 
         Raises:
-            UsageError: a run may be at work, or the catalog is newer.
-            Unreachable: the catalog failed; it is as it was.
+            UsageError: a run may be in progress, or the catalog is newer than this Siltstone.
+            Unreachable: the catalog failed; it is unchanged.
         """
         from siltstone.catalog.upgrading import upgrade_catalog
 
@@ -119,17 +120,17 @@ class Client:
         return upgrade_catalog(url, directory, file=backup, fence=fence)
 
     def reidentify(self) -> "Reidentified":
-        """Give a copied warehouse an identity of its own, or one whose identity was lost a new one.
+        """Give a copied warehouse an identity of its own, or replace one that was lost.
 
         Raises:
-            Unreachable: the store or the catalog failed; do it again.
+            Unreachable: the store or the catalog failed; call it again.
         """
         from siltstone.catalog.warehouse import OpenWarehouse
 
         return OpenWarehouse.reidentify(self.settings.warehouse, self.settings.catalog)
 
     def _catalog(self) -> tuple[str, Path]:
-        """The catalog's URL, and the warehouse's directory on this machine."""
+        """Return the catalog's URL and the warehouse's directory on this machine."""
         from siltstone.store.open import Warehouse
 
         warehouse = Warehouse.at(self.settings.warehouse)
@@ -137,17 +138,18 @@ class Client:
 
 
 def open_client(warehouse: str | Path | None = None, catalog: str | None = None, **options: object) -> Client:
-    """Open a warehouse: `siltstone.open`. Nothing is read or written yet.
+    """Make the client of a warehouse: `siltstone.open`. Nothing is read or written yet.
+
+    Options that are not given come from `SILTSTONE_*` in the environment, then from `siltstone.toml`, then from
+    defaults.
 
     Args:
         warehouse: where objects are stored: a path, or a file://, s3://, redis:// or rocksdb:// URL.
         catalog: SQLAlchemy URL; None for SQLite inside a local warehouse.
         options: any other option of `siltstone.toml`, such as `streams`, `parallelism` or `policy`.
 
-    What is not given comes from `SILTSTONE_*` in the environment, then from `siltstone.toml`, then from defaults.
-
     Raises:
-        UsageError: an unknown option, or a value that it does not take.
+        UsageError: an unknown option, or a value that an option does not allow.
     """
     return Client(load_settings(warehouse=None if warehouse is None else str(warehouse), catalog=catalog, **options))
 

@@ -43,17 +43,17 @@ HANDLES = {
 Metadata = dict[str, Any]
 
 
-def checkpoints_metadata(place: OpenWarehouse, stream: str) -> Metadata:
+def checkpoints_metadata(warehouse: OpenWarehouse, stream: str) -> Metadata:
     """The newest checkpoint of a stream, and how its chain looks; nothing where there is none.
 
     Raises:
         SiltstoneError: the catalog cannot be read.
     """
-    newest = list_checkpoints(place.catalog, stream, NEWEST)
+    newest = list_checkpoints(warehouse.catalog, stream, NEWEST)
     if not newest:
         return {}
     last = newest[-1]
-    chain = place.catalog.chains.list_checkpoints(stream, last["id"])
+    chain = warehouse.catalog.chains.list_checkpoints(stream, last["id"])
     return {
         "checkpoint": last["id"],
         "digest": last["digest"],
@@ -64,19 +64,19 @@ def checkpoints_metadata(place: OpenWarehouse, stream: str) -> Metadata:
         "chain": _ranges(chain),
         "chain_length": len(chain),
         "committed_at": last["committed_at"],
-        "chain_picture": _picture(place, stream),
+        "chain_picture": _picture(warehouse, stream),
         "newest_checkpoints": table(COLUMNS, map(_row, reversed(newest))),
     }
 
 
-def operator_metadata(place: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> tuple[Metadata, str]:
+def operator_metadata(warehouse: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> tuple[Metadata, str]:
     """What one operator wrote at a checkpoint, with its part of the manifest as a table; and the digest of its state.
 
     Raises:
         SiltstoneError: the catalog or the manifest cannot be read.
     """
-    record = place.catalog.checkpoints.get(stream, checkpoint)
-    manifest = read_manifest(place.warehouse.store, record.manifest)
+    record = warehouse.catalog.checkpoints.get(stream, checkpoint)
+    manifest = read_manifest(warehouse.warehouse.store, record.manifest)
     said = record.statistics["operators"][operator]
     handles = [handle for handle in manifest.handles if handle.operator == operator]
     digest = recorded_digest(manifest, [(operator, name) for name in manifest.digests[operator]])
@@ -165,11 +165,11 @@ def _ranges(ids: Collection[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
-def _picture(place: OpenWarehouse, stream: str) -> dg.MarkdownMetadataValue:
+def _picture(warehouse: OpenWarehouse, stream: str) -> dg.MarkdownMetadataValue:
     """The report's picture, within the event itself, so that it lasts as long; as SVG it fits Dagster's window."""
     from siltstone.report import draw_report, report_data
 
     with tempfile.TemporaryDirectory() as directory:
-        drawn = draw_report(report_data(place.catalog, stream), Path(directory) / "chain.svg")
+        drawn = draw_report(report_data(warehouse.catalog, stream), Path(directory) / "chain.svg")
         image = base64.b64encode(drawn.read_bytes()).decode()
     return dg.MetadataValue.md(f"![chain of {stream}](data:image/svg+xml;base64,{image})")

@@ -16,7 +16,7 @@ def is_local(master: str) -> bool:
     return _LOCAL.fullmatch(master) is not None
 
 
-def check_cluster(spark: Any, stream: Stream, place: OpenWarehouse) -> None:
+def check_cluster(spark: Any, stream: Stream, warehouse: OpenWarehouse) -> None:
     """Make sure that a stream's sinks and catalog can be used by the machines of the session's master.
 
     Args:
@@ -37,9 +37,9 @@ def check_cluster(spark: Any, stream: Stream, place: OpenWarehouse) -> None:
                 f"{name} a function (rows, checkpoint) as its sink that writes to a store they all reach, or run "
                 "on a local master (--master 'local[*]')"
             )
-    if place.catalog.url.startswith("sqlite"):
+    if warehouse.catalog.url.startswith("sqlite"):
         raise UsageError(
-            f"{where}: its catalog is a file of this one ({place.catalog.url}), and the next run may be on another. "
+            f"{where}: its catalog is a file on this one ({warehouse.catalog.url}), and the next run may be elsewhere. "
             "Name a database (--catalog postgresql://USER:PASSWORD@HOST/DATABASE), or run on a local master "
             "(--master 'local[*]')"
         )

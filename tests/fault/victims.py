@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from siltstone import cli
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change.fork import stream_named
+from siltstone.change.fork import find_definition
 from siltstone.change.replay import follow
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import Fenced, Unreachable
@@ -154,7 +154,7 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
     batches = int(wanted.pop("batches", len(purchases())))
     settings = load_settings(**wanted)
     with OpenWarehouse.writable(settings.warehouse, settings.catalog) as place:
-        region = operations.open_region(settings, stream_named(settings, name), place, {}, 2)
+        region = operations.open_region(settings, find_definition(settings, name), place, {}, 2)
         outcome = "failed"
         try:
             hosts = [Warehouse.at(url) for url in orders.hosts]

@@ -12,7 +12,7 @@ import pytest
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.change.edit import COUNTS, Editing, check_columns, conformed, editable
+from siltstone.change.edit import COUNTS, EditOperator, cast_changes, check_columns, find_editable
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import UsageError
 from siltstone.model import KeyGroupRange
@@ -84,14 +84,14 @@ def rows(count: int) -> pa.Table:
         ("meter", "totals", "no operator 'meter': it has meters, other"),
         ("meters", "total", "no variable 'total': it has totals, places, last, recent, sketch"),
         ("meters", "sketch", "opaque: its bytes have no rows"),
-        ("meters", "last", "is a ListState: where its rows stand is its own"),
+        ("meters", "last", "is a ListState: it assigns the positions of its rows itself"),
         ("meters", "recent", "is a WindowState"),
         ("meters", "last.bounds", "no variable 'last.bounds'"),
     ],
 )
 def test_what_cannot_be_edited_is_refused(operator: str, variable: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        editable(STREAM, operator, variable)
+        find_editable(STREAM, operator, variable)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def total(**columns: Any) -> pa.Table:
 def test_rows_that_do_not_fit_are_refused(given: pa.Table, said: str) -> None:
     check_columns(given.schema, TOTALS, "rows.parquet")
     with pytest.raises(UsageError, match=rf"^rows\.parquet.*{said}"):
-        conformed(given, TOTALS, "rows.parquet")
+        cast_changes(given, TOTALS, "rows.parquet")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_values_are_cast_where_nothing_is_lost(kind: pa.DataType, given: pa.Arra
 
     def both() -> pa.Table:
         check_columns(table.schema, schema, "rows")
-        return conformed(table, schema, "rows")
+        return cast_changes(table, schema, "rows")
 
     if isinstance(kept, str):
         with pytest.raises(UsageError, match=kept):
@@ -195,7 +195,7 @@ def edit(place: OpenWarehouse, variable: str, changes: pa.Table, parallelism: in
     for operator in STREAM.operators:
         task, parts = tasks[operator.name], {}
         if operator.name == "meters":
-            task = replace(task, operator=Editing(operator, variable), staged_with=None, hands_on=True)
+            task = replace(task, operator=EditOperator(operator, variable), staged_with=None, hands_on=True)
             hashes = xxhash64(normalise_keys(changes.select(["meter"])).columns)
             owner = key_groups(hashes, 16) * np.int64(parallelism) // 16
             hashed = changes.append_column(HASH, pa.array(hashes.view(np.int64)))

@@ -15,7 +15,7 @@ from siltstone.catalog.leases import Leases
 from siltstone.catalog.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
-from siltstone.change.fork import fork, stream_named
+from siltstone.change.fork import find_definition, fork
 from siltstone.errors import StateError, UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.restore.restore import read_manifests
 from siltstone.retention.deletion import delete_checkpoints, foresee
@@ -332,17 +332,17 @@ def test_a_fork_is_run_by_the_definition_of_the_stream_it_goes_back_to(
     fork(place, NAME, NEW, "3")
     fork(place, NEW, "again")
     for name in (NEW, "again"):
-        found = stream_named(settings, name)
+        found = find_definition(settings, name)
         assert (found.name, found.origin, found.operators) == (name, NAME, STREAM.operators)
         check_recorded(place.catalog, found, {})
-    assert stream_named(settings, NAME) == STREAM
+    assert find_definition(settings, NAME) == STREAM
     with pytest.raises(UnknownStream, match="no stream 'nosuch' is defined"):
-        stream_named(settings, "nosuch")
+        find_definition(settings, "nosuch")
     with pytest.raises(UsageError, match=r"'\.\./x' is not a stream name"):
-        stream_named(settings, "../x")
+        find_definition(settings, "../x")
     elsewhere = settings.model_copy(update={"warehouse": str(tmp_path / "none")})
     with pytest.raises(UnknownStream, match=f"no stream '{NEW}' is defined"):
-        stream_named(elsewhere, NEW)
+        find_definition(elsewhere, NEW)
     with pytest.raises(UsageError, match=rf"stream {NEW} is a fork that goes back to {NAME}: give its definition"):
         check_recorded(place.catalog, replace(STREAM, name=NEW), {})
 
@@ -352,9 +352,9 @@ def test_a_fork_may_have_a_definition_of_its_own(
 ) -> None:
     more = f"OWN = Stream({NEW!r}, source=None, operators=STREAM.operators, max_parallelism=4)"
     settings = project(tmp_path, monkeypatch, "defines_both", more)
-    assert stream_named(settings, NEW).origin is None
+    assert find_definition(settings, NEW).origin is None
     fork(place, NAME, NEW, "3")
-    found = stream_named(settings, NEW)
+    found = find_definition(settings, NEW)
     assert (found.name, found.origin, found.source) == (NEW, NAME, None)
 
 

@@ -140,7 +140,7 @@ def test_truncate_for_people() -> None:
     siltstone("savepoint", NAME, "stable", "--at", 3)
     before = contents()
     head, *lines, last = plain(siltstone("truncate", NAME, "--keep-last", 2, "--keep-daily", 1, "--dry-run"))
-    assert head.split() == ["id", "what", "happens"]
+    assert head.split() == ["id", "outcome"]
     day = before[1][-1].committed_at.strftime("%Y-%m-%d")
     assert [" ".join(line.split()) for line in lines] == [
         "1 would wait for 3, which builds on it",

@@ -6,7 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change.fork import stream_named
+from siltstone.change.fork import find_definition
 from siltstone.client import Client
 from siltstone.dagster.failures import told_clearly
 from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata, sink_metadata
@@ -171,7 +171,7 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
 def _definition(settings: Settings, stream: Stream) -> Stream:
     """The stream as project and catalog have it now; as it was given, if no module of the project defines it."""
     try:
-        return stream_named(settings, stream.name)
+        return find_definition(settings, stream.name)
     except UnknownStream:
         return stream
 

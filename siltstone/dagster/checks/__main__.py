@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from siltstone.change.fork import stream_named
+from siltstone.change.fork import find_definition
 from siltstone.cli import main
 from siltstone.dagster.checks.data_docs import build_data_docs
 from siltstone.dagster.checks.facts import Subject
@@ -26,7 +26,7 @@ def check_command() -> int:
     parser.add_argument("--data-docs", type=Path, metavar="DIRECTORY", help="write pages for a browser there as well")
     given = parser.parse_args()
     settings = load_settings(warehouse=given.warehouse, catalog=given.catalog)
-    subject = Subject(settings, stream_named(settings, given.stream))
+    subject = Subject(settings, find_definition(settings, given.stream))
     # A full snapshot is taken on request only: without one, nothing is compared unless it is asked for.
     suites = [s for s in SUITES if s.name in given.only] if given.only else _default(subject)
     outcomes = [check(subject, suite) for suite in suites]
@@ -44,8 +44,8 @@ def check_command() -> int:
 
 
 def _default(subject: Subject) -> list[Any]:
-    with subject.place() as place:
-        snapshots = place.catalog.reference_copies.list(subject.name)
+    with subject.warehouse() as warehouse:
+        snapshots = warehouse.catalog.reference_copies.list(subject.name)
     return [suite for suite in SUITES if snapshots or suite is not RESTORE_EQUALS_SNAPSHOT]
 
 

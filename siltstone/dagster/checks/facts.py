@@ -43,7 +43,7 @@ class Subject:
         """The operations on it."""
         return Client(self.settings).stream(self.name)
 
-    def place(self) -> OpenWarehouse:
+    def warehouse(self) -> OpenWarehouse:
         """Its warehouse and catalog, to be closed."""
         return OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog)
 
@@ -66,16 +66,16 @@ def proofs(subject: Subject) -> Facts:
 def links(subject: Subject) -> Facts:
     """A row a table of a retained checkpoint: which checkpoint it builds on, and whether that one holds the table."""
     rows: list[dict[str, Any]] = []
-    with subject.place() as place:
-        retained = {c.id: c.manifest for c in place.catalog.checkpoints.list(subject.name, marked=True)}
-        manifests = {id: read_manifest(place.warehouse.store, stored) for id, stored in retained.items()}
+    with subject.warehouse() as warehouse:
+        retained = {c.id: c.manifest for c in warehouse.catalog.checkpoints.list(subject.name, marked=True)}
+        manifests = {id: read_manifest(warehouse.warehouse.store, stored) for id, stored in retained.items()}
         tables = {
             id: {(h.operator, h.variable) for h in manifest.handles if h.kind is Kind.INCREMENTAL}
             for id, manifest in manifests.items()
         }
         begins = {
-            c.id: place.catalog.chains.get_firsts(subject.name, c.id)
-            for c in place.catalog.checkpoints.list(subject.name)
+            c.id: warehouse.catalog.chains.get_firsts(subject.name, c.id)
+            for c in warehouse.catalog.checkpoints.list(subject.name)
         }
     for id, first in begins.items():
         builds_on: dict[tuple[str, str], int] = {}
@@ -103,8 +103,8 @@ def references(subject: Subject) -> Facts:
 
     Objects of deleted checkpoints whose deletion is under way may be gone, and are left out.
     """
-    with subject.place() as place:
-        catalog, store = place.catalog, place.warehouse.store
+    with subject.warehouse() as warehouse:
+        catalog, store = warehouse.catalog, warehouse.warehouse.store
         # The catalog first: what comes to be in between is not asked for, and what goes is written down before it does.
         referred = catalog.objects.list(subject.name)
         # A fork shares objects of the stream it was made from, whose name theirs begin with.
@@ -134,8 +134,8 @@ def restore_costs(subject: Subject) -> Facts:
     """
     options = subject.settings.policy_options
     rows = []
-    with subject.place() as place:
-        for record in place.catalog.checkpoints.list(subject.name):
+    with subject.warehouse() as warehouse:
+        for record in warehouse.catalog.checkpoints.list(subject.name):
             for operator in record.forms:
                 _, taken = recorded_chain(record, operator)
                 most = None if options.size_ratio_max is None else options.size_ratio_max * taken.base_bytes
@@ -158,8 +158,8 @@ def restore_costs(subject: Subject) -> Facts:
 def amplifications(subject: Subject) -> Facts:
     """A row an operator of a retained checkpoint: bytes of its chain per byte of live state, and the cap."""
     rows = []
-    with subject.place() as place:
-        for record in place.catalog.checkpoints.list(subject.name):
+    with subject.warehouse() as warehouse:
+        for record in warehouse.catalog.checkpoints.list(subject.name):
             for operator in record.forms:
                 _, taken = recorded_chain(record, operator)
                 rows.append(
@@ -191,8 +191,8 @@ def orphans(subject: Subject) -> Facts:
 def materializations(subject: Subject) -> Facts:
     """A row an operator: whether materialization keeps up with its chain."""
     options = subject.settings.materialization
-    with subject.place() as place:
-        found = materialization_health(place.catalog, subject.name, options, subject.settings.policy_options)
+    with subject.warehouse() as warehouse:
+        found = materialization_health(warehouse.catalog, subject.name, options, subject.settings.policy_options)
     return _facts({"operator": name, **each.to_dict()} for name, each in found.items())
 
 
@@ -231,10 +231,13 @@ def sinks(subject: Subject) -> Facts:
     whether they had input; and a sink may show what was lost for good, under ids that are used no more.
     """
     rows: list[dict[str, Any]] = []
-    with subject.place() as place:
-        record, newest = place.catalog.streams.get(subject.name), place.catalog.checkpoints.last_id(subject.name)
-        logged = {step.checkpoint for step in place.catalog.input_log.list(subject.name, newest)}
-        own = place.warehouse.local.sink(subject.name)
+    with subject.warehouse() as warehouse:
+        record, newest = (
+            warehouse.catalog.streams.get(subject.name),
+            warehouse.catalog.checkpoints.last_id(subject.name),
+        )
+        logged = {step.checkpoint for step in warehouse.catalog.input_log.list(subject.name, newest)}
+        own = warehouse.warehouse.local.sink(subject.name)
     for sink, shown in parquet_sinks(subject.stream.sinks, own).items():
         published = {id - record.sink_offset for id in shown.all_published() if id > record.sink_offset}
         known = range((record.forked_at or 0) + 1, newest + 1)

@@ -54,8 +54,8 @@ def recovery_sensor(stream: Stream, settings: Settings) -> dg.SensorDefinition:
 def newest_run(settings: Settings, stream: str) -> RunRecord | None:
     """Who wrote to a stream last, by the catalog; None where that cannot be told."""
     try:
-        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-            return next(reversed(place.catalog.runs.list(stream)), None)
+        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+            return next(reversed(warehouse.catalog.runs.list(stream)), None)
     except SiltstoneError:  # the recovery says what is wrong
         return None
 

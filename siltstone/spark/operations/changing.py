@@ -50,7 +50,7 @@ def _check_log(catalog: Catalog, stream: str) -> None:
 
 @contextmanager
 def taken_over(
-    settings: Settings, stream: Stream, place: OpenWarehouse, spark: SparkSession, options: Mapping[str, str]
+    settings: Settings, stream: Stream, warehouse: OpenWarehouse, spark: SparkSession, options: Mapping[str, str]
 ) -> Iterator[StreamRunner]:
     """One writer epoch without input: a run at work is fenced. How it ended is noted in the catalog.
 
@@ -58,11 +58,11 @@ def taken_over(
         SiltstoneError: see `ConsistentRegion.open`; or a step failed, and nothing of it is visible.
     """
     if isinstance(spark, SparkSession):
-        check_cluster(spark, stream, place)
-    region = open_region(settings, stream, place, options, cores(spark))
+        check_cluster(spark, stream, warehouse)
+    region = open_region(settings, stream, warehouse, options, cores(spark))
     outcome = "failed"
     try:
-        _check_log(place.catalog, stream.name)
+        _check_log(warehouse.catalog, stream.name)
         with bound(stream=stream.name, epoch=region.epoch):
             yield StreamRunner(spark, region)
         outcome = "done"

@@ -17,7 +17,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.change.edit import COUNTS, Editing, check_columns, conformed, editable
+from siltstone.change.edit import COUNTS, EditOperator, cast_changes, check_columns, find_editable
 from siltstone.errors import UsageError
 from siltstone.result import Result
 from siltstone.retention.leases import this_process
@@ -91,12 +91,12 @@ def edit(
         SiltstoneError: see `ConsistentRegion.open`.
     """
     start = time.perf_counter()
-    edited, schema = editable(stream, operator, variable)
+    edited, schema = find_editable(stream, operator, variable)
     given = _given(rows, schema)
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        options = check_changeable(place.catalog, stream, settings.parallelism or 1)
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        options = check_changeable(warehouse.catalog, stream, settings.parallelism or 1)
         # Where the working state is here, it is used as it is.
-        last = place.catalog.checkpoints.latest(stream.name).statistics["parallelism"]
+        last = warehouse.catalog.checkpoints.latest(stream.name).statistics["parallelism"]
         spark = spark_session(settings.master, settings.spark)
         frame = _checked_frame(spark, given, schema).persist()
         try:
@@ -107,8 +107,8 @@ def edit(
             )
             if not dry_run:
                 chosen = settings.model_copy(update={"parallelism": settings.parallelism or last})
-                with taken_over(chosen, stream, place, spark, options) as runner:
-                    applied = _Applied(Editing(edited, variable), frame.drop(_REFUSED), found)
+                with taken_over(chosen, stream, warehouse, spark, options) as runner:
+                    applied = _Applied(EditOperator(edited, variable), frame.drop(_REFUSED), found)
                     completed = runner.step_without_input(applied.run, applied.record)
                 found = replace(applied.result, checkpoint=completed.id, digest=completed.digest)
         except PySparkException as error:
@@ -125,7 +125,7 @@ def edit(
 class _Applied:
     """The step that applies the rows: runs it, and says what it did."""
 
-    def __init__(self, editing: Editing, frame: DataFrame, planned: EditResult) -> None:
+    def __init__(self, editing: EditOperator, frame: DataFrame, planned: EditResult) -> None:
         self._editing, self._frame = editing, frame
         self.result = planned
 
@@ -215,7 +215,7 @@ def _checked(rows: Iterator[pa.Table], schema: TableSchema, out: pa.Schema, what
     for table in rows:
         if refused is None:
             try:
-                changes = conformed(table, schema, what).cast(pa.schema(list(out)[:-1]))
+                changes = cast_changes(table, schema, what).cast(pa.schema(list(out)[:-1]))
                 yield from changes.append_column(_REFUSED, pa.nulls(len(changes), pa.string())).to_batches()
             except UsageError as error:
                 refused = str(error)  # the rest is read to its end: a worker that stops early is not used again

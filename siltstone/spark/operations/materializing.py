@@ -62,10 +62,10 @@ def materialize(
         CorruptObject, ProofFailed: a chain is damaged; nothing of that operator changed.
     """
     start = time.perf_counter()
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        checkpoint = place.catalog.checkpoints.resolve(stream, at)
-        check_parallelism(settings.parallelism or 1, place.catalog.streams.get(stream).max_parallelism)
-        begins = place.catalog.chains.get_firsts(stream, checkpoint)
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        checkpoint = warehouse.catalog.checkpoints.resolve(stream, at)
+        check_parallelism(settings.parallelism or 1, warehouse.catalog.streams.get(stream).max_parallelism)
+        begins = warehouse.catalog.chains.get_firsts(stream, checkpoint)
         unknown = sorted(set(operators) - begins.keys())
         if unknown:
             known = ", ".join(sorted(begins))
@@ -74,20 +74,20 @@ def materialize(
         triggers: dict[str, str] = {}
         if due:
             options = settings.materialization, settings.policy_options
-            health = materialization_health(place.catalog, stream, *options)
+            health = materialization_health(warehouse.catalog, stream, *options)
             triggers = {name: h.trigger.reason for name, h in health.items() if h.trigger and name in wanted}
             wanted = list(triggers)
         kept = [name for name in wanted if begins[name] == checkpoint]
         done = []
         # Leased before Spark starts: others may be deleting.
-        with hold_lease(place.catalog, stream, [checkpoint], what="materializes"):
+        with hold_lease(warehouse.catalog, stream, [checkpoint], what="materializes"):
             for name in (name for name in wanted if name not in kept):
                 on_operator(name)
                 spark = spark_session(settings.master, settings.spark)
                 parallelism = settings.parallelism or cores(spark)
                 run, id = partial(spark_map, spark), uuid.uuid4().hex
                 done.append(
-                    materialize_operator(place, stream, name, checkpoint, id=id, parallelism=parallelism, run=run)
+                    materialize_operator(warehouse, stream, name, checkpoint, id=id, parallelism=parallelism, run=run)
                 )
     rows, size = sum(m.rows for m in done), sum(m.bytes for m in done)
     return MaterializeResult(

@@ -41,11 +41,11 @@ def recover(
         Fenced: a run has taken the stream over meanwhile; nothing was given up.
         Unreachable: the store or the catalog failed; nothing was given up.
     """
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        recovery.check_recoverable(place.catalog, stream)
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        recovery.check_recoverable(warehouse.catalog, stream)
         spark = spark_session(settings.master, settings.spark)
         proofs = partial(spark_map, spark)
-        return recovery.recover(place, stream, run=proofs, dry_run=dry_run, accept_loss=accept_loss, tell=on_step)
+        return recovery.recover(warehouse, stream, run=proofs, dry_run=dry_run, accept_loss=accept_loss, tell=on_step)
 
 
 class SelfRecovery:
@@ -55,10 +55,10 @@ class SelfRecovery:
         done: what it did; None as long as it was not needed.
     """
 
-    def __init__(self, settings: Settings, place: OpenWarehouse, stream: str, spark: SparkSession) -> None:
+    def __init__(self, settings: Settings, warehouse: OpenWarehouse, stream: str, spark: SparkSession) -> None:
         self.done: Recovery | None = None
         self._allowed = settings.recovery.automatic
-        self._place, self._stream, self._spark = place, stream, spark
+        self._warehouse, self._stream, self._spark = warehouse, stream, spark
 
     def attempt(self, error: StateError) -> None:
         """Recover, since the run has failed with `error` before it completed a checkpoint; it may begin again then.
@@ -71,7 +71,7 @@ class SelfRecovery:
         if self.done is not None or not self._allowed:
             raise error
         _LOG.warning("stream is damaged and recovers by itself", stream=self._stream, error=str(error))
-        self.done = recovery.recover(self._place, self._stream, run=partial(spark_map, self._spark))
+        self.done = recovery.recover(self._warehouse, self._stream, run=partial(spark_map, self._spark))
         done = self.done
         _LOG.warning(
             "stream has recovered",

@@ -43,15 +43,15 @@ def rescale(settings: Settings, stream: Stream, parallelism: int) -> RescaleResu
         UsageError: more parallelism than key groups.
         CorruptObject, ProofFailed: the chain is damaged; the stream is as it was.
     """
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        options = check_changeable(place.catalog, stream, parallelism)
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        options = check_changeable(warehouse.catalog, stream, parallelism)
         spark = spark_session(settings.master, settings.spark)
         start = time.perf_counter()
         with taken_over(
-            settings.model_copy(update={"parallelism": parallelism}), stream, place, spark, options
+            settings.model_copy(update={"parallelism": parallelism}), stream, warehouse, spark, options
         ) as runner:
-            region, store = runner.region, place.warehouse.store
-            before = place.catalog.checkpoints.get(stream.name, region.completed)
+            region, store = runner.region, warehouse.warehouse.store
+            before = warehouse.catalog.checkpoints.get(stream.name, region.completed)
             manifest = read_manifest(store, before.manifest, stream.name)
             read = 0
 

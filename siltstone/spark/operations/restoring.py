@@ -65,8 +65,8 @@ def restore(
         UsageError: `only` names what is not there, or more parallelism than key groups.
         CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
     """
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        catalog, store = place.catalog, place.warehouse.store
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        catalog, store = warehouse.catalog, warehouse.warehouse.store
         checkpoint = (
             catalog.checkpoints.as_of(stream, parse_time(as_of)) if as_of else catalog.checkpoints.resolve(stream, at)
         )

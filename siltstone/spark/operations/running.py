@@ -53,7 +53,7 @@ class _Work:
 
     settings: Settings
     stream: Stream
-    place: OpenWarehouse
+    warehouse: OpenWarehouse
     rows: DataFrame
     request: RunRequest
     trigger: Mapping[str, Any]
@@ -68,7 +68,7 @@ class _Work:
         try:
             return self._run(run)
         finally:
-            self.place.catalog.close()
+            self.warehouse.catalog.close()
 
     @needs_spark
     def _run(self, run: StreamRun) -> RunResult:
@@ -79,7 +79,7 @@ class _Work:
             if self.done:
                 raise
             run.begun(None)
-            recovery = SelfRecovery(self.settings, self.place, run.stream, self.rows.sparkSession)
+            recovery = SelfRecovery(self.settings, self.warehouse, run.stream, self.rows.sparkSession)
             recovery.attempt(error)
             runner, recovered = self._run_once(run), recovery.done
         self.completed = runner.region.completed
@@ -103,7 +103,9 @@ class _Work:
             self.on_checkpoint(checkpoint)
 
         spark = self.rows.sparkSession
-        with _running(self.settings, self.stream, self.place, spark, self.request, self.metrics, completed) as runner:
+        with _running(
+            self.settings, self.stream, self.warehouse, spark, self.request, self.metrics, completed
+        ) as runner:
             run_stream(runner, self.rows, self.trigger, self.stop, run.begun)
         return runner
 
@@ -128,14 +130,14 @@ def run(
     """
     start = time.perf_counter()
 
-    def source(place: OpenWarehouse) -> DataFrame:
+    def source(warehouse: OpenWarehouse) -> DataFrame:
         spark = spark_session(settings.master, settings.spark, steps=True)
-        check_cluster(spark, stream, place)
-        return open_source(spark, stream, place.warehouse, request.options)
+        check_cluster(spark, stream, warehouse)
+        return open_source(spark, stream, warehouse.warehouse, request.options)
 
     trigger = ON_AND_ON if request.follow else UNTIL_PROCESSED
     work = _prepare(settings, stream, request, source, trigger, on_checkpoint)
-    with work.place, stop_on_signals(work.rows.sparkSession, work.stop):
+    with work.warehouse, stop_on_signals(work.rows.sparkSession, work.stop):
         begun = _begin(work)
         _wait(begun, begun.await_termination)
     result = begun.result
@@ -166,8 +168,8 @@ def write_stream(
     if not isinstance(rows.sparkSession, SparkSession):
         raise UsageError("a stream runs in the driver, and Spark Connect has it elsewhere: use a classic Spark session")
 
-    def given(place: OpenWarehouse) -> DataFrame:
-        check_cluster(rows.sparkSession, stream, place)
+    def given(warehouse: OpenWarehouse) -> DataFrame:
+        check_cluster(rows.sparkSession, stream, warehouse)
         check_rows(stream, rows)
         return rows
 
@@ -180,7 +182,7 @@ def _begin(work: _Work) -> StreamRun:
     try:
         return StreamRun(work.stream.name, work.rows.sparkSession, work.stop, work)
     except BaseException:
-        work.place.catalog.close()
+        work.warehouse.catalog.close()
         raise
 
 
@@ -207,12 +209,12 @@ def _prepare(
     check_run(stream, request.options, settings.parallelism or 1)
     metrics = RunMetrics(settings, stream.name)
     with ExitStack() as stack:
-        place = stack.enter_context(_writable(settings))
-        check_recorded(place.catalog, stream, request.options, request.drop)
+        warehouse = stack.enter_context(_writable(settings))
+        check_recorded(warehouse.catalog, stream, request.options, request.drop)
         # Before the stream is taken over: a source that cannot be had changes nothing.
-        rows = source(place)
+        rows = source(warehouse)
         stack.pop_all()  # the thread of the run closes the warehouse
-        return _Work(settings, stream, place, rows, request, trigger, metrics, on_checkpoint)
+        return _Work(settings, stream, warehouse, rows, request, trigger, metrics, on_checkpoint)
 
 
 @contextmanager
@@ -232,13 +234,13 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
         SiltstoneError: see `ConsistentRegion.open`.
     """
     metrics = RunMetrics(settings, stream.name)
-    with _writable(settings) as place, ExitStack() as stack:
-        check_cluster(spark, stream, place)
+    with _writable(settings) as warehouse, ExitStack() as stack:
+        check_cluster(spark, stream, warehouse)
         try:
-            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), metrics))
+            runner = stack.enter_context(_running(settings, stream, warehouse, spark, RunRequest(), metrics))
         except DAMAGED as error:
-            SelfRecovery(settings, place, stream.name, spark).attempt(error)
-            runner = stack.enter_context(_running(settings, stream, place, spark, RunRequest(), metrics))
+            SelfRecovery(settings, warehouse, stream.name, spark).attempt(error)
+            runner = stack.enter_context(_running(settings, stream, warehouse, spark, RunRequest(), metrics))
         yield runner
         if runner.failure is None:
             runner.finish()
@@ -252,32 +254,32 @@ def _writable(settings: Settings) -> OpenWarehouse:
 def _running(
     settings: Settings,
     stream: Stream,
-    place: OpenWarehouse,
+    warehouse: OpenWarehouse,
     spark: SparkSession,
     request: RunRequest,
     metrics: RunMetrics,
     on_checkpoint: Callable[[Completed], None] = lambda _: None,
 ) -> Iterator[StreamRunner]:
     """One writer epoch: taken at the start, and how it ended noted in the catalog; with its background."""
-    region = open_region(settings, stream, place, request.options, cores(spark), who=request.who, drop=request.drop)
+    region = open_region(settings, stream, warehouse, request.options, cores(spark), who=request.who, drop=request.drop)
     with bound(stream=stream.name, epoch=region.epoch):
-        yield from _run_in(region, settings, place, spark, request, metrics, on_checkpoint)
+        yield from _run_in(region, settings, warehouse, spark, request, metrics, on_checkpoint)
 
 
 def _run_in(
     region: ConsistentRegion,
     settings: Settings,
-    place: OpenWarehouse,
+    warehouse: OpenWarehouse,
     spark: SparkSession,
     request: RunRequest,
     metrics: RunMetrics,
     on_checkpoint: Callable[[Completed], None],
 ) -> Iterator[StreamRunner]:
-    background = _background(settings, place, spark, region, metrics)
+    background = _background(settings, warehouse, spark, region, metrics)
 
     def completed(checkpoint: Completed) -> None:
         background.completed(checkpoint.restores_from)
-        metrics.completed(place.catalog, checkpoint)
+        metrics.completed(warehouse.catalog, checkpoint)
         on_checkpoint(checkpoint)
 
     outcome = "failed"
@@ -294,7 +296,7 @@ def _run_in(
         raise
     except DAMAGED:
         # A newer writer may have retired what this run reads. That is not damage: a recovery would fence the newer one.
-        place.catalog.runs.check_epoch(region.stream.name, region.epoch)
+        warehouse.catalog.runs.check_epoch(region.stream.name, region.epoch)
         raise
     except (KeyboardInterrupt, SystemExit):
         outcome = "interrupted"
@@ -307,21 +309,21 @@ def _run_in(
 
 
 def _background(
-    settings: Settings, place: OpenWarehouse, spark: SparkSession, region: ConsistentRegion, metrics: RunMetrics
+    settings: Settings, warehouse: OpenWarehouse, spark: SparkSession, region: ConsistentRegion, metrics: RunMetrics
 ) -> Background:
     stream, units = region.stream.name, SparkUnits(spark, region.stream.name)
     options = BackgroundOptions(
         settings.materialization, settings.policy_options, settings.retention, region.options.parallelism
     )
     return Background(
-        place, stream, region.epoch, options, units, units.cancel, lambda u: metrics.uploaded(place.catalog, u)
+        warehouse, stream, region.epoch, options, units, units.cancel, lambda u: metrics.uploaded(warehouse.catalog, u)
     )
 
 
 def open_region(
     settings: Settings,
     stream: Stream,
-    place: OpenWarehouse,
+    warehouse: OpenWarehouse,
     options: Mapping[str, str],
     default_parallelism: int,
     *,
@@ -332,7 +334,7 @@ def open_region(
 
     The parallelism is the settings', else what a `rescale` recorded, else `default_parallelism`.
     """
-    recorded = next((s.parallelism for s in place.catalog.streams.list() if s.name == stream.name), None)
+    recorded = next((s.parallelism for s in warehouse.catalog.streams.list() if s.name == stream.name), None)
     region_options = RegionOptions(
         parallelism=settings.parallelism or recorded or min(default_parallelism, stream.max_parallelism),
         backend=settings.backend,
@@ -343,4 +345,6 @@ def open_region(
         drop=drop,
     )
     policy = policy_by_name(settings.policy, settings.policy_options)
-    return ConsistentRegion.open(stream, place.warehouse, place.catalog, policy, region_options, who or this_process())
+    return ConsistentRegion.open(
+        stream, warehouse.warehouse, warehouse.catalog, policy, region_options, who or this_process()
+    )

@@ -73,8 +73,8 @@ def restore_series(
     start = time.perf_counter()
     for label in labels:
         check_label(label)
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        catalog, root = place.catalog, place.warehouse.local.restored_series(stream)
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        catalog, root = warehouse.catalog, warehouse.warehouse.local.restored_series(stream)
         catalog.streams.get(stream)
         _clear_abandoned(root)
         recorded = {id: catalog.checkpoints.get(stream, id).digest for id in set(labels.values())}
@@ -90,7 +90,7 @@ def restore_series(
         by_checkpoint = labels_by_checkpoint(missing)
         for some in _parts(list(by_checkpoint)):
             with staging(root) as staged, hold_lease(catalog, stream, some, what="restores"):
-                done, failures = _restore(settings, place, stream, some, staged, recorded)
+                done, failures = _restore(settings, warehouse, stream, some, staged, recorded)
                 failed += failures
                 for id, rows in done.items():
                     shown = [RestoredLabel(label, id, recorded[id], rows) for label in by_checkpoint[id]]
@@ -102,12 +102,17 @@ def restore_series(
 
 
 def _restore(
-    settings: Settings, place: OpenWarehouse, stream: str, ids: Sequence[int], staged: Path, recorded: Mapping[int, str]
+    settings: Settings,
+    warehouse: OpenWarehouse,
+    stream: str,
+    ids: Sequence[int],
+    staged: Path,
+    recorded: Mapping[int, str],
 ) -> tuple[dict[int, int], list[Failure]]:
     """Write some checkpoints below `staged`: (id -> rows of those that are proven, why the others are not)."""
-    catalog, store = place.catalog, place.warehouse.store
+    catalog, store = warehouse.catalog, warehouse.warehouse.store
     spark = spark_session(settings.master, settings.spark)
-    plan = plan_checkpoints(place, stream, ids)
+    plan = plan_checkpoints(warehouse, stream, ids)
     parts = spark_map(spark, lambda task: restore_chain(store, task, staged), plan.tasks)
     checked = spark_map(spark, lambda checks: check_indexes(store, checks), plan.indexes)
     failures = [*plan.failures, *(f for part in parts for f in part.failures), *(f for found in checked for f in found)]
