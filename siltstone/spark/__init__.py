@@ -1,1 +1,1 @@
-"""The only importer of pyspark: session, stream runner, tasks, data source."""
+"""Run streams on Spark: session, stream runner, tasks, data source. Only this package imports pyspark."""

@@ -1,7 +1,7 @@
-"""The units of a background materialization as Spark jobs that leave the stream its cores.
+"""Run the units of a background materialization as Spark jobs that leave the stream at least half of the cores.
 
-A job has no more tasks than half of the cores: all of them run at once, and none ever waits in front of a step's. So a
-step waits for no more than the units that run when it begins, on half of the cores, whatever the scheduler's mode.
+A job has at most half as many tasks as there are cores, so all its tasks run at once and none queues before a step's. A
+step therefore waits at most for the units that run when it begins, whatever the scheduler's mode.
 """
 
 import uuid
@@ -16,7 +16,7 @@ from siltstone.spark.executor import spark_map
 
 
 class SparkUnits:
-    """Maps over units on Spark, few at a time; `cancel` ends that, from any thread."""
+    """Maps a function over units on Spark, few at a time. `cancel` ends it, from any thread."""
 
     def __init__(self, spark: SparkSession, stream: str) -> None:
         self._spark = spark
@@ -27,11 +27,11 @@ class SparkUnits:
     def __call__(
         self, function: Callable[[MaterializeTask], MaterializedPart], tasks: Sequence[MaterializeTask]
     ) -> list[MaterializedPart]:
-        """`function` of every unit, in order.
+        """Call `function` for every unit and return the results in order.
 
         Raises:
-            SiltstoneError: the first that a unit raised.
-            RuntimeError: it was cancelled.
+            SiltstoneError: the first error of a unit.
+            RuntimeError: `cancel` was called.
         """
         context = self._spark.sparkContext
         context.setJobGroup(self._group, f"materializes {self._stream}")
@@ -44,7 +44,7 @@ class SparkUnits:
         return done
 
     def cancel(self) -> None:
-        """End what is under way, and all to come."""
+        """Cancel the running job, and start no other."""
         self._cancelled = True
-        with suppress(Py4JError, OSError):  # then the JVM is gone, and its jobs with it
+        with suppress(Py4JError, OSError):  # the JVM has ended, and its jobs with it
             self._spark.sparkContext.cancelJobGroup(self._group)

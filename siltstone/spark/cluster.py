@@ -1,4 +1,4 @@
-"""Refuses what would lose rows or state where a stream's tasks run on machines that share no disk."""
+"""Refuse settings that would lose rows or state if a stream's tasks run on machines that share no disk."""
 
 import re
 from typing import Any
@@ -12,19 +12,19 @@ _LOCAL = re.compile(r"local(\[.*\])?")
 
 
 def is_local(master: str) -> bool:
-    """Whether all tasks of that master run in this process: `local`, `local[N]`; not `local-cluster[...]`."""
+    """Whether all tasks of a master run in this process: `local` or `local[N]`, but not `local-cluster[...]`."""
     return _LOCAL.fullmatch(master) is not None
 
 
 def check_cluster(spark: Any, stream: Stream, warehouse: OpenWarehouse) -> None:
-    """Make sure that a stream's sinks and catalog can be used by the machines of the session's master.
+    """Check that all machines of the session's master can use a stream's sinks and catalog.
 
     Args:
-        spark: a session of a driver in this process; one of Spark Connect is not looked at, since it runs no stream.
+        spark: a session with its driver in this process; a Spark Connect session runs no stream and is not checked.
 
     Raises:
-        UsageError: a sink writes to one machine, the catalog is a file of one, or tasks may run twice at once; nothing
-            was changed.
+        UsageError: a sink writes to one machine, the catalog is a local file, or two attempts of a task may run at
+            once; nothing was changed.
     """
     master = spark.sparkContext.master
     if is_local(master):
@@ -33,9 +33,9 @@ def check_cluster(spark: Any, stream: Stream, warehouse: OpenWarehouse) -> None:
     for name, sink in stream.sinks.items():
         if sink is None or isinstance(sink, ParquetSink):
             raise UsageError(
-                f"{where}: the rows of the ParquetSink of {name} would stay on whichever of them wrote them. Give "
-                f"{name} a function (rows, checkpoint) as its sink that writes to a store they all reach, or run "
-                "on a local master (--master 'local[*]')"
+                f"{where}: the rows of the ParquetSink of {name} would be spread over their disks. Give {name} a "
+                "function (rows, checkpoint) as its sink that writes to a store they all reach, or run on a local "
+                "master (--master 'local[*]')"
             )
     if warehouse.catalog.url.startswith("sqlite"):
         raise UsageError(
@@ -45,6 +45,5 @@ def check_cluster(spark: Any, stream: Stream, warehouse: OpenWarehouse) -> None:
         )
     if spark.conf.get("spark.speculation", "false").lower() == "true":
         raise UsageError(
-            f"{where}, and with spark.speculation two of them may run one subtask at once: set spark.speculation to "
-            "false"
+            f"{where}: with spark.speculation two of them may run one subtask at once: set spark.speculation to false"
         )

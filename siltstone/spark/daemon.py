@@ -1,10 +1,10 @@
-"""PySpark's daemon, which forks Python workers, out of the reach of SIGTERM (`spark.python.daemon.module`).
+"""Run PySpark's daemon, which forks Python workers, with SIGTERM blocked (`spark.python.daemon.module`).
 
-A supervisor that stops all processes of a run at once would end the workers in the middle of the step that is to end
-in a checkpoint first. The signal stays blocked, here and in each worker. All of them end when the JVM closes the
-daemon's standard input, which it does however it ends.
+A supervisor that signals all processes of a run would otherwise end the workers in the middle of the step after which
+the run takes its last checkpoint. Daemon and workers end when the JVM closes the daemon's standard input, which happens
+however the JVM ends.
 
-Events of the workers are shown as the command line shows its own that started the session, if one did.
+The workers log events in the level and format of the command that started the session, if there is one.
 """
 
 import os

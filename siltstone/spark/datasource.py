@@ -1,21 +1,21 @@
-"""`spark.read.format("siltstone")`: recorded state as a DataFrame (a Python data source).
+"""Read recorded state as a DataFrame: `spark.read.format("siltstone")`, a Python data source.
 
     spark.read.format("siltstone").options(stream="flights", operator="aircraft", variable="totals").load()
 
-    warehouse, catalog    where to read; by default as the settings say
+    warehouse, catalog    URLs; by default those of the settings
     stream, operator      names; required
     variable              a variable or one of its tables, such as `window.bounds`; required
     at                    checkpoint id, commit time or latest (default)
-    as_of                 event time, instead of `at`: the last checkpoint with no later event
-    columns               comma-separated; only these are read
+    as_of                 event time, instead of `at`: the newest checkpoint with no later event
+    columns               comma-separated names of the columns to read
     keys                  JSON list of operator keys, `[{"tailnum": "N14228"}]`: only their rows
     key_groups            `FIRST-LAST`: only these key groups
-    parallelism           tasks; by default as many as wrote the checkpoint, more where it is large
+    parallelism           number of tasks; by default as many as wrote the checkpoint, more if it is large
 
-A DataFrame is of one checkpoint, the one that answered at `load()`, however often it is computed. An opaque variable
+`load()` resolves the checkpoint; the DataFrame shows that checkpoint however often it is computed. An opaque variable
 has the columns `key_group` and `value` (binary). Columns and keys are options because Spark 4.3 does not tell a Python
-data source which columns a query needs, and keeps the partitions that one query's pushed filters left for every later
-query of the same DataFrame: with `DataSourceReader.pushFilters`, those would silently lose rows. Filters are Spark's.
+data source which columns a query needs. It also reuses the partitions of one query's pushed filters for every later
+query of the same DataFrame, so that `DataSourceReader.pushFilters` would silently lose rows. Spark applies all filters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,12 +44,12 @@ OPTIONS = (*REQUIRED, "warehouse", "catalog", "at", "as_of", "columns", "keys", 
 
 @dataclass(frozen=True, eq=False)
 class StateSource:
-    """What the options of one `load()` name, found: all that a reader needs to know.
+    """The checked options of one `load()`: all that a reader needs.
 
     Attributes:
         catalog: its SQLAlchemy URL, None for the warehouse's own.
-        columns: those asked for.
-        keys, key_groups, parallelism: None where not given.
+        columns: the columns to read.
+        keys, key_groups, parallelism: None if not given.
     """
 
     warehouse: Warehouse
@@ -64,10 +64,10 @@ class StateSource:
 
     @classmethod
     def find(cls, options: Mapping[str, str]) -> "StateSource":
-        """What the options name, at the checkpoint that answers now.
+        """Check the options, and resolve the checkpoint.
 
         Raises:
-            UsageError: an option is missing, unknown or not understood, or names what is not there.
+            UsageError: an option is missing, unknown or not valid, or names something that does not exist.
             CorruptObject: the checkpoint's manifest is damaged.
             Unreachable: the store or the catalog cannot be reached or read.
         """
@@ -105,7 +105,7 @@ class StateSource:
 
     @property
     def schema(self) -> StructType:
-        """The columns asked for, as Spark's."""
+        """The columns to read, as a Spark schema."""
         return StructType([StructField(f.name, spark_type(f.type), f.nullable) for f in self.columns])
 
 
@@ -122,18 +122,18 @@ class StatePartition(InputPartition):
 
 
 class StateReader(DataSourceReader):
-    """Plans the scan on the driver and reads one task of it in each Spark task."""
+    """Plans the scan on the driver, and reads one part of it in each Spark task."""
 
     def __init__(self, source: StateSource, schema: StructType) -> None:
         self._source = source
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """A partition for some key groups each.
+        """Plan the partitions, each of which reads a range of key groups.
 
         Raises:
-            UsageError: the keys are in none of the key groups asked for.
-            StateError: the chain has a gap, or a manifest of it is damaged.
+            UsageError: the keys are in none of the selected key groups.
+            StateError: the chain has a gap, or one of its manifests is damaged.
         """
         source = self._source
         selection = Selection(tuple(self._schema.names), source.key_groups, source.keys)
@@ -143,10 +143,10 @@ class StateReader(DataSourceReader):
         return [StatePartition(task) for task in plan_scan(manifests, source.shape, selection, source.parallelism)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition.
+        """Read the rows of one partition.
 
         Raises:
-            CorruptObject, ProofFailed: what was stored is damaged.
+            CorruptObject, ProofFailed: stored state is damaged.
         """
         schema = to_arrow_schema(self._schema, timezone="UTC")
         for rows in scan(self._source.warehouse.store, partition.value):
@@ -154,17 +154,17 @@ class StateReader(DataSourceReader):
 
 
 class StateDataSource(DataSource):
-    """The format `siltstone`; see the module's docstring for its options."""
+    """The format `siltstone`. The module's docstring lists its options."""
 
     _source: StateSource | None = None
-    """found once, by whichever of `schema` and `reader` comes first"""
+    """found by the first call of `schema` or `reader`"""
 
     @classmethod
     def name(cls) -> str:
         return "siltstone"
 
     def schema(self) -> StructType:
-        """The columns of the table, or those of them that were asked for.
+        """Return the schema of the selected columns of the table.
 
         Raises:
             SiltstoneError: see `StateSource.find`; Spark shows it as the last line of an AnalysisException.
@@ -172,18 +172,18 @@ class StateDataSource(DataSource):
         return self._found().schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the columns of `schema`, which may be the user's own.
+        """Make a reader of the columns of `schema`, which the user may have given.
 
         Raises:
-            UsageError: it names or types a column otherwise than the table does.
+            UsageError: the table has no column of a name and type in `schema`.
         """
         source = self._found()
         own = {column.name: column.dataType for column in source.schema}
         for column in schema:
             if own.get(column.name) != column.dataType:
                 known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in own.items())
-                asked = f"{column.name} {column.dataType.simpleString()}"
-                raise UsageError(f"{source.shape.name} has no {asked}: it has {known}")
+                wanted = f"{column.name} {column.dataType.simpleString()}"
+                raise UsageError(f"{source.shape.name} has no column {wanted}: it has {known}")
         return StateReader(source, schema)
 
     def _found(self) -> StateSource:
@@ -193,7 +193,7 @@ class StateDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("siltstone")` known to a session; `spark_session` does it for its own."""
+    """Register the format `siltstone` with a session; `spark_session` does so for sessions it makes."""
     spark.dataSource.register(StateDataSource)
 
 
@@ -207,7 +207,7 @@ def read_state(
     as_of: str | None,
     columns: Sequence[str] | None,
 ) -> DataFrame:
-    """One variable's table at a checkpoint as a DataFrame; the options are those of the module's docstring."""
+    """Read one variable's table at a checkpoint as a DataFrame; the module's docstring describes the arguments."""
     register(spark)
     options = {"stream": stream, "operator": operator, "variable": variable, "warehouse": settings.warehouse}
     options |= {"at": at} if as_of is None else {"as_of": as_of}

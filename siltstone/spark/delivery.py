@@ -1,4 +1,4 @@
-"""Hands staged outputs to a stream's sinks, as Spark reads them from the store."""
+"""Deliver staged outputs to a stream's sinks. Spark's tasks read them from the store."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from siltstone.format.output import read_output
 from siltstone.sinks.parquet import parquet_sinks
 from siltstone.stream import Stream
 
-if TYPE_CHECKING:  # a stream's definition names its sinks, and is read where no Spark runs
+if TYPE_CHECKING:  # Dagster loads sinks of a stream's definition in processes without Spark
     from pyspark.sql import DataFrame, SparkSession
 
     from siltstone.catalog.outbox import OutputRecord
@@ -20,7 +20,10 @@ if TYPE_CHECKING:  # a stream's definition names its sinks, and is read where no
 def deliverers(
     spark: "SparkSession", stream: Stream, store_url: str, own: Path
 ) -> dict[str, Callable[["OutputRecord"], None]]:
-    """Name of an output -> what hands it to its sink; a Parquet sink without a path writes to `own/<operator>`."""
+    """Map each output's name to a function that delivers it to its sink.
+
+    A Parquet sink without a path writes to `own/<operator>`.
+    """
     sinks: dict[str, Any] = {**stream.sinks, **parquet_sinks(stream.sinks, own)}
     return {name: _deliverer(spark, store_url, getattr(sink, "deliver", sink)) for name, sink in sinks.items()}
 
@@ -37,7 +40,7 @@ def _deliverer(
             from siltstone.run.outbox import check_output
             from siltstone.store.open import open_store
 
-            # Spark wraps what its tasks found: rows that were altered after the commit are not the sink's fault.
+            # Spark wraps errors of its tasks: rows that were altered after the commit are not the sink's fault.
             check_output(open_store(store_url), output)
             said = (str(error).strip() or "no message").splitlines()[0]
             raise StateError(
@@ -49,7 +52,7 @@ def _deliverer(
 
 
 def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -> "DataFrame":
-    """The rows of an output, read from the store by Spark's tasks, each object verified before its first row."""
+    """Read the rows of an output from the store in Spark's tasks; each object is verified before its first row."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from siltstone.store.open import open_store

@@ -1,4 +1,4 @@
-"""Runs independent pieces of work on Spark: a function over a list, one task a piece."""
+"""Map a function over a list on Spark, one task per piece."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,9 @@ _ANSWERS = pa.schema([("piece", pa.int64()), ("answer", pa.binary())])
 
 @cache
 def freeze_imports() -> None:
-    """Exempt what this worker process has imported from garbage collection; only its first call does anything.
+    """Exempt the imported modules of this worker process from garbage collection. Only the first call has an effect.
 
-    PySpark collects all garbage after each task. With pandas, pyarrow and Siltstone imported that takes 60 ms, more
+    PySpark collects all garbage after each task. With pandas, pyarrow and Siltstone imported, that takes 60 ms: longer
     than most tasks of a micro-batch.
     """
     gc.collect()
@@ -28,17 +28,20 @@ def freeze_imports() -> None:
 
 
 def spark_map(spark: SparkSession, function: Callable[[Piece], Result], pieces: Sequence[Piece]) -> list[Result]:
-    """`function` of every piece, in order, computed by Spark's tasks; `spark` may be of Spark Connect.
+    """Call `function` for every piece in Spark's tasks, and return the results in order.
 
-    All pieces travel together, so that what they share travels once.
+    All pieces are sent together, so that objects they share are sent once.
+
+    Args:
+        spark: a classic or Spark Connect session.
 
     Raises:
-        SiltstoneError: the first that a piece raised; trying again would not mend it, so it is not retried.
+        SiltstoneError: the first error of a piece. It is not retried, because it would fail again.
     """
     if not pieces:
         return []
 
-    def guarded(piece: Piece) -> Result | SiltstoneError:
+    def call(piece: Piece) -> Result | SiltstoneError:
         try:
             return function(piece)
         except SiltstoneError as error:
@@ -47,7 +50,7 @@ def spark_map(spark: SparkSession, function: Callable[[Piece], Result], pieces: 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                answer = cloudpickle.dumps(guarded(pieces[number]))
+                answer = cloudpickle.dumps(call(pieces[number]))
                 yield pa.RecordBatch.from_pylist([{"piece": number, "answer": answer}], _ANSWERS)
         freeze_imports()
 

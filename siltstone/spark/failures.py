@@ -1,16 +1,16 @@
-"""What failed inside Spark, in one line for people."""
+"""Describe a failure inside Spark in one line."""
 
 from siltstone.run.processing import OperatorFailed
 
 WORKER_DIED = ("Python worker exited unexpectedly", "java.net.SocketException", "java.io.EOFException")
-"""what Spark says when the process that ran a task is gone"""
+"""texts of Spark's errors when the process that ran a task has ended"""
 
 
 def explained(error: BaseException, again: str) -> str:
-    """One line about what failed inside Spark: the user's own error, or the last that Spark tells of.
+    """Describe an error of Spark in one line: the user's own error, or else the last one in Spark's message.
 
     Args:
-        again: what to do again where a worker died.
+        again: what to repeat if a worker died, such as "run the stream".
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     users = [line.partition(f"{OperatorFailed.__name__}: ")[2] for line in lines if OperatorFailed.__name__ in line]

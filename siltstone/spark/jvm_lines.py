@@ -1,6 +1,6 @@
-"""What the JVM and its Python workers write to standard error, shown among the events of the command line.
+"""Log what the JVM and its Python workers write to standard error as events of the command line.
 
-Without this it would fall into the middle of a spinner, and would not be JSON where all lines are to be.
+Otherwise their lines would break a spinner, and would not be JSON with --log-format json.
 """
 
 import os
@@ -12,13 +12,15 @@ from siltstone.log import configured, pass_on
 
 _STANDARD_ERROR = 2
 _OF_NO_USE = "WARNING: Using incubator modules:"
-"""how every JVM begins that Spark starts"""
+"""a warning that every JVM of Spark prints at its start"""
 
 
 @contextmanager
-def shown_jvm_lines() -> Iterator[None]:
-    """Show what the programs write that are started in this block, for as long as they live; where the program logs as
-    it likes, they write to its own standard error."""
+def log_jvm_lines() -> Iterator[None]:
+    """Log the standard error of programs started in this block, for as long as they live.
+
+    Does nothing if Siltstone's logging is not configured in this process.
+    """
     if configured() is None:
         yield
         return

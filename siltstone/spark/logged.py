@@ -1,8 +1,8 @@
-"""Runs logged micro-batches again as they ran before: the same rows with the same boundaries, whatever comes after.
+"""Run logged micro-batches again with the same rows and the same boundaries.
 
-`SourceLog.rerun` makes a logged batch the one that a query begins with, and Spark runs it with the offsets, the
-watermark and the `current_timestamp()` it had. Of what a query plans by itself none of that would be sure, so there is
-a query for each batch.
+`SourceLog.rerun` makes a logged batch the first one of a query, and Spark runs it with the offsets, the watermark and
+the `current_timestamp()` that were logged. This holds only for the first batch of a query, so each logged batch gets a
+query of its own.
 """
 
 import threading
@@ -19,15 +19,15 @@ POLL_S = 0.05
 
 
 def rerun_batch(source: DataFrame, log: SourceLog, step: Step, work: Callable[[DataFrame], None]) -> None:
-    """Run one logged batch of a streaming DataFrame, after all logged ones before it.
+    """Run one logged batch of a streaming DataFrame again, after all logged ones before it.
 
     Args:
-        log: prepared with the batches up to a checkpoint; those after it were rerun here.
+        log: prepared with the batches up to a checkpoint; later ones before this batch were rerun with it.
         work: called once with the batch's rows, on another thread, while the caller waits.
 
     Raises:
-        UsageError: a file that the batch read is gone; Spark would run the batch without it.
-        Exception: what `work` raised, or Spark did.
+        UsageError: a file that the batch read does not exist any more; Spark would run the batch without it.
+        Exception: an error of `work` or of Spark.
         StateError: Spark ended the query without running the batch.
     """
     _check_files(source.sparkSession, step, log.files_of(step))
@@ -53,11 +53,11 @@ def _check_files(spark: SparkSession, step: Step, files: Iterable[str]) -> None:
     for url in files:
         path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(url))
         if not path.getFileSystem(configuration).exists(path):
-            raise UsageError(f"the source data of step {step.step} are gone: there is no {url}; bring it back")
+            raise UsageError(f"source data of step {step.step} are missing: {url} does not exist; restore it")
 
 
 class _Batch:
-    """What the query calls: with the wanted batch first, and then, until it is stopped, with ones that nobody wants."""
+    """The function that the query calls: first with the logged batch, then, until it is stopped, with unwanted ones."""
 
     def __init__(self, step: Step, number: int, work: Callable[[DataFrame], None]) -> None:
         self.step = step
@@ -69,7 +69,7 @@ class _Batch:
         self._busy = threading.Lock()
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """Do the work, and keep Spark from planning the next batch until the query is stopped."""
+        """Do the work, then block, so that Spark plans no further batch until the query is stopped."""
         with self._busy:
             if not self.done.is_set() and not self._stopping.is_set():
                 try:
@@ -84,7 +84,7 @@ class _Batch:
         self._stopping.wait()
 
     def stop(self) -> None:
-        """Wait for work in progress, and let none begin."""
+        """Wait for work in progress, and let no more begin."""
         self._stopping.set()
         with self._busy:
             pass

@@ -1,4 +1,4 @@
-"""What Spark's streaming queries know of their sources and tell nobody: read from the JVM, of a classic session."""
+"""Read what Spark's streaming queries know about their sources but do not expose, from the JVM of a classic session."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _CLEANING = "cleanSource"
 
 
 def check_source(rows: DataFrame) -> None:
-    """Make sure that no source of a streaming DataFrame destroys what it has read.
+    """Check that no source of a streaming DataFrame deletes the files it has read.
 
     Raises:
         UsageError: a file source has the option `cleanSource`.
@@ -24,11 +24,11 @@ def check_source(rows: DataFrame) -> None:
 
 
 def check_query(spark: SparkSession, query_id: str) -> None:
-    """As `check_source`, of the query that is running under that id.
+    """Check the sources of the running query of an id, like `check_source`.
 
     Raises:
         UsageError: a file source has the option `cleanSource`.
-        StateError: there is no such query.
+        StateError: no query of this id is running.
     """
     _check_plan(_execution(spark, query_id).analyzedPlan())
 
@@ -36,22 +36,22 @@ def check_query(spark: SparkSession, query_id: str) -> None:
 def _check_plan(plan: Any) -> None:
     for leaf in _each(plan.collectLeaves()):
         if leaf.getClass().getSimpleName() != "StreamingRelation":
-            continue  # file sources alone have the option
+            continue  # only file sources have the option
         options = leaf.dataSource().options()
         for name in _each(options.keys().toSeq()):
             value = options.apply(name)
             if name.lower() == _CLEANING.lower() and value.lower() != "off":
                 raise UsageError(
-                    f"the option {_CLEANING}={value} of a file source takes away files as soon as Spark has read them, "
-                    "which a rollback or a replay reads again: leave it out, and remove old files by other means, once "
-                    "no checkpoint that is kept comes before them"
+                    f"the option {_CLEANING}={value} of a file source removes files once Spark has read them, but a "
+                    "rollback or a replay reads them again: leave it out, and remove old files by other means when no "
+                    "retained checkpoint is older than they are"
                 )
 
 
 def paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
-    """The path of a local directory as Spark writes it in URLs, as it is given and without symbolic links.
+    """Return the path of a local directory as Spark writes it in URLs: as given, and without symbolic links.
 
-    None in a session of Spark Connect, which runs no stream.
+    Empty in a session of Spark Connect, which runs no stream.
     """
     if not isinstance(spark, SparkSession):
         return ()
@@ -62,12 +62,12 @@ def paths_in_urls(spark: SparkSession, directory: Path) -> tuple[str, ...]:
 
 
 def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:
-    """The offset (JSON) that each source's part of the batch a query is running begins at, in the order of the sources.
+    """Return, per source, the offset (JSON) at which a query's current batch begins.
 
-    None for a source without one: a file source, or one of which the batch reads nothing.
+    None for a source without one: a file source, or one from which the batch reads nothing.
 
     Raises:
-        StateError: there is no such query, or this version of Spark does not show it.
+        StateError: no query of this id is running, or this version of Spark does not expose the offsets.
     """
     try:
         execution = _execution(spark, query_id)
@@ -76,19 +76,19 @@ def start_offsets(spark: SparkSession, query_id: str) -> list[str | None]:
         return [_start(holder.get()) if holder.isDefined() else None for holder in holders]
     except Py4JError as error:
         raise StateError(
-            f"Spark does not say where the sources of query {query_id} begin: use the version of Spark that Siltstone "
-            f"requires ({str(error).splitlines()[0]})"
+            f"Spark does not expose where the sources of query {query_id} begin: use the version of Spark that "
+            f"Siltstone requires ({str(error).splitlines()[0]})"
         ) from error
 
 
 def _start(planned: Any) -> str | None:
-    """Of what a batch reads of a source; sources of Spark's first interface show a plan instead of offsets."""
+    """Return the start offset of a source's part of a batch; None for sources of Spark's first interface."""
     return planned.start().json() if planned.getClass().getSimpleName() == "OffsetHolder" else None
 
 
 def _execution(spark: SparkSession, query_id: str) -> Any:
     session: Any = spark
-    # Not `spark.streams`: a batch runs in a copy of the session that started the query, which knows of none.
+    # Not `spark.streams`: a batch runs in a copy of the session that started the query, and the copy has no queries.
     running = session._jsparkSession.sharedState().activeStreamingQueries().values()
     for execution in running:
         if execution.id().toString() == query_id:

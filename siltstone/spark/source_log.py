@@ -1,27 +1,27 @@
-"""Spark's own record of what a query has read, kept as Siltstone's input log (DBSP's first approach).
+"""Keep Spark's own record of what a query has read as Siltstone's input log (DBSP's first approach).
 
-Structured Streaming writes, before a batch runs, which source offsets it covers. Siltstone copies that record into
-the catalog with the checkpoint that the batch ends up in, and at the next start lays it out anew in the checkpoint
-location of the new writer epoch:
+Before a batch runs, Structured Streaming writes which source offsets it covers. Siltstone copies that record into the
+catalog with the checkpoint that includes the batch. The next start writes it into the checkpoint location of the new
+writer epoch:
 
     <epoch>/spark/
       metadata              the query's id
-      offsets/<batch>       the source offsets of each batch (header line, then one line a source)
-      commits/<batch>       that the batch was done
-      sources/<i>/<n>       what a file source has seen, a JSON line a file; <n>.compact holds all up to n
+      offsets/<batch>       the source offsets of each batch (header lines, then one line per source)
+      commits/<batch>       a mark that the batch is done
+      sources/<i>/<n>       the files that a file source has seen, one JSON line per file; <n>.compact holds all up to n
 
-So after a crash the batches that follow the last completed checkpoint come again (promise 2), even where the
-machine that ran them is gone, and a writer of an older epoch cannot touch the newer one's record. And since Spark runs
-a batch that has offsets but no commit with just those offsets, any logged batch can be run again as it ran before: the
-same rows, watermark and `current_timestamp()` (DBSP's replay).
+So after a crash the batches after the last completed checkpoint run again (each row takes effect exactly once, promise
+2), even if the machine that ran them is gone, and a writer of an older epoch cannot change the newer one's record.
+Because Spark runs a batch that has offsets but no commit with exactly those offsets, any logged batch can be run again
+with the same rows, watermark and `current_timestamp()` (DBSP's replay).
 
-The warehouse may be moved: of a file below it the catalog holds `file://{warehouse}/source/...`. What is laid out has
-the path where the warehouse is now, since Spark compares whole URLs to know which files it has seen.
+The warehouse may be moved: the catalog records a file below it as `file://{warehouse}/source/...`. The checkpoint
+location gets the current path, because Spark compares whole URLs to know which files it has seen.
 
-Until the first batch is committed, Spark asks a source at each start where it begins; one that begins at "latest"
-then begins later each time. A source with a log of its own (Kafka, rate) keeps its first answer there, and that entry
-is laid out again. For any other source the recorded beginning is laid out as a committed batch that ends where the
-source begins. That takes Spark's number 0, so in such a location Spark's numbers are one higher than ours (`number`).
+Until the first batch is committed, Spark asks a source at each start where it begins, and one that begins at "latest"
+begins later each time. A source with a log of its own (Kafka, rate) keeps its first answer there, and that entry is
+written again. For any other source, the recorded beginning is written as a committed batch that ends where the source
+begins. It has Spark's number 0, so in such a location Spark's numbers are one higher than ours (`number`).
 """
 
 import json
@@ -39,9 +39,9 @@ from siltstone.errors import StateError, UsageError
 from siltstone.store.paths import below
 
 FILE_SOURCE_COMPACT_INTERVAL = 10
-"""Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session pins it"""
+"""Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session sets it explicitly"""
 _WAREHOUSE = ("{warehouse}", "{warehouse-resolved}")
-"""stands for the path of the warehouse, and for that without symbolic links; no URL has braces"""
+"""placeholders for the path of the warehouse, as given and without symbolic links; no URL has braces"""
 _LOCAL_FILE = re.compile(r'^(\{"path":"file:(?://)?)(/[^"]*)', re.MULTILINE)
 _MOVED_FILE = re.compile(r'^(\{"path":"file:(?://)?)(\{[a-z-]+\})', re.MULTILINE)
 NO_OFFSET = "-"
@@ -49,32 +49,31 @@ NO_OFFSET = "-"
 
 
 class SourceLog:
-    """Reads the record of a running query and lays it out for the next one.
+    """Reads the record of a running query, and writes it for the next one.
 
     Args:
         location: the query's checkpoint location, a local directory.
-        warehouse: the path of the warehouse on this machine as Spark writes it in URLs, as it was given and without
-            symbolic links. With none, the URLs of files are kept as they are.
+        warehouse: the paths of the warehouse on this machine as Spark writes them in URLs: as given, and without
+            symbolic links. If empty, URLs of files are not changed.
     """
 
     def __init__(self, location: Path, warehouse: Sequence[str] = ()) -> None:
         self.location = location
         self._warehouse: dict[str, str] = dict(zip(_WAREHOUSE, warehouse, strict=False))
         self.query_id = ""
-        """the id that the next query here will have"""
+        """the id of the next query at this location"""
         self._shift = 0
         self._recorded: dict[str, int] = {}
         self._entries: dict[str, dict[int, str]] = {}
-        """what was laid out of each source's log; forgotten once a query goes on by itself, which may be for months"""
+        """source -> the entries of its log, needed until a query runs on by itself; then cleared to save memory"""
 
     @property
     def url(self) -> str:
-        """The location as Spark takes it, on this machine whatever file system is Hadoop's default; not escaped, since
-        Hadoop takes the text after the scheme as it stands."""
+        """The location as a URL of this machine's file system; not escaped, because Hadoop does not unescape it."""
         return f"file://{self.location.absolute()}"
 
     def prepare(self, position: InputPosition) -> None:
-        """Make the location hold what comes before a position, all of it committed; what was there goes."""
+        """Replace the location's contents by the record of all batches before a position, as committed."""
         shutil.rmtree(self.location, ignore_errors=True)
         self._recorded, self._entries = {}, {}
         before = list(position.newest)
@@ -90,29 +89,29 @@ class SourceLog:
         self.query_id = str(uuid.uuid4())
         _write(self.location / "metadata", json.dumps({"id": self.query_id}))
         for step in before:
-            # Spark looks at the newest batch and the one before; older ones would merely be purged.
+            # Spark reads the newest batch and the one before, and would purge older ones.
             _write(self._path("offsets", step.batch_id), step.offsets)
             _write(self._path("commits", step.batch_id), _commit_of(step.offsets))
 
     def number(self, batch: int) -> int:
-        """Spark's number of a batch."""
+        """Return Spark's number of a batch."""
         return batch + self._shift
 
     def batch(self, number: int) -> int:
-        """The batch that has a number of Spark's."""
+        """Return the batch of a number of Spark's."""
         return number - self._shift
 
     def _path(self, log: str, batch: int) -> Path:
         return below(self.location, log, str(self.number(batch)))
 
     def read_beginning(self, starts: Sequence[str | None]) -> Step:
-        """Where the sources begin, as a step of batch `BEFORE_FIRST`; to be called while batch 0 is running.
+        """Read where the sources begin, as a step of batch `BEFORE_FIRST`. Call it while batch 0 is running.
 
-        A source that writes its initial offset into a log of its own has it there. A file source needs none: it begins
-        with all of its files.
+        A source with a log of its own has its initial offset there. A file source needs none: it begins with all of its
+        files.
 
         Args:
-            starts: by source, the offset (JSON) that batch 0 begins at; None for a source that has none.
+            starts: per source, the offset (JSON) at which batch 0 begins; None for a source without one.
 
         Raises:
             StateError: the query does not use this location as its checkpoint location.
@@ -128,10 +127,10 @@ class SourceLog:
         return Step(0, BEFORE_FIRST, "\n".join([*header, *lines]), json.dumps(logs))
 
     def rerun(self, step: Step) -> None:
-        """Make `step` the batch that the next query here runs first, as it was logged; no query may be running.
+        """Make `step` the first batch of the next query at this location, as it was logged. No query may be running.
 
-        What Spark has planned or done after the batch before is forgotten. That batch must be the newest one prepared
-        or rerun, and none must have been `read` since.
+        Spark's record after the batch before `step` is removed. That batch must be the newest one prepared or rerun,
+        and no batch may have been `read` since.
         """
         for name in ("offsets", "commits"):
             _unlink_after(self.location / name, self.number(step.batch_id) - 1)
@@ -145,22 +144,22 @@ class SourceLog:
         _write(self._path("offsets", step.batch_id), step.offsets)
 
     def _take(self, step: Step) -> list[str]:
-        """Add a logged batch's source log entries to those known; the sources that have some."""
+        """Add a logged batch's source log entries to those known; return the sources that have entries."""
         sources = decode_sources(step.sources)
         for source, texts in sources.items():
-            entries = {n: self._here(text) for n, text in texts.items()}
-            # What was pruned of the log is one entry; and perhaps among the steps that were read before it, too.
+            entries = {n: self._to_local(text) for n, text in texts.items()}
+            # The pruned part of the log is one entry; steps read before it may have some of its files, too.
             fresh = split(entries) if step.batch_id == BEFORE_FIRST else entries
             self._entries.setdefault(source, {}).update(fresh)
             self._recorded[source] = max(self._entries[source])
         return list(sources)
 
     def read(self, batch: int, step: int) -> Step:
-        """The record of a batch that is running as `step`; a source log entry is returned with one batch only.
+        """Read the record of the batch that is running as `step`; each source log entry is returned only once.
 
         Raises:
             StateError: the query does not use this location as its checkpoint location.
-            UsageError: the query keeps state of Spark's own there, which is not laid out again.
+            UsageError: the query has stateful operators of Spark's own, whose state is not kept.
         """
         path = self.check(batch)
         self._entries.clear()
@@ -168,18 +167,18 @@ class SourceLog:
         for directory in sorted((self.location / "sources").glob("*")):
             fresh = self._fresh_entries(directory)
             if fresh:
-                sources[directory.name] = {str(n): self._anywhere(text) for n, text in sorted(fresh.items())}
+                sources[directory.name] = {str(n): self._to_portable(text) for n, text in sorted(fresh.items())}
                 self._recorded[directory.name] = max(fresh)
         return Step(step, batch, path.read_text(), json.dumps(sources))
 
     def files_of(self, step: Step) -> list[str]:
-        """The URLs of the files that a batch reads of file sources."""
+        """List the URLs of the files that a batch reads from file sources."""
         texts = [text for entries in decode_sources(step.sources).values() for text in entries.values()]
-        lines = [line for text in texts if is_file_log(text) for line in self._here(text).splitlines()[1:]]
+        lines = [line for text in texts if is_file_log(text) for line in self._to_local(text).splitlines()[1:]]
         return [path_of(line) for line in lines]
 
-    def _anywhere(self, entry: str) -> str:
-        """An entry as the catalog keeps it: without the place of the warehouse."""
+    def _to_portable(self, entry: str) -> str:
+        """Replace the warehouse's path in an entry by a placeholder, as the catalog records it."""
 
         def replace(found: re.Match[str]) -> str:
             for name, path in self._warehouse.items():
@@ -189,22 +188,22 @@ class SourceLog:
 
         return _LOCAL_FILE.sub(replace, entry)
 
-    def _here(self, entry: str) -> str:
-        """The inverse of `_anywhere`, for the place where the warehouse is now."""
+    def _to_local(self, entry: str) -> str:
+        """Replace the placeholder in an entry by the warehouse's current path."""
 
         def replace(found: re.Match[str]) -> str:
-            # Without a path of its own, what had no symbolic link is found where the warehouse is.
+            # A placeholder without a path of its own (without symbolic links) gets the path as given.
             path = self._warehouse.get(found[2]) or next(iter(self._warehouse.values()), found[2])
             return f"{found[1]}{path}"
 
         return _MOVED_FILE.sub(replace, entry)
 
     def check(self, batch: int) -> Path:
-        """The file that says which offsets a batch covers.
+        """Return the file with the offsets that a batch covers.
 
         Raises:
-            StateError: there is none, so the query does not use this location as its checkpoint location.
-            UsageError: the query keeps state of Spark's own there, which no later run would find again.
+            StateError: it does not exist, so the query does not use this location as its checkpoint location.
+            UsageError: the query has stateful operators of Spark's own, whose state is not kept.
         """
         if (self.location / "state").exists():
             raise UsageError(
@@ -231,12 +230,12 @@ class SourceLog:
         return fresh
 
     def _write_source(self, source: str) -> None:
-        """Write what is not there yet of a source's log."""
+        """Write the missing files of a source's log."""
         directory, entries = below(self.location, "sources", source), self._entries[source]
         numbers = sorted(entries)
         compacted = -1
         if is_file_log(entries[numbers[-1]]):
-            # A file source expects the last multiple of its interval as one file of everything before it.
+            # At the last multiple of its interval, a file source expects one file with all entries up to it.
             compacted = (numbers[-1] + 1) // FILE_SOURCE_COMPACT_INTERVAL * FILE_SOURCE_COMPACT_INTERVAL - 1
         compact = directory / f"{compacted}.compact"
         if compacted >= 0 and not compact.exists():
@@ -249,10 +248,12 @@ class SourceLog:
 
 
 def span(before: Step | None, step: Step) -> str:
-    """What the sources gave to a step, as dead letters say it (`run.dead_letters`): from the end of the step
-    before, or from where the sources begin."""
-    told = {"batch": step.batch_id, "from": _offsets(before) if before else None, "to": _offsets(step)}
-    return json.dumps(told)
+    """Describe the offsets that a step read, as JSON for dead letters (`run.dead_letters`).
+
+    They begin at the end of the step `before`, or, for None, at the beginning of the sources.
+    """
+    offsets = {"batch": step.batch_id, "from": _offsets(before) if before else None, "to": _offsets(step)}
+    return json.dumps(offsets)
 
 
 def _offsets(step: Step) -> list[object]:
@@ -260,7 +261,7 @@ def _offsets(step: Step) -> list[object]:
 
 
 def _unlink_after(directory: Path, newest: int) -> None:
-    """Remove the numbered files of a log of Spark's beyond `newest`."""
+    """Remove the files of one of Spark's logs whose number is above `newest`."""
     for path in directory.glob("*"):
         number = path.name.removesuffix(".compact")
         if number.isdigit() and int(number) > newest:
@@ -273,17 +274,17 @@ def _write(path: Path, text: str) -> None:
 
 
 def _has_offsets(beginning: Step) -> bool:
-    """Whether Spark is to be told where a source begins, since the source itself would say something else."""
+    """Whether a recorded beginning has the offset of a source, which Spark must use instead of asking the source."""
     return any(line != NO_OFFSET for line in beginning.offsets.splitlines()[2:])
 
 
 def _one_line(offset: str) -> str:
-    """An offset as Spark's log takes it: a source may write its JSON over several lines."""
+    """Put an offset on one line for Spark's log; a source may write its JSON over several lines."""
     return json.dumps(json.loads(offset)) if len(offset.splitlines()) > 1 else offset
 
 
 def _commit_of(offsets: str) -> str:
-    """The commit that follows these offsets: the watermark goes on from where the batch had it."""
+    """Make the commit record of a batch with these offsets; the next batch continues from its watermark."""
     with decoding("a step of the input log in the catalog", "offsets", StateError):
         header = check_object(parse_json(offsets.splitlines()[1]), "the header")
     return "v1\n" + json.dumps({"nextBatchWatermarkMs": header.get("batchWatermarkMs", 0)})

@@ -1,4 +1,4 @@
-"""One step of one operator as a Spark job: hash in the JVM, one shuffle, one Arrow task a subtask."""
+"""Run a step of an operator as a Spark job: hash in the JVM, one shuffle, one Arrow task per subtask."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,18 +21,18 @@ from siltstone.spark.types import spark_type
 from siltstone.stream import Stream
 
 JOB_TAGS = "spark.job.tags"
-"""Spark's local property with the tags of the job that a task is of"""
+"""Spark's local property with the tags of a task's job"""
 LOST_OUTPUT = "an operator's output was lost and computed again"
 
 
 @dataclass(frozen=True)
 class StepRun:
-    """What a step's operators said and returned.
+    """The acknowledgements and outputs of a step's operators.
 
     Attributes:
-        received: operator -> what its subtasks said.
-        outputs: operator -> its output, of those that another operator reads; and the rows of the step itself.
-        cached: what must be let go of once nobody needs the outputs any more.
+        received: operator -> the acknowledgements of its subtasks.
+        outputs: operator -> its output, if another operator reads it; `SOURCE` -> the step's input rows.
+        cached: persisted frames to release when the outputs are no longer needed.
     """
 
     received: dict[str, list[Acknowledgement]] = field(default_factory=dict)
@@ -40,19 +40,19 @@ class StepRun:
     cached: list[DataFrame] = field(default_factory=list)
 
     def unpersist(self) -> None:
-        """Let go of the outputs."""
+        """Release the outputs."""
         for frame in self.cached:
             frame.unpersist()
 
 
 def run_operators(stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask]) -> StepRun:
-    """One step of every operator, each after the one it reads.
+    """Run one step of every operator, each after the one it reads.
 
     Raises:
-        SiltstoneError: what a subtask failed with.
+        SiltstoneError: the error of a subtask.
     """
-    # Adaptive execution would plan an empty micro-batch with no task at all, and coalesce a small one's. The
-    # session here is the query's own clone.
+    # Adaptive execution would run an empty micro-batch without tasks, and coalesce those of a small one. This session
+    # is the query's own clone.
     rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
     shared = sum(op.reads == SOURCE for op in stream.operators) > 1
     if shared:
@@ -63,7 +63,7 @@ def run_operators(stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask]
             task = tasks[operator.name]
             frame = step_frame(run.outputs[operator.reads], task)
             if task.hands_on:
-                # Its job must not run twice: once for the acknowledgements, once for whoever reads the output.
+                # Its job must not run twice, for the acknowledgements and for the operator that reads the output.
                 frame = frame.persist()
                 run.cached.append(frame)
             received = run.received[operator.name] = acknowledgements(frame, task)
@@ -76,35 +76,35 @@ def run_operators(stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask]
 
 
 def run_empty(spark: SparkSession, tasks: Mapping[str, StepTask]) -> StepRun:
-    """One step of every operator without rows; nothing is returned."""
+    """Run one step of every operator without rows."""
     return StepRun({name: acknowledgements(empty_step_frame(spark, task), task) for name, task in tasks.items()})
 
 
 def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
-    """The job of one step: its result holds the operator's output and one acknowledgement a subtask.
+    """Make the frame of one step: its rows are the operator's output and one acknowledgement per subtask.
 
     Raises:
         UsageError: `rows` lacks a column that the operator reads.
     """
     keyed = keyed_rows(rows, task)
-    names = ", ".join(map(_quoted, task.operator.key.names))
+    names = ", ".join(map(_quote, task.operator.key.names))
     group = f"pmod(xxhash64({names}), {task.max_parallelism}L)"
     subtask = F.expr(f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)")
     shuffled = keyed.repartitionById(task.parallelism, subtask)
     if task.operator.order_by:
-        shuffled = shuffled.sortWithinPartitions(*map(_quoted, task.operator.order_by))
+        shuffled = shuffled.sortWithinPartitions(*map(_quote, task.operator.order_by))
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"xxhash64({names}) as {HASH}")
     return hashed.mapInArrow(_in_partition(task), from_arrow_schema(step_schema(task.operator)))
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask) -> DataFrame:
-    """The job of a step that has no rows: one empty task a subtask."""
+    """Make the frame of a step without rows: one empty task per subtask."""
     in_partition = _in_partition(task)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            pass  # a worker whose input is not read to its end is not used again
+            pass  # Spark does not reuse a worker that stops before the end of its input
         yield from in_partition(iter(()))
 
     subtasks = spark.range(0, task.parallelism, 1, task.parallelism)
@@ -112,10 +112,10 @@ def empty_step_frame(spark: SparkSession, task: StepTask) -> DataFrame:
 
 
 def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
-    """Run the job and return what its subtasks say.
+    """Run the job and return the acknowledgements of its subtasks.
 
     Raises:
-        SiltstoneError: what a subtask failed with.
+        SiltstoneError: the error of a subtask.
         StateError: a subtask did not answer.
     """
     if task.operator.output is not None:
@@ -129,15 +129,15 @@ def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
         acknowledgement.raise_failure()
     missing = set(range(task.parallelism)) - {a.subtask for a in received}
     if missing:
-        raise StateError(f"operator {task.operator.name}: no word from subtasks {sorted(missing)} in step {task.step}")
+        raise StateError(f"operator {task.operator.name}: no answer of subtasks {sorted(missing)} in step {task.step}")
     return received
 
 
 def output_rows(frame: DataFrame, received: Sequence[Acknowledgement]) -> DataFrame:
-    """The operator's output alone, once its acknowledgements were `received`.
+    """Select the operator's output after its acknowledgements were `received`.
 
-    A job that reads it fails where a partition was lost and computed again since, and that failed or came to something
-    else than was acknowledged.
+    If Spark loses a partition and computes it again, a job that reads the output fails unless the result is the one
+    that was acknowledged.
     """
     acknowledgement = F.col(ACKNOWLEDGEMENT)
     said = acknowledgement.cast("string")
@@ -155,7 +155,7 @@ def _in_partition(task: StepTask) -> Callable[[Iterator[pa.RecordBatch]], Iterat
         assert context is not None
         if _tag(task) in (context.getLocalProperty(JOB_TAGS) or ""):
             yield from run_subtask(task, context.partitionId(), str(context.taskAttemptId()), batches)
-        else:  # a later job reads what was lost since its step was acknowledged
+        else:  # a later job computes a lost partition again
             yield from run_subtask_again(task, context.partitionId(), batches)
         freeze_imports()
 
@@ -163,18 +163,18 @@ def _in_partition(task: StepTask) -> Callable[[Iterator[pa.RecordBatch]], Iterat
 
 
 def _tag(task: StepTask) -> str:
-    """What tells a task that its job is the one that runs the step; Spark puts it among other tags of the job."""
+    """Make the job tag by which a task knows that its job runs the step, and does not only read its output."""
     return f"[{task.stream}/{task.epoch}/{task.operator.name}/{task.step}]"
 
 
 def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
-    """The columns of `rows` that the operator reads.
+    """List the columns of `rows` that the operator reads.
 
     Raises:
-        UsageError: one of them is missing.
+        UsageError: a column is missing, or has a name that Siltstone uses itself.
     """
     wanted = list(dict.fromkeys([*operator.key.names, *(operator.inputs or rows.columns)]))
-    # Rows that are combined before the shuffle are ordered by columns of what comes of that.
+    # Rows that are combined before the shuffle are ordered by columns of the combined rows.
     ordered, combined = (operator.order_by, []) if operator.combined is None else ((), operator.combined.names)
     if taken := [name for name in internal_names(operator) if name in (*wanted, *combined)]:
         raise UsageError(
@@ -190,38 +190,39 @@ def columns_read(rows: DataFrame, operator: Operator) -> list[str]:
 
 
 def keyed_rows(rows: DataFrame, task: StepTask) -> DataFrame:
-    """Only the columns that the operator reads, and the event time; keys cast to the declared types.
+    """Select the columns that the operator reads and the event time, with keys cast to the declared types.
 
-    Where bad rows are left out, a key that cannot be cast is null, and what it was goes with it.
+    With dead letters, a key that cannot be cast is null, and its original value is kept in a column of its own.
     """
     operator, event_time = task.operator, task.event_time
     wanted = columns_read(rows, operator)
     keys = {f.name: spark_type(f.type) for f in operator.key}
     if operator.combined is not None:
-        return _combined(rows.select(*_cast(wanted, keys)), operator).select(*_cast(operator.combined.names, keys))
+        return _combine(rows.select(*_cast(wanted, keys)), operator).select(*_cast(operator.combined.names, keys))
     timed = (event_time,) if event_time else ()
     wanted: list[str] = list(dict.fromkeys((*wanted, *operator.order_by, *timed)))
     if task.dead_letters is None:
         return rows.select(*_cast(wanted, keys))
-    # Without ANSI a cast never fails, and reads more than try_cast: what is a key must not depend on `on_bad_row`.
+    # Without ANSI a cast never fails and accepts more than try_cast; which keys are valid must not depend on
+    # `on_bad_row`.
     cast = Column.try_cast if rows.sparkSession.conf.get("spark.sql.ansi.enabled") == "true" else Column.cast
-    columns = [cast(F.col(_quoted(c)), keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in wanted]
+    columns = [cast(F.col(_quote(c)), keys[c]).alias(c) if c in keys else F.col(_quote(c)) for c in wanted]
     other = [name for name, declared in keys.items() if rows.schema[name].dataType != declared]
-    return rows.select(*columns, *(F.col(_quoted(name)).alias(original(name)) for name in other))
+    return rows.select(*columns, *(F.col(_quote(name)).alias(original(name)) for name in other))
 
 
-def _quoted(name: str) -> str:
-    """A column's name as Spark's SQL takes it, whatever dots or spaces are in it."""
+def _quote(name: str) -> str:
+    """Quote a column's name for Spark's SQL; it may contain dots or spaces."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _cast(names: Sequence[str], keys: Mapping[str, DataType]) -> list[Column]:
-    """Columns by name, those of the key cast to its types."""
-    return [F.col(_quoted(c)).cast(keys[c]).alias(c) if c in keys else F.col(_quoted(c)) for c in names]
+    """Select columns by name, with those of the key cast to its types."""
+    return [F.col(_quote(c)).cast(keys[c]).alias(c) if c in keys else F.col(_quote(c)) for c in names]
 
 
-def _combined(rows: DataFrame, operator: Operator) -> DataFrame:
-    """What the operator's `combine` makes of rows before the shuffle."""
+def _combine(rows: DataFrame, operator: Operator) -> DataFrame:
+    """Apply the operator's `combine` to rows before the shuffle."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -1,14 +1,14 @@
-"""Stops a run on request: SIGTERM and Ctrl-C end it behind the step in progress, with a checkpoint.
+"""Stop a run on request: SIGTERM and Ctrl-C end it after the step in progress, with a checkpoint.
 
 A supervisor may signal one process (Docker, Kubernetes: process 1 of the container) or all of them at once (a
-terminal's Ctrl-C, systemd's control group). All of them have to live until the checkpoint is taken:
+terminal's Ctrl-C, systemd's control group). All of them must live until the checkpoint is taken:
 
-    this process        notes the request; a second one, a little later, ends it
-    Spark's JVM         would shut down on SIGTERM: it forwards the signal to this process instead. It ends with its
-                        driver, killed or not, when its standard input closes
-    Python workers      `siltstone.spark.daemon` keeps SIGTERM from them; they end with their JVM
+    this process        records the request; a second one, a little later, ends it
+    Spark's JVM         would shut down on SIGTERM; it forwards the signal to this process instead. It ends with its
+                        driver, however that ends, because its standard input closes
+    Python workers      `siltstone.spark.daemon` blocks SIGTERM; they end with their JVM
 
-Under `spark-submit` the JVM is the process that is signalled, and this one learns of it by what the JVM forwards.
+Under `spark-submit` the JVM is the process that is signalled, and it forwards the signal to this one.
 """
 
 import os
@@ -25,27 +25,27 @@ from pyspark.sql import SparkSession
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SAME_REQUEST_S = 2.0
-"""signals that come within this time are one request: of a group of processes, several pass it on"""
+"""signals within this time (seconds) are one request, because several processes of a group may forward it"""
 
 
 class StopRequest:
-    """Whether a run was asked to stop, and by what: the name of a signal, or the text given to `ask`."""
+    """A request to stop a run. `reason` is the name of a signal or the text given to `ask`; None without a request."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self._at_s = 0.0
 
     def is_set(self) -> bool:
-        """Whether it was asked to stop."""
+        """Whether the run was asked to stop."""
         return self.reason is not None
 
     def ask(self, reason: str) -> None:
-        """Ask the run to stop; the first reason counts."""
+        """Ask the run to stop; only the first reason is kept."""
         if self.reason is None:
             self._at_s, self.reason = time.monotonic(), reason
 
     def receive(self, number: int) -> None:
-        """Note a signal; the second one ends the process, as the signal does by default."""
+        """Handle a signal: the first is a request, the second ends the process as the signal does by default."""
         if self.reason is None:
             self.ask(signal.Signals(number).name)
         elif time.monotonic() - self._at_s > SAME_REQUEST_S:
@@ -55,11 +55,13 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(spark: SparkSession, request: StopRequest | None = None) -> Iterator[StopRequest]:
-    """Note SIGTERM and Ctrl-C in `request` (a new one, if none is given) instead of ending by them, in this process and
-    in Spark's JVM, until the block ends.
+    """Record SIGTERM and Ctrl-C in `request` until the block ends, instead of ending this process or Spark's JVM.
 
-    The handlers that were there are put back. In another thread than the main one nothing is noted: Python hands
-    signals to the main thread only.
+    The previous handlers are restored. Outside the main thread signals are not recorded, because Python delivers them
+    only to the main thread.
+
+    Args:
+        request: None for a new one.
     """
     noted = request or StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -71,7 +73,7 @@ def stop_on_signals(spark: SparkSession, request: StopRequest | None = None) -> 
             yield noted
     finally:
         for number, handler in before.items():
-            # None: installed by something other than Python, which cannot put it back.
+            # None: a handler that was not installed from Python, which cannot restore it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
@@ -79,18 +81,18 @@ class _Forward:
     """A `sun.misc.SignalHandler` of the JVM that passes a signal on to this process."""
 
     def handle(self, _: object) -> None:
-        """Called by the JVM, in a thread of its own."""
+        """Forward the signal; the JVM calls this in a thread of its own."""
         os.kill(os.getpid(), signal.SIGTERM)
 
     class Java:
-        """What Py4J shows the JVM."""
+        """The Java interface that Py4J implements with this class."""
 
         implements = ("sun.misc.SignalHandler",)
 
 
 @contextmanager
 def _jvm_forwards(spark: SparkSession) -> Iterator[None]:
-    """Let the JVM pass SIGTERM on, rather than shut down by it, until the block ends."""
+    """Let the JVM forward SIGTERM instead of shutting down, until the block ends."""
     context = spark.sparkContext
     ensure_callback_server_started(context._gateway)
     jvm: Any = context._jvm
@@ -100,5 +102,5 @@ def _jvm_forwards(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(Py4JError, OSError):  # then the JVM is gone
+        with suppress(Py4JError, OSError):  # the JVM has ended
             signals.handle(term, before)

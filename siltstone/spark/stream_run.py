@@ -1,4 +1,4 @@
-"""A run of a stream at work, as its caller has it: a query, and the thread that follows it."""
+"""The handle of a stream's run: it owns the query and the thread that runs the stream."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult(Result):
-    """What one run did. `digest` is that of the newest checkpoint, hex; `uploads` is `UploadStatistics.summary`;
-    `dead_letters` counts by operator the rows that it could not take.
+    """The outcome of one run.
 
-    `recovered` says what it gave up to be able to go on; None where nothing was damaged. `stopped` is the signal that
-    ended a run with `follow`; None where its batches did.
+    Attributes:
+        checkpoints: ids of the checkpoints it completed.
+        digest: digest of the newest checkpoint, hex.
+        uploads: see `UploadStatistics.summary`.
+        dead_letters: operator -> number of rows it could not process.
+        recovered: the recovery before the run could continue; None if nothing was damaged.
+        stopped: the signal that ended a run with `follow`; None if it ended by itself.
     """
 
     stream: str
@@ -42,16 +46,15 @@ class RunResult(Result):
 
 
 class StreamRun:
-    """A run of a stream at work: it owns the query, and a thread that follows it, recovers the stream where it is found
-    damaged, and takes the last checkpoint.
+    """A run of a stream. It owns the query, and a thread that recovers a damaged stream and takes the last checkpoint.
 
-    As a context manager it stops the run when the block ends.
+    As a context manager it stops the run at the end of the block.
 
     Attributes:
-        stream: its name.
+        stream: name of the stream.
         last_checkpoint: the newest checkpoint that this run has completed; None before the first.
-        result: what the run did, once it has ended well; else None.
-        exception: why the run has failed; None while it has not.
+        result: the outcome, once the run has succeeded; else None.
+        exception: the error, once the run has failed; else None.
     """
 
     def __init__(
@@ -62,11 +65,11 @@ class StreamRun:
         self.result: RunResult | None = None
         self.exception: BaseException | None = None
         self._spark, self._stop = spark, stop
-        # The caller's thread-local properties of Spark and its context variables go on in the thread.
+        # The thread inherits the caller's thread-local properties of Spark and its context variables.
         self._work = inheritable_thread_target(spark)(partial(copy_context().run, work))
         self._query: StreamingQuery | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
-        # A daemon: a driver that ends without waiting ends its run as a crash does, and loses nothing.
+        # A daemon thread: a driver that ends without waiting ends its run like a crash, which loses nothing.
         threading.Thread(target=self._follow, name=f"siltstone-run-{stream}", daemon=True).start()
 
     @property
@@ -76,14 +79,14 @@ class StreamRun:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What Spark reports of its query: `message`, `isDataAvailable` and others; else only a `message`."""
+        """Spark's status of the query (`message`, `isDataAvailable` and others); without a query, only a `message`."""
         query = self._query
         if not self.is_active or query is None:
             return {"message": "starting" if self.is_active else "failed" if self.exception else "ended"}
         return dict(query.status)
 
     def await_start(self) -> None:
-        """Wait until the query has begun. After a rollback that is only once the logged steps have run again.
+        """Wait until the query has begun. After a rollback, the logged steps are run again before that.
 
         Raises:
             SiltstoneError: the run has failed.
@@ -92,15 +95,15 @@ class StreamRun:
         self._raise()
 
     def await_termination(self, timeout_s: float | None = None, *, on_signals: bool = False) -> bool:
-        """Wait until the run has ended; whether it has.
+        """Wait until the run has ended; return whether it has.
 
         Args:
-            timeout_s: how long to wait; None without limit.
-            on_signals: let SIGTERM and Ctrl-C end the run after the step in progress, with a checkpoint, until this
-                returns; only in the main thread. Otherwise signals are left to the process.
+            timeout_s: most seconds to wait; None for no limit.
+            on_signals: while waiting in the main thread, let SIGTERM and Ctrl-C end the run after the step in progress,
+                with a checkpoint. Otherwise signals are not handled.
 
         Raises:
-            SiltstoneError: the run has failed: of its step nothing is visible, and a new run resumes at the last
+            SiltstoneError: the run has failed. Nothing of its last step is visible, and a new run resumes at the last
                 checkpoint.
         """
         with stop_on_signals(self._spark, self._stop) if on_signals else nullcontext():
@@ -113,7 +116,7 @@ class StreamRun:
         """End the run after the step in progress, with a checkpoint.
 
         Args:
-            wait: wait until it has ended. In `on_checkpoint` and in sinks, for which the run waits, pass False.
+            wait: wait until it has ended. Pass False in `on_checkpoint` and in sinks, because the run waits for them.
 
         Raises:
             SiltstoneError: the run has failed.
@@ -135,8 +138,8 @@ class StreamRun:
         if self._ended.is_set() and self.exception is not None:
             raise self.exception
 
-    def begun(self, query: "StreamingQuery | None") -> None:
-        """Called by the run's thread: its query has begun; None, that it is over and another one will begin."""
+    def set_query(self, query: "StreamingQuery | None") -> None:
+        """Record, from the run's thread, that its query has begun; None: that it ended and another one will begin."""
         self._query = query
         if query is not None:
             self._begun.set()
@@ -144,7 +147,7 @@ class StreamRun:
     def _follow(self) -> None:
         try:
             jvm: Any = self._spark._jvm
-            # A sink may ask for it.
+            # A sink may use the active session.
             jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self._spark._jsparkSession)
             self.result = self._work(self)
         except BaseException as error:

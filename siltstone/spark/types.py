@@ -1,4 +1,4 @@
-"""Which Spark type holds a column of state."""
+"""Map Arrow types of state columns to Spark types."""
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -13,9 +13,9 @@ _UNSIGNED = {
 
 
 def spark_type(kind: pa.DataType) -> T.DataType:
-    """The Spark type for an Arrow type that a state table may have.
+    """Return the Spark type of an Arrow type that a state table may have.
 
-    The same as Spark gives a Parquet column of that type: an unsigned integer becomes the next wider signed type
-    (uint64: decimal(20, 0)), a timestamp without zone TIMESTAMP_NTZ.
+    It is the type that Spark gives a Parquet column: an unsigned integer becomes the next wider signed type (uint64:
+    decimal(20, 0)), a timestamp without zone becomes TIMESTAMP_NTZ.
     """
     return _UNSIGNED.get(kind) or from_arrow_type(kind, prefer_timestamp_ntz=True)

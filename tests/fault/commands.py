@@ -117,7 +117,7 @@ COMMANDS = {
         _nothing, [OVERTAKEN, GONE, (1, "live state|working state"), (2, "has a reference copy already")]
     ),
     "recover": Command(_nothing, [OVERTAKEN, GONE, LOSS]),
-    "rescale": Command(_rescale, [OVERTAKEN, GONE, (2, "logged steps are to be run again first")], 2),
+    "rescale": Command(_rescale, [OVERTAKEN, GONE, (2, "logged steps must be run again first")], 2),
     "verify": Command(_verify, [GONE]),
     "restore": Command(_restore, [GONE]),
 }

@@ -146,7 +146,7 @@ def test_snapshot_and_verify(project: Path) -> None:
     taken = siltstone("snapshot", "little", "--json").json
     assert list(taken) == ["stream", "checkpoint", "rows", "bytes", "seconds"] and taken["checkpoint"] == 4
     before = contents(project / "w")
-    siltstone("snapshot", "little").failed(2, "checkpoint 4 of little has a snapshot already")
+    siltstone("snapshot", "little").failed(2, "checkpoint 4 of little already has a snapshot")
     assert contents(project / "w") == before
     assert siltstone("verify", "little", "--deep", "--json").json["proven"] == [4]
 

@@ -77,7 +77,7 @@ def test_a_run_recovers_by_itself(project: Project, damaged: Path, caplog: pytes
     warned, said = [
         r.getMessage() for r in caplog.records if r.name.startswith("siltstone.") and r.levelname == "WARNING"
     ]
-    assert 'stream is damaged and recovers by itself stream=little error="object little/' in warned
+    assert 'stream is damaged: recovering it stream=little error="object little/' in warned
     assert "the next run begins with checkpoint 3" in said
     check_begun_again(project, damaged, ran, 3)
 

@@ -153,7 +153,7 @@ def test_source_data_that_are_gone_are_named(project: Path) -> None:
     try:
         before = everything()
         siltstone("replay", "uneven", "--from", 2).failed(
-            2, "step 4 of uneven", "checkpoint 3", "source data of step 4 are gone", "00005.parquet"
+            2, "step 4 of uneven", "checkpoint 3", "source data of step 4 are missing", "00005.parquet"
         )
         assert everything() == before
     finally:

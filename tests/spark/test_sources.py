@@ -79,7 +79,7 @@ def cleaning(value: str) -> Callable[[SparkSession, dict[str, str]], DataFrame]:
 def test_a_source_that_takes_away_what_it_has_read_is_refused(spark: SparkSession, value: str, tmp_path: Path) -> None:
     settings, stream = at(tmp_path / "w"), replace(COUNTS, source=cleaning(value))
     with pytest.raises(
-        UsageError, match=rf"option cleanSource={value} .* a rollback or a replay reads again: leave it"
+        UsageError, match=rf"option cleanSource={value} .* a rollback or a replay reads them again: leave it"
     ):
         run(settings, stream, RunRequest())
     with OpenWarehouse.existing(settings.warehouse) as place:

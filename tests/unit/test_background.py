@@ -122,7 +122,7 @@ def test_what_a_materialization_stores_is_counted_with_the_runs_uploads(
     options = BackgroundOptions(EVERY, UNBOUND, parallelism=2)
 
     def uploaded(uploads: UploadStatistics) -> None:
-        metrics.uploaded(place.catalog, uploads)
+        metrics.add_uploads(place.catalog, uploads)
 
     worker = Background(place, NAME, epoch_of(place), options, in_order, uploaded=uploaded)
     clock.move(seconds=100)

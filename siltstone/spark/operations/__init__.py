@@ -1,4 +1,4 @@
-"""What a user can do to a stream, one function each: the command line, the jobs and the assets all call these."""
+"""The operations on a stream that need Spark, one function each; the client calls them."""
 
 from siltstone.spark.operations.editing import EditResult, edit
 from siltstone.spark.operations.materializing import MaterializeResult, materialize

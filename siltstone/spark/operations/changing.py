@@ -1,4 +1,4 @@
-"""What people change of a stream apart from its input: a step that takes none, between two runs."""
+"""Take over a stream between two runs, to change it by a step without input."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,12 +22,12 @@ from siltstone.stream import Stream
 
 
 def check_changeable(catalog: Catalog, stream: Stream, parallelism: int) -> Mapping[str, str]:
-    """The source options that the stream was started with, if it has a checkpoint and can be taken over.
+    """Check that a stream has a checkpoint and can be taken over; return the source options it was started with.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: it has never run here, or completed nothing.
-        SchemaConflict: its definition no longer fits the recorded state.
-        UsageError: more parallelism than key groups, or logged steps are to be run again first.
+        UnknownStream, UnknownCheckpoint: it has never run here, or has completed no checkpoint.
+        SchemaConflict: its definition does not fit the recorded state.
+        UsageError: the parallelism exceeds the number of key groups, or logged steps must be run again first.
     """
     record = catalog.streams.get(stream.name)
     options = recorded_options(stream, record.definition)
@@ -39,23 +39,23 @@ def check_changeable(catalog: Catalog, stream: Stream, parallelism: int) -> Mapp
 
 
 def _check_log(catalog: Catalog, stream: str) -> None:
-    """What comes next has to be what was logged, or sinks would get rows twice (`catalog.rollbacks`)."""
+    """Check that no logged steps must be run again first, or sinks would get rows twice (`catalog.rollbacks`)."""
     logged = len(catalog.input_log.list_logged(stream))
     if logged:
         raise UsageError(
-            f"stream {stream} was taken back, and {logged} logged steps are to be run again first: "
-            f"run it (siltstone run {stream}), then do this"
+            f"stream {stream} was rolled back, and {logged} logged steps must be run again first: "
+            f"run it (siltstone run {stream}), then repeat this"
         )
 
 
 @contextmanager
-def taken_over(
+def take_over(
     settings: Settings, stream: Stream, warehouse: OpenWarehouse, spark: SparkSession, options: Mapping[str, str]
 ) -> Iterator[StreamRunner]:
-    """One writer epoch without input: a run at work is fenced. How it ended is noted in the catalog.
+    """Hold a writer epoch for steps without input. A run in progress is fenced; the outcome is recorded in the catalog.
 
     Raises:
-        SiltstoneError: see `ConsistentRegion.open`; or a step failed, and nothing of it is visible.
+        SiltstoneError: see `ConsistentRegion.open`; or a step failed, of which nothing is visible.
     """
     if isinstance(spark, SparkSession):
         check_cluster(spark, stream, warehouse)
@@ -74,7 +74,7 @@ def taken_over(
         raise
     except (PySparkException, Py4JError) as error:
         with suppress(Unreachable):
-            region.check_fence()  # then that is why
+            region.check_fence()  # if the run was fenced, that is the cause
         said = explained(error, "do it again")
         raise StateError(f"stream {stream.name}: step {region.step} failed, nothing was changed: {said}") from error
     except SiltstoneError:

@@ -1,4 +1,4 @@
-"""Applies rows that somebody corrected to a stream's state, as a new checkpoint."""
+"""Apply an edit of a stream's state as a new checkpoint."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from siltstone.retention.leases import this_process
 from siltstone.run.task import StepTask
 from siltstone.settings import Settings
 from siltstone.spark.failures import explained
-from siltstone.spark.operations.changing import check_changeable, taken_over
+from siltstone.spark.operations.changing import check_changeable, take_over
 from siltstone.spark.operations.proving import verify
 from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.step import StepRun, acknowledgements, output_rows, run_empty, step_frame
@@ -34,17 +34,19 @@ from siltstone.store.checksums import Checksum
 from siltstone.stream import Stream
 
 _REFUSED = "__refused"
-"""column that says, once, why the rows cannot be taken"""
+"""column with the reason why the rows cannot be taken, in one row of its own"""
 _BATCH_ROWS = 1 << 16
 _PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class EditResult(Result):
-    """What an edit changed, or, without a checkpoint, would change.
+    """What an edit changed, or, if `checkpoint` is None, would change.
 
-    `upserts` rows were put and `deletes` deleted; `absent` keys that were to be deleted were not there. None is what
-    only the edit itself can tell. `proven`: the new checkpoint restores to what it should; else `failure` says why not.
+    Attributes:
+        upserts: rows put, of which `inserts` have a new key; `inserts` is None in a dry run.
+        deletes: rows to delete, of which `absent` did not exist; `absent` is None in a dry run.
+        proven: whether the new checkpoint restores to the edited state; if not, `failure` says why.
     """
 
     stream: str
@@ -65,7 +67,7 @@ class EditResult(Result):
 
 @dataclass(frozen=True)
 class _Given:
-    """Rows as they were given: who they are from, and what is known of them before they are read."""
+    """Rows to apply, before they are read: the name of their source, and a file's checksum."""
 
     source: str
     checksum: str | None
@@ -76,18 +78,20 @@ class _Given:
 def edit(
     settings: Settings, stream: Stream, operator: str, variable: str, rows: Path | DataFrame, *, dry_run: bool = False
 ) -> EditResult:
-    """Put rows into the table of one variable, or delete them, as a new checkpoint, and prove it.
+    """Insert, replace or delete rows of one variable's table as a new checkpoint, and prove it.
 
-    A run at work is fenced. All rows are checked before anything changes.
+    A run in progress is fenced. All rows are checked before anything changes.
 
     Args:
-        rows: a Parquet file that every executor sees, or a DataFrame: the primary key (the operator's key, of a map its
-            key too), the value columns, and perhaps `__deleted` (boolean), which says which keys are to be deleted.
-        dry_run: only say how many rows there are; changes nothing.
+        rows: a Parquet file that every executor can read, or a DataFrame, with the primary key (the operator's key; for
+            a map, also its own key columns), the value columns and optionally `__deleted` (boolean): true deletes the
+            row's key.
+        dry_run: only check and count the rows.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: it has never run here, or completed nothing.
-        UsageError: no such operator or variable, one that has no rows, or rows that do not fit; nothing was changed.
+        UnknownStream, UnknownCheckpoint: the stream has never run here, or has completed no checkpoint.
+        UsageError: the operator or variable does not exist or cannot be edited, or the rows do not fit; nothing was
+            changed.
         SiltstoneError: see `ConsistentRegion.open`.
     """
     start = time.perf_counter()
@@ -95,7 +99,7 @@ def edit(
     given = _given(rows, schema)
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         options = check_changeable(warehouse.catalog, stream, settings.parallelism or 1)
-        # Where the working state is here, it is used as it is.
+        # At the same parallelism, working state on this machine is reused.
         last = warehouse.catalog.checkpoints.latest(stream.name).statistics["parallelism"]
         spark = spark_session(settings.master, settings.spark)
         frame = _checked_frame(spark, given, schema).persist()
@@ -107,8 +111,8 @@ def edit(
             )
             if not dry_run:
                 chosen = settings.model_copy(update={"parallelism": settings.parallelism or last})
-                with taken_over(chosen, stream, warehouse, spark, options) as runner:
-                    applied = _Applied(EditOperator(edited, variable), frame.drop(_REFUSED), found)
+                with take_over(chosen, stream, warehouse, spark, options) as runner:
+                    applied = _EditStep(EditOperator(edited, variable), frame.drop(_REFUSED), found)
                     completed = runner.step_without_input(applied.run, applied.record)
                 found = replace(applied.result, checkpoint=completed.id, digest=completed.digest)
         except PySparkException as error:
@@ -122,15 +126,15 @@ def edit(
     return replace(found, seconds=round(time.perf_counter() - start, 3))
 
 
-class _Applied:
-    """The step that applies the rows: runs it, and says what it did."""
+class _EditStep:
+    """Runs the step that applies the rows, and reports what it did in `result`."""
 
     def __init__(self, editing: EditOperator, frame: DataFrame, planned: EditResult) -> None:
         self._editing, self._frame = editing, frame
         self.result = planned
 
     def run(self, spark: SparkSession, tasks: Mapping[str, StepTask]) -> StepRun:
-        """The operator that is edited takes the rows, the others nothing."""
+        """Run the step: the edited operator gets the rows, the others get none."""
         name = self._editing.name
         task = replace(tasks[name], operator=self._editing, event_time=None, staged_with=None, hands_on=True)
         frame = step_frame(self._frame, task).persist()
@@ -149,7 +153,7 @@ class _Applied:
         return StepRun({**others.received, name: received})
 
     def record(self, _: StepRun) -> dict[str, Any]:
-        """The edit, for the catalog."""
+        """Return the edit to record with the checkpoint."""
         done = self.result
         return {
             "edit": Edit(
@@ -165,10 +169,10 @@ class _Applied:
 
 
 def _given(rows: Path | DataFrame, schema: TableSchema) -> _Given:
-    """What is known without reading a row.
+    """Check the columns, without reading a row.
 
     Raises:
-        UsageError: no such file, no Parquet file, or columns that do not fit.
+        UsageError: the file does not exist or is not Parquet, or the columns do not fit.
     """
     if isinstance(rows, DataFrame):
         check_columns(to_arrow_schema(rows.schema), schema, "the DataFrame")
@@ -188,7 +192,7 @@ def _given(rows: Path | DataFrame, schema: TableSchema) -> _Given:
 
 
 def _checked_frame(spark: SparkSession, given: _Given, schema: TableSchema) -> DataFrame:
-    """The rows as changes of the table, and, in a row of its own, why a part of them cannot be taken."""
+    """Read the rows as changes of the table; a row of its own says why a part of them cannot be taken."""
     fields = [StructField(f.name, spark_type(f.type)) for f in schema.changes]
     shape = StructType([*fields, StructField(_REFUSED, StringType())])
     check = partial(_checked, schema=schema, out=to_arrow_schema(shape, timezone="UTC"), what=given.source)
@@ -204,7 +208,7 @@ def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _row_groups(path: str, ids: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows of some row groups of a file, some at a time."""
+    """Read some row groups of a file in batches of rows."""
     with pq.ParquetFile(path) as file:
         for batch in ids:
             yield from _tables(file.iter_batches(_BATCH_ROWS, batch.column(0).to_pylist()))
@@ -218,17 +222,17 @@ def _checked(rows: Iterator[pa.Table], schema: TableSchema, out: pa.Schema, what
                 changes = cast_changes(table, schema, what).cast(pa.schema(list(out)[:-1]))
                 yield from changes.append_column(_REFUSED, pa.nulls(len(changes), pa.string())).to_batches()
             except UsageError as error:
-                refused = str(error)  # the rest is read to its end: a worker that stops early is not used again
+                refused = str(error)  # read on to the end: Spark does not reuse a worker that stops early
     if refused is not None:
         nulls = [pa.nulls(1, field.type) for field in list(out)[:-1]]
         yield pa.record_batch([*nulls, pa.array([refused])], schema=out)
 
 
 def _check_rows(frame: DataFrame, schema: TableSchema, what: str) -> tuple[int, int]:
-    """(rows to put, rows to delete) of the changes.
+    """Check the changes; return the numbers of rows to put and to delete.
 
     Raises:
-        UsageError: some do not fit, there are none, or a key comes twice.
+        UsageError: a row does not fit, there are no rows, or a key is repeated.
     """
     deleted = F.coalesce(F.sum(F.col(DELETED).cast("long")), F.lit(0))
     summary = frame.agg(F.max(_REFUSED), F.count("*"), deleted).first()
@@ -237,7 +241,7 @@ def _check_rows(frame: DataFrame, schema: TableSchema, what: str) -> tuple[int, 
     if refused is not None:
         raise UsageError(refused)
     if not count:
-        raise UsageError(f"{what} has no rows: give those to put in or delete")
+        raise UsageError(f"{what} has no rows: add the rows to put or delete")
     keys = [F.col(f"`{name}`") for name in schema.primary_key.names]
     repeated = frame.groupBy(*keys).count().where("count > 1")
     summary = repeated.agg(F.count("*"), F.min(F.struct(*keys))).first()

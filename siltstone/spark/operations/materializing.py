@@ -1,4 +1,4 @@
-"""Consolidates chains into new bases."""
+"""Consolidate chains into new bases."""
 
 import time
 import uuid
@@ -21,10 +21,13 @@ from siltstone.spark.session import cores, needs_spark, spark_session
 
 @dataclass(frozen=True)
 class MaterializeResult(Result):
-    """What was materialized at a checkpoint: rows and bytes of all new bases, and what each operator came to.
+    """What was materialized at a checkpoint.
 
-    `kept` are operators whose chains begin at the checkpoint anyway. `triggers` says of which operators why they were
-    due, where only such were to be materialized.
+    Attributes:
+        rows, bytes: totals of all new bases.
+        operators: the new bases of each operator.
+        kept: operators that already had a base at the checkpoint.
+        triggers: operator -> why it was due; empty unless only due operators were to be materialized.
     """
 
     stream: str
@@ -47,19 +50,20 @@ def materialize(
     due: bool = False,
     on_operator: Callable[[str], None] = lambda _: None,
 ) -> MaterializeResult:
-    """Consolidate the chains of a checkpoint into new bases, which it and all later ones begin with from then on.
+    """Consolidate the chains of a checkpoint into new bases, on which it and all later ones build.
 
-    The stream may run meanwhile; it is not waited for and does not wait.
+    The stream may run meanwhile; neither waits for the other.
 
     Args:
-        operators: those to materialize, one after the other; all, if none is named.
-        due: of these, only those for which it is time, as the settings say; `at` is the newest checkpoint then.
-        on_operator: called with each as its turn comes.
+        operators: names of the operators to materialize, one after the other; empty for all.
+        due: only those of them that are due by the settings; `at` must be "latest" then.
+        on_operator: called with each operator's name before it is materialized.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
-        UsageError: there is no such operator, another process is materializing it, or more parallelism than key groups.
-        CorruptObject, ProofFailed: a chain is damaged; nothing of that operator changed.
+        UnknownStream, UnknownCheckpoint: no stream or checkpoint matches.
+        UsageError: an operator does not exist or is being materialized by another process, or the parallelism exceeds
+            the number of key groups.
+        CorruptObject, ProofFailed: a chain is damaged; that operator is unchanged.
     """
     start = time.perf_counter()
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
@@ -79,7 +83,7 @@ def materialize(
             wanted = list(triggers)
         kept = [name for name in wanted if begins[name] == checkpoint]
         done = []
-        # Leased before Spark starts: others may be deleting.
+        # Take the lease before Spark starts, because others may be deleting.
         with hold_lease(warehouse.catalog, stream, [checkpoint], what="materializes"):
             for name in (name for name in wanted if name not in kept):
                 on_operator(name)

@@ -1,4 +1,4 @@
-"""Makes a stream ready again after something of it was damaged: on demand, or as a run finds out."""
+"""Recover a damaged stream: on demand, or automatically in a run."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ from siltstone.spark.session import needs_spark, spark_session
 
 _LOG = get_logger(__name__)
 DAMAGED = (CorruptObject, ProofFailed)
-"""what a run may fail with that going back to another checkpoint helps against"""
+"""errors of a run that going back to an older checkpoint may solve"""
 
 
 @needs_spark
@@ -28,17 +28,17 @@ def recover(
     accept_loss: bool = False,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Recovery:
-    """Leave a stream ready to run on from its newest checkpoint that restores; see `change.recover`.
+    """Go back to the newest checkpoint that restores (`change.recover`).
 
     Args:
-        dry_run: only look; nothing changes.
-        accept_loss: give up whatever has to be; only for people who said so.
-        on_step: told what is done and found, line by line.
+        dry_run: only report what would be given up; nothing changes.
+        accept_loss: allow any loss; only if the user consented.
+        on_step: called with each line of progress.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: no such stream has run here, or it has no checkpoint yet.
-        LossRefused: more would be given up than may be without `accept_loss`; nothing was.
-        Fenced: a run has taken the stream over meanwhile; nothing was given up.
+        UnknownStream, UnknownCheckpoint: the stream has never run here, or has completed no checkpoint.
+        LossRefused: it would give up more than is allowed without `accept_loss`; nothing was given up.
+        Fenced: a run has taken over the stream meanwhile; nothing was given up.
         Unreachable: the store or the catalog failed; nothing was given up.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
@@ -49,10 +49,10 @@ def recover(
 
 
 class SelfRecovery:
-    """Lets one run recover its stream by itself, once.
+    """Lets a run recover its stream automatically, once.
 
     Attributes:
-        done: what it did; None as long as it was not needed.
+        done: what the recovery did; None if there was none.
     """
 
     def __init__(self, settings: Settings, warehouse: OpenWarehouse, stream: str, spark: SparkSession) -> None:
@@ -61,16 +61,16 @@ class SelfRecovery:
         self._warehouse, self._stream, self._spark = warehouse, stream, spark
 
     def attempt(self, error: StateError) -> None:
-        """Recover, since the run has failed with `error` before it completed a checkpoint; it may begin again then.
+        """Recover after the run has failed with `error` before it completed a checkpoint; then the run may begin again.
 
         Raises:
-            StateError: `error` itself: it has recovered before, or is not allowed to.
-            LossRefused: more would be given up than may be without being asked; nothing was.
-            Fenced, Unreachable: as `recover`.
+            StateError: `error` itself, if the run has recovered before or the settings forbid it.
+            LossRefused: it would give up more than is allowed without consent; nothing was given up.
+            Fenced, Unreachable: see `recover`.
         """
         if self.done is not None or not self._allowed:
             raise error
-        _LOG.warning("stream is damaged and recovers by itself", stream=self._stream, error=str(error))
+        _LOG.warning("stream is damaged: recovering it", stream=self._stream, error=str(error))
         self.done = recovery.recover(self._warehouse, self._stream, run=partial(spark_map, self._spark))
         done = self.done
         _LOG.warning(

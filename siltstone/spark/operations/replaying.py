@@ -1,4 +1,4 @@
-"""Rebuilds a checkpoint's state from the logged input, and compares it with what was recorded on the way."""
+"""Rebuild a checkpoint's state from the logged input, and compare it with the recorded digests on the way."""
 
 import tempfile
 import time
@@ -35,11 +35,13 @@ from siltstone.stream import Stream
 
 @dataclass(frozen=True)
 class ReplayResult(Result):
-    """What a replay came to: the state of `checkpoint`, from that of checkpoint `since` (0: the start) and `steps`
-    logged steps of `rows` rows.
+    """The outcome of a replay.
 
-    `proven`: the digests were the recorded ones at every one of `compared` checkpoints. `why` says why it began where
-    it did, if nobody asked for it and it was not the start.
+    Attributes:
+        checkpoint: the checkpoint whose state was rebuilt, from that of checkpoint `since` (0: the start) and `steps`
+            logged steps of `rows` rows.
+        why: why it could not begin earlier; empty if it began at the start or where the caller said.
+        proven: whether the digests at all `compared` checkpoints were the recorded ones.
     """
 
     stream: str
@@ -54,7 +56,7 @@ class ReplayResult(Result):
     compared: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, with `from` for `since`."""
+        """Return the fields, with `since` named `from`."""
         return {"from" if name == "since" else name: value for name, value in super().to_dict().items()}
 
 
@@ -67,21 +69,21 @@ def replay(
     since: str | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> ReplayResult:
-    """Rebuild a checkpoint's state by running the logged steps again, with the same boundaries, and prove it.
+    """Rebuild a checkpoint's state by running the logged steps again with the same boundaries, and prove it.
 
-    Nothing is written to the stream, its sinks, the store or the catalog (a lease apart); working state lies in a
-    temporary directory of this machine.
+    Nothing is written to sinks, the store or the catalog, except a lease. Working state is in a temporary directory of
+    this machine.
 
     Args:
         to: checkpoint id, commit time, savepoint or "latest".
-        since: where to begin: the same, or "start"; None for the start, or where that cannot be, as early as can be.
-        on_step: told about each step that is done.
+        since: the checkpoint to begin with, or "start"; None for the earliest possible.
+        on_step: called with a line about each step.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
-        UsageError: it cannot begin there, or source data are gone.
+        UnknownStream, UnknownCheckpoint: no stream or checkpoint matches.
+        UsageError: it cannot begin at `since`, or source data are missing.
         SchemaConflict: the definition does not fit the recorded state.
-        ProofFailed: what it came to differs from what was recorded.
+        ProofFailed: the rebuilt state differs from what was recorded.
         CorruptObject: the checkpoint it begins with is damaged.
         StateError: a step failed.
     """
@@ -104,7 +106,7 @@ def replay(
 
 
 class _Replay:
-    """One replay: state of its own, moved from logged step to logged step."""
+    """One replay, with working state of its own that it advances by the logged steps."""
 
     def __init__(
         self,
@@ -132,11 +134,11 @@ class _Replay:
 
     @property
     def rows(self) -> int:
-        """How many rows the source has given; operators that read it all see the same."""
+        """Number of rows that the source has given; each operator that reads the source gets all of them."""
         return max(self._gathered.rows_in.get(op.name, 0) for op in self.stream.operators if op.reads == SOURCE)
 
     def all(self, spark: SparkSession, source: DataFrame) -> ReplayResult:
-        """Every step, compared wherever something was recorded."""
+        """Run every step, and compare at every recorded checkpoint."""
         start = time.perf_counter()
         plan = self.plan
         if plan.since or not plan.steps:
@@ -182,11 +184,11 @@ class _Replay:
         for name, received in done.received.items():
             self._gathered.add(name, received)
         self._version += 1
-        # From now on the working state is all there is: it is not restored again, and needs no version before these.
+        # From now on only the working state is used: it is not restored again and needs no older version.
         self._points = dict.fromkeys(self._points, RestorePoint(step=self._version - 1))
 
     def _compare(self, steps: int) -> str:
-        """Compare with all that was recorded after so many steps; says so."""
+        """Compare with what was recorded after this number of steps; return text that names the checkpoints."""
         recorded = self.plan.compared[steps]
         for one in recorded:
             check_replayed(self.plan.stream, one, self._gathered.digests(self.stream.max_parallelism))

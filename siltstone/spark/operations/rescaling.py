@@ -1,4 +1,4 @@
-"""Moves a stream to another parallelism."""
+"""Change the parallelism of a stream."""
 
 import time
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from siltstone.change.rescale import check_same_digests
 from siltstone.restore.restore import read_manifest
 from siltstone.result import Result
 from siltstone.settings import Settings
-from siltstone.spark.operations.changing import check_changeable, taken_over
+from siltstone.spark.operations.changing import check_changeable, take_over
 from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.step import StepRun
 from siltstone.stream import Stream
@@ -17,9 +17,12 @@ from siltstone.stream import Stream
 
 @dataclass(frozen=True)
 class RescaleResult(Result):
-    """A stream's state at another parallelism: `before` is the old one, `bytes` what was read from the store.
+    """The outcome of a rescale.
 
-    `proven`: the digests per operator, variable and key group are those of before; else nothing was changed.
+    Attributes:
+        before: the parallelism before.
+        rows, bytes: rows of state, and bytes read from the store.
+        proven: whether the digests per operator, variable and key group are unchanged.
     """
 
     stream: str
@@ -35,19 +38,20 @@ class RescaleResult(Result):
 
 @needs_spark
 def rescale(settings: Settings, stream: Stream, parallelism: int) -> RescaleResult:
-    """Restore the newest checkpoint at another parallelism, prove it, and make it a checkpoint that later runs begin
-    with, at that parallelism unless they name one. A run at work is fenced.
+    """Restore the newest checkpoint at another parallelism, prove it, and make a checkpoint that later runs begin with.
+
+    Later runs use this parallelism unless they set another one. A run in progress is fenced.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: it has never run here, or completed nothing.
-        UsageError: more parallelism than key groups.
-        CorruptObject, ProofFailed: the chain is damaged; the stream is as it was.
+        UnknownStream, UnknownCheckpoint: the stream has never run here, or has completed no checkpoint.
+        UsageError: the parallelism exceeds the number of key groups.
+        CorruptObject, ProofFailed: the chain is damaged; the stream is unchanged.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         options = check_changeable(warehouse.catalog, stream, parallelism)
         spark = spark_session(settings.master, settings.spark)
         start = time.perf_counter()
-        with taken_over(
+        with take_over(
             settings.model_copy(update={"parallelism": parallelism}), stream, warehouse, spark, options
         ) as runner:
             region, store = runner.region, warehouse.warehouse.store
@@ -55,13 +59,13 @@ def rescale(settings: Settings, stream: Stream, parallelism: int) -> RescaleResu
             manifest = read_manifest(store, before.manifest, stream.name)
             read = 0
 
-            def proven(run: StepRun) -> dict[str, Any]:
+            def check(run: StepRun) -> dict[str, Any]:
                 nonlocal read
                 check_same_digests(manifest.digests, region.digests())
                 read = sum(a.restored_bytes for received in run.received.values() for a in received)
                 return {"parallelism": parallelism}
 
-            completed = runner.step_without_input(changed=proven)
+            completed = runner.step_without_input(changed=check)
         seconds = round(time.perf_counter() - start, 3)
     return RescaleResult(
         stream=stream.name,

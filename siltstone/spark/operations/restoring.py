@@ -1,4 +1,4 @@
-"""Rebuilds a checkpoint's state."""
+"""Restore a checkpoint's state."""
 
 import time
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from siltstone.times import parse_time
 
 @dataclass(frozen=True)
 class RestoreResult(Result):
-    """What a restore rebuilt. `proven`: the digest of what was rebuilt is the recorded one."""
+    """The outcome of a restore. `proven`: the digest of the restored state is the recorded one."""
 
     stream: str
     checkpoint: int
@@ -51,18 +51,17 @@ def restore(
     to: Path | None = None,
     only: Sequence[str] = (),
 ) -> RestoreResult:
-    """Rebuild a checkpoint's state from the store, prove it, and write it as Parquet where `to` says.
+    """Restore a checkpoint's state from the store, prove it, and write it as Parquet to `to`.
 
     Args:
         at: checkpoint id, commit time, or "latest".
-        as_of: event time instead: the last checkpoint whose highest event time is not later.
+        as_of: event time instead: the newest checkpoint whose highest event time is not later.
         to: a directory that does not exist yet; None only proves.
-        only: operators, or variables as `OPERATOR.VARIABLE`, to restore, and so to read, nothing else; the digest is
-            then theirs.
+        only: operators, or variables as `OPERATOR.VARIABLE`, to read and restore; empty for all. The digest is theirs.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
-        UsageError: `only` names what is not there, or more parallelism than key groups.
+        UnknownStream, UnknownCheckpoint: no stream or checkpoint matches.
+        UsageError: a name in `only` does not exist, or the parallelism exceeds the number of key groups.
         CorruptObject, ProofFailed: the chain is damaged; nothing is left at `to`.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:

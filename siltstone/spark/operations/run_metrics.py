@@ -1,4 +1,4 @@
-"""Keeps a run's metrics in a file, as OpenMetrics text, for a collector: whatever runs the stream."""
+"""Keep a run's metrics in a file as OpenMetrics text, for a collector."""
 
 import threading
 from collections import Counter
@@ -20,16 +20,15 @@ _LOG = get_logger(__name__)
 
 
 class RunMetrics:
-    """What the uploads of one run did so far, those of its background included, how many dead letters there were, and
-    how materialization does.
+    """Counts uploads and dead letters of one run, including its background materializations, and writes the metrics.
 
-    Safe for the run's thread and that of its background.
+    Safe to call from the run's thread and from its background thread.
 
     Args:
-        settings: `openmetrics` names the file; without it nothing is written.
+        settings: `openmetrics` names the file; None writes nothing.
 
     Raises:
-        Unreachable: the file cannot be written. Later, that is a warning: nobody's state depends on it.
+        Unreachable: the file cannot be written. After the constructor, that is only a warning.
     """
 
     def __init__(self, settings: Settings, stream: str) -> None:
@@ -41,13 +40,13 @@ class RunMetrics:
         if self._path is not None:
             self._write(self._path, {})
 
-    def completed(self, catalog: Catalog, checkpoint: Completed) -> None:
-        """Count a checkpoint that has completed, and write the file."""
+    def add_checkpoint(self, catalog: Catalog, checkpoint: Completed) -> None:
+        """Count a completed checkpoint, and write the file."""
         with self._lock:
             self.dead_letters.update(checkpoint.dead_letters)
-        self.uploaded(catalog, checkpoint.uploads)
+        self.add_uploads(catalog, checkpoint.uploads)
 
-    def uploaded(self, catalog: Catalog, uploads: UploadStatistics) -> None:
+    def add_uploads(self, catalog: Catalog, uploads: UploadStatistics) -> None:
         """Count uploads, such as a materialization's, and write the file."""
         with self._lock:
             self.uploads = self.uploads.merge(uploads)
@@ -59,10 +58,10 @@ class RunMetrics:
             with self._lock:
                 self._write(self._path, health)
         except Unreachable as error:
-            _LOG.warning("metrics are not written for now", error=str(error))
+            _LOG.warning("cannot write metrics", error=str(error))
 
     def _write(self, path: Path, health: Mapping[str, OperatorHealth]) -> None:
-        """Replace the file, at once, so that a collector never reads half of it."""
+        """Replace the file atomically, so that a collector never reads half of it."""
         further = [*health_metrics(health, self._stream), dead_letter_metric(self.dead_letters, self._stream)]
         with translate_errors(f"write the metrics to {path}"):
             replace_file(path, openmetrics(self.uploads, {"stream": self._stream}, further).encode())

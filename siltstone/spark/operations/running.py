@@ -1,9 +1,10 @@
-"""Runs a stream: what its source has, or a query of the user's own."""
+"""Run a stream over its source, or over the user's own query."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -30,10 +31,14 @@ from siltstone.stream import Stream
 
 @dataclass(frozen=True)
 class RunRequest:
-    """How much to run: `batches` micro-batches at most, or, with `follow`, on and on; `options` go to the source.
+    """Options of one run.
 
-    `who` is what the catalog tells people of whose the run is: this process, for None. `drop` names operators and
-    variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state is given up.
+    Attributes:
+        batches: most micro-batches to process; None for all.
+        follow: wait for more input until a signal ends the run.
+        options: source options of the stream.
+        who: the owner of the run that the catalog shows; None for this process.
+        drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state to give up.
     """
 
     batches: int | None = None
@@ -45,10 +50,11 @@ class RunRequest:
 
 @dataclass
 class _Work:
-    """What the thread of a run does.
+    """The work of a run's thread.
 
     Attributes:
-        completed: the stream's newest checkpoint, of this run or an earlier one, once the run has ended well.
+        done: the checkpoints that the run has completed.
+        completed: id of the stream's newest checkpoint, set when the run has succeeded.
     """
 
     settings: Settings
@@ -64,7 +70,7 @@ class _Work:
     completed: int = 0
 
     def __call__(self, run: StreamRun) -> RunResult:
-        """Run; once more where the stream is found to be damaged before a checkpoint was completed, and recovered."""
+        """Run the stream. If it is damaged, and no checkpoint was completed, recover it and run it again, once."""
         try:
             return self._run(run)
         finally:
@@ -78,7 +84,7 @@ class _Work:
         except DAMAGED as error:
             if self.done:
                 raise
-            run.begun(None)
+            run.set_query(None)
             recovery = SelfRecovery(self.settings, self.warehouse, run.stream, self.rows.sparkSession)
             recovery.attempt(error)
             runner, recovered = self._run_once(run), recovery.done
@@ -97,16 +103,16 @@ class _Work:
         )
 
     def _run_once(self, run: StreamRun) -> StreamRunner:
-        def completed(checkpoint: Completed) -> None:
+        def note_checkpoint(checkpoint: Completed) -> None:
             self.done.append(checkpoint)
             run.last_checkpoint = checkpoint
             self.on_checkpoint(checkpoint)
 
         spark = self.rows.sparkSession
         with _running(
-            self.settings, self.stream, self.warehouse, spark, self.request, self.metrics, completed
+            self.settings, self.stream, self.warehouse, spark, self.request, self.metrics, note_checkpoint
         ) as runner:
-            run_stream(runner, self.rows, self.trigger, self.stop, run.begun)
+            run_stream(runner, self.rows, self.trigger, self.stop, run.set_query)
         return runner
 
 
@@ -117,15 +123,14 @@ def run(
     request: RunRequest,
     on_checkpoint: Callable[[Completed], None] = lambda _: None,
 ) -> RunResult:
-    """Process what the stream's source has, from the newest completed checkpoint on.
+    """Process the input that the stream's source has, starting after the newest completed checkpoint.
 
-    Where that is found to be damaged before a checkpoint was completed, the stream is recovered, and the run goes on;
-    once, and unless the settings say otherwise.
-
-    SIGTERM or Ctrl-C ends it after the step in progress, with a checkpoint (`siltstone.spark.stopping`).
+    If the stream turns out to be damaged before the run has completed a checkpoint, it is recovered and the run begins
+    again, once, unless the settings forbid it. SIGTERM or Ctrl-C ends the run after the step in progress, with a
+    checkpoint (`siltstone.spark.stopping`).
 
     Raises:
-        Stopped: such a signal ended it before its input did; not with `follow`, which ends no other way.
+        Stopped: a signal ended the run before the end of its input; not with `follow`, which only a signal ends.
         SiltstoneError: see `ConsistentRegion.open`, `open_source` and `run_stream`.
     """
     start = time.perf_counter()
@@ -156,24 +161,25 @@ def write_stream(
     trigger: Mapping[str, Any] = ON_AND_ON,
     on_checkpoint: Callable[[Completed], None] = lambda _: None,
 ) -> StreamRun:
-    """Run a stream over a streaming DataFrame of the user's own, instead of its source, and return once that has begun.
+    """Run a stream over the user's streaming DataFrame instead of its source; return once its query has begun.
 
     Args:
         trigger: arguments of Spark's `DataStreamWriter.trigger`.
 
     Raises:
-        UsageError: the stream cannot read these rows, or the session runs tasks where its sinks or catalog are not.
+        UsageError: the stream cannot read these rows, or the session runs tasks on machines that cannot reach its sinks
+            or catalog.
         SiltstoneError: see `ConsistentRegion.open` and `run_stream`.
     """
     if not isinstance(rows.sparkSession, SparkSession):
-        raise UsageError("a stream runs in the driver, and Spark Connect has it elsewhere: use a classic Spark session")
+        raise UsageError("a stream runs in the driver, which Spark Connect has elsewhere: use a classic Spark session")
 
-    def given(warehouse: OpenWarehouse) -> DataFrame:
+    def check_given(warehouse: OpenWarehouse) -> DataFrame:
         check_cluster(rows.sparkSession, stream, warehouse)
         check_rows(stream, rows)
         return rows
 
-    begun = _begin(_prepare(settings, stream, request, given, trigger, on_checkpoint))
+    begun = _begin(_prepare(settings, stream, request, check_given, trigger, on_checkpoint))
     _wait(begun, begun.await_start)
     return begun
 
@@ -187,7 +193,7 @@ def _begin(work: _Work) -> StreamRun:
 
 
 def _wait(run: StreamRun, until: Callable[[], object]) -> None:
-    """Wait; a caller that is interrupted meanwhile, and so has nothing to stop the run by, ends it."""
+    """Wait. If the caller is interrupted meanwhile, stop the run, because nobody else has it."""
     try:
         until()
     except BaseException:
@@ -204,14 +210,14 @@ def _prepare(
     trigger: Mapping[str, Any],
     on_checkpoint: Callable[[Completed], None],
 ) -> _Work:
-    """Make every check that can be made before the stream is taken over."""
+    """Prepare a run, with every check that is possible before the stream is taken over."""
     policy_by_name(settings.policy, settings.policy_options)
     check_run(stream, request.options, settings.parallelism or 1)
     metrics = RunMetrics(settings, stream.name)
     with ExitStack() as stack:
         warehouse = stack.enter_context(_writable(settings))
         check_recorded(warehouse.catalog, stream, request.options, request.drop)
-        # Before the stream is taken over: a source that cannot be had changes nothing.
+        # Before the stream is taken over, so that a source that fails changes nothing.
         rows = source(warehouse)
         stack.pop_all()  # the thread of the run closes the warehouse
         return _Work(settings, stream, warehouse, rows, request, trigger, metrics, on_checkpoint)
@@ -219,18 +225,17 @@ def _prepare(
 
 @contextmanager
 def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> Iterator[StreamRunner]:
-    """Take a stream over for a query of the user's own: give the runner to `foreachBatch`.
+    """Take over a stream for the user's own query: give the runner to `foreachBatch`.
 
     The stream's source is not used. Call `runner.follow_log` with the streaming DataFrame before its query starts:
-    after a recovery, what was taken back comes again first. Leave the block when the query has ended. Where the newest
-    checkpoint's manifest is damaged, the stream is recovered first, unless the settings say otherwise.
+    after a recovery it runs the logged steps again. Leave the block when the query has ended. If the newest
+    checkpoint's manifest is damaged, the stream is recovered first, unless the settings forbid it.
 
-    Signals are left to the process. To end by SIGTERM and Ctrl-C as `siltstone run` does, with a checkpoint, wait for
-    the query with `runner.await_query(query, stop)`, `stop` being that of a block `with stop_on_signals(spark) as stop`
-    inside this one.
+    Signals are not handled. To end by SIGTERM and Ctrl-C with a checkpoint, as `siltstone run` does, open a block `with
+    stop_on_signals(spark) as stop` inside this one, and wait for the query with `runner.await_query(query, stop)`.
 
     Raises:
-        UsageError: the session's master runs tasks elsewhere, where the stream's sinks or catalog are not.
+        UsageError: the session runs tasks on machines that cannot reach the stream's sinks or catalog.
         SiltstoneError: see `ConsistentRegion.open`.
     """
     metrics = RunMetrics(settings, stream.name)
@@ -260,7 +265,7 @@ def _running(
     metrics: RunMetrics,
     on_checkpoint: Callable[[Completed], None] = lambda _: None,
 ) -> Iterator[StreamRunner]:
-    """One writer epoch: taken at the start, and how it ended noted in the catalog; with its background."""
+    """Hold a writer epoch with its background thread, and record the outcome in the catalog."""
     region = open_region(settings, stream, warehouse, request.options, cores(spark), who=request.who, drop=request.drop)
     with bound(stream=stream.name, epoch=region.epoch):
         yield from _run_in(region, settings, warehouse, spark, request, metrics, on_checkpoint)
@@ -277,14 +282,14 @@ def _run_in(
 ) -> Iterator[StreamRunner]:
     background = _background(settings, warehouse, spark, region, metrics)
 
-    def completed(checkpoint: Completed) -> None:
+    def note_checkpoint(checkpoint: Completed) -> None:
         background.completed(checkpoint.restores_from)
-        metrics.completed(warehouse.catalog, checkpoint)
+        metrics.add_checkpoint(warehouse.catalog, checkpoint)
         on_checkpoint(checkpoint)
 
     outcome = "failed"
     try:
-        runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=completed)
+        runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=note_checkpoint)
         background.start()
         yield runner
         if runner.failure is None:
@@ -295,7 +300,7 @@ def _run_in(
         outcome = "fenced"
         raise
     except DAMAGED:
-        # A newer writer may have retired what this run reads. That is not damage: a recovery would fence the newer one.
+        # A newer writer may have deleted objects that this run reads. A recovery would fence that writer.
         warehouse.catalog.runs.check_epoch(region.stream.name, region.epoch)
         raise
     except (KeyboardInterrupt, SystemExit):
@@ -303,7 +308,7 @@ def _run_in(
         raise
     finally:
         background.stop()
-        # How it ended is a note for people; what ended it must not be hidden by a catalog that is away.
+        # A catalog that is away must not hide the error that ended the run.
         with suppress(Unreachable):
             region.close(outcome)
 
@@ -315,9 +320,8 @@ def _background(
     options = BackgroundOptions(
         settings.materialization, settings.policy_options, settings.retention, region.options.parallelism
     )
-    return Background(
-        warehouse, stream, region.epoch, options, units, units.cancel, lambda u: metrics.uploaded(warehouse.catalog, u)
-    )
+    add_uploads = partial(metrics.add_uploads, warehouse.catalog)
+    return Background(warehouse, stream, region.epoch, options, units, units.cancel, add_uploads)
 
 
 def open_region(
@@ -330,9 +334,9 @@ def open_region(
     who: str | None = None,
     drop: Sequence[str] = (),
 ) -> ConsistentRegion:
-    """Take a stream over, as the settings say.
+    """Take over a stream with the options of the settings.
 
-    The parallelism is the settings', else what a `rescale` recorded, else `default_parallelism`.
+    The parallelism is that of the settings, else the one that a rescale recorded, else `default_parallelism`.
     """
     recorded = next((s.parallelism for s in warehouse.catalog.streams.list() if s.name == stream.name), None)
     region_options = RegionOptions(

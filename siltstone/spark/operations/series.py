@@ -1,4 +1,4 @@
-"""Rebuilds the state of many checkpoints, such as that of each day of a year."""
+"""Restore many checkpoints, such as one for each day of a year."""
 
 import fcntl
 import shutil
@@ -30,17 +30,17 @@ from siltstone.spark.session import needs_spark, spark_session
 from siltstone.store.paths import check_label
 
 AT_ONCE = 64
-"""how many checkpoints are restored before their labels appear: a chain that is cut there is read twice"""
+"""checkpoints that are restored before their labels appear; a chain that is split here is read twice"""
 STAGED = ".series-"
 LOCK = "lock"
-"""held by the process that writes there for as long as it lives"""
+"""file that the process that writes the directory keeps locked"""
 NEW_S = 5.0
-"""a directory as young as that may be one whose owner has yet to lock it"""
+"""age in seconds below which a directory counts as in use, because its owner may not have locked it yet"""
 
 
 @dataclass(frozen=True)
 class SeriesResult(Result):
-    """What lies below `root` under the labels now: `restored` anew, `kept` since it lay there already; what failed."""
+    """The labels below `root`: those `restored` now, those `kept` because they existed, and those that failed."""
 
     stream: str
     root: str
@@ -59,16 +59,16 @@ def restore_series(
 ) -> SeriesResult:
     """Restore checkpoints to `<warehouse>/restored/<stream>/series/<label>`; those that share a base read it once.
 
-    A label that holds its checkpoint already is kept, so that what was killed goes on where it was.
+    A label that already holds its checkpoint is kept, so that a killed restore continues where it was.
 
     Args:
-        labels: label, a name for a directory -> checkpoint id.
-        on_label: called with each label that is restored.
+        labels: label, which is a directory name -> checkpoint id.
+        on_label: called with each label that was restored.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: there is no such stream or checkpoint.
-        UsageError: not a label.
-        Unreachable: the store cannot be read, or the warehouse not be written; labels that appeared are whole.
+        UnknownStream, UnknownCheckpoint: the stream or a checkpoint does not exist.
+        UsageError: a label is not valid.
+        Unreachable: the store cannot be read, or the warehouse cannot be written; labels that exist are whole.
     """
     start = time.perf_counter()
     for label in labels:
@@ -93,10 +93,10 @@ def restore_series(
                 done, failures = _restore(settings, warehouse, stream, some, staged, recorded)
                 failed += failures
                 for id, rows in done.items():
-                    shown = [RestoredLabel(label, id, recorded[id], rows) for label in by_checkpoint[id]]
-                    publish_labels(root, staged / str(id), shown)
-                    restored += shown
-                    for label in shown:
+                    published = [RestoredLabel(label, id, recorded[id], rows) for label in by_checkpoint[id]]
+                    publish_labels(root, staged / str(id), published)
+                    restored += published
+                    for label in published:
                         on_label(label)
     return SeriesResult(stream, str(root), restored, kept, failed, round(time.perf_counter() - start, 3))
 
@@ -109,7 +109,7 @@ def _restore(
     staged: Path,
     recorded: Mapping[int, str],
 ) -> tuple[dict[int, int], list[Failure]]:
-    """Write some checkpoints below `staged`: (id -> rows of those that are proven, why the others are not)."""
+    """Write some checkpoints below `staged`; return id -> rows of those that are proven, and the failures."""
     catalog, store = warehouse.catalog, warehouse.warehouse.store
     spark = spark_session(settings.master, settings.spark)
     plan = plan_checkpoints(warehouse, stream, ids)
@@ -132,7 +132,7 @@ def _restore(
 
 @contextmanager
 def staging(root: Path) -> Iterator[Path]:
-    """A directory beside the labels that is gone afterwards."""
+    """Make a locked directory next to the labels, and remove it at the end of the block."""
     path = root / f"{STAGED}{uuid.uuid4().hex[:12]}"
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, path, ignore_errors=True)
@@ -148,21 +148,21 @@ def staging(root: Path) -> Iterator[Path]:
 
 
 def _clear_abandoned(root: Path) -> None:
-    """Remove what killed processes have left beside the labels."""
+    """Remove the directories that killed processes have left next to the labels."""
     for left in root.glob(f"{STAGED}*"):
-        if _abandoned(left):
+        if _is_abandoned(left):
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _abandoned(directory: Path) -> bool:
-    """Whether nobody writes there any more."""
+def _is_abandoned(directory: Path) -> bool:
+    """Whether the process that wrote the directory has ended."""
     lock = directory / LOCK
     try:
         if time.time() - (lock if lock.exists() else directory).stat().st_mtime < NEW_S:
             return False
         with lock.open("a") as free:
             fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held, or gone meanwhile
+    except OSError:  # locked, or removed meanwhile
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Copies the live state in full."""
+"""Copy the live state in full."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from siltstone.spark.session import needs_spark, spark_session
 
 @dataclass(frozen=True)
 class SnapshotResult(Result):
-    """What a snapshot wrote."""
+    """The outcome of a snapshot: its rows and bytes."""
 
     stream: str
     checkpoint: int
@@ -28,18 +28,18 @@ class SnapshotResult(Result):
 
 @needs_spark
 def snapshot(settings: Settings, stream: str) -> SnapshotResult:
-    """Write the live state of the newest checkpoint in full, to compare restores against (`verify --deep`).
+    """Write the live state of the newest checkpoint in full, to compare restores with (`verify --deep`).
 
     Raises:
-        NoLiveState: this machine does not have the live state of the newest checkpoint, or a run has moved on.
-        UsageError: the checkpoint has a snapshot already.
+        NoLiveState: this machine does not have the live state of the newest checkpoint, or a run has changed it.
+        UsageError: the checkpoint already has a snapshot.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         catalog, warehouse = place.catalog, place.warehouse
         epoch, record = catalog.streams.get(stream).epoch, catalog.checkpoints.latest(stream)
         if any(s.checkpoint == record.id for s in catalog.reference_copies.list(stream)):
-            raise UsageError(f"checkpoint {record.id} of {stream} has a snapshot already")
-        # The lease also covers what is written and not referred to yet.
+            raise UsageError(f"checkpoint {record.id} of {stream} already has a snapshot")
+        # The lease also protects objects that are written and not recorded yet.
         with hold_lease(catalog, stream, [record.id], what="takes a snapshot"):
             spark = spark_session(settings.master, settings.spark)
             start = time.perf_counter()
