@@ -4,8 +4,8 @@
 
     defs = stream_definitions("flights")
 
-`stream_definitions` gives everything of a stream. `StreamComponent` does so in a `dg` project, from YAML. The other
-names are the parts of both, for a project that puts them together itself, as those of `siltstone init` do.
+`stream_definitions` makes all definitions of a stream. `StreamComponent` does the same from YAML in a `dg` project. The
+other names are the parts of both, for a project that combines them itself, as those of `siltstone init` do.
 """
 
 from siltstone.dagster.assets.full_snapshot import full_snapshot_asset

@@ -1,4 +1,4 @@
-"""Every stream of siltstone.toml and of installed packages: what `siltstone ui` shows where no workspace.yaml is."""
+"""Define every stream of siltstone.toml and of installed packages, for `siltstone ui` without a workspace.yaml."""
 
 import dagster as dg
 
@@ -8,7 +8,7 @@ from siltstone.dagster.project import load_project
 
 @dg.definitions
 def all_streams() -> dg.Definitions:
-    """Everything of every stream; a module that did not load is shown as an asset with its error."""
+    """Make the definitions of every stream. A module that did not load becomes an asset with its error."""
     project = load_project()
     parts = [stream_definitions(stream, settings=project.settings) for stream in project.streams]
     return dg.Definitions.merge(dg.Definitions(assets=project.broken_assets()), *parts)

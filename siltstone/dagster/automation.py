@@ -1,4 +1,4 @@
-"""What happens by itself when something upstream changed; turn it on in the page under Automation."""
+"""Automation conditions of restored state. Turn them on in Dagster's page under Automation."""
 
 import dagster as dg
 
@@ -12,14 +12,14 @@ ABSENT = (
     & ~dg.AutomationCondition.in_progress()
     & ~dg.AutomationCondition.any_deps_missing()
     & ~dg.AutomationCondition.any_deps_in_progress()
-).with_label("where nothing was restored")
+).with_label("when not restored yet")
 
 
 def restore_condition(stream: Stream) -> dg.AutomationCondition:
-    """When restored state is made, once all blocking checks of the checkpoints passed.
+    """Make the condition under which Dagster restores partitions, after all blocking checks of the checkpoints passed.
 
-    Of days, the newest, whenever checkpoints changed. Of hours, each one once: those before it show what they showed.
-    Whether anything was materialized changes nothing that is restored.
+    With daily partitions, the newest is restored whenever checkpoints changed. With hourly partitions, each is restored
+    once, because an hour that is over does not change. Materializations do not matter, as they do not change state.
     """
     condition = ABSENT if stream.event_days is None else CHANGED
     materialization = dg.AssetSelection.assets(asset_key(stream.name, MATERIALIZATION))

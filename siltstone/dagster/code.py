@@ -1,4 +1,4 @@
-"""Which code an asset comes from, as a place in a file that Dagster's page shows."""
+"""Find the code that an asset comes from, as a file and line that Dagster's page links to."""
 
 from collections.abc import Callable
 from types import CodeType
@@ -13,21 +13,21 @@ from siltstone.stream import Stream
 
 @without_beta_warnings()
 def code_reference(stream: Stream, asset: dg.AssetKey) -> dict[str, Any]:
-    """Metadata of an asset: the user's code, where there is any; else the stream's source, in whose file it is defined.
+    """Make the metadata with an asset's code: the user's operator or sink, or else the stream's source.
 
-    Nothing is read for it: compiled code knows its file and line.
+    No file is read: compiled code knows its file and line.
     """
     assert asset.path[0] == stream.name, f"{asset} is of another stream"
     operator, what = asset_of(asset)
     if what == SINK:
-        code, label = _own_code(stream.sinks[str(operator)]), f"sink of {operator}"
+        code, label = _user_code(stream.sinks[str(operator)]), f"sink of {operator}"
     elif operator is not None:
         by_name = {op.name: op for op in stream.operators}
-        code, label = _own_code(type(by_name[operator]).process), f"operator {operator}"
+        code, label = _user_code(type(by_name[operator]).process), f"operator {operator}"
     else:
         code, label = None, f"stream {stream.name}"
     if code is None and stream.source is not None:
-        code = _own_code(stream.source)
+        code = _user_code(stream.source)
         label = f"{'source of' if what == EVENTS else 'stream'} {stream.name}"
     if code is None:
         return {}
@@ -35,8 +35,8 @@ def code_reference(stream: Stream, asset: dg.AssetKey) -> dict[str, Any]:
     return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[place])}
 
 
-def _own_code(what: Callable[..., Any] | object) -> CodeType | None:
-    """The code of a function or of a callable object's class; None for Siltstone's own, which says nothing."""
+def _user_code(what: Callable[..., Any] | object) -> CodeType | None:
+    """Return the code of a function or of a callable object's class; None if it is Siltstone's own."""
     function = what if hasattr(what, "__code__") else type(what).__call__ if callable(what) else None
     if str(getattr(function, "__module__", "siltstone")).partition(".")[0] == "siltstone":
         return None

@@ -16,20 +16,20 @@ class StreamComponent(dg.Component, dg.Model, dg.Resolvable):
           stream: flights
           forks: [flights-what-if]
 
-    Several components can stand side by side in one project, each with a stream of its own.
+    A project can have several components, each with a stream of its own.
     """
 
-    stream: str = Field(description="name of a stream in the modules that siltstone.toml names")
+    stream: str = Field(description="name of a stream in the modules listed in siltstone.toml")
     forks: Sequence[str] = Field(default=(), description="names of its forks that have no definition of their own")
     owners: Sequence[str] = Field(default=(), description="emails, or teams as team:NAME, shown with each asset")
     fresh_within_s: float | None = Field(
-        default=None, description="seconds within which a new checkpoint is expected, 60 at least; default none is"
+        default=None, description="a new checkpoint is expected within this many seconds (60 or more); default none"
     )
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Build the stream's definitions.
 
         Raises:
-            UnknownStream: no stream of that name is defined; the message lists what was found.
+            UnknownStream: no stream of that name is defined; the message lists those found.
         """
         return stream_definitions(self.stream, forks=self.forks, owners=self.owners, fresh_within_s=self.fresh_within_s)

@@ -1,7 +1,6 @@
-"""Everything that Dagster is shown of a stream, in one call.
+"""Make all Dagster definitions of a stream in one call.
 
-Loading imports Dagster and the modules that define streams, and nothing else happens: no warehouse or catalog is
-read, no JVM starts.
+Loading only imports Dagster and the modules that define streams: no warehouse or catalog is read, no JVM starts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,25 +39,25 @@ def stream_definitions(
     fresh_within_s: float | None = None,
     settings: Settings | None = None,
 ) -> dg.Definitions:
-    """All assets, checks, jobs, schedules, sensors and resources of a stream, and of its forks.
+    """Make all assets, checks, jobs, schedules, sensors and resources of a stream and its forks.
 
-    Definitions of several streams can be merged (`dg.Definitions.merge`): names begin with the stream's, and all share
-    the same resources and executor.
+    Definitions of several streams can be merged (`dg.Definitions.merge`): all names begin with the stream's name, and
+    all use the same resources and executor.
 
         from siltstone.dagster import stream_definitions
 
         defs = stream_definitions("flights", forks=["flights-what-if"])
 
     Args:
-        stream: a `Stream`, or the name of one in the modules that siltstone.toml names.
+        stream: a `Stream`, or the name of one in the modules listed in siltstone.toml.
         forks: names of forks that have no definition of their own; they need not exist yet.
         owners: emails, or teams as `team:NAME`, shown with each asset.
-        fresh_within_s: seconds, 60 at least, within which a new checkpoint is expected: Dagster shows the checkpoints
-            as stale after that. None expects nothing, as of a stream that is run when there is something to read.
-        settings: the engine's; default those of siltstone.toml and `SILTSTONE_*`.
+        fresh_within_s: a new checkpoint is expected within this many seconds (60 or more), after which Dagster shows
+            the checkpoints as stale. None expects nothing, for a stream that runs only when there is input.
+        settings: the engine's settings; default those of siltstone.toml and `SILTSTONE_*`.
 
     Raises:
-        UnknownStream: no stream of that name is defined; the message lists what was found.
+        UnknownStream: no stream of that name is defined; the message lists those found.
         UsageError: a fork would write to its parent's sinks, or an option is not valid.
     """
     settings = settings or load_settings()
@@ -75,12 +74,12 @@ def stream_definitions(
         schedules=[schedule for each in streams for schedule in stream_schedules(each, settings)],
         sensors=[sensor for each in streams for sensor in stream_sensors(each, jobs[each.name], settings)],
         resources=stream_resources(webhook=bool(settings.alerts.webhook)),
-        executor=dg.in_process_executor,  # one process, hence one Spark session, for all steps of a run
+        executor=dg.in_process_executor,  # one process, and so one Spark session, for all steps of a run
     )
 
 
 def stream_assets(stream: Stream) -> list[Asset]:
-    """The assets of one stream, upstream first."""
+    """Make the assets of one stream, upstream first."""
     return [
         events_asset(stream),
         run_asset(stream),
@@ -93,38 +92,38 @@ def stream_assets(stream: Stream) -> list[Asset]:
 def annotate(
     assets: Iterable[Asset], streams: Iterable[Stream], settings: Settings, owners: Sequence[str] = ()
 ) -> list[Asset]:
-    """Add to each asset the code that it comes from, the kind of store that holds it, and its owners."""
+    """Add to each asset a link to its code, the kind of its store, and its owners."""
     by_name = {stream.name: stream for stream in streams}
     in_store = store_kinds(settings.warehouse)
 
-    def annotated(spec: dg.AssetSpec) -> dg.AssetSpec:
+    def add_attributes(spec: dg.AssetSpec) -> dg.AssetSpec:
         return spec.merge_attributes(
             metadata=code_reference(by_name[spec.key.path[0]], spec.key),
             kinds=in_store if asset_of(spec.key)[1] in STORED else set(),
             owners=owners,
         )
 
-    return list(dg.map_asset_specs(annotated, list(assets)))
+    return list(dg.map_asset_specs(add_attributes, list(assets)))
 
 
 def expect_checkpoints(assets: Iterable[Asset], within_s: float) -> list[Asset]:
-    """Expect a new checkpoint within so many seconds: Dagster evaluates it, and shows where it does not hold.
+    """Expect a new checkpoint within a number of seconds: Dagster shows the checkpoints as stale after that.
 
     Raises:
-        UsageError: less than a minute, which Dagster does not evaluate.
+        UsageError: less than 60 seconds, which Dagster does not evaluate.
     """
     if within_s < FRESHNESS_MIN_S:
         raise UsageError(f"fresh_within_s is {within_s}: use {FRESHNESS_MIN_S} seconds or more")
     policy = dg.FreshnessPolicy.time_window(fail_window=timedelta(seconds=within_s))
 
-    def expected(spec: dg.AssetSpec) -> dg.AssetSpec:
+    def add_policy(spec: dg.AssetSpec) -> dg.AssetSpec:
         return dg.apply_freshness_policy(spec, policy) if asset_of(spec.key)[1] == CHECKPOINTS else spec
 
-    return list(dg.map_asset_specs(expected, list(assets)))
+    return list(dg.map_asset_specs(add_policy, list(assets)))
 
 
 def stream_sensors(stream: Stream, jobs: Iterable[dg.JobDefinition], settings: Settings) -> list[dg.SensorDefinition]:
-    """The sensors of one stream; `jobs` are those that `op_jobs` made of it."""
+    """Make the sensors of one stream; `jobs` are those that `op_jobs` made of it."""
     by_operation = {job.tags[OPERATION_TAG]: job for job in jobs}
     recover, sweep = by_operation[RECOVER], by_operation[SWEEP]
     return [
@@ -137,7 +136,11 @@ def stream_sensors(stream: Stream, jobs: Iterable[dg.JobDefinition], settings: S
 
 @cache
 def stream_resources(*, webhook: bool = False) -> dict[str, WarehouseResource | SparkResource | Notifier]:
-    """The resources that all streams share, the same objects each time. `webhook`: alerts go there, not to the log."""
+    """Make the resources that all streams share; each call returns the same objects.
+
+    Args:
+        webhook: whether alerts go to the webhook of the settings; otherwise to the log.
+    """
     return {
         "warehouse": WarehouseResource(),
         "spark": SparkResource(),

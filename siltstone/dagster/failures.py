@@ -1,4 +1,4 @@
-"""Siltstone's errors as Dagster shows them best: one line that says what to do, without a traceback to read."""
+"""Report Siltstone's errors to Dagster as one line that says what to do, without a traceback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +9,12 @@ from siltstone.errors import Fenced, SiltstoneError, Stopped, UsageError
 
 
 @contextmanager
-def told_clearly() -> Iterator[None]:
-    """Turn an error of the engine into a failed step; no retry follows where it could not help.
-
-    The traceback is left out: it is of the engine's code, and the line says what to do.
+def report_errors() -> Iterator[None]:
+    """Turn an error of the engine into a failed step, without a traceback. Retries are allowed only if they may help.
 
     Raises:
-        DagsterExecutionInterruptedError: somebody stopped the run, which is then not failed but canceled.
-        Failure: with the error's own line, its class and its exit code.
+        DagsterExecutionInterruptedError: the run was stopped, and becomes canceled, not failed.
+        Failure: any other error, with its message, class and exit code.
     """
     try:
         yield
@@ -26,6 +24,6 @@ def told_clearly() -> Iterator[None]:
         raise dg.Failure(
             description=error.told,
             metadata={"error": type(error).__name__, "exit_code": error.exit_code},
-            # Bad input stays bad, and who was fenced must not take the stream back from who fenced it.
+            # Bad input stays bad, and a fenced run must not take the stream back from the newer one.
             allow_retries=not isinstance(error, UsageError | Fenced),
         ) from None

@@ -1,7 +1,8 @@
-"""What is done to a stream beside running it, as Dagster jobs: one a stream and operation.
+"""The Dagster jobs of a stream, one per operation.
 
+<stream>                                                       runs the stream
 <stream>__materialize  __snapshot  __verify  __verify_deep     of assets and checks
-<stream>__truncate  __sweep  __recover             of one op each, which says in its output what it did
+<stream>__truncate  __sweep  __recover                         of one op each, whose output metadata is the result
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from siltstone.client import Client
 from siltstone.dagster.checks.suites import RESTORE_EQUALS_SNAPSHOT
-from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.failures import report_errors
 from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name, pool
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.result import Result
@@ -25,12 +26,12 @@ STREAM_TAG, OPERATION_TAG = "siltstone/stream", "siltstone/operation"
 
 
 def job_tags(stream: Stream, operation: str) -> dict[str, str]:
-    """What tells runs of one operation on one stream from all others."""
+    """Make the tags that identify runs of one operation on one stream."""
     return {STREAM_TAG: stream.name, OPERATION_TAG: operation}
 
 
-def asset_jobs(stream: Stream) -> list[Any]:  # Dagster does not export the type of what define_asset_job returns
-    """The jobs of one stream that make assets or check them."""
+def asset_jobs(stream: Stream) -> list[Any]:  # Dagster does not export the return type of define_asset_job
+    """Make the jobs of one stream that materialize or check assets."""
     name = stream.name
     deep = dg.AssetCheckKey(asset_key(name, FULL_SNAPSHOT), RESTORE_EQUALS_SNAPSHOT.name)
     quick = dg.AssetSelection.checks_for_assets(asset_key(name, CHECKPOINTS), asset_key(name, MATERIALIZATION))
@@ -40,7 +41,7 @@ def asset_jobs(stream: Stream) -> list[Any]:  # Dagster does not export the type
             dagster_name(name),
             selection=checkpoints,
             tags=job_tags(stream, RUN),
-            description=f"Run `{name}` over what is available, then check what it laid down.",
+            description=f"Run `{name}` over available input, then check its assets.",
         ),
         dg.define_asset_job(
             dagster_name(name, MATERIALIZE),
@@ -70,34 +71,34 @@ def asset_jobs(stream: Stream) -> list[Any]:  # Dagster does not export the type
 
 
 class SweepConfig(dg.Config):
-    """What a sweep may do."""
+    """Options of a sweep."""
 
-    dry_run: bool = Field(default=False, description="only say what would be deleted")
-    limit: int | None = Field(default=None, description="delete at most so many objects")
-    incomplete: bool = Field(default=False, description="look only where checkpoints did not complete")
+    dry_run: bool = Field(default=False, description="only report what would be deleted")
+    limit: int | None = Field(default=None, description="most objects to delete; default no limit")
+    incomplete: bool = Field(default=False, description="search only entries of checkpoints that did not complete")
 
 
 class TruncateConfig(dg.Config):
-    """What a truncation may do; which checkpoints are kept says [retention] in siltstone.toml."""
+    """Options of a truncation. Its rules are those of [retention] in siltstone.toml or those of the stream."""
 
-    dry_run: bool = Field(default=False, description="only say what would be deleted")
+    dry_run: bool = Field(default=False, description="only report what would be deleted")
 
 
 class RecoverConfig(dg.Config):
-    """What a recovery may do."""
+    """Options of a recovery."""
 
-    dry_run: bool = Field(default=False, description="only say what would be given up")
+    dry_run: bool = Field(default=False, description="only report what would be given up")
 
 
 def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
-    """The jobs of one stream that keep its store."""
+    """Make the jobs of one stream that sweep, truncate and recover it."""
     name = stream.name
 
     @dg.op(name=dagster_name(name, SWEEP, "op"), pool=pool(name, SWEEP), tags=job_tags(stream, SWEEP))
     def sweep_op(
         context: dg.OpExecutionContext, config: SweepConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> None:
-        with told_clearly():
+        with report_errors():
             of_stream = Client(warehouse.settings(spark)).stream(name)
             result = of_stream.sweep(dry_run=config.dry_run, limit=config.limit, incomplete=config.incomplete)
             _tell(context, result)
@@ -106,23 +107,23 @@ def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
     def truncate_op(
         context: dg.OpExecutionContext, config: TruncateConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> None:
-        with told_clearly():
+        with report_errors():
             _tell(context, Client(warehouse.settings(spark)).stream(name).truncate(dry_run=config.dry_run))
 
     @dg.op(name=dagster_name(name, RECOVER, "op"), pool=pool(name, RUN), tags=job_tags(stream, RECOVER))
     def recover_op(
         context: dg.OpExecutionContext, config: RecoverConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> None:
-        with told_clearly():
+        with report_errors():
             of_stream = Client(warehouse.settings(spark)).stream(name)
             _tell(context, of_stream.recover(dry_run=config.dry_run, on_step=context.log.info))
 
-    said = {
-        SWEEP: (sweep_op, f"Delete what nothing refers to in the store of `{name}`."),
+    ops = {
+        SWEEP: (sweep_op, f"Delete objects of `{name}` that nothing refers to."),
         TRUNCATE: (truncate_op, f"Delete the checkpoints of `{name}` that retention does not keep."),
-        RECOVER: (recover_op, f"Bring `{name}` back to its newest checkpoint that proves, if it is damaged."),
+        RECOVER: (recover_op, f"If `{name}` is damaged, go back to its newest checkpoint that restores."),
     }
-    return [_job(stream, operation, op, description) for operation, (op, description) in said.items()]
+    return [_job(stream, operation, op, description) for operation, (op, description) in ops.items()]
 
 
 def _job(stream: Stream, operation: str, op: Callable[..., Any], description: str) -> dg.JobDefinition:
@@ -134,7 +135,7 @@ def _job(stream: Stream, operation: str, op: Callable[..., Any], description: st
 
 
 def _tell(context: dg.OpExecutionContext, result: Result) -> None:
-    """The result of an operation as metadata of its output, numbers plotted from run to run."""
+    """Add the result of an operation to its output's metadata, in which Dagster plots numbers, and to the log."""
     plain = {
         name: value if isinstance(value, str | int | float | bool) else dg.MetadataValue.json(value)
         for name, value in result.to_dict().items()

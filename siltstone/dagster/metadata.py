@@ -1,4 +1,4 @@
-"""What an asset's events tell: numbers that Dagster plots from run to run, a table, a picture."""
+"""Make the metadata of asset events: numbers that Dagster plots from run to run, tables, a picture."""
 
 import base64
 import tempfile
@@ -44,7 +44,7 @@ Metadata = dict[str, Any]
 
 
 def checkpoints_metadata(warehouse: OpenWarehouse, stream: str) -> Metadata:
-    """The newest checkpoint of a stream, and how its chain looks; nothing where there is none.
+    """Describe the newest checkpoint of a stream and its chain; empty if it has no checkpoint.
 
     Raises:
         SiltstoneError: the catalog cannot be read.
@@ -70,14 +70,16 @@ def checkpoints_metadata(warehouse: OpenWarehouse, stream: str) -> Metadata:
 
 
 def operator_metadata(warehouse: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> tuple[Metadata, str]:
-    """What one operator wrote at a checkpoint, with its part of the manifest as a table; and the digest of its state.
+    """Describe what one operator wrote at a checkpoint; return metadata and the digest of the operator's state.
+
+    The metadata has the operator's part of the manifest as a table.
 
     Raises:
         SiltstoneError: the catalog or the manifest cannot be read.
     """
     record = warehouse.catalog.checkpoints.get(stream, checkpoint)
     manifest = read_manifest(warehouse.warehouse.store, record.manifest)
-    said = record.statistics["operators"][operator]
+    statistics = record.statistics["operators"][operator]
     handles = [handle for handle in manifest.handles if handle.operator == operator]
     digest = recorded_digest(manifest, [(operator, name) for name in manifest.digests[operator]])
     first, chain = recorded_chain(record, operator)
@@ -89,11 +91,11 @@ def operator_metadata(warehouse: OpenWarehouse, stream: str, operator: str, chec
         "form": record.forms[operator].value,
         "first_sqn": min(sqns, default=0),
         "last_sqn": max(sqns, default=0),
-        "bytes": said["bytes"],
-        "dagster/row_count": said["state_rows"],
-        "rows_in": said["rows_in"],
+        "bytes": statistics["bytes"],
+        "dagster/row_count": statistics["state_rows"],
+        "rows_in": statistics["rows_in"],
         "dead_letters": record.statistics.get("dead_letters", {}).get(operator, 0),
-        "seconds": sum(said["seconds"].values()),
+        "seconds": sum(statistics["seconds"].values()),
         "D": record.d.get(operator, 0),
         "chain": _ranges(range(first, checkpoint + 1)),
         "committed_at": record.committed_at.isoformat(timespec="seconds"),
@@ -103,12 +105,12 @@ def operator_metadata(warehouse: OpenWarehouse, stream: str, operator: str, chec
 
 
 def sink_metadata(checkpoints: Sequence[int], sink: ParquetSink | None) -> Metadata:
-    """What the sink of a run's checkpoints shows of them; where it does not write Parquet, only which they are."""
-    said: Metadata = {"first_checkpoint": checkpoints[0], "last_checkpoint": checkpoints[-1]}
+    """Describe what a sink published of a run's checkpoints; only their ids if it is not a Parquet sink."""
+    metadata: Metadata = {"first_checkpoint": checkpoints[0], "last_checkpoint": checkpoints[-1]}
     if sink is None:
-        return said
+        return metadata
     files = [file for id in checkpoints for file in sink.published(id).glob("*.parquet")]
-    return said | {
+    return metadata | {
         "dagster/row_count": sum(pq.read_metadata(file).num_rows for file in files),
         "bytes": sum(file.stat().st_size for file in files),
         "path": dg.MetadataValue.path(str(sink.path)),
@@ -116,7 +118,7 @@ def sink_metadata(checkpoints: Sequence[int], sink: ParquetSink | None) -> Metad
 
 
 def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    """Rows of plain values under columns `name -> type` (string, int, float or bool)."""
+    """Make a table of rows with plain values; `columns` maps name -> type (string, int, float or bool)."""
     schema = dg.TableSchema([dg.TableColumn(name, type) for name, type in columns.items()])
     return dg.MetadataValue.table([dg.TableRecord(dict(row)) for row in rows], schema)
 
@@ -124,7 +126,7 @@ def table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> dg.T
 def _row(checkpoint: Mapping[str, Any]) -> Metadata:
     return {
         "checkpoint": checkpoint["id"],
-        "forms": _counted(checkpoint["forms"].values()),
+        "forms": _count_forms(checkpoint["forms"].values()),
         "bytes": checkpoint["bytes"],
         "state_rows": checkpoint["rows"],
         "event_time_max": checkpoint["event_time_max"],
@@ -147,18 +149,18 @@ def _handle(handle: Handle) -> Metadata:
 
 
 def _each(values: Mapping[str, Any]) -> str:
-    """Each operator's value."""
+    """Format the value of each operator."""
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def _counted(forms: Iterable[str]) -> str:
-    """The form if all operators have the same, else how many have which."""
+def _count_forms(forms: Iterable[str]) -> str:
+    """Format the forms of all operators: the form if all have the same, else the number of each."""
     counts = Counter(forms)
     return " + ".join(form if len(counts) == 1 else f"{count} {form}" for form, count in sorted(counts.items()))
 
 
 def _ranges(ids: Collection[int]) -> str:
-    """Ascending ids, runs of them drawn together: 1-4, 7."""
+    """Format ascending ids as ranges: 1-4, 7."""
     known = set(ids)
     starts = [id for id in ids if id - 1 not in known]
     ends = [id for id in ids if id + 1 not in known]
@@ -166,7 +168,7 @@ def _ranges(ids: Collection[int]) -> str:
 
 
 def _picture(warehouse: OpenWarehouse, stream: str) -> dg.MarkdownMetadataValue:
-    """The report's picture, within the event itself, so that it lasts as long; as SVG it fits Dagster's window."""
+    """Draw the report's picture into the event itself, so that both last equally long; as SVG it fits the window."""
     from siltstone.report import draw_report, report_data
 
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""Silences Dagster's warnings about its parts in beta or preview, of which each load would print many."""
+"""Suppress Dagster's many warnings about features in beta or preview."""
 
 import warnings
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import dagster as dg
 
 @contextmanager
 def without_beta_warnings() -> Iterator[None]:
-    """Leave out Dagster's warnings that a part is in beta or preview; also a decorator of functions."""
+    """Suppress Dagster's warnings about features in beta or preview; usable as a decorator, too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
         warnings.simplefilter("ignore", dg.PreviewWarning)

@@ -1,7 +1,6 @@
-"""When each operation is done to each stream, unless siltstone.toml says otherwise.
+"""The schedules of a stream's operations. siltstone.toml can change them.
 
-The snapshot and the deep verification that compares with it are on from the start: no digest is as good a witness.
-Turn the others on in the page.
+The snapshot and the deep verification that compares with it are on by default. Turn the others on in the page.
 
 [schedules.flights]
 sweep = "0 5 * * *"     # cron, UTC
@@ -32,13 +31,13 @@ DEFAULTS = {
     VERIFY_DEEP: "30 3 * * *",
     SWEEP: "45 4 * * *",
 }
-"""operation -> cron, UTC: chains every ten minutes, where they are due; proofs hourly; row by row and orphans daily"""
+"""operation -> cron, UTC"""
 ON = frozenset({SNAPSHOT, VERIFY_DEEP})
-"""those that are on from the start"""
+"""operations whose schedules are on by default"""
 
 
 def check_schedules(settings: Settings, streams: Collection[str]) -> None:
-    """Raise UsageError if the settings have schedules of a stream that is not among `streams`."""
+    """Raise UsageError if the settings have schedules of a stream that is not in `streams`."""
     if unknown := sorted(settings.schedules.keys() - set(streams)):
         known = ", ".join(sorted(streams)) or "none"
         raise UsageError(
@@ -47,7 +46,7 @@ def check_schedules(settings: Settings, streams: Collection[str]) -> None:
 
 
 def stream_schedules(stream: Stream, settings: Settings) -> list[dg.ScheduleDefinition]:
-    """The schedules of one stream, one for each operation that is not off.
+    """Make the schedules of one stream, one for each operation that is not off.
 
     Raises:
         UsageError: the settings name an unknown operation, or a value that is not a cron expression.
@@ -55,7 +54,7 @@ def stream_schedules(stream: Stream, settings: Settings) -> list[dg.ScheduleDefi
     given = settings.schedules.get(stream.name, {})
     if unknown := sorted(given.keys() - DEFAULTS):
         raise UsageError(
-            f"[schedules.{stream.name}] in {CONFIGURATION}: no operation {unknown[0]!r} has a schedule: use "
+            f"[schedules.{stream.name}] in {CONFIGURATION}: {unknown[0]!r} is not an operation with a schedule: use "
             + ", ".join(sorted(DEFAULTS))
         )
     return [_schedule(stream, operation, cron) for operation, cron in (DEFAULTS | given).items() if cron != OFF]
@@ -65,9 +64,9 @@ def _schedule(stream: Stream, operation: str, cron: str) -> dg.ScheduleDefinitio
     def tick(
         context: dg.ScheduleEvaluationContext, warehouse: WarehouseResource, spark: SparkResource
     ) -> dg.RunRequest | dg.SkipReason:
-        if before := unfinished(context.instance, stream, operation):
+        if before := find_unfinished(context.instance, stream, operation):
             return dg.SkipReason(f"run {before} is not done yet")
-        if reason := _nothing_to_do(warehouse.settings(spark), stream.name, operation):
+        if reason := _skip_reason(warehouse.settings(spark), stream.name, operation):
             return dg.SkipReason(reason)
         return dg.RunRequest(run_config=_config(stream, operation), tags=job_tags(stream, operation))
 
@@ -77,20 +76,20 @@ def _schedule(stream: Stream, operation: str, cron: str) -> dg.ScheduleDefinitio
         cron_schedule=cron,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.RUNNING if operation in ON else dg.DefaultScheduleStatus.STOPPED,
-        description=f"{operation} of `{stream.name}`; a tick is skipped while the run of an earlier one goes on, and "
-        "where there is nothing to do",
+        description=f"{operation} of `{stream.name}`; a tick is skipped while an earlier run is in progress, or if "
+        "there is nothing to do",
     )
     try:
         return decorated(tick)
     except dg.DagsterInvalidDefinitionError:
         raise UsageError(
-            f"[schedules.{stream.name}] in {CONFIGURATION}: {operation} is {cron!r}, which is no cron expression: "
+            f"[schedules.{stream.name}] in {CONFIGURATION}: {operation} is {cron!r}, which is not a cron expression: "
             "write it like '0 5 * * *', or off"
         ) from None
 
 
-def unfinished(instance: dg.DagsterInstance, stream: Stream, operation: str) -> str | None:
-    """The id of a run of an operation on a stream that waits or is at work, if there is one."""
+def find_unfinished(instance: dg.DagsterInstance, stream: Stream, operation: str) -> str | None:
+    """Return the id of a waiting or active run of an operation on a stream, if there is one."""
     going = [
         dg.DagsterRunStatus.NOT_STARTED,
         dg.DagsterRunStatus.QUEUED,
@@ -102,8 +101,8 @@ def unfinished(instance: dg.DagsterInstance, stream: Stream, operation: str) -> 
     return found[0].run_id if found else None
 
 
-def _nothing_to_do(settings: Settings, stream: str, operation: str) -> str | None:
-    """Why no run is needed; None where one is, and where that cannot be told: the run then says what is wrong."""
+def _skip_reason(settings: Settings, stream: str, operation: str) -> str | None:
+    """Say why no run is needed; None if one is, or if the catalog cannot be read, which the run then reports."""
     try:
         with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
             catalog = place.catalog
@@ -111,26 +110,26 @@ def _nothing_to_do(settings: Settings, stream: str, operation: str) -> str | Non
                 stream, 1
             ):
                 return f"{stream} has no checkpoint yet"
-            if operation == MATERIALIZE and not _due(settings, catalog, stream):
+            if operation == MATERIALIZE and not _is_due(settings, catalog, stream):
                 return "no chain is due"
             if operation == SNAPSHOT:
                 return find_obstacle(place, stream)
             if operation == VERIFY_DEEP and not catalog.reference_copies.list(stream):
-                return f"there is no full snapshot to compare with: materialize {stream}/full_snapshot"
-    except UsageError as error:  # no warehouse yet, above all
+                return f"no full snapshot to compare with: materialize {stream}/full_snapshot"
+    except UsageError as error:  # mostly: no warehouse yet
         return str(error)
     except SiltstoneError:
         pass
     return None
 
 
-def _due(settings: Settings, catalog: Catalog, stream: str) -> bool:
+def _is_due(settings: Settings, catalog: Catalog, stream: str) -> bool:
     health = materialization_health(catalog, stream, settings.materialization, settings.policy_options)
     return any(each.trigger for each in health.values())
 
 
 def _config(stream: Stream, operation: str) -> dict:
-    """Only chains that have grown long enough are worth the work; a live run may move on amid a snapshot."""
+    """Make the run config: materialize only chains that are due, and allow a snapshot to fail while a run is active."""
     configs = {MATERIALIZE: (MATERIALIZATION, {"due": True}), SNAPSHOT: (FULL_SNAPSHOT, {"if_possible": True})}
     if operation not in configs:
         return {}

@@ -176,7 +176,7 @@ def test_an_orphan_is_told_with_its_reason_and_its_name(checked: Checked) -> Non
     lost = checked.root / "objects" / CheckpointPath(SMALL.name, 1, 2).prefix / "lost.segment"
     lost.write_bytes(b"12345")
     (row,) = checked.outcome(suites.NO_ORPHAN).rows
-    assert (row["objects"], row["bytes"], row["such_as"]) == (1, 5, _name(lost))
+    assert (row["objects"], row["bytes"], row["examples"]) == (1, 5, _name(lost))
     assert "did without" in row["reason"]
     assert lost.exists(), "a check changes nothing"
     lost.rename(lost.with_name("4711"))
@@ -265,7 +265,7 @@ def test_a_snapshot_that_differs_is_told_by_key_group_column_and_key(
     (row,) = outcome.rows
     assert (row["checkpoint"], row["operator"], row["table"]) == (STEPS, "daily", "totals")
     assert row["columns"] == "spent in 1" and row["key_group"] in range(SMALL.max_parallelism)
-    assert row["such_as"].startswith("[(")
+    assert row["examples"].startswith("[(")
 
 
 def test_no_facts_fail_where_there_must_be_some() -> None:

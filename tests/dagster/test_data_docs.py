@@ -17,13 +17,13 @@ class Named:
 
 
 def test_a_key_that_is_html_is_shown_as_text(tmp_path: Path) -> None:
-    facts = pd.DataFrame({"such_as": [HOSTILE, None], "unequal": [1, 0]})
+    facts = pd.DataFrame({"examples": [HOSTILE, None], "unequal": [1, 0]})
     expected: dict[str, Any] = {
         "type": "expect_column_values_to_be_in_set",
         "kwargs": {"column": "unequal", "value_set": [0]},
     }
-    named = {"type": "expect_column_values_to_be_null", "kwargs": {"column": "such_as"}}
-    suite = Suite("hostile", "No key is shown as anything but text.", lambda _: facts, [expected, named], ("such_as",))
+    named = {"type": "expect_column_values_to_be_null", "kwargs": {"column": "examples"}}
+    suite = Suite("hostile", "No key is shown as anything but text.", lambda _: facts, [expected, named], ("examples",))
     index = build_data_docs(cast(Subject, Named()), tmp_path / "pages", [suite])
     pages = [page.read_text() for page in index.parent.rglob("*.html")]
     assert not any("<img src=x" in page for page in pages)

@@ -182,9 +182,9 @@ def test_schedules_have_defaults_and_can_be_set_and_turned_off_for_each_stream(s
         ({"smal": {"sweep": "off"}}, r"\[schedules\.smal\].*no stream 'smal' is defined \(defined: small\)"),
         (
             {"small": {"swep": "off"}},
-            r"\[schedules\.small\].*no operation 'swep'.*materialize, snapshot, sweep, truncate",
+            r"\[schedules\.small\].*'swep' is not an operation.*materialize, snapshot, sweep, truncate",
         ),
-        ({"small": {"sweep": "daily-ish"}}, r"\[schedules\.small\].*sweep is 'daily-ish'.*no cron expression"),
+        ({"small": {"sweep": "daily-ish"}}, r"\[schedules\.small\].*sweep is 'daily-ish'.*not a cron expression"),
     ],
 )
 def test_a_mistake_in_schedules_is_one_clear_line(schedules: dict[str, dict[str, str]], says: str) -> None:

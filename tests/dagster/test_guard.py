@@ -184,6 +184,6 @@ def test_a_page_in_a_real_browser_cannot_launch_a_run(page: Page, tmp_path: Path
     assert elsewhere.said == ", ".join(f"{what} failed" for what in ("cors", "read", "script", "image", "socket"))
     assert page.runs({}) == []
     log = page.log.read_text()
-    assert log.count("is another page") + log.count("another page asks for it") >= 9, "all of it came to the server"
+    assert log.count("is not this page") + log.count("comes from another page") >= 9, "all of it came to the server"
     own = shown(f"{page.address}/runs", tmp_path, "--virtual-time-budget=30000")
     assert "No runs to display" in own or "Runs" in own.partition('id="root"')[2]

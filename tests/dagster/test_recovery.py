@@ -12,13 +12,13 @@ from dagster._core.test_utils import create_run_for_test
 from siltstone.catalog.runs import RunRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import BY_DAGSTER
-from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.failures import report_errors
 from siltstone.dagster.jobs import RecoverConfig, job_tags
 from siltstone.dagster.sensors.recovery import (
     ATTEMPT_TAG,
     FOLLOWS_TAG,
     LOOK_BACK_S,
-    MENDS_TAG,
+    RECOVERS_TAG,
     due_recovery,
     newest_run,
 )
@@ -78,7 +78,7 @@ def failing(instance: dg.DagsterInstance, error: SiltstoneError, operation: str 
 
     @dg.op
     def fails() -> None:
-        with told_clearly():
+        with report_errors():
             raise error
 
     @dg.job(tags=job_tags(SMALL, operation))
@@ -93,7 +93,7 @@ def test_a_failed_run_is_recovered_once_its_delay_is_over(instance: dg.DagsterIn
     assert due(instance, 9) == []
     (request,) = due(instance, 11)
     assert request.job_name == "small__recover"
-    assert request.tags == {**job_tags(SMALL, "recover"), MENDS_TAG: run.run_id, ATTEMPT_TAG: "1"}
+    assert request.tags == {**job_tags(SMALL, "recover"), RECOVERS_TAG: run.run_id, ATTEMPT_TAG: "1"}
     assert request.run_config == {"ops": {"small__recover__op": {"config": {}}}}
     assert due(instance, 12)[0].run_key == request.run_key, "two looks must not start two runs"
 
@@ -135,13 +135,13 @@ def test_nothing_follows_what_a_recovery_cannot_mend(instance: dg.DagsterInstanc
 def test_damage_is_recovered(instance: dg.DagsterInstance) -> None:
     failed = failing(instance, CorruptObject("a segment does not match its checksum"))
     (request,) = due(instance, 11)
-    assert request.tags[MENDS_TAG] == failed
+    assert request.tags[RECOVERS_TAG] == failed
 
 
 def test_a_recovery_that_could_not_be_mended_ends_the_attempts(instance: dg.DagsterInstance) -> None:
     run = ran(instance)
     attempt = failing(instance, UsageError("no such stream"), "recover")
-    instance.add_run_tags(attempt, {MENDS_TAG: run.run_id})
+    instance.add_run_tags(attempt, {RECOVERS_TAG: run.run_id})
     assert due(instance, 1000) == []
 
 
@@ -159,7 +159,7 @@ def test_a_newer_failure_has_attempts_of_its_own(instance: dg.DagsterInstance) -
         recovered(instance, old)
     new = ran(instance)
     (request,) = due(instance, 11)
-    assert (request.tags[MENDS_TAG], request.tags[ATTEMPT_TAG]) == (new.run_id, "1")
+    assert (request.tags[RECOVERS_TAG], request.tags[ATTEMPT_TAG]) == (new.run_id, "1")
 
 
 def test_a_run_that_others_started_after_the_failed_one_is_not_fenced(instance: dg.DagsterInstance) -> None:
@@ -214,7 +214,7 @@ def test_a_run_of_assets_from_the_page_counts_as_one_of_its_stream(instance: dg.
         run = create_run_for_test(instance, asset_selection=frozenset({key}), status=STARTED)
         instance.report_run_failed(run)
         (request,) = due(instance, 11)
-        assert request.tags[MENDS_TAG] == run.run_id
+        assert request.tags[RECOVERS_TAG] == run.run_id
         assert request.run_config["ops"]["small__recover__op"]["config"] == {}
 
 

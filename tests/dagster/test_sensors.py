@@ -226,7 +226,7 @@ def test_what_could_not_be_told_is_told_again(
         place.catalog.materializations.fail(SMALL.name, f"m{n}", "the disk is full")
     chat.refuses = 3  # as often as one alert is tried
     first = look("alerts", instance, None, url, notifier=chat.notifier)
-    assert chat.got == [] and "0 told now" in first.skip_message
+    assert chat.got == [] and "0 sent now" in first.skip_message
     chat.refuses = 2
     look("alerts", instance, first.cursor, url, notifier=chat.notifier)
     (alert,) = chat.got

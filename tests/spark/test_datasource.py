@@ -166,7 +166,9 @@ def test_the_users_own_schema_selects_columns(ran: Ran) -> None:
     wanted = sorted((row[1], row[2 + 3]) for row in ran.expected() if row[2 + 3] is not None)
     frame = reader.schema("code bigint, c3 bigint").load()
     assert sorted(tuple(r) for r in frame.where("c3 is not null").collect()) == wanted
-    with pytest.raises(AnalysisException, match=r"UsageError: row has no column code int: it has name string, code bigint"):
+    with pytest.raises(
+        AnalysisException, match=r"UsageError: row has no column code int: it has name string, code bigint"
+    ):
         reader.schema("code int").load().collect()
 
 

@@ -1,1 +1,1 @@
-"""What streams lay down, as Dagster assets: a factory an asset, called once a registered stream."""
+"""The assets of a stream in Dagster: one factory per kind of asset, called once per stream."""

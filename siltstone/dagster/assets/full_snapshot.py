@@ -1,4 +1,4 @@
-"""The asset `<stream>/full_snapshot`: the live state copied in full, an independent witness for restores."""
+"""The asset `<stream>/full_snapshot`: a full copy of the live state, to compare restores with."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from pydantic import Field
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
-from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.failures import report_errors
 from siltstone.dagster.metadata import Metadata
 from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, asset_key, dagster_name, pool
 from siltstone.dagster.resources import SparkResource, WarehouseResource
@@ -17,13 +17,13 @@ from siltstone.stream import Stream
 
 
 class FullSnapshotConfig(dg.Config):
-    """What becomes of a snapshot that cannot be taken."""
+    """What to do if the snapshot cannot be taken."""
 
-    if_possible: bool = Field(default=False, description="say so and succeed where the live state is not to be had")
+    if_possible: bool = Field(default=False, description="if the live state is not available, log that and succeed")
 
 
 def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
-    """The full snapshot of one stream's newest checkpoint."""
+    """Make the asset of a full snapshot of a stream's newest checkpoint."""
 
     @dg.asset(
         key=asset_key(stream.name, FULL_SNAPSHOT),
@@ -34,8 +34,8 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
         pool=pool(stream.name, "snapshot"),
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "snapshot"},
         description=(
-            f"The live state of `{stream.name}` at its newest checkpoint, read from where the stream keeps it and not "
-            "from the changelog, to compare restores with. It can only be taken where the stream ran."
+            f"The live state of `{stream.name}` at its newest checkpoint, copied from the stream's working state and "
+            "not from the changelog, to compare restores with. It can only be taken on the machine that ran the stream."
         ),
     )
     def full_snapshot(
@@ -44,33 +44,33 @@ def full_snapshot_asset(stream: Stream) -> dg.AssetsDefinition:
         warehouse: WarehouseResource,
         spark: SparkResource,
     ) -> Iterator[dg.MaterializeResult]:
-        with told_clearly():
+        with report_errors():
             settings = warehouse.settings(spark)
             taken = {}
-            if not _is_there(settings, stream.name):
+            if not _has_snapshot(settings, stream.name):
                 try:
                     taken = {"seconds": Client(settings).stream(stream.name).snapshot().seconds}
                 except NoLiveState as error:
                     if not config.if_possible:
                         raise
-                    context.log.warning(f"no snapshot is taken now: {error}")
+                    context.log.warning(f"no snapshot was taken: {error}")
                     return
-            metadata, digest = _newest(settings, stream.name)
+            metadata, digest = _describe_newest(settings, stream.name)
         metadata |= {"taken": "now" if taken else "before", **taken}
         yield dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(digest))
 
     return full_snapshot
 
 
-def _is_there(settings: Settings, stream: str) -> bool:
-    """Whether the newest checkpoint has a full snapshot; the state of one checkpoint never changes."""
+def _has_snapshot(settings: Settings, stream: str) -> bool:
+    """Whether the newest checkpoint has a full snapshot. The state of a checkpoint never changes."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         newest = place.catalog.checkpoints.latest(stream).id
         return any(snapshot.checkpoint == newest for snapshot in place.catalog.reference_copies.list(stream))
 
 
-def _newest(settings: Settings, stream: str) -> tuple[Metadata, str]:
-    """The newest full snapshot, and the digest of its checkpoint."""
+def _describe_newest(settings: Settings, stream: str) -> tuple[Metadata, str]:
+    """Describe the newest full snapshot; return its metadata and the digest of its checkpoint."""
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         snapshot = place.catalog.reference_copies.list(stream)[-1]
         digest = place.catalog.checkpoints.get(stream, snapshot.checkpoint).digest

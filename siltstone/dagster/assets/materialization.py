@@ -5,7 +5,7 @@ from pydantic import Field
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
-from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.failures import report_errors
 from siltstone.dagster.metadata import table
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, asset_key, dagster_name, pool
 from siltstone.dagster.resources import SparkResource, WarehouseResource
@@ -15,16 +15,16 @@ COLUMNS = {"operator": "string", "checkpoint": "int", "rows": "int", "bytes": "i
 
 
 class MaterializationConfig(dg.Config):
-    """What to consolidate."""
+    """The chains to consolidate."""
 
     at: str = Field(default="latest", description="checkpoint id, commit time, savepoint or latest")
-    operators: list[str] = Field(default=[], description="only these operators; default all")
-    due: bool = Field(default=False, description="only operators whose chain has grown long enough")
-    parallelism: int | None = Field(default=None, description="tasks an operator; default Spark's own")
+    operators: list[str] = Field(default=[], description="names of operators; default all")
+    due: bool = Field(default=False, description="only operators that are due by [materialization] in siltstone.toml")
+    parallelism: int | None = Field(default=None, description="tasks per operator; default Spark's number of cores")
 
 
 def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
-    """The materialization of one stream; the stream may run meanwhile."""
+    """Make the materialization asset of a stream. The stream may run meanwhile."""
 
     @dg.asset(
         key=asset_key(stream.name, MATERIALIZATION),
@@ -34,14 +34,14 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
         pool=pool(stream.name, "materialize"),
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "materialize"},
         description=(
-            f"The chains of `{stream.name}` up to a checkpoint, consolidated into new bases, proven before anything "
-            "refers to them. Restores of that checkpoint and of all later ones begin there."
+            f"The chains of `{stream.name}` up to a checkpoint, consolidated into new bases that are proven before "
+            "they are used. Restores of that checkpoint and of later ones begin with them."
         ),
     )
     def materialization(
         config: MaterializationConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> dg.MaterializeResult:
-        with told_clearly():
+        with report_errors():
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             done = (
                 Client(settings)
@@ -63,7 +63,7 @@ def materialization_asset(stream: Stream) -> dg.AssetsDefinition:
                 "bytes": done.bytes,
                 "seconds": done.seconds,
                 "operators": table(COLUMNS, rows),
-                "began_there_anyway": ", ".join(done.kept) or "none",
+                "had_a_base_already": ", ".join(done.kept) or "none",
             },
         )
 

@@ -1,4 +1,4 @@
-"""The asset `<stream>/restored_state`: the state as it was, day by day or hour by hour, rebuilt and proven."""
+"""The asset `<stream>/restored_state`: the state as of each day or hour, restored and proven."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from pydantic import Field
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.client import Client
-from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.failures import report_errors
 from siltstone.dagster.names import CHECKPOINTS, MATERIALIZATION, RESTORED_STATE, asset_key, dagster_name, pool
 from siltstone.dagster.partitions import CheckpointGone, checkpoint_of, partitions_of
 from siltstone.dagster.quiet import without_beta_warnings
@@ -29,17 +29,17 @@ RESTORED_EQUALS_CHECKPOINT = "restored_equals_checkpoint"
 
 
 class RestoredStateConfig(dg.Config):
-    """How to restore."""
+    """Options of a restore."""
 
-    parallelism: int | None = Field(default=None, description="tasks an operator; default Spark's own")
+    parallelism: int | None = Field(default=None, description="tasks per operator; default Spark's number of cores")
 
 
 @without_beta_warnings()
 def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | None = None) -> dg.AssetsDefinition:
-    """The restored state of one stream, with a check for each partition.
+    """Make the asset of a stream's restored state, with a check for each partition.
 
-    Any range of partitions is one run, and each appears as soon as it is whole. The check reads the partition's files
-    again and compares them with its checkpoint; it can be run by itself, and then nothing is restored.
+    One run restores any range of partitions, and each appears as soon as it is complete. The check reads the files of a
+    partition again and compares them with its checkpoint; it can run alone, without a restore.
     """
 
     @dg.multi_asset(
@@ -57,12 +57,12 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
         warehouse: WarehouseResource,
         spark: SparkResource,
     ) -> Iterator[dg.MaterializeResult]:
-        # An event a partition, each with a digest of its own and as soon as it lies there: what Dagster makes of one
-        # output has one data version for all of them, and comes when the last is done.
-        def tell(label: RestoredLabel, anew: bool = True) -> None:
-            context.log_event(_event(stream, label, root / label.label, anew))
+        # One event per partition, with its own digest and as soon as it is complete. The event that Dagster makes of an
+        # output would have one data version for all partitions, and come after the last.
+        def tell(label: RestoredLabel, is_new: bool = True) -> None:
+            context.log_event(_event(stream, label, root / label.label, is_new))
 
-        with told_clearly():
+        with report_errors():
             settings = warehouse.settings(spark, parallelism=config.parallelism)
             root = Warehouse.at(settings.warehouse).local.restored_series(stream.name)
             if context.selected_asset_keys:
@@ -70,7 +70,7 @@ def restored_state_asset(stream: Stream, automation: dg.AutomationCondition | No
                     labels = _labels(context, place.catalog, stream)
                 result = Client(settings).stream(stream.name).restore_series(labels, tell)
                 for label in result.kept:
-                    tell(label, anew=False)
+                    tell(label, is_new=False)
                 context.log.info(_summary(result))
                 _check_proven(result)
             if context.selected_asset_check_keys:
@@ -92,8 +92,8 @@ def _asset_spec(stream: Stream, automation: dg.AutomationCondition | None) -> dg
         group_name=dagster_name(stream.name),
         kinds={"spark", "parquet"},
         description=(
-            f"The state of `{stream.name}` as it was, rebuilt from bases and deltas alone, every digest compared, as "
-            "plain Parquet: one directory for each partition, operator and table."
+            f"The state of `{stream.name}` as of each partition, restored from bases and deltas and proven by its "
+            "digests, as plain Parquet: one directory per partition, operator and table."
         ),
     )
 
@@ -103,33 +103,33 @@ def _check_spec(stream: Stream) -> dg.AssetCheckSpec:
         RESTORED_EQUALS_CHECKPOINT,
         asset=asset_key(stream.name, RESTORED_STATE),
         partitions_def=partitions_of(stream),
-        description="The files of the partition, read again, have exactly the rows that its checkpoint had: the "
-        "digests of their rows add up to those recorded while the stream ran.",
+        description="The partition's files have exactly the rows of its checkpoint: the digests of their rows add up "
+        "to those recorded while the stream ran.",
     )
 
 
 def _summary(result: "SeriesResult") -> str:
     checkpoints = len({label.checkpoint for label in result.restored})
     return (
-        f"{len(result.restored)} partitions restored of {checkpoints} checkpoints in {result.seconds:.1f} s, "
-        f"{len(result.kept)} lay there proven, below {result.root}"
+        f"{len(result.restored)} partitions restored from {checkpoints} checkpoints in {result.seconds:.1f} s, "
+        f"{len(result.kept)} kept, below {result.root}"
     )
 
 
 def _evaluation(place: OpenWarehouse, stream: Stream, partition: str) -> dg.AssetCheckEvaluation:
-    """Whether the files of one partition are the state of its checkpoint."""
+    """Evaluate whether the files of one partition are the state of its checkpoint."""
     root = place.warehouse.local.restored_series(stream.name)
     label = read_label(root, partition)
     found: dict[str, Any] = {"checkpoint": label.checkpoint, "digest": label.digest} if label else {}
     severity = dg.AssetCheckSeverity.ERROR
     if label is None:
-        reason = "nothing was restored here: materialize the partition"
+        reason = "the partition was not restored: materialize it"
     else:
         try:
             recorded = place.catalog.checkpoints.get(stream.name, label.checkpoint)
             reason = prove_label(root, partition, read_manifest(place.warehouse.store, recorded.manifest))
         except UnknownCheckpoint:
-            reason = f"checkpoint {label.checkpoint} was deleted: there is nothing to compare with any more"
+            reason = f"checkpoint {label.checkpoint} was deleted: the files can no longer be compared with it"
             severity = dg.AssetCheckSeverity.WARN
     return dg.AssetCheckEvaluation(
         asset_key=asset_key(stream.name, RESTORED_STATE),
@@ -143,7 +143,10 @@ def _evaluation(place: OpenWarehouse, stream: Stream, partition: str) -> dg.Asse
 
 
 def _labels(context: dg.AssetExecutionContext, catalog: Catalog, stream: Stream) -> dict[str, int]:
-    """The checkpoint of each partition of the run; of many partitions, one whose checkpoint is gone is only told of."""
+    """Map each partition of the run to its checkpoint.
+
+    If the run has several partitions, one whose checkpoint was deleted is logged and left out.
+    """
     found = {}
     for key in context.partition_keys:
         try:
@@ -157,10 +160,10 @@ def _labels(context: dg.AssetExecutionContext, catalog: Catalog, stream: Stream)
 
 
 def _check_proven(result: "SeriesResult") -> None:
-    """ProofFailed if a checkpoint could not be restored; all others were."""
+    """Raise ProofFailed if a checkpoint could not be restored; the others were."""
     if result.failed:
         first, good = result.failed[0], len(result.restored) + len(result.kept)
-        raise ProofFailed(f"{len(result.failed)} checkpoints are not restored, {good} labels are: {first.reason}")
+        raise ProofFailed(f"{len(result.failed)} checkpoints could not be restored, {good} labels were: {first.reason}")
 
 
 def _observation(stream: Stream, partition: str, gone: CheckpointGone) -> dg.AssetObservation:
@@ -169,7 +172,7 @@ def _observation(stream: Stream, partition: str, gone: CheckpointGone) -> dg.Ass
     )
 
 
-def _event(stream: Stream, label: RestoredLabel, path: Path, anew: bool) -> dg.AssetMaterialization:
+def _event(stream: Stream, label: RestoredLabel, path: Path, is_new: bool) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         asset_key(stream.name, RESTORED_STATE),
         partition=label.label,
@@ -178,7 +181,7 @@ def _event(stream: Stream, label: RestoredLabel, path: Path, anew: bool) -> dg.A
             "digest": label.digest,
             "dagster/row_count": label.rows,
             "path": dg.MetadataValue.path(str(path)),
-            "restored": "now" if anew else "before",
+            "restored": "now" if is_new else "before",
         },
         tags={"dagster/data_version": label.digest},
     )

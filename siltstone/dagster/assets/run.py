@@ -1,4 +1,4 @@
-"""The stream's run, as one multi-asset: what each operator laid down, and the checkpoints all of them make together."""
+"""A stream's run as one multi-asset: the base and delta chain of each operator, the sinks, and the checkpoints."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from pydantic import Field
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.fork import find_definition
 from siltstone.client import Client
-from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.failures import report_errors
 from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata, sink_metadata
 from siltstone.dagster.names import (
     BASE_CHECKPOINT,
@@ -30,25 +30,25 @@ from siltstone.sinks.parquet import parquet_sinks
 from siltstone.stream import DEAD_LETTERS, Stream
 
 BY_DAGSTER = "Dagster run "
-"""what the catalog says of whose a writer epoch is begins so where Dagster ran the stream"""
+"""prefix of the owner that the catalog records for a run of Dagster"""
 
 
 class RunConfig(dg.Config):
-    """How much of the stream to run, and how. What is not given is as in siltstone.toml and `SILTSTONE_*`."""
+    """Options of a run. Those not given come from siltstone.toml and `SILTSTONE_*`."""
 
-    batches: int | None = Field(default=None, description="stop after so many micro-batches; default all there are")
-    parallelism: int | None = Field(default=None, description="subtasks an operator; default as the run before")
+    batches: int | None = Field(default=None, description="stop after this number of micro-batches; default no limit")
+    parallelism: int | None = Field(default=None, description="subtasks per operator; default as in the last run")
     policy: str | None = Field(default=None, description="when to take a base: marginal-cost or adjust-d")
     options: dict[str, str] = Field(default={}, description="source options of the stream")
 
 
-def run_by_dagster(who: str) -> bool:
-    """Whether a writer epoch was that of a run of Dagster's, which tells of its checkpoints itself."""
+def is_dagster_run(who: str) -> bool:
+    """Whether the owner of a writer epoch is a run of Dagster, which reports its checkpoints itself."""
     return who.startswith(BY_DAGSTER)
 
 
 def events_asset(stream: Stream) -> dg.AssetSpec:
-    """What the stream's source has; nobody materializes it."""
+    """Make the external asset of the stream's input events."""
     options = ", ".join(f"`{name}` {value}" for name, value in stream.options.items()) or "none"
     return dg.AssetSpec(
         asset_key(stream.name, EVENTS),
@@ -59,7 +59,7 @@ def events_asset(stream: Stream) -> dg.AssetSpec:
 
 
 def run_asset(stream: Stream) -> dg.AssetsDefinition:
-    """The run of one stream. A base appears only where one was taken."""
+    """Make the asset of a stream's run. A base gets an event only if one was taken."""
 
     @dg.multi_asset(
         name=dagster_name(stream.name, "run"),
@@ -76,7 +76,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
             for operator, count in checkpoint.dead_letters.items():
                 context.log.warning(f"checkpoint {checkpoint.id}: {count:,} dead letters of operator {operator}")
 
-        with told_clearly():
+        with report_errors():
             settings = warehouse.settings(spark, parallelism=config.parallelism, policy=config.policy)
             result = (
                 Client(settings)
@@ -107,7 +107,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
 
 
 def run_specs(stream: Stream) -> list[dg.AssetSpec]:
-    """Everything that a run of the stream lays down, with what it is made from."""
+    """Make the specs of all assets that a run of the stream writes, with their dependencies."""
     name = stream.name
     group = dagster_name(name)
     specs = []
@@ -123,8 +123,8 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
                 deps=reads,
                 skippable=True,
                 kinds={"spark", "parquet"},
-                description=f"All state of operator `{operator.name}` ({variables}), as plain Parquet: where its "
-                "chain begins. There is an event only where a run took a base.",
+                description=f"The whole state of operator `{operator.name}` ({variables}) as plain Parquet: the base "
+                "of its chain. A run adds an event only if it took a base.",
                 group_name=group,
             ),
             dg.AssetSpec(
@@ -132,8 +132,8 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
                 deps=[*reads, base],
                 skippable=True,
                 kinds={"spark"},
-                description=f"What changed in the state of operator `{operator.name}` since its base, checkpoint by "
-                "checkpoint: what a restore reads after the base.",
+                description=f"The changes in the state of operator `{operator.name}` since its base, checkpoint by "
+                "checkpoint. A restore reads them after the base.",
                 group_name=group,
             ),
         ]
@@ -148,9 +148,9 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
             ],
             skippable=True,
             kinds={"spark", "parquet"},
-            description="The rows that operators could not take, each exactly once, with the reason."
+            description="The rows that operators could not process, each exactly once, with the reason."
             if operator == DEAD_LETTERS
-            else f"The rows that operator `{operator}` puts out, each exactly once.",
+            else f"The output rows of operator `{operator}`, each exactly once.",
             group_name=group,
         )
         for operator in stream.sinks
@@ -160,8 +160,8 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
             asset_key(name, CHECKPOINTS),
             deps=parts,
             kinds={"spark"},
-            description=f"The checkpoints of `{name}`: the state of all its operators at one point each. Materializing "
-            "runs the stream over what its source has, from the newest completed checkpoint on.",
+            description=f"The checkpoints of `{name}`: each is the state of all its operators at one point. To "
+            "materialize this runs the stream over available input, starting after the newest completed checkpoint.",
             group_name=group,
         )
     )
@@ -169,7 +169,7 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
 
 
 def _definition(settings: Settings, stream: Stream) -> Stream:
-    """The stream as project and catalog have it now; as it was given, if no module of the project defines it."""
+    """Find the current definition of the stream; the given one, if no module of the project defines it."""
     try:
         return find_definition(settings, stream.name)
     except UnknownStream:
@@ -177,14 +177,14 @@ def _definition(settings: Settings, stream: Stream) -> Stream:
 
 
 def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int]) -> Iterator[dg.MaterializeResult]:
-    """An event for each operator's newest base and newest delta of a run, and for its sink."""
+    """Make the events of a run: for each operator's newest base and newest delta, and for each sink."""
     if not checkpoints:
         return
     newest: dict[tuple[str, Form], int] = {}
     for id in checkpoints:
         for operator, form in place.catalog.checkpoints.get(stream.name, id).forms.items():
             newest[operator, form] = id
-    # Dagster wants what others are made from first.
+    # Dagster requires the events of dependencies first.
     for operator in stream.topological():
         for form, part in ((Form.BASE, BASE_CHECKPOINT), (Form.DELTA, DELTA_CHAIN)):
             if id := newest.get((operator.name, form)):
@@ -192,7 +192,7 @@ def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int]) -> Iter
                 yield dg.MaterializeResult(
                     asset_key(stream.name, operator.name, part), metadata=metadata, data_version=dg.DataVersion(version)
                 )
-    shown = parquet_sinks(stream.sinks, place.warehouse.local.sink(stream.name))
+    by_name = parquet_sinks(stream.sinks, place.warehouse.local.sink(stream.name))
     for operator in stream.sinks:
-        metadata = sink_metadata(checkpoints, shown.get(operator))
+        metadata = sink_metadata(checkpoints, by_name.get(operator))
         yield dg.MaterializeResult(asset_key(stream.name, operator, SINK), metadata=metadata)

@@ -1,9 +1,9 @@
-"""What must hold of a stream, as Great Expectations suites over plain tables of facts.
+"""Check the properties of a stream by Great Expectations suites over plain tables of facts.
 
-facts           what the engine knows, a row a thing that may be wrong
-suites          one property each: which facts, what is expected of them
-validation      facts and expectations -> whether it holds, and the rows for which it does not
-data_docs       the same as pages for people
+facts           tables of facts about a stream, one row per thing that may be wrong
+suites          the properties: for each, its facts and what is expected of them
+validation      compare facts with expectations: whether a property holds, and the rows that fail
+data_docs       the results as web pages
 __main__        python -m siltstone.dagster.checks STREAM
-asset_checks    the adapter: the same as Dagster asset checks; nothing else here knows Dagster
+asset_checks    the properties as Dagster asset checks; no other module here imports Dagster
 """

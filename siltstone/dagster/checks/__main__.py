@@ -16,21 +16,21 @@ from siltstone.settings import load_settings
 
 
 def check_command() -> int:
-    """The command: 0 if all holds, 1 if not."""
+    """Run the command; return exit code 0 if all properties hold, 1 if not."""
     parser = ArgumentParser(prog="python -m siltstone.dagster.checks", description=__doc__, allow_abbrev=False)
     parser.add_argument("stream", help="name of the stream")
-    parser.add_argument("--warehouse", metavar="URL", help="where objects lie [./warehouse]")
+    parser.add_argument("--warehouse", metavar="URL", help="where objects are [./warehouse]")
     parser.add_argument("--catalog", metavar="URL", help="SQLAlchemy URL [SQLite inside the warehouse]")
     names = [suite.name for suite in SUITES]
-    parser.add_argument("--only", action="append", choices=names, help="check this; may be given again [all]")
-    parser.add_argument("--data-docs", type=Path, metavar="DIRECTORY", help="write pages for a browser there as well")
+    parser.add_argument("--only", action="append", choices=names, help="check only this property; repeatable [all]")
+    parser.add_argument("--data-docs", type=Path, metavar="DIRECTORY", help="also write the results as web pages there")
     given = parser.parse_args()
     settings = load_settings(warehouse=given.warehouse, catalog=given.catalog)
     subject = Subject(settings, find_definition(settings, given.stream))
-    # A full snapshot is taken on request only: without one, nothing is compared unless it is asked for.
-    suites = [s for s in SUITES if s.name in given.only] if given.only else _default(subject)
+    # Full snapshots are optional: without one, the comparison with it is checked only if requested.
+    suites = [s for s in SUITES if s.name in given.only] if given.only else _default_suites(subject)
     outcomes = [check(subject, suite) for suite in suites]
-    said: dict[str, Any] = {
+    result: dict[str, Any] = {
         "stream": subject.name,
         "checks": [
             {"name": o.suite.name, "holds": o.holds, "summary": o.summary, "facts": o.facts, "failing": o.rows}
@@ -38,12 +38,12 @@ def check_command() -> int:
         ],
     }
     if given.data_docs is not None:
-        said["data_docs"] = str(build_data_docs(subject, given.data_docs, suites))
-    sys.stdout.write(json.dumps(said) + "\n")
+        result["data_docs"] = str(build_data_docs(subject, given.data_docs, suites))
+    sys.stdout.write(json.dumps(result) + "\n")
     return 0 if all(outcome.holds for outcome in outcomes) else 1
 
 
-def _default(subject: Subject) -> list[Any]:
+def _default_suites(subject: Subject) -> list[Any]:
     with subject.warehouse() as warehouse:
         snapshots = warehouse.catalog.reference_copies.list(subject.name)
     return [suite for suite in SUITES if snapshots or suite is not RESTORE_EQUALS_SNAPSHOT]

@@ -1,27 +1,27 @@
-"""The adapter to Dagster: each property of `checks.suites` as a check of the asset whose state it is about."""
+"""Make each property of `checks.suites` a Dagster check of the asset it is about."""
 
 import dagster as dg
 
 from siltstone.dagster.checks.facts import Subject
 from siltstone.dagster.checks.suites import NOT_STALLED, RESTORE_EQUALS_SNAPSHOT, SUITES, Suite
 from siltstone.dagster.checks.validation import Outcome, check
-from siltstone.dagster.failures import told_clearly
+from siltstone.dagster.failures import report_errors
 from siltstone.dagster.metadata import Metadata, table
 from siltstone.dagster.names import CHECKPOINTS, FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.stream import Stream
 
 ABOUT = {RESTORE_EQUALS_SNAPSHOT.name: FULL_SNAPSHOT, NOT_STALLED.name: MATERIALIZATION}
-"""the assets that checks are of; all others are of the checkpoints"""
+"""name of a suite -> the asset that it checks; all others check the checkpoints"""
 
 
 def stream_checks(stream: Stream) -> list[dg.AssetChecksDefinition]:
-    """Every check of one stream."""
+    """Make all checks of one stream."""
     return [asset_check(stream, suite) for suite in SUITES]
 
 
 def asset_check(stream: Stream, suite: Suite) -> dg.AssetChecksDefinition:
-    """One property of one stream. Where it blocks, no asset that is made from the checked one follows in that run."""
+    """Make the check of one property. If a blocking check fails, the run makes no downstream asset."""
 
     @dg.asset_check(
         asset=asset_key(stream.name, ABOUT.get(suite.name, CHECKPOINTS)),
@@ -31,11 +31,11 @@ def asset_check(stream: Stream, suite: Suite) -> dg.AssetChecksDefinition:
         op_tags={"siltstone/stream": stream.name, "siltstone/operation": "check"},
         pool=dagster_name(stream.name, "check"),
     )
-    def checked(warehouse: WarehouseResource, spark: SparkResource) -> dg.AssetCheckResult:
-        with told_clearly():
+    def run_check(warehouse: WarehouseResource, spark: SparkResource) -> dg.AssetCheckResult:
+        with report_errors():
             return _result(check(Subject(warehouse.settings(spark), stream), suite))
 
-    return checked
+    return run_check
 
 
 def _result(outcome: Outcome) -> dg.AssetCheckResult:

@@ -1,4 +1,4 @@
-"""The outcome of checks as Great Expectations' Data Docs: pages for people, to be read in a browser."""
+"""Write the outcome of checks as Great Expectations' Data Docs, pages for a browser."""
 
 import html
 from collections.abc import Iterable
@@ -14,13 +14,13 @@ _SITE = "local_site"
 
 
 def build_data_docs(subject: Subject, directory: Path, suites: Iterable[Suite] = SUITES) -> Path:
-    """Check some properties and write their pages below `directory`, beside those of earlier checks.
+    """Check some properties and write their pages below `directory`, next to those of earlier checks.
 
     Returns:
-        The page to begin with.
+        The path of the start page.
 
     Raises:
-        SiltstoneError: the facts cannot be had, or the directory not be written.
+        SiltstoneError: the facts cannot be read, or the directory cannot be written.
     """
     import great_expectations as gx
 
@@ -54,5 +54,5 @@ def build_data_docs(subject: Subject, directory: Path, suites: Iterable[Suite] =
 
 
 def _as_text(value: Any) -> Any:
-    """What the pages show as it is: Great Expectations writes values into them as HTML, and keys are anybody's."""
+    """Escape text for HTML: Great Expectations does not, and anybody may choose the keys."""
     return html.escape(value) if isinstance(value, str) else value

@@ -1,6 +1,6 @@
-"""What the engine knows of a stream, as pandas tables: a row for each thing that may be wrong.
+"""Gather facts about a stream as pandas tables, with one row per thing that may be wrong.
 
-Each function takes a `Subject` and raises `SiltstoneError` where the facts cannot be had.
+Each function takes a `Subject` and raises `SiltstoneError` if the facts cannot be read.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ Facts = pd.DataFrame
 
 @dataclass(frozen=True)
 class Subject:
-    """A stream and where its state is."""
+    """A stream, and the settings that name its warehouse."""
 
     settings: Settings
     stream: Stream
@@ -40,16 +40,16 @@ class Subject:
 
     @property
     def client(self) -> StreamClient:
-        """The operations on it."""
+        """The client of the stream."""
         return Client(self.settings).stream(self.name)
 
     def warehouse(self) -> OpenWarehouse:
-        """Its warehouse and catalog, to be closed."""
+        """Open its warehouse and catalog; the caller closes them."""
         return OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog)
 
 
 def proofs(subject: Subject) -> Facts:
-    """A row a retained checkpoint: is it proven, and if not, why, and because of which object. Proves all of them."""
+    """Prove all retained checkpoints. One row per checkpoint: whether it is proven, and if not, the object and reason."""
     found = subject.client.verify(every=True)
     failed = {failure.checkpoint: failure for failure in found.failed}
     return _facts(
@@ -64,7 +64,7 @@ def proofs(subject: Subject) -> Facts:
 
 
 def links(subject: Subject) -> Facts:
-    """A row a table of a retained checkpoint: which checkpoint it builds on, and whether that one holds the table."""
+    """One row per table of a retained checkpoint: the checkpoint it builds on, and whether that one has the table."""
     rows: list[dict[str, Any]] = []
     with subject.warehouse() as warehouse:
         retained = {c.id: c.manifest for c in warehouse.catalog.checkpoints.list(subject.name, marked=True)}
@@ -80,7 +80,7 @@ def links(subject: Subject) -> Facts:
     for id, first in begins.items():
         builds_on: dict[tuple[str, str], int] = {}
         for handle in manifests[id].handles:
-            # Where a materialization begins the chain, what the checkpoint itself wrote is not read any more.
+            # If a materialization begins the chain here, the delta that the checkpoint wrote is no longer read.
             if handle.kind is Kind.INCREMENTAL and handle.form is Form.DELTA and first.get(handle.operator, id) < id:
                 key = handle.operator, handle.variable
                 builds_on[key] = min(handle.previous, builds_on.get(key, handle.previous))
@@ -99,17 +99,17 @@ def links(subject: Subject) -> Facts:
 
 
 def references(subject: Subject) -> Facts:
-    """A row an object that the catalog refers to: its bytes as recorded, and as the store says; null if missing.
+    """One row per object that the catalog refers to: its size as recorded and as in the store; null if missing.
 
-    Objects of deleted checkpoints whose deletion is under way may be gone, and are left out.
+    Objects that are being deleted are left out.
     """
     with subject.warehouse() as warehouse:
         catalog, store = warehouse.catalog, warehouse.warehouse.store
-        # The catalog first: what comes to be in between is not asked for, and what goes is written down before it does.
+        # Read the catalog first: then new objects are not missed, and deleted ones are recorded as tombstones before.
         referred = catalog.objects.list(subject.name)
-        # A fork shares objects of the stream it was made from, whose name theirs begin with.
+        # A fork shares objects of the stream it was forked from, whose names begin with that stream's name.
         prefixes = {stream_prefix(stored.name.partition("/")[0]) for stored in referred}
-        lying = dict(chain.from_iterable(store.list(prefix) for prefix in sorted(prefixes)))
+        sizes = dict(chain.from_iterable(store.list(prefix) for prefix in sorted(prefixes)))
         going = {record.name for record in catalog.tombstones.list(subject.name)}
         marked = {checkpoint.id for checkpoint in catalog.checkpoints.list_retained(subject.name) if checkpoint.deleted}
     return _facts(
@@ -118,7 +118,7 @@ def references(subject: Subject) -> Facts:
             "kind": stored.kind.value,
             "object": stored.name,
             "recorded_bytes": stored.bytes,
-            "stored_bytes": lying.get(stored.name),
+            "stored_bytes": sizes.get(stored.name),
         }
         for stored in referred
         if not (stored.checkpoint in marked and stored.name in going)
@@ -126,11 +126,11 @@ def references(subject: Subject) -> Facts:
 
 
 def restore_costs(subject: Subject) -> Facts:
-    """A row an operator of a retained checkpoint: its chain, and the most that the policy's bounds allow (promise 7).
+    """One row per operator of a retained checkpoint: its chain and the policy's bounds (restore cost, promise 7).
 
-    `predicted_s` is what the policy expected of a restore of that operator; `restore_s` is the newest measured one of
-    the checkpoint, null where none was measured. Seconds have no bound where the chain is a base alone: that is
-    the least there can be. The bounds are those of now; chains keep to those of their time.
+    `predicted_s` is the policy's estimate for a restore of that operator; `restore_s` is the newest measured restore of
+    the checkpoint, null if none was measured. A chain that is only a base has no bound in seconds, because it cannot
+    be shorter. The bounds are the current ones; chains kept to those of their time.
     """
     options = subject.settings.policy_options
     rows = []
@@ -156,7 +156,7 @@ def restore_costs(subject: Subject) -> Facts:
 
 
 def amplifications(subject: Subject) -> Facts:
-    """A row an operator of a retained checkpoint: bytes of its chain per byte of live state, and the cap."""
+    """One row per operator of a retained checkpoint: bytes of its chain per byte of live state, and the bound."""
     rows = []
     with subject.warehouse() as warehouse:
         for record in warehouse.catalog.checkpoints.list(subject.name):
@@ -174,7 +174,7 @@ def amplifications(subject: Subject) -> Facts:
 
 
 def orphans(subject: Subject) -> Facts:
-    """A row a reason why objects that nothing refers to are there; `sweep` would delete those that are `deletable`."""
+    """One row per reason why objects exist that nothing refers to; a sweep would delete those that are `deletable`."""
     found = subject.client.sweep(dry_run=True)
     return _facts(
         {
@@ -182,14 +182,14 @@ def orphans(subject: Subject) -> Facts:
             "objects": finding.objects,
             "bytes": finding.bytes,
             "deletable": finding.deletes,
-            "such_as": ", ".join(finding.names),
+            "examples": ", ".join(finding.names),
         }
         for finding in found.reasons
     )
 
 
 def materializations(subject: Subject) -> Facts:
-    """A row an operator: whether materialization keeps up with its chain."""
+    """One row per operator: whether materialization keeps up with its chain."""
     options = subject.settings.materialization
     with subject.warehouse() as warehouse:
         found = materialization_health(warehouse.catalog, subject.name, options, subject.settings.policy_options)
@@ -197,7 +197,7 @@ def materializations(subject: Subject) -> Facts:
 
 
 def comparisons(subject: Subject) -> Facts:
-    """A row a key group of a table: the newest checkpoint with a full snapshot, restored and live, side by side."""
+    """One row per table and key group: the newest checkpoint with a full snapshot, restored and live."""
     found = subject.client.compare_snapshot()
     parts = []
     for table in found.tables:
@@ -219,16 +219,16 @@ def comparisons(subject: Subject) -> Facts:
         )
         differs = part["only_restored"] + part["only_live"] + part["unequal"] > 0
         part["columns"] = pd.Series(columns or None, index=part.index, dtype=object).where(part["unequal"] > 0, None)
-        part["such_as"] = pd.Series(str(list(table.examples)), index=part.index, dtype=object).where(differs, None)
+        part["examples"] = pd.Series(str(list(table.examples)), index=part.index, dtype=object).where(differs, None)
         parts.append(part)
     return pd.concat(parts, ignore_index=True)
 
 
 def sinks(subject: Subject) -> Facts:
-    """A row an output of a Parquet sink: has its checkpoint completed, and is it published? Both, or neither.
+    """One row per output of a Parquet sink: whether its checkpoint completed, and whether it is published.
 
-    A checkpoint without input has no output. Of those that the input log has no steps of any more it is not known
-    whether they had input; and a sink may show what was lost for good, under ids that are used no more.
+    A checkpoint without input has no output. If its steps were pruned from the input log, it is not known whether it
+    had input. A sink may also have the output of checkpoints that were lost for good; their ids are not used again.
     """
     rows: list[dict[str, Any]] = []
     with subject.warehouse() as warehouse:
@@ -238,14 +238,14 @@ def sinks(subject: Subject) -> Facts:
         )
         logged = {step.checkpoint for step in warehouse.catalog.input_log.list(subject.name, newest)}
         own = warehouse.warehouse.local.sink(subject.name)
-    for sink, shown in parquet_sinks(subject.stream.sinks, own).items():
-        published = {id - record.sink_offset for id in shown.all_published() if id > record.sink_offset}
+    for name, sink in parquet_sinks(subject.stream.sinks, own).items():
+        published = {id - record.sink_offset for id in sink.all_published() if id > record.sink_offset}
         known = range((record.forked_at or 0) + 1, newest + 1)
-        # From where it is known which checkpoints have output; of dead letters most have none.
-        told = known.stop if sink == DEAD_LETTERS else min(logged, default=known.stop)
-        completed = {id for id in known if id in (logged if id >= told else published)}
+        # From this id on it is known which checkpoints have output; most have no dead letters.
+        certain = known.stop if name == DEAD_LETTERS else min(logged, default=known.stop)
+        completed = {id for id in known if id in (logged if id >= certain else published)}
         rows += [
-            {"sink": sink, "checkpoint": id, "completed": id in completed, "published": id in published}
+            {"sink": name, "checkpoint": id, "completed": id in completed, "published": id in published}
             for id in sorted(completed | published)
         ]
     return _facts(rows)

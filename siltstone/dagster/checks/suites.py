@@ -1,4 +1,4 @@
-"""The properties that are checked, one each: which facts of a stream, and what is expected of them."""
+"""The properties of a stream that are checked: for each, its facts and what is expected of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ class Suite:
 
     Attributes:
         name: an identifier.
-        description: what holds, in a sentence.
-        gather: the facts.
-        expectations: of Great Expectations, over the columns of the facts, each as its type and arguments.
-        row: the columns that tell people which row it is.
-        blocking: whether going on would spread damage, where it does not hold.
-        needs_rows: whether no facts at all are a failure.
+        description: the property in one sentence.
+        gather: reads the facts.
+        expectations: Great Expectations over the columns of the facts, each as type and arguments.
+        row: the columns that identify a row.
+        blocking: whether a failure must stop what follows, because it would spread damage.
+        needs_rows: whether a table of facts without rows is a failure.
     """
 
     name: str
@@ -51,15 +51,15 @@ def _equal(a: str, b: str, ignored: str = "neither") -> Expected:
 
 
 def _at_most(value: str, most: str) -> Expected:
-    """Where both are known."""
+    """Expect a column to be at most another, in rows where both have values."""
     kwargs = {"column_A": most, "column_B": value, "or_equal": True, "ignore_row_if": "either_value_is_missing"}
     return {"type": "expect_column_pair_values_a_to_be_greater_than_b", "kwargs": kwargs}
 
 
 PROVEN = Suite(
     "digest",
-    "Every retained checkpoint restores to exactly the state the stream had: it is rebuilt from its base and deltas, "
-    "and each digest compared with the one kept while the stream ran.",
+    "Every retained checkpoint restores to exactly the state that the stream had: it is rebuilt from its base and "
+    "deltas, and each digest is compared with the one recorded while the stream ran.",
     facts.proofs,
     [_in("proven", True)],
     ("checkpoint", "object", "reason"),
@@ -67,7 +67,7 @@ PROVEN = Suite(
 )
 NO_GAP = Suite(
     "no_gap",
-    "No chain has a gap: whatever a table of a retained checkpoint builds on is there.",
+    "No chain has a gap: every checkpoint that a table of a retained checkpoint builds on exists.",
     facts.links,
     [_in("whole", True)],
     ("checkpoint", "operator", "table", "builds_on"),
@@ -75,7 +75,7 @@ NO_GAP = Suite(
 )
 NOTHING_MISSING = Suite(
     "nothing_missing",
-    "Whatever the catalog refers to lies in the store, with the bytes that were recorded.",
+    "Every object that the catalog refers to is in the store, with its recorded size.",
     facts.references,
     [_known("stored_bytes"), _equal("stored_bytes", "recorded_bytes", "either_value_is_missing")],
     ("checkpoint", "kind", "object", "recorded_bytes", "stored_bytes"),
@@ -98,29 +98,29 @@ RESTORE_COST = Suite(
 )
 AMPLIFICATION = Suite(
     "space_amplification",
-    "No chain takes more space, per byte of live state, than the cap allows.",
+    "No chain takes more bytes per byte of live state than the policy's bound allows.",
     facts.amplifications,
     [_at_most("amplification", "most")],
     ("checkpoint", "operator", "amplification", "most"),
 )
 NO_ORPHAN = Suite(
     "no_orphan",
-    "Nothing lies in the store that nothing refers to, and that a sweep would delete.",
+    "The store has no object that nothing refers to and that a sweep would delete.",
     facts.orphans,
     [_in("deletable", False)],
-    ("reason", "objects", "bytes", "such_as"),
+    ("reason", "objects", "bytes", "examples"),
     needs_rows=False,
 )
 NOT_STALLED = Suite(
     "materialization_not_stalled",
-    "Materialization keeps up with every operator's chain: it neither fails again and again nor is overdue.",
+    "Materialization keeps up with every operator's chain: it neither fails repeatedly nor is overdue.",
     facts.materializations,
     [_in("state", "fine")],
     ("operator", "state", "failures", "last_success", "error"),
 )
 SINK_AGREES = Suite(
     "sink_agrees",
-    "The stream's sinks show the output of every completed checkpoint, once, and of no other.",
+    "The stream's sinks have the output of every completed checkpoint, exactly once, and no other output.",
     facts.sinks,
     [_equal("completed", "published")],
     ("sink", "checkpoint", "completed", "published"),
@@ -128,8 +128,8 @@ SINK_AGREES = Suite(
 )
 RESTORE_EQUALS_SNAPSHOT = Suite(
     "restore_equals_snapshot",
-    "The checkpoint, restored from base and deltas, equals the full snapshot of its live state: row count, key set, "
-    "every column, and the digest of each key group.",
+    "The checkpoint, restored from base and deltas, equals the full snapshot of its live state: row count, keys, every "
+    "column, and the digest of each key group.",
     facts.comparisons,
     [
         _equal("restored_rows", "live_rows"),
@@ -137,7 +137,7 @@ RESTORE_EQUALS_SNAPSHOT = Suite(
         _unknown("columns"),
         _equal("restored_digest", "live_digest"),
     ],
-    ("checkpoint", "operator", "table", "key_group", "columns", "such_as"),
+    ("checkpoint", "operator", "table", "key_group", "columns", "examples"),
     blocking=True,
 )
 SUITES = (

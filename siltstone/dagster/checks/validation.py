@@ -1,4 +1,4 @@
-"""Facts and expectations in, an outcome out: whether a property holds, and the rows for which it does not."""
+"""Compare facts with expectations: whether a property holds, and the rows that fail."""
 
 import os
 import sys
@@ -21,15 +21,15 @@ ROWS_SHOWN = 100
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether one property holds.
+    """The result of checking one property.
 
     Attributes:
-        suite: which property.
-        holds: whether it does.
-        summary: one line.
-        facts: how many rows were looked at.
-        failing: how many of them fail some expectation.
-        rows: of those, at most ROWS_SHOWN, by the suite's `row` columns; `expected` says what was expected.
+        suite: the property.
+        holds: whether it holds.
+        summary: the result in one line.
+        facts: number of rows checked.
+        failing: number of rows that fail an expectation.
+        rows: at most `ROWS_SHOWN` of the failing rows, with the suite's `row` columns and what was `expected`.
     """
 
     suite: Suite
@@ -41,10 +41,10 @@ class Outcome:
 
 
 def check(subject: Subject, suite: Suite) -> Outcome:
-    """Gather the facts of one property and compare them with what is expected.
+    """Gather the facts of one property, and compare them with what is expected.
 
     Raises:
-        SiltstoneError: the facts cannot be had.
+        SiltstoneError: the facts cannot be read.
     """
     return validate(suite, suite.gather(subject))
 
@@ -52,8 +52,8 @@ def check(subject: Subject, suite: Suite) -> Outcome:
 def validate(suite: Suite, facts: Facts) -> Outcome:
     """Compare facts with what is expected of them."""
     if facts.empty:
-        said = "there is nothing to look at" if suite.needs_rows else "nothing is there"
-        return Outcome(suite, not suite.needs_rows, said, 0, 0, [])
+        summary = "nothing to check" if suite.needs_rows else "nothing found"
+        return Outcome(suite, not suite.needs_rows, summary, 0, 0, [])
     context = quiet_context()
     source = context.data_sources.add_pandas("facts")
     batch = source.add_dataframe_asset(suite.name).add_batch_definition_whole_dataframe("all")
@@ -69,10 +69,10 @@ def validate(suite: Suite, facts: Facts) -> Outcome:
         if (found.exception_info or {}).get("raised_exception"):
             raise RuntimeError(f"expectation {config.type} of {suite.name}: {found.exception_info}")
         for at in found.result.get("unexpected_index_list") or []:
-            expected.setdefault(int(at["__row"]), _told(config.type, config.kwargs))
+            expected.setdefault(int(at["__row"]), _describe(config.type, config.kwargs))
     failing = sorted(expected)
     rows = [
-        {"expected": expected[at], **{name: _plain(facts.iloc[at][name]) for name in suite.row}}
+        {"expected": expected[at], **{name: _to_json(facts.iloc[at][name]) for name in suite.row}}
         for at in failing[:ROWS_SHOWN]
     ]
     summary = (
@@ -82,14 +82,14 @@ def validate(suite: Suite, facts: Facts) -> Outcome:
 
 
 def expectation_suite(suite: Suite) -> "ExpectationSuite":
-    """The property as a suite of Great Expectations."""
+    """Make the Great Expectations suite of a property."""
     import great_expectations as gx
 
     return gx.ExpectationSuite(suite.name, expectations=list(suite.expectations), meta={"notes": suite.description})
 
 
 def quiet_context(directory: str | None = None) -> "AbstractDataContext":
-    """A data context that tells nobody and draws no bars; in memory, or in files below `directory`."""
+    """Make a data context without analytics and progress bars, in memory or in files below `directory`."""
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     with _without_connect():
         import great_expectations as gx
@@ -100,7 +100,7 @@ def quiet_context(directory: str | None = None) -> "AbstractDataContext":
     )
 
     if directory is None:
-        stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)  # it would leave a directory each time
+        stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)  # True would leave a directory each time
         context = gx.get_context(mode="ephemeral", project_config=DataContextConfig(store_backend_defaults=stores))
     else:
         context = gx.get_context(mode="file", project_root_dir=directory)
@@ -111,9 +111,9 @@ def quiet_context(directory: str | None = None) -> "AbstractDataContext":
 
 @contextmanager
 def _without_connect() -> Iterator[None]:
-    """Spark Connect cannot be imported, as if it were not there.
+    """Make Spark Connect impossible to import in this block.
 
-    Great Expectations looks for it, and where a package is missing that it needs, pyspark takes a process that
+    Great Expectations imports it. If a package that it needs is missing, pyspark mistakes a process that
     multiprocessing spawned, such as a run of Dagster, for a run of its own doctests, and ends it.
     """
     name = "pyspark.sql.connect"
@@ -127,8 +127,8 @@ def _without_connect() -> Iterator[None]:
         del sys.modules[name]
 
 
-def _told(type: str, kwargs: Mapping[str, Any]) -> str:
-    """An expectation in a few words, such as `proven True`, `stored_bytes = recorded_bytes`."""
+def _describe(type: str, kwargs: Mapping[str, Any]) -> str:
+    """Describe an expectation in a few words, such as `proven True`, `stored_bytes = recorded_bytes`."""
     if "column" not in kwargs:
         a, b = kwargs["column_A"], kwargs["column_B"]
         return f"{a} = {b}" if "equal" in type else f"{b} at most {a}"
@@ -138,11 +138,11 @@ def _told(type: str, kwargs: Mapping[str, Any]) -> str:
 
 
 def _summary(first: dict[str, Any], failing: int, facts: int) -> str:
-    told = ", ".join(f"{name} {value}" for name, value in first.items() if value is not None and name != "expected")
-    return f"{failing} of {facts} not as expected ({first['expected']}), such as {told}"
+    values = ", ".join(f"{name} {value}" for name, value in first.items() if value is not None and name != "expected")
+    return f"{failing} of {facts} not as expected ({first['expected']}), such as {values}"
 
 
-def _plain(value: Any) -> Any:
-    """A value of a table as JSON has it."""
+def _to_json(value: Any) -> Any:
+    """Convert a value of a table to a JSON value."""
     value = value.item() if hasattr(value, "item") else value
     return None if pd.isna(value) else value

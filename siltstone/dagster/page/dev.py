@@ -1,4 +1,4 @@
-"""`dagster dev` with a web server that is guarded (`page.webserver`); `siltstone ui` becomes this.
+"""Run `dagster dev` with the guarded web server (`page.webserver`); `siltstone ui` executes this.
 
 python -m siltstone.dagster.page.dev -w workspace.yaml -p PORT
 """
@@ -10,12 +10,12 @@ from dagster._cli import dev
 
 GUARDED = "siltstone.dagster.page.webserver"
 NOBODY = "guarded.invalid"
-"""no address: Dagster's own web server, should it be started after all, cannot listen there"""
+"""not an address: if Dagster's own web server is started by mistake, it cannot listen there"""
 _start = dev.open_ipc_subprocess
 
 
 def start(parts: list[str], **options: Any) -> Any:
-    """Start a process as Dagster does, but for its web server the guarded one."""
+    """Start a process as Dagster does, but the guarded web server instead of Dagster's own."""
     return _start([GUARDED if part == "dagster_webserver" else part for part in parts], **options)
 
 

@@ -1,7 +1,7 @@
-"""Launches runs as Dagster does by itself, and says of each whether the code server that runs it is still there.
+"""Launch runs as Dagster does, and check whether the code server of a run still exists.
 
-A code server fails a run whose process dies at once. Nobody does so when the server dies too, as when the machine goes
-down, or `siltstone ui` is killed: the run would count as started for ever, and keep its place in its pool.
+A code server marks a run as failed when its process dies. If the server dies too, as when the machine goes down or
+`siltstone ui` is killed, nothing does: the run would count as started forever and block its pool.
 """
 
 import json
@@ -15,15 +15,15 @@ TIMEOUT_S = 5.0
 
 
 class CodeServerRunLauncher(dg.DefaultRunLauncher):
-    """Dagster's own launcher, for whose runs its run monitoring can tell that their code server is gone."""
+    """Dagster's default launcher, with a health check by which run monitoring detects that a code server has ended."""
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Dagster asks only launchers that say so."""
+        """True, so that Dagster calls `check_run_worker_health`."""
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """Failed if nobody listens where the run's code server did; a server that is only slow is there."""
+        """Report FAILED if nothing listens at the address of the run's code server; a slow server counts as running."""
         where = json.loads(run.tags.get(GRPC_INFO_TAG, "{}"))
         try:
             if "socket" in where:
@@ -33,7 +33,7 @@ class CodeServerRunLauncher(dg.DefaultRunLauncher):
             elif "port" in where:
                 socket.create_connection((where["host"], where["port"]), TIMEOUT_S).close()
         except (ConnectionRefusedError, FileNotFoundError) as error:
-            return CheckRunHealthResult(WorkerStatus.FAILED, f"its code server is gone: {error.strerror}")
+            return CheckRunHealthResult(WorkerStatus.FAILED, f"its code server has ended: {error.strerror}")
         except OSError as error:
             return CheckRunHealthResult(WorkerStatus.RUNNING, f"its code server is slow to answer: {error}")
         return CheckRunHealthResult(WorkerStatus.RUNNING)

@@ -1,7 +1,7 @@
-"""Dagster's web server with the guard before it; takes the arguments of `dagster-webserver`.
+"""Run Dagster's web server behind the guard, with the arguments of `dagster-webserver`.
 
-`page.dev` starts it. The address to listen on is in a variable of its own. The `--host` argument is a name
-that cannot be bound, so that a Dagster that ignores this module, and with it the guard, fails to start.
+`page.dev` starts it. The address to listen on is in an environment variable. The `--host` argument is a name that
+cannot be bound, so that a version of Dagster that ignores this module, and so the guard, fails to start.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from siltstone.dagster.page.guard import Guard
 from siltstone.settings import load_settings
 
 HOST = "SILTSTONE_UI_HOST"
-"""the variable that holds the address to listen on"""
+"""environment variable with the address to listen on"""
 
 
 @asynccontextmanager
 async def _lifespan(_: Any) -> AsyncIterator[None]:
-    with suppress(asyncio.CancelledError):  # what uvicorn ends with when it is told to
+    with suppress(asyncio.CancelledError):  # uvicorn raises it when it is stopped
         yield
 
 
 def serve(
     context: Any, host: str, port: int, path_prefix: str, log_level: str, live_data_poll_rate: int | None = None
 ) -> None:
-    """In the place of Dagster's own function of these arguments; `host` is not looked at."""
+    """Serve the page behind the guard. Replaces Dagster's function with these arguments; `host` is ignored."""
     options = load_settings().ui
     at = os.environ[HOST]
     app = create_app_from_workspace_process_context(context, path_prefix, live_data_poll_rate, lifespan=_lifespan)

@@ -1,4 +1,4 @@
-"""What runs need from outside, as Dagster resources: configuration and lifetime, nothing else."""
+"""The Dagster resources of runs: the warehouse, the Spark session, and the notifier of alerts."""
 
 from siltstone.dagster.resources.notifier import LogNotifier, Notifier, WebhookNotifier
 from siltstone.dagster.resources.spark import SparkResource

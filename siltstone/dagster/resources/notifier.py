@@ -1,4 +1,4 @@
-"""Whom an alert is told: the log, or a webhook. A notifier of your own is a resource with a method `notify`."""
+"""Send alerts to the log or to a webhook. A notifier of your own is a resource with a method `notify`."""
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
@@ -15,13 +15,13 @@ TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Alert:
-    """Something that a person should look at.
+    """A condition of a stream that needs attention.
 
     Attributes:
-        stream: of which stream.
-        kind: what it is about: `proof`, `materialization` or `stream`.
-        message: one line that says what is wrong.
-        since: the moment it has been so, ISO 8601; part of what makes it one alert and not many.
+        stream: name of the stream.
+        kind: `proof`, `materialization` or `stream`.
+        message: what is wrong, in one line.
+        since: what identifies the alert with its kind, such as the time since when (ISO 8601) or the checkpoint.
     """
 
     stream: str
@@ -31,45 +31,43 @@ class Alert:
 
 
 class Notifier(dg.ConfigurableResource, ABC):
-    """Tells people."""
+    """Sends alerts."""
 
     @abstractmethod
     def notify(self, alert: Alert) -> None:
-        """Tell of one alert; what it raises is logged, and the alert is told again later."""
+        """Send one alert. An error is logged, and the alert is sent again later."""
 
 
 class LogNotifier(Notifier):
-    """Tells the log of the daemon."""
+    """Writes alerts to the log of the daemon."""
 
     def notify(self, alert: Alert) -> None:
-        """A warning in the log."""
+        """Log the alert as a warning."""
         dg.get_dagster_logger().warning(f"{alert.stream}: {alert.message}")
 
 
 class WebhookNotifier(Notifier):
-    """Posts JSON with `text`, which chat services show, and the fields of the alert, to the webhook of the settings.
+    """Posts JSON with `text`, which chat services show, and the fields of the alert to the webhook of the settings.
 
-    Anyone who knows the URL can post to it. So it is read from the settings and is not part of this resource's
-    configuration, which Dagster's page shows.
+    Anyone who knows the URL can post to it. So it comes from the settings, not from this resource's configuration,
+    which Dagster's page shows.
     """
 
     def notify(self, alert: Alert) -> None:
-        """Post it; three times, if need be.
+        """Post the alert, in up to three attempts.
 
         Raises:
-            UsageError: there is no webhook any more.
-            Unreachable: it was not taken. Says no more than how it failed: what requests says holds the URL.
+            UsageError: the settings have no webhook any more.
+            Unreachable: all attempts failed. The message leaves out the error of `requests`, which has the URL.
         """
         url = load_settings().alerts.webhook
         if url is None:
-            raise UsageError(
-                f"there is no webhook: set alerts.webhook in {CONFIGURATION}, or SILTSTONE_ALERTS__WEBHOOK"
-            )
+            raise UsageError(f"no webhook is set: set alerts.webhook in {CONFIGURATION}, or SILTSTONE_ALERTS__WEBHOOK")
         try:
             self._post(url, {"text": f"Siltstone, stream {alert.stream}: {alert.message}", **asdict(alert)})
         except requests.RequestException as error:
             status = error.response.status_code if error.response is not None else type(error).__name__
-            raise Unreachable(f"the webhook did not take it ({status}): check alerts.webhook and the network") from None
+            raise Unreachable(f"the webhook failed ({status}): check alerts.webhook and the network") from None
 
     @retry(
         retry=retry_if_exception_type(requests.RequestException),

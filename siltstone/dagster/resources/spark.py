@@ -1,4 +1,4 @@
-"""Where Spark runs: one session a run, started by the first step that needs it, stopped at the run's end."""
+"""The Spark session of a run: the first step that needs it starts it, and the end of the run stops it."""
 
 import re
 import sys
@@ -26,45 +26,45 @@ HARMLESS = (
     *("spark.memory.fraction", "spark.memory.storageFraction", "spark.network.timeout", "spark.locality.wait"),
     *("spark.sql.shuffle.partitions", "spark.sql.files.maxPartitionBytes", "spark.sql.streaming.pollingDelay"),
 )
-"""settings that a run may be launched with from the page: how much and how long. Most others can name code to run"""
+"""settings of size and time that a launch from the page may have; most others can name code to run"""
 _VALUE = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?[A-Za-z]{0,3}|true|false")
 _LOCAL = re.compile(r"local(\[(\*|[0-9]{1,4})(,[0-9]{1,4})?\])?")
 
 
 class SparkResource(dg.ConfigurableResource):
-    """A Spark master and settings. What is not given is as in siltstone.toml and `SILTSTONE_*`.
+    """A Spark master and settings. Those not given come from siltstone.toml and `SILTSTONE_*`.
 
-    Both can be given with a launch from the page, so a master is that of siltstone.toml or a local one, and settings
-    are `HARMLESS` ones; all others are for siltstone.toml.
+    A launch from the page can set both, so the master must be local or that of siltstone.toml, and settings must be
+    `HARMLESS`; set all others in siltstone.toml.
 
-    The engine starts the session when it first needs one and then uses it again; this resource only ends it, unless
-    it ran before the run began.
+    The engine starts the session when it first needs one, and reuses it. This resource stops it at the end, unless it
+    existed before the run.
     """
 
     master: str | None = Field(
         default=None,
-        description="local, local[N], local[*], or the master of siltstone.toml, which is the default",
+        description="local, local[N], local[*], or the master of siltstone.toml (default)",
     )
     conf: dict[str, str] = Field(
-        default={}, description="further Spark settings, of memory, cores and times; others in siltstone.toml"
+        default={}, description="Spark settings of memory, cores and times; set others in siltstone.toml"
     )
     _found_running: bool = PrivateAttr(default=False)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Note whose the session is."""
-        self._found_running = _running() is not None
+        """Note whether a session exists already."""
+        self._found_running = _find_session() is not None
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Stop the session that this run started."""
-        session = _running()
+        session = _find_session()
         if session is not None and not self._found_running:
             session.stop()
 
     def options(self) -> dict[str, Any]:
-        """As options of `siltstone.settings.Settings`.
+        """Return master and settings as options of `siltstone.settings.Settings`.
 
         Raises:
-            UsageError: a master or a setting that a launch may not name.
+            UsageError: a master or a setting that a launch may not use.
         """
         _check_conf(self.conf)
         if self.master is not None and not _LOCAL.fullmatch(self.master) and self.master != load_settings().master:
@@ -79,11 +79,13 @@ def _check_conf(conf: Mapping[str, str]) -> None:
                 f"a run cannot set {name!r}: set it under [spark] in {CONFIGURATION}; runs set {', '.join(HARMLESS)}"
             )
         if not _VALUE.fullmatch(value):
-            raise UsageError(f"a run cannot set {name} so: give a number, with a unit such as g or s where it has one")
+            raise UsageError(
+                f"a run cannot set {name} to this value: use a number, with a unit such as g or s if needed"
+            )
 
 
-def _running() -> "SparkSession | None":
-    """This process's session, if there is one."""
+def _find_session() -> "SparkSession | None":
+    """Return this process's session, if there is one."""
     if "pyspark" not in sys.modules:
         return None
     from siltstone.spark.session import running_session

@@ -1,4 +1,4 @@
-"""Where streams live: a warehouse and its catalog."""
+"""The warehouse and catalog of streams, as a Dagster resource."""
 
 import dagster as dg
 from pydantic import Field
@@ -8,19 +8,21 @@ from siltstone.settings import Settings, load_settings
 
 
 class WarehouseResource(dg.ConfigurableResource):
-    """A warehouse and a catalog. What is not given is as in siltstone.toml and `SILTSTONE_*`.
+    """A warehouse and a catalog. Those not given come from siltstone.toml and `SILTSTONE_*`.
 
-    Both are looked at when a run needs them, never when definitions load. A catalog URL with a password is best given
-    as `EnvVar`.
+    Both are opened when a run needs them, never when definitions load. Give a catalog URL with a password as `EnvVar`.
     """
 
     url: str | None = Field(default=None, description="a path or file:// URL; default ./warehouse")
     catalog: str | None = Field(default=None, description="SQLAlchemy URL; default SQLite inside the warehouse")
 
     def settings(self, spark: SparkResource, **further: object) -> Settings:
-        """The engine's settings for one operation; `further` are options by name, None where not given.
+        """Make the engine's settings for one operation.
+
+        Args:
+            further: further options by name; None means not given.
 
         Raises:
-            UsageError: an unknown option or a value out of range.
+            UsageError: an unknown option, or a value that an option does not allow.
         """
         return load_settings(warehouse=self.url, catalog=self.catalog, **spark.options(), **further)

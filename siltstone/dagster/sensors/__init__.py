@@ -1,1 +1,1 @@
-"""What Dagster looks at again and again: new checkpoints, failed runs, what people should know of."""
+"""The sensors of a stream: new checkpoints, failed runs, and alerts."""

@@ -1,4 +1,4 @@
-"""Tells people of what needs them: a failed proof, a stalled materialization, a stream that stands still."""
+"""Alert on failed proofs, stalled materialization, and streams that make no checkpoints."""
 
 import json
 from collections.abc import Iterator
@@ -19,44 +19,44 @@ EVERY_S = 60
 
 
 def alert_sensor(stream: Stream) -> dg.SensorDefinition:
-    """Looks at the catalog, and tells the notifier of each alert once for as long as it lasts."""
+    """Make the sensor that reads alerts from the catalog and sends each one once, for as long as it lasts."""
 
     @dg.sensor(
         name=dagster_name(stream.name, "alerts"),
         minimum_interval_seconds=EVERY_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Tells the notifier of failed proofs and stalled materializations of `{stream.name}`, and when "
-        "it stands still.",
+        description=f"Sends alerts on failed proofs and stalled materialization of `{stream.name}`, and when a run "
+        "makes no checkpoints.",
     )
     def alerts(
         context: dg.SensorEvaluationContext, warehouse: WarehouseResource, spark: SparkResource, notifier: Notifier
     ) -> dg.SkipReason:
-        told = set(json.loads(context.cursor)) if context.cursor else set()
+        sent = set(json.loads(context.cursor)) if context.cursor else set()
         settings = warehouse.settings(spark)
         try:
             with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
                 there = any(record.name == stream.name for record in place.catalog.streams.list())
-                found = list(alerts_of(settings, place, stream.name)) if there else []
+                found = list(find_alerts(settings, place, stream.name)) if there else []
         except SiltstoneError as error:
             return dg.SkipReason(str(error))
         now = set()
         for alert in found:
             key = f"{alert.kind} {alert.since}"
-            if key not in told:
+            if key not in sent:
                 try:
                     notifier.notify(alert)
-                except Exception as error:  # a notifier is anybody's code; the alert is told at the next look
-                    context.log.warning(f"could not tell of {alert.stream}: {type(error).__name__}: {error}")
+                except Exception as error:  # a notifier may be user code; the next tick sends the alert again
+                    context.log.warning(f"could not send an alert on {alert.stream}: {type(error).__name__}: {error}")
                     continue
             now.add(key)
         context.update_cursor(json.dumps(sorted(now)))
-        return dg.SkipReason(f"{len(found)} alerts, {len(now - told)} told now")
+        return dg.SkipReason(f"{len(found)} alerts, {len(now - sent)} sent now")
 
     return alerts
 
 
-def alerts_of(settings: Settings, place: OpenWarehouse, stream: str) -> Iterator[Alert]:
-    """Everything about a stream that a person should look at."""
+def find_alerts(settings: Settings, place: OpenWarehouse, stream: str) -> Iterator[Alert]:
+    """Find the current alerts of a stream in the catalog."""
     catalog = place.catalog
     for record in catalog.checkpoints.list(stream):
         if record.proven is False:
@@ -71,7 +71,7 @@ def alerts_of(settings: Settings, place: OpenWarehouse, stream: str) -> Iterator
         moved = max(run.started_at, newest.committed_at if newest else run.started_at)
         still = catalog.now() - moved
         if still > timedelta(seconds=settings.alerts.still_s):
-            message = f"no checkpoint for {still.total_seconds():.0f} s, though {run.who} runs it since {_iso(moved)}"
+            message = f"no checkpoint for {still.total_seconds():.0f} s, since {_iso(moved)}, though {run.who} runs it"
             yield Alert(stream, "stream", message, _iso(moved))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of streams that run outside Dagster, seen in the catalog and told as asset events."""
+"""Report checkpoints of runs outside Dagster as asset events, from the catalog."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,32 +7,32 @@ import dagster as dg
 
 from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.dagster.assets.run import run_by_dagster
+from siltstone.dagster.assets.run import is_dagster_run
 from siltstone.dagster.metadata import checkpoints_metadata, operator_metadata
 from siltstone.dagster.names import BASE_CHECKPOINT, CHECKPOINTS, DELTA_CHAIN, asset_key, dagster_name
-from siltstone.dagster.partitions import hours_of, hours_over, partitions_of
+from siltstone.dagster.partitions import hours_of, partitions_of, past_hours
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import SiltstoneError
 from siltstone.model import Form
 from siltstone.stream import Stream
 
 AT_ONCE = 50
-"""how many checkpoints of a stream one look tells of"""
+"""most checkpoints that one tick reports"""
 EVERY_S = 30
 
 
 def new_checkpoints_sensor(stream: Stream) -> dg.SensorDefinition:
-    """Reports a stream's checkpoints that were taken outside Dagster, as asset events.
+    """Make the sensor that reports a stream's checkpoints of runs outside Dagster as asset events.
 
-    It also adds the hours in which checkpoints were committed as partitions, each when it is over. The cursor holds the
-    newest checkpoint reported, and the hours that are not over yet.
+    It also adds each hour in which a checkpoint was committed as a partition, once the hour is over. The cursor has the
+    newest reported checkpoint, and the hours that are not over yet.
     """
 
     @dg.sensor(
         name=dagster_name(stream.name, "new_checkpoints"),
         minimum_interval_seconds=EVERY_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Turns checkpoints that `{stream.name}` took outside Dagster into asset events.",
+        description=f"Reports checkpoints of `{stream.name}` that were made outside Dagster as asset events.",
     )
     def new_checkpoints(
         context: dg.SensorEvaluationContext, warehouse: WarehouseResource, spark: SparkResource
@@ -51,7 +51,7 @@ def new_checkpoints_sensor(stream: Stream) -> dg.SensorDefinition:
                 partitions = partitions_of(stream)
                 if isinstance(partitions, dg.DynamicPartitionsDefinition):
                     hours.update(hours_of(record.committed_at for record in records))
-                    if over := hours_over(hours, catalog.now()):
+                    if over := past_hours(hours, catalog.now()):
                         requests.append(partitions.build_add_request(over))
                         hours.difference_update(over)
         except SiltstoneError as error:
@@ -65,8 +65,8 @@ def new_checkpoints_sensor(stream: Stream) -> dg.SensorDefinition:
 def _events(
     place: OpenWarehouse, stream: str, records: Sequence[CheckpointRecord]
 ) -> Iterator[dg.AssetMaterialization]:
-    """The events of some checkpoints, but for those that runs of Dagster's told of themselves."""
-    by_dagster = {run.epoch for run in place.catalog.runs.list(stream) if run_by_dagster(run.who)}
+    """Make the events of some checkpoints, except those of runs of Dagster, which report their own."""
+    by_dagster = {run.epoch for run in place.catalog.runs.list(stream) if is_dagster_run(run.who)}
     for record in records:
         if record.epoch in by_dagster:
             continue
@@ -85,7 +85,7 @@ def _events(
                 "state_rows": record.rows,
                 "bytes": record.bytes,
                 "committed_at": record.committed_at.isoformat(timespec="seconds"),
-                # What is drawn of the stream is drawn once a look, of what it is now.
+                # The picture shows the current stream, so only the newest checkpoint gets one.
                 **(
                     checkpoints_metadata(place, stream)
                     if record.id == place.catalog.checkpoints.last_id(stream)

@@ -1,7 +1,7 @@
-"""What follows a failed run: the recovery of its stream, a few times, each later than the one before; then a sweep.
+"""Recover a stream after a failed run, in a few attempts with growing delays, then sweep it.
 
-Who writes now is looked up in the catalog: a run that was started elsewhere after the failed one, and goes on or is
-done, needs no recovery. No recovery from here accepts a loss (`change.rollback_rules`): that is for people.
+If the catalog has a later run that was started outside Dagster and is in progress or done, no recovery is needed.
+A recovery from here never accepts a loss (`change.rollback_rules`); a person decides that.
 """
 
 import time
@@ -16,24 +16,24 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.dagster.assets.run import BY_DAGSTER
 from siltstone.dagster.jobs import OPERATION_TAG, RECOVER, RUN, STREAM_TAG, SWEEP, job_tags
 from siltstone.dagster.names import CHECKPOINTS, OF_OPERATORS, asset_of, dagster_name
-from siltstone.dagster.schedules import unfinished
+from siltstone.dagster.schedules import find_unfinished
 from siltstone.errors import SiltstoneError
 from siltstone.settings import RecoveryOptions, Settings
 from siltstone.stream import Stream
 
 LOOK_BACK_S = 86_400.0
 NEWEST = 500
-"""how many runs one look takes in"""
-MENDS_TAG = "siltstone/recovers"
+"""most runs that one tick reads"""
+RECOVERS_TAG = "siltstone/recovers"
 ATTEMPT_TAG = "siltstone/attempt"
 FOLLOWS_TAG = "siltstone/follows"
-"""of a sweep: the recovery that it follows. No recovery follows it, else the two could go on for ever"""
-NOT_MENDED = {2, 4}
-"""exit codes of errors that a recovery does not mend: bad input, and being fenced by a newer run"""
+"""tag of a sweep with the recovery that it follows. A failed sweep is not recovered, or the two could repeat forever"""
+NOT_RECOVERABLE = {2, 4}
+"""exit codes of errors that a recovery does not solve: bad input, and being fenced by a newer run"""
 
 
 def recovery_sensor(stream: Stream, settings: Settings) -> dg.SensorDefinition:
-    """Starts the recovery of a stream when a run of any of its jobs or assets has failed, unless it could not help."""
+    """Make the sensor that starts a recovery when a run of a stream's jobs or assets has failed, if it may help."""
     options = settings.recovery
 
     @dg.sensor(
@@ -41,8 +41,8 @@ def recovery_sensor(stream: Stream, settings: Settings) -> dg.SensorDefinition:
         job_name=dagster_name(stream.name, RECOVER),
         minimum_interval_seconds=settings.ui.sensors_s,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Recovers `{stream.name}` after a failed run: at most {options.attempts} attempts, each later "
-        "than the one before, and none after bad input.",
+        description=f"Recovers `{stream.name}` after a failed run, in at most {options.attempts} attempts with growing "
+        "delays; not after bad input.",
     )
     def recover_failed(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         request = due_recovery(context.instance, stream, options, time.time(), partial(newest_run, settings))
@@ -52,11 +52,11 @@ def recovery_sensor(stream: Stream, settings: Settings) -> dg.SensorDefinition:
 
 
 def newest_run(settings: Settings, stream: str) -> RunRecord | None:
-    """Who wrote to a stream last, by the catalog; None where that cannot be told."""
+    """Read a stream's newest run from the catalog; None if that fails."""
     try:
         with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
             return next(reversed(warehouse.catalog.runs.list(stream)), None)
-    except SiltstoneError:  # the recovery says what is wrong
+    except SiltstoneError:  # the recovery reports the error
         return None
 
 
@@ -67,11 +67,11 @@ def due_recovery(
     now: float,
     writer: Callable[[str], RunRecord | None],
 ) -> dg.RunRequest | None:
-    """The recovery that is due for the newest failure of the stream's runs; None if none is.
+    """Request a recovery for the newest failure of the stream's runs, if one is due; else None.
 
     Args:
-        now: in seconds since 1970.
-        writer: who wrote to a stream last, as `newest_run`.
+        now: seconds since 1970.
+        writer: returns a stream's newest run (`newest_run`).
     """
     since = datetime.fromtimestamp(now - LOOK_BACK_S, UTC)
     newest = instance.get_run_records(dg.RunsFilter(updated_after=since), limit=NEWEST)
@@ -87,7 +87,7 @@ def _next_attempt(
     now: float,
     writer: Callable[[str], RunRecord | None],
 ) -> dg.RunRequest | None:
-    """`runs` are those of the stream, newest first."""
+    """Request the next attempt, if one is due. `runs` are those of the stream, newest first."""
     others = [r for r in runs if _operation_of(r.dagster_run) != RECOVER and FOLLOWS_TAG not in r.dagster_run.tags]
     failed = next((r for r in others if _has_failed(r)), None)
     if failed is None:
@@ -95,11 +95,11 @@ def _next_attempt(
     id, operation = failed.dagster_run.run_id, _operation_of(failed.dagster_run)
     later = others[: others.index(failed)]
     if any(r.dagster_run.is_success and _operation_of(r.dagster_run) == operation for r in later):
-        return None  # somebody has done it again already
-    attempts = [r for r in runs if r.dagster_run.tags.get(MENDS_TAG) == id]
+        return None  # the operation succeeded later
+    attempts = [r for r in runs if r.dagster_run.tags.get(RECOVERS_TAG) == id]
     if len(attempts) >= options.attempts or not all(_has_failed(r) for r in attempts):
         return None
-    if not all(_mendable(instance, r.dagster_run.run_id) for r in (failed, *attempts)):
+    if not all(_is_recoverable(instance, r.dagster_run.run_id) for r in (failed, *attempts)):
         return None
     ended = max(r.end_time or r.update_timestamp.timestamp() for r in (failed, *attempts))
     if now < ended + options.delay_s * 3 ** len(attempts):
@@ -110,14 +110,14 @@ def _next_attempt(
         run_key=f"{id}:{len(attempts)}",
         job_name=dagster_name(stream.name, RECOVER),
         run_config={"ops": {dagster_name(stream.name, RECOVER, "op"): {"config": {}}}},
-        tags={**job_tags(stream, RECOVER), MENDS_TAG: id, ATTEMPT_TAG: str(len(attempts) + 1)},
+        tags={**job_tags(stream, RECOVER), RECOVERS_TAG: id, ATTEMPT_TAG: str(len(attempts) + 1)},
     )
 
 
 def _runs_elsewhere(
     instance: dg.DagsterInstance, newest: RunRecord | None, failed: dg.RunRecord, operation: str | None
 ) -> bool:
-    """Whether others started the stream's newest run after the failed one, and it goes on, or has done the same."""
+    """Whether the stream's newest run began after the failed one, elsewhere, and is in progress or has succeeded."""
     began = failed.start_time or failed.create_timestamp.timestamp()
     if newest is None or newest.started_at.timestamp() < began:
         return False
@@ -132,7 +132,7 @@ def _has_failed(record: dg.RunRecord) -> bool:
 
 
 def _stream_of(run: dg.DagsterRun) -> str | None:
-    """Our jobs say it in a tag; a run of some assets, as the page starts it, has only their names."""
+    """Return the stream of a run: by the tag of our jobs, or by the assets of a run that the page launched."""
     keys = sorted(run.asset_selection or ())
     return run.tags.get(STREAM_TAG) or (keys[0].path[0] if keys else None)
 
@@ -143,12 +143,12 @@ def _operation_of(run: dg.DagsterRun) -> str | None:
     return run.tags.get(OPERATION_TAG) or (RUN if selected & runs_stream else ",".join(sorted(selected)))
 
 
-def _mendable(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Whether what a run failed with is worth a recovery; a process that died says nothing, and is."""
+def _is_recoverable(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether a recovery may solve a run's failure, by its exit code; True if its process died without one."""
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
-        said = entry.dagster_event.step_failure_data.user_failure_data if entry.dagster_event else None
-        code = (said.metadata or {}).get("exit_code") if said else None
-        if code is not None and code.value in NOT_MENDED:
+        failure = entry.dagster_event.step_failure_data.user_failure_data if entry.dagster_event else None
+        code = (failure.metadata or {}).get("exit_code") if failure else None
+        if code is not None and code.value in NOT_RECOVERABLE:
             return False
     return True
 
@@ -156,7 +156,7 @@ def _mendable(instance: dg.DagsterInstance, run_id: str) -> bool:
 def sweep_sensor(
     stream: Stream, recovery: dg.JobDefinition, sweep: dg.JobDefinition, settings: Settings
 ) -> dg.SensorDefinition:
-    """Sweeps a stream's orphans after a recovery."""
+    """Make the sensor that sweeps a stream after a recovery."""
 
     @dg.run_status_sensor(
         name=dagster_name(stream.name, "sweep_recovered"),
@@ -169,8 +169,8 @@ def sweep_sensor(
     )
     def sweep_recovered(context: dg.RunStatusSensorContext) -> dg.RunRequest | dg.SkipReason:
         run = context.dagster_run
-        if going := unfinished(context.instance, stream, SWEEP):
-            return dg.SkipReason(f"sweep {going} is not done yet")
+        if active := find_unfinished(context.instance, stream, SWEEP):
+            return dg.SkipReason(f"sweep {active} is not done yet")
         return dg.RunRequest(
             run_key=run.run_id,
             job_name=dagster_name(stream.name, SWEEP),
