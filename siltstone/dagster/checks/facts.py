@@ -49,7 +49,7 @@ class Subject:
 
 
 def proofs(subject: Subject) -> Facts:
-    """Prove all retained checkpoints. One row per checkpoint: whether it is proven, and if not, the object and reason."""
+    """Prove all retained checkpoints. One row per checkpoint: whether it is proven; if not, the object and reason."""
     found = subject.client.verify(every=True)
     failed = {failure.checkpoint: failure for failure in found.failed}
     return _facts(
