@@ -1,1 +1,1 @@
-"""What streams leave behind, as Dagster assets: one file for each kind."""
+"""The Dagster assets of each stream, one file per kind."""

@@ -1,4 +1,4 @@
-"""Bases and delta chains: what each operator writes, checkpoint by checkpoint, and what the stream's sinks show."""
+"""Checkpoints: the bases and delta chains of each operator, and the output of the stream's sinks."""
 
 import dagster as dg
 
@@ -7,5 +7,5 @@ from siltstone.stream import Stream
 
 
 def checkpoint_assets(stream: Stream) -> list[dg.AssetSpec | dg.AssetsDefinition]:
-    """The events that the stream reads, and everything that one run of it lays down."""
+    """Make the assets of the stream's input events and of everything that a run writes."""
     return [events_asset(stream), run_asset(stream)]

@@ -1,4 +1,4 @@
-"""Materializations: chains consolidated into new bases, while the stream may run."""
+"""Materializations: chains consolidated into new bases. The stream may run meanwhile."""
 
 import dagster as dg
 
@@ -7,5 +7,5 @@ from siltstone.stream import Stream
 
 
 def materialization_assets(stream: Stream) -> list[dg.AssetsDefinition]:
-    """The newest bases of the stream's chains; a schedule makes them where a chain has grown long enough."""
+    """Make the asset of the stream's newest bases; a schedule materializes it when a chain has grown long enough."""
     return [materialization_asset(stream)]

@@ -1,4 +1,4 @@
-"""Reference copies: the live state in full, read from where the stream keeps it, to compare restores with."""
+"""Reference copies: the live state in full, copied from the working state, to compare restores with."""
 
 import dagster as dg
 
@@ -7,5 +7,5 @@ from siltstone.stream import Stream
 
 
 def reference_copy_assets(stream: Stream) -> list[dg.AssetsDefinition]:
-    """The full copy of the newest checkpoint; a schedule takes it each night."""
+    """Make the asset of the full copy of the newest checkpoint; a schedule takes it each night."""
     return [full_snapshot_asset(stream)]

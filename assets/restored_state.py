@@ -1,4 +1,4 @@
-"""Restored state: the state as it was, one partition for each day or hour, rebuilt from bases and deltas."""
+"""Restored state: the state as of each day or hour, one partition each, restored from bases and deltas."""
 
 import dagster as dg
 
@@ -7,5 +7,5 @@ from siltstone.stream import Stream
 
 
 def restored_assets(stream: Stream) -> list[dg.AssetsDefinition]:
-    """The partitions; with Automation turned on in the page, each is made once its checkpoints passed all checks."""
+    """Make the asset. With Automation on, each partition is restored once its checkpoints passed all checks."""
     return [restored_state_asset(stream, restore_condition(stream))]

@@ -1,6 +1,6 @@
-"""What must hold of each stream, as Dagster asset checks.
+"""The Dagster asset checks of each stream.
 
-`python -m siltstone.dagster.checks STREAM` makes the same checks without Dagster.
+`python -m siltstone.dagster.checks STREAM` runs the same checks without Dagster.
 """
 
 import dagster as dg
@@ -10,5 +10,5 @@ from siltstone.stream import Stream
 
 
 def checks_of(stream: Stream) -> list[dg.AssetChecksDefinition]:
-    """Every property that Siltstone can check: proofs, chains, missing objects, costs, orphans, sinks."""
+    """Make all checks of a stream: proofs, chains, missing objects, costs, orphans, sinks."""
     return [asset_check(stream, suite) for suite in SUITES]

@@ -1,5 +1,5 @@
-"""What a cluster is asked to do: `spark-submit jobs/run_stream.py STREAM [options]`, one file per job.
+"""The jobs of a Spark cluster, one file each: `spark-submit jobs/run_stream.py STREAM [options]`.
 
-Each job is a command of `siltstone` with `--json`. `spark-submit` needs the directory above on PYTHONPATH, unless
-Siltstone is installed.
+Each job is a command of `siltstone` with `--json`. Unless Siltstone is installed, `spark-submit` needs the directory
+above on PYTHONPATH.
 """

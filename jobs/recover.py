@@ -1,4 +1,4 @@
-"""Make a stream ready again after something of it was damaged.
+"""Go back to the newest checkpoint of a damaged stream that restores.
 
 `spark-submit jobs/recover.py STREAM [options]` is `siltstone recover STREAM --json`.
 """

@@ -1,4 +1,4 @@
-"""Rebuild the state of many checkpoints, each as Parquet under a label.
+"""Restore many checkpoints, each as Parquet under a label.
 
 `spark-submit jobs/restore_series.py STREAM [options]` is `siltstone restore-series STREAM --json`.
 """

@@ -1,4 +1,4 @@
-"""Process what a stream's source has, from the newest completed checkpoint on.
+"""Process the input that a stream's source has, starting after the newest completed checkpoint.
 
 `spark-submit jobs/run_stream.py STREAM [options]` is `siltstone run STREAM --json`.
 """

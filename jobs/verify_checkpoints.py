@@ -1,4 +1,4 @@
-"""Prove that every retained checkpoint restores to the state the stream had.
+"""Prove that every retained checkpoint restores to the state that the stream had.
 
 `spark-submit jobs/verify_checkpoints.py STREAM [options]` is `siltstone verify STREAM --all --json`.
 """

@@ -1,1 +1,1 @@
-"""Puts assets, checks and resources together, with schedules and sensors."""
+"""Combine assets, checks and resources with schedules and sensors."""

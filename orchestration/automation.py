@@ -1,4 +1,4 @@
-"""What happens without anybody's asking: schedules, and sensors that look at the catalog and at failed runs."""
+"""Schedules, and sensors that watch the catalog and failed runs."""
 
 import dagster as dg
 
@@ -8,10 +8,10 @@ from siltstone.stream import Stream
 
 
 def schedules_of(stream: Stream, settings: Settings) -> list[dg.ScheduleDefinition]:
-    """Materialization, truncation, proofs, reference copies and sweeps, at the times of `[schedules.STREAM]`."""
+    """Make the schedules of materialization, truncation, proofs, reference copies and sweeps (`[schedules.STREAM]`)."""
     return stream_schedules(stream, settings)
 
 
 def sensors_of(stream: Stream, jobs: list[dg.JobDefinition], settings: Settings) -> list[dg.SensorDefinition]:
-    """New checkpoints become events; failed runs are recovered and swept behind; people are alerted."""
+    """Make the sensors that report new checkpoints, recover and sweep after failed runs, and send alerts."""
     return stream_sensors(stream, jobs, settings)

@@ -1,7 +1,7 @@
-"""What Dagster loads: every stream of this project, with its assets, checks, jobs, schedules, sensors and resources.
+"""The definitions that Dagster loads: assets, checks, jobs, schedules, sensors and resources of every stream.
 
-`siltstone.dagster.stream_definitions` gives the same for one stream in one call. Here the parts stand one by one, so
-that each can be changed, or left out.
+`siltstone.dagster.stream_definitions` makes the same for one stream in one call. Here the parts are separate, so that
+each can be changed or left out.
 """
 
 import dagster as dg
@@ -21,7 +21,7 @@ ASSETS = (checkpoint_assets, materialization_assets, reference_copy_assets, rest
 
 @dg.definitions
 def definitions() -> dg.Definitions:
-    """Everything of every stream; a module that did not load is shown as an asset with its error."""
+    """Make the definitions of every stream. A module that did not load becomes an asset with its error."""
     project = load_project()
     streams, settings = project.streams, project.settings
     assets = [asset for stream in streams for assets_of in ASSETS for asset in assets_of(stream)]
@@ -33,5 +33,5 @@ def definitions() -> dg.Definitions:
         schedules=[schedule for stream in streams for schedule in schedules_of(stream, settings)],
         sensors=[sensor for stream in streams for sensor in sensors_of(stream, jobs[stream.name], settings)],
         resources=resources_of(settings),
-        executor=dg.in_process_executor,  # one process, hence one Spark session, for all steps of a run
+        executor=dg.in_process_executor,  # one process, and so one Spark session, for all steps of a run
     )

@@ -1,4 +1,4 @@
-"""What runs need from outside: a warehouse, Spark, and someone to notify. siltstone.toml has their options."""
+"""The resources of runs: a warehouse, a Spark session and a notifier. siltstone.toml has their options."""
 
 import dagster as dg
 
@@ -7,7 +7,7 @@ from siltstone.settings import Settings
 
 
 def resources_of(settings: Settings) -> dict[str, dg.ConfigurableResource]:
-    """The resources of every run; alerts go to the webhook of the settings, or else to the log."""
+    """Make the resources of every run. Alerts go to the webhook of the settings, or else to the log."""
     return {
         "warehouse": WarehouseResource(),
         "spark": SparkResource(),

@@ -1,10 +1,10 @@
-"""The wheel and the source distribution of the commit that is checked out, built twice, and alike to the byte.
+"""Build the wheel and the source distribution of the current commit twice, and check that both builds are identical.
 
     python -m scripts.build_release [--output DIRECTORY]        or: make release
 
-Builds what is committed, not what lies around, from two copies in two directories, the wheel from the source
-distribution, by the pinned build backend. Refuses a version that CHANGELOG.md does not tell of, or that another commit
-is tagged with. Uploads nothing: CONTRIBUTING.md has the steps of a release.
+It builds only committed files, from two copies in two directories: the wheel from the source distribution, with the
+pinned build backend. It refuses a version that has no section in CHANGELOG.md, or whose tag is on another commit. It
+uploads nothing: CONTRIBUTING.md has the steps of a release.
 """
 
 import argparse
@@ -23,11 +23,11 @@ ROOT = Path(__file__).parents[1]
 
 
 class Refused(Exception):
-    """Why this is no release; says what to do."""
+    """The commit cannot be released; the message says what to do."""
 
 
 def main() -> None:
-    """Build, or end with 1 and the reason."""
+    """Build and write the files; on failure, exit with code 1 and the reason."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "dist", metavar="DIRECTORY", help="[default: dist]")
     output = parser.parse_args().output
@@ -40,18 +40,18 @@ def main() -> None:
         (output / name).write_bytes(content)
     sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in built.items())
     (output / "SHA256SUMS").write_text(sums)
-    print(f"{sums}Built twice alike, in {output}.", end="\n")
+    print(f"{sums}Both builds are identical; files are in {output}.", end="\n")
 
 
 def build_twice(repository: Path) -> dict[str, bytes]:
-    """Name -> content of the two files of a release.
+    """Build the two files of a release; return name -> content.
 
     Raises:
-        Refused: something is not committed, the version is not released by this commit, or two builds differ.
+        Refused: a change is not committed, the version cannot be released by this commit, or the builds differ.
         subprocess.CalledProcessError: git or the build fails.
     """
     if changed := _git(repository, "status", "--porcelain").strip():
-        raise Refused(f"not everything is committed: commit or stash\n{changed}")
+        raise Refused(f"some changes are not committed: commit or stash\n{changed}")
     check_version(repository)
     archive = subprocess.run(
         ["git", "archive", "--format=tar", "HEAD"], cwd=repository, check=True, capture_output=True
@@ -64,15 +64,15 @@ def build_twice(repository: Path) -> dict[str, bytes]:
 
 
 def check_version(repository: Path) -> str:
-    """The version, if this commit may be its release.
+    """Return the version, if this commit may be its release.
 
     Raises:
-        Refused: CHANGELOG.md has no section of it, or another commit has its tag.
+        Refused: CHANGELOG.md has no section of the version, or its tag is on another commit.
     """
     version = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["version"]
     changes = (repository / "CHANGELOG.md").read_text()
     if not re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changes, re.MULTILINE):
-        raise Refused(f"CHANGELOG.md has no section `## [{version}] - YYYY-MM-DD`: move what is unreleased there")
+        raise Refused(f"CHANGELOG.md has no section `## [{version}] - YYYY-MM-DD`: move the unreleased changes there")
     tag = f"v{version}"
     if tag in _git(repository, "tag", "--list", tag).split():
         tagged, here = (_git(repository, "rev-parse", f"{name}^{{commit}}").strip() for name in (tag, "HEAD"))

@@ -1,4 +1,4 @@
-"""Checks that every public name of siltstone has a type that type checkers know (`pyright --verifytypes`)."""
+"""Check that type checkers know the type of every public name of siltstone (`pyright --verifytypes`)."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import siltstone
 
 
 def main() -> int:
-    """Print the names whose types are unknown or ambiguous; 1 if there are any."""
+    """Print the names whose types are unknown or ambiguous; return 1 if there are any."""
     pyright = Path(sys.executable).with_name("pyright")
     command = [
         pyright,
@@ -20,13 +20,13 @@ def main() -> int:
         "--ignoreexternal",
         "--outputjson",
     ]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    symbols = json.loads(told)["typeCompleteness"]["symbols"]
+    report = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    symbols = json.loads(report)["typeCompleteness"]["symbols"]
     public = [getattr(siltstone, name) for name in siltstone.__all__]
     names = {f"{each.__module__}.{each.__qualname__}" for each in public}
     ours = [each for each in symbols if any(each["name"] == n or each["name"].startswith(f"{n}.") for n in names)]
     if not names <= {each["name"] for each in ours}:
-        print(f"pyright knows nothing of {', '.join(sorted(names - {each['name'] for each in ours}))}")
+        print(f"pyright does not report {', '.join(sorted(names - {each['name'] for each in ours}))}")
         return 1
     unknown = [each for each in ours if not each["isTypeKnown"] or each["isTypeAmbiguous"]]
     for each in unknown:

@@ -1,7 +1,7 @@
 """Hooks of `mkdocs.yml`: add pages of the repository's root and every ADR, and rewrite links that lead out of docs/.
 
-The README is the site's first page. A link to what is not a page, such as a module or a folder, becomes its text: the
-repository has no address that it could lead to (tests/unit/test_docs.py looks whether the file exists).
+The README is the site's first page. A link to something that is not a page, such as a module or a folder, becomes its
+text, because the repository has no public address (tests/unit/test_docs.py checks that the file exists).
 """
 
 import posixpath
@@ -20,7 +20,7 @@ _LINK = re.compile(r"\[((?:[^][]|\[[^][]*\])*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Name every ADR in the navigation, in the place of the entry `adr/`."""
+    """Replace the entry `adr/` of the navigation by all ADRs."""
     found = [f"{DECISIONS}/{path.name}" for path in sorted(Path(config.docs_dir, DECISIONS).glob("*.md"))]
     for section in config.nav or []:
         for entry in next(iter(section.values())):
@@ -37,7 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make each relative link lead from page to page of the site, or leave its text."""
+    """Make each relative link lead from page to page of the site, or replace it by its text."""
     return site_links(markdown, page.file.src_uri)
 
 
@@ -45,13 +45,13 @@ def site_links(markdown: str, page: str) -> str:
     """Rewrite the links of one page.
 
     Args:
-        markdown: as it is in the repository, its links relative to its place there.
+        markdown: the text in the repository, with links relative to the file there.
         page: the path of the page in the site.
     """
     sources = {target: name for name, target in ROOT_PAGES.items()}
     folder = posixpath.dirname(sources.get(page, f"docs/{page}"))
 
-    def rewritten(link: re.Match[str]) -> str:
+    def rewrite(link: re.Match[str]) -> str:
         text, target, anchor = link[1], posixpath.normpath(posixpath.join(folder, link[2])), link[3] or ""
         if target in ROOT_PAGES:
             target = ROOT_PAGES[target]
@@ -61,4 +61,4 @@ def site_links(markdown: str, page: str) -> str:
             return text
         return f"[{text}]({posixpath.relpath(target, posixpath.dirname(page) or '.')}{anchor})"
 
-    return _LINK.sub(rewritten, markdown)
+    return _LINK.sub(rewrite, markdown)

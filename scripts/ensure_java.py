@@ -1,8 +1,8 @@
-"""Print the home of a Java that Spark can run on, fetching one into .jdk where there is none.
+"""Print the home of a Java that Spark can run on; download one into .jdk if there is none.
 
-Looked at in this order: JAVA_HOME, `java` on PATH, Homebrew's keg-only openjdk@17, .jdk beside this folder.
-Standard output holds the home alone, so that a shell can take it; everything else goes to standard error.
-Ends with 1, and the command that installs Java, where none is found and none can be fetched.
+It searches, in this order: JAVA_HOME, `java` on PATH, Homebrew's keg-only openjdk@17, .jdk next to this folder.
+Standard output has only the home, so that a shell can use it; everything else goes to standard error.
+If no Java is found or downloaded, it prints the command that installs one and exits with code 1.
 """
 
 import os
@@ -23,7 +23,7 @@ HELP = f"""\
 Spark needs Java {OLDEST} or newer. Install it and run the same command again:
   Debian:  sudo apt-get install -y openjdk-17-jre-headless
   macOS:   brew install openjdk@17
-or set JAVA_HOME to the one you have."""
+or set JAVA_HOME to an installed one."""
 
 
 def say(message: str) -> None:
@@ -31,7 +31,7 @@ def say(message: str) -> None:
 
 
 def candidates(local: Path) -> Iterator[Path]:
-    """Paths of `java` executables worth asking, best first."""
+    """List paths of possible `java` executables, best first."""
     home = os.environ.get("JAVA_HOME")
     if home:
         yield Path(home) / "bin" / "java"
@@ -45,22 +45,22 @@ def candidates(local: Path) -> Iterator[Path]:
 
 
 def ask(java: Path) -> tuple[str, int] | None:
-    """The (home, major version) that a `java` tells of itself; None where it is missing or does not run.
+    """Run a `java` and return its home and major version; None if it is missing or does not run.
 
-    Asked rather than read from its path, because links, shims and the macOS stub all hide the true home.
+    Links, shims and the macOS stub hide the true home, so its path does not tell.
     """
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True).stderr
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True).stderr
     except (OSError, subprocess.SubprocessError):
         return None
-    home = re.search(r"^\s*java\.home = (.+)$", told, re.MULTILINE)
-    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", told, re.MULTILINE)
+    home = re.search(r"^\s*java\.home = (.+)$", shown, re.MULTILINE)
+    version = re.search(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", shown, re.MULTILINE)
     return (home[1].strip(), int(version[1])) if home and version else None
 
 
 def find(local: Path) -> str | None:
-    """The home of the first Java that is new enough, with a word about each that is not."""
+    """Return the home of the first Java that is new enough; report each one that is too old."""
     for java in candidates(local):
         answer = ask(java)
         if answer and answer[1] >= OLDEST:
@@ -71,10 +71,10 @@ def find(local: Path) -> str | None:
 
 
 def fetch(local: Path) -> str | None:
-    """Fetch a JDK into `local`; its home, or None (with the reason said) where that fails."""
-    say(f"No Java {OLDEST} or newer found; fetching one into {local.name}")
+    """Download a JDK into `local` and return its home; None, with the reason printed, if that fails."""
+    say(f"No Java {OLDEST} or newer found; downloading one into {local.name}")
     socket.setdefaulttimeout(FETCH_TIMEOUT_S)
-    part = local / ".part"  # unpacked here, then moved: a broken fetch leaves nothing that looks whole
+    part = local / ".part"  # unpacked here, then moved, so that an interrupted download leaves nothing that looks whole
     try:
         import jdk
 
@@ -84,8 +84,8 @@ def fetch(local: Path) -> str | None:
         for unpacked in part.iterdir():
             shutil.rmtree(local / unpacked.name, ignore_errors=True)
             unpacked.rename(local / unpacked.name)
-    except Exception as error:  # whatever the network, the archive or the disk says, the way out is the same
-        say(f"Could not fetch it: {error}")
+    except Exception as error:  # the user must install Java, whatever failed
+        say(f"Could not download it: {error}")
         return None
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""The licences of everything that an install brings, as its packages state them: listed, and checked against a rule.
+"""List the licences of all packages that an install brings, as the packages state them, and check them against a rule.
 
-    python -m scripts.licenses            checks, and that docs/third-party-licenses.md is true
-    python -m scripts.licenses --write    writes it
+    python -m scripts.licenses            checks them, and that docs/third-party-licenses.md is up to date
+    python -m scripts.licenses --write    writes that file
 
-Reads only what is installed here. A pinned package that is not (of another system, or of the extra `screenshots`)
-keeps the line it has in the list.
+It reads only installed packages. A pinned package that is not installed (of another system, or of the extra
+`screenshots`) keeps its line in the list.
 """
 
 import argparse
@@ -24,17 +24,17 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 LIST, PINS = ROOT / "docs" / "third-party-licenses.md", ROOT / "constraints.txt"
 ENGINE = "engine"
-"""what is installed without an extra"""
+"""packages that are installed without an extra"""
 DEVELOPMENT = frozenset({"dev", "docs", "screenshots"})
-"""extras that only work on Siltstone itself needs"""
+"""extras that only developers of Siltstone need"""
 PERMISSIVE = re.compile(
     r"(MIT|MIT-0|MIT-CMU|0BSD|(3-Clause )?BSD( 3-Clause)?|BSD-[23]-Clause|Apache-2\.0|Apache Software|ISC|PSF-2\.0|"
     r"Python Software Foundation|Zlib|CC0|CC0-1\.0)( License)?( \([A-Z]+\))?"
 )
 WEAK_COPYLEFT = re.compile(r"(MPL-2\.0|Mozilla Public License 2\.0)( \(MPL 2\.0\))?")
-"""binds changes to the package's own files, of which we make none"""
+"""applies only to changes of the package's own files, which we do not make"""
 LIBRARY_COPYLEFT = re.compile(r"LGPL-3\.0-only|GNU Library or Lesser General Public License \(LGPL\)")
-"""binds what is linked with it to let the library be replaced: `pip` does; never part of the engine"""
+"""requires that users can replace the library, which `pip` allows; never part of the engine"""
 HEAD = """\
 # Licences of others
 
@@ -53,32 +53,32 @@ Siltstone unchanged, and can be replaced by others, which is what the LGPL asks 
 
 
 def main() -> None:
-    """Check, and write if so asked; ends with 1 and a line for each thing that is wrong."""
+    """Check, and write with `--write`; exit with code 1 and one line per problem if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the list")
-    lines = listed(recorded())
+    lines = make_list(recorded())
     if parser.parse_args().write:
         LIST.write_text(HEAD + "".join(f"| {name} | {said} | {parts} |\n" for name, (said, parts) in lines.items()))
-    for wrong in problems(lines):
-        print(wrong, file=sys.stderr)
+    for problem in problems(lines):
+        print(problem, file=sys.stderr)
     sys.exit(1 if problems(lines) else 0)
 
 
 def problems(lines: Mapping[str, tuple[str, str]]) -> list[str]:
-    """What is wrong with a list: package -> (licence, parts that need it)."""
-    found = [] if lines == recorded() else [f"{LIST.relative_to(ROOT)} is not true any more: make licenses"]
+    """List the problems of a list: package -> (licence, parts that need it)."""
+    found = [] if lines == recorded() else [f"{LIST.relative_to(ROOT)} is out of date: run make licenses"]
     for name, (said, parts) in lines.items():
         needed = frozenset(parts.split(", "))
         terms = re.split(r" AND |; | OR ", said)
         for term in terms:
             is_fine = PERMISSIVE.fullmatch(term) or WEAK_COPYLEFT.fullmatch(term)
             if not is_fine and not (LIBRARY_COPYLEFT.fullmatch(term) and ENGINE not in needed):
-                found.append(f"{name}, needed by {parts}, is under {term}: not one of the licences that are taken")
+                found.append(f"{name}, needed by {parts}, is under {term}: this licence is not accepted")
     return found
 
 
-def listed(before: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-    """The list as it should be, in the order of names."""
+def make_list(before: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """Make the list of installed packages, by name; those not installed keep their line of `before`."""
     needed, stated = needed_by(), licences()
     lines = {name: before.get(name, ("unknown", "unknown")) for name in sorted(pins())}
     for name in lines.keys() & stated.keys() & needed.keys():
@@ -88,25 +88,25 @@ def listed(before: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
 
 
 def recorded() -> dict[str, tuple[str, str]]:
-    """The list as it is written down."""
+    """Read the list from its file."""
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", LIST.read_text() if LIST.exists() else "", re.MULTILINE)
     return {name: (said, parts) for name, said, parts in rows if name != "package"}
 
 
 def pins() -> list[str]:
-    """The packages that an install may bring."""
+    """Read the names of the packages that an install may bring."""
     return [canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", PINS.read_text(), re.MULTILINE)]
 
 
 def licences() -> dict[str, str]:
-    """Installed package -> the licence it states."""
+    """Read installed package -> the licence it states."""
     command = [sys.executable, "-m", "piplicenses", "--format=json", "--from=mixed", "--with-system"]
     found = json.loads(subprocess.check_output(command, text=True))
     return {canonicalize_name(each["Name"]): each["License"] for each in found}
 
 
 def needed_by() -> dict[str, set[str]]:
-    """Package -> the parts of Siltstone that need it: the engine, or extras; what the engine needs, only that."""
+    """Find package -> the parts of Siltstone that need it: only the engine if that needs it, else the extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found: dict[str, set[str]] = {name: {ENGINE} for name in _closure(project["dependencies"])}
     for extra, wanted in project["optional-dependencies"].items():
@@ -117,7 +117,7 @@ def needed_by() -> dict[str, set[str]]:
 
 
 def _closure(wanted: Iterable[str]) -> set[str]:
-    """The packages that these requirements bring, themselves and by others, as far as they are installed."""
+    """List the packages that requirements bring, directly and indirectly, as far as they are installed."""
     seen: set[tuple[str, str]] = set()
     ahead = [(Requirement(each), "") for each in wanted]
     while ahead:

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Make a virtual environment at $1 with the first Python that is 3.11 or newer ($PYTHON overrides the search).
+# Make a virtual environment at $1 with the first Python that is 3.11 or newer. $PYTHON overrides the search.
 set -eu
 for python in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
-    # Run it: a name on PATH may be a shim with nothing behind it.
+    # Run it, because a name on PATH may be a shim without a Python.
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         echo "$python cannot make virtual environments: on Debian, sudo apt-get install -y python3-venv" >&2

@@ -1,7 +1,7 @@
-"""Takes the pictures of docs/first-hour-in-the-ui.md from a running page; `make screenshots` runs it.
+"""Take the pictures of docs/first-hour-in-the-ui.md from a running page; `make screenshots` runs this.
 
-It sets the scene itself, in a warehouse of its own: flights are run, a month is restored in a backfill, and a run is
-killed with SIGKILL, so that its recovery shows. Every picture waits until the page shows what it is about.
+It prepares a warehouse of its own: it runs flights, restores a month in a backfill, and kills a run with SIGKILL, so
+that the page shows a recovery. Each picture is taken once the page shows its subject.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from tests.dagster.page import LOCATION, REPOSITORY_NAME, Page, browser, served
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 WINDOW, WIDE, LOW, SCALE = (1750, 1000), (2200, 1150), (1750, 320), 0.8
-"""width and height of the window: as a rule, where the graph shows details, for a short page; how large in pictures"""
+"""width and height of the window: by default, for the graph with details, for a short page; and the pictures' scale"""
 MENU = 240
-"""the width of Dagster's menu, which is left out"""
+"""width of Dagster's menu, which the pictures leave out"""
 WAIT_MS, STILL_MS, LOOKS = 180_000, 1_000, 30
 STREAM = "flights"
 DAYS = [f"2013-01-{day:02d}" for day in range(2, 32)]
@@ -28,14 +28,14 @@ ENVIRONMENT = {"SILTSTONE_RECOVERY__DELAY_S": "1", "SILTSTONE_UI__SENSORS_S": "2
 
 
 def main() -> None:
-    """Set the scene and take every picture."""
+    """Prepare the warehouse and take every picture."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=PICTURES, help="where the pictures go")
-    parser.add_argument("--warehouse", type=Path, help="where the scene is set; default a new one, removed at the end")
+    parser.add_argument("--out", type=Path, default=PICTURES, help="directory of the pictures")
+    parser.add_argument("--warehouse", type=Path, help="warehouse to use; default a new one, removed at the end")
     given = parser.parse_args()
     executable = browser()
     if executable is None:
-        parser.error("no Chromium here: apt install chromium")
+        parser.error("no Chromium found: apt install chromium")
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="siltstone-pictures-") as scratch:
         warehouse = given.warehouse or Path(scratch) / "warehouse"
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def set_scene(page: Page, warehouse: Path) -> str:
-    """Run, restore, kill, and once recovery and sweep are done run on; returns the backfill's id."""
+    """Run, restore and kill the stream, wait for recovery and sweep, run again; return the backfill's id."""
     run = _launch(page, 40)
     _expect(page, run, "SUCCESS")
     backfill = page.backfill(f"{STREAM}/restored_state", DAYS)
@@ -70,7 +70,7 @@ def set_scene(page: Page, warehouse: Path) -> str:
     _expect(page, sweep, "SUCCESS")
     _expect(page, _launch(page, 5), "SUCCESS")
     with OpenWarehouse.existing(str(warehouse)) as place:
-        # A materialization that was killed with its run keeps others from its operator until its lease has expired.
+        # A materialization that was killed with its run blocks its operator until its lease has expired.
         page.wait(lambda: not place.catalog.leases.list_live(STREAM) or None, "the leases of what was killed to expire")
     made = [f"{STREAM}/materialization", f"{STREAM}/full_snapshot"]
     checks = [
@@ -82,7 +82,7 @@ def set_scene(page: Page, warehouse: Path) -> str:
 
 
 def take_pictures(view: Browser, address: str, backfill: str, out: Path) -> None:
-    """Every picture, once the page shows the texts that it is about."""
+    """Take every picture, once the page shows its texts."""
 
     def take(
         name: str,
@@ -100,7 +100,7 @@ def take_pictures(view: Browser, address: str, backfill: str, out: Path) -> None
             view.get_by_text(click).first.click()
         if then:
             view.locator(then).first.wait_for()
-        _still(view)
+        _await_still(view)
         picture = out / f"{name}.png"
         clip = {"x": MENU, "y": 0, "width": window[0] - MENU, "height": window[1]}
         view.screenshot(path=picture, animations="disabled", clip=clip)  # pyright: ignore[reportArgumentType]
@@ -116,8 +116,8 @@ def take_pictures(view: Browser, address: str, backfill: str, out: Path) -> None
     take("recovery", "/runs", f"{STREAM}__recover", f"{STREAM}__sweep")
 
 
-def _still(view: Browser) -> None:
-    """Return when nothing loads and what the page shows has stopped changing, but for a clock that some pages have."""
+def _await_still(view: Browser) -> None:
+    """Wait until the page has loaded and stopped changing, up to a time limit because some pages have a clock."""
     before = b""
     for _ in range(LOOKS):
         now = view.screenshot(animations="disabled")
@@ -133,9 +133,9 @@ def _launch(page: Page, batches: int) -> str:
 
 
 def _expect(page: Page, run: str, status: str) -> None:
-    said = page.ended(run).status
-    told = [event for event in page.events(run) if "FAILURE" in str(event.get("eventType"))]
-    assert said == status, f"run {run} ended as {said}: {told}"
+    found = page.ended(run).status
+    failures = [event for event in page.events(run) if "FAILURE" in str(event.get("eventType"))]
+    assert found == status, f"run {run} ended as {found}: {failures}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The streams of this repository. They import each other relatively: in the wheel they are siltstone.demo_streams."""
+"""The streams of this repository. Imports are relative, because in the wheel this package is siltstone.demo_streams."""
 
 from .flights import FLIGHTS
 

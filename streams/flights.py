@@ -3,10 +3,10 @@
     source -> aircraft (tailnum) -> alerts -> carriers (carrier)
            '> routes (origin, dest)
 
-A flight is late if it arrives at least `LATE_MINUTES` after schedule. One that was cancelled, or that landed
-elsewhere, has no arrival: it is counted, and neither lengthens nor ends a run of late flights. Flights that
-have no tail number (all of them cancelled) are kept under the tail number `UNKNOWN`. Every result depends on
-the order of the flights alone, not on how they are cut into micro-batches.
+A flight is late if it arrives at least `LATE_MINUTES` after schedule. A flight that was cancelled or landed elsewhere
+has no arrival: it is counted, and neither lengthens nor ends a run of late flights. Flights without a tail number (all
+of them cancelled) have the tail number `UNKNOWN`. The results depend only on the order of the flights, not on how they
+are split into micro-batches.
 """
 
 from collections.abc import Mapping
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 UNKNOWN = "(unknown)"
 LATE_MINUTES = 15
-"""late by the definition of the United States Department of Transportation"""
+"""definition of late by the United States Department of Transportation"""
 RUN = 3
-"""so many late flights in a row raise an alert, once a run"""
+"""number of late flights in a row that raise an alert, once per run"""
 WEEK = timedelta(days=7)
 HISTOGRAM_FROM_MINUTES, HISTOGRAM_WIDTH_MINUTES, HISTOGRAM_BINS = -60, 10, 128
-"""departure delays from an hour early; the outer bins hold what lies beyond"""
+"""bins of departure delays, from one hour early; the first and last bin have all delays beyond"""
 
 TIME = pa.timestamp("us", tz="UTC")
 ORDER = ("event_time", "sequence")
@@ -63,9 +63,8 @@ ALERT = pa.schema(
         ("late_last_week", pa.int64()),
     ]
 )
-"""The flight that made a run of late ones `RUN` long: `arr_delay` is its own delay, `run_minutes` that of the
-whole run; and how many flights the aircraft had in the seven days up to this one, itself included, and how
-many of them late."""
+"""The flight that made a run of late flights `RUN` long. `arr_delay` is its own delay, `run_minutes` that of the whole
+run. `flights_last_week` and `late_last_week` count the aircraft's flights of the seven days up to and including it."""
 IN_WINDOW = {
     "event_time": TIME,
     "sequence": pa.int64(),
@@ -94,7 +93,7 @@ def _histogram_of(data: bytes) -> np.ndarray:
 
 
 class Aircraft(Operator):
-    """What every aircraft has done, and alerts."""
+    """Keeps totals, routes, delays and the last week of every aircraft, and raises alerts."""
 
     name = "aircraft"
     key = {"tailnum": pa.string()}  # noqa: RUF012
@@ -128,7 +127,7 @@ class Aircraft(Operator):
     """a histogram of departure delays: `HISTOGRAM_BINS` little-endian int64"""
 
     def process(self, rows: Rows, state: State) -> pa.Table:
-        """Take flights in event-time order; returns the alerts they raise."""
+        """Process flights in event-time order; return the alerts they raise."""
         late, run, run_minutes = self._take_totals(rows, state)
         self._take_routes(rows, state)
         self._take_delays(rows, state)
@@ -147,7 +146,7 @@ class Aircraft(Operator):
 
     @staticmethod
     def _take_totals(rows: Rows, state: State) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """Which flights were late, how many in a row up to each flight, and by how many minutes together."""
+        """Update the totals. Return, per flight: whether it is late, and the length and minutes of its run so far."""
         cancelled, delay = rows.table["cancelled"], rows.table["arr_delay"]
         arrived = delay.is_valid()
         late = pc.fill_null(pc.greater_equal(delay, LATE_MINUTES), False)
@@ -197,7 +196,7 @@ class Aircraft(Operator):
 
 
 class Carriers(Operator):
-    """The alerts of every carrier, and its aircraft with most (of several, the first to get there)."""
+    """Keeps the alerts of every carrier, and its aircraft with the most alerts; of several, the first to reach them."""
 
     name = "carriers"
     key = {"carrier": pa.string()}  # noqa: RUF012
@@ -219,12 +218,12 @@ class Carriers(Operator):
     """every alert, in event-time order"""
 
     def process(self, rows: Rows, state: State) -> None:
-        """Take alerts in event-time order."""
+        """Process alerts in event-time order."""
         state.history.append(rows.keys, rows.key_index, rows.table.select(list(IN_HISTORY)))
         count = self._take_offenders(rows, state)
         old = state.totals.get(rows.keys)
         more = pc.greater(rows.max(count), pc.fill_null(old["worst_alerts"], 0))
-        # For each carrier the first of the alerts that raised an aircraft's count highest.
+        # For each carrier: the first of the alerts with the highest count of an aircraft.
         worst = rows.last("tailnum", by=(count, -np.arange(len(rows))))
         state.totals.put(
             rows.keys,
@@ -239,7 +238,7 @@ class Carriers(Operator):
 
     @staticmethod
     def _take_offenders(rows: Rows, state: State) -> pa.Array:
-        """For each alert how many its aircraft has had with this carrier, this one included."""
+        """Return, per alert, the number of alerts that its aircraft has had with this carrier, including this one."""
         offences = rows.by("tailnum")
         old = state.offenders.get(offences.keys.columns)
         alerts = offences.count(initial=old["alerts"])
@@ -249,7 +248,7 @@ class Carriers(Operator):
 
 
 def source(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
-    """The flights, a micro-batch a day or week (option `period`), prepared below `directory` at first.
+    """Read the flights, with one micro-batch per day or week (option `period`); first prepare the files if needed.
 
     Raises:
         UsageError: an unknown period, or the package with the data is not installed.
@@ -266,10 +265,10 @@ def source(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
 
 
 def _in_last_week(rows: Rows, raised: np.ndarray, at: np.ndarray, week: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """For some flights, how many their aircraft had in the seven days up to each, and how many of them late.
+    """Count the flights, and the late flights, of the aircraft of some flights in the seven days up to each.
 
-    `at` and `week` are the windows of all aircraft, by aircraft and event time; so key and time, and key and
-    sequence, each make one ascending number.
+    `at` and `week` are the windows of all aircraft, ordered by aircraft and event time. So key and time combined, and
+    key and sequence combined, are ascending numbers.
     """
     flights = rows.table.take(pa.array(raised))
     key = rows.key_index[raised] << 32

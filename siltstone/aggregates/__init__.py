@@ -1,1 +1,1 @@
-"""A ready-made operator, SQL's aggregates, and the arithmetic that it is made of."""
+"""A ready-made operator for SQL's aggregates, and its functions."""

@@ -1,7 +1,7 @@
 """SQL's aggregate functions over columns of state: lift a row, reduce rows, read the result.
 
-Nulls are skipped as in SQL. Of floats -0.0 counts as 0.0, and NaN is above every number, as in Spark. Results
-do not depend on the order of the rows: ties are broken by value, and floats are added in ascending order.
+Nulls are skipped as in SQL. For floats, -0.0 equals 0.0 and NaN is greater than every number, as in Spark. Results do
+not depend on the order of the rows: ties are broken by value, and floats are added in ascending order.
 """
 
 from abc import ABC, abstractmethod
@@ -18,11 +18,11 @@ from siltstone.state.reduction import choose_by, count_by, extreme_by, sum_by, s
 
 _EVENT_TIME = pa.timestamp("us", "UTC")
 _WHOLE = pa.decimal128(38, 0)
-"""holds every sum of int64 values of which an int64 can count the number"""
+"""has room for any sum of int64 values, because their number is an int64"""
 
 
 class Overflow(Exception):
-    """A sum does not fit its type: that of `function`, in the groups where `groups` (bool[size]) is true."""
+    """The sum of `function` does not fit its type in the groups where `groups` (bool[size]) is true."""
 
     def __init__(self, function: "Sum | Average", groups: np.ndarray) -> None:
         super().__init__(function.name)
@@ -32,38 +32,43 @@ class Overflow(Exception):
 
 @dataclass(frozen=True)
 class Function(ABC):
-    """One aggregate, whose result is the column `name`."""
+    """An aggregate function whose result is the column `name`."""
 
     name: str
 
     @abstractmethod
     def inputs(self) -> dict[str, pa.DataType | None]:
-        """The columns it reads and the types they are cast to, None for any type."""
+        """Return the columns it reads and the types they are cast to; None for any type."""
 
     @abstractmethod
     def columns(self) -> dict[str, pa.DataType]:
-        """The columns of state it keeps."""
+        """Return the columns of its state and their types."""
 
     @abstractmethod
     def lift(self, columns: list[pa.Array]) -> list[pa.Array]:
-        """Input columns as columns of state, each row by itself."""
+        """Convert input columns to columns of state, row by row."""
 
     @abstractmethod
     def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
-        """Columns of state, reduced to one row a group."""
+        """Reduce columns of state to one row per group.
+
+        Args:
+            group: int[rows], the group of each row, below `size`.
+            size: number of groups.
+        """
 
     def result(self, columns: list[pa.Array]) -> pa.Array:
-        """The aggregate's value, from its columns of state."""
+        """Compute the aggregate's value from its columns of state."""
         return columns[0]
 
     def result_type(self) -> pa.DataType:
-        """The type of the value."""
+        """Return the type of the value."""
         return self.columns()[self.name]
 
 
 @dataclass(frozen=True)
 class Count(Function):
-    """How many rows, or how many in which the column `of` is not null. Kept as `name` (int64)."""
+    """The number of rows, or of those in which the column `of` is not null. State: `name` (int64)."""
 
     of: str | None = None
 
@@ -81,8 +86,8 @@ class Count(Function):
 
 
 @dataclass(frozen=True)
-class _OfColumn(Function):
-    """A function of one column, which has the type `type` or can be cast to it."""
+class _ColumnFunction(Function):
+    """A function of one column, which is cast to `type`."""
 
     of: str
     type: pa.DataType = pa.int64()  # noqa: RUF009  (Arrow types do not change)
@@ -98,15 +103,15 @@ class _OfColumn(Function):
 
 
 @dataclass(frozen=True)
-class Sum(_OfColumn):
-    """The sum of the values that are not null; null where there is none.
+class Sum(_ColumnFunction):
+    """The sum of the values that are not null; null if there are none.
 
-    Kept as `name`: int64 for integers, float64 for floats, decimal128(38, scale) for decimals. Whether a sum fits is
-    looked at once for each call of `process`, when its rows are added to what was kept.
+    State: `name`, of type int64 for integers, float64 for floats, decimal128(38, scale) for decimals. Each call of
+    `process` checks once whether the sum of state and new rows fits.
 
     Args:
-        on_overflow: what becomes of a sum that does not fit: "fail" raises `BadRow`, "null" makes it null from then on
-            (kept as `<name>_overflowed`), "wrap" takes it modulo 2**64, which only integers can be.
+        on_overflow: what to do if the sum does not fit. "fail" raises `BadRow`; "null" makes it null from then on
+            (state `<name>_overflowed`); "wrap" computes it modulo 2**64, for integers only.
     """
 
     on_overflow: str = "fail"
@@ -132,7 +137,7 @@ class Sum(_OfColumn):
         sums, overflow = sum_by(columns[0], group, size)
         if self.on_overflow == "null":
             overflowed = np.zeros(size, np.bool_) if overflow is None else overflow
-            flags = fixed_values(columns[1]).astype(np.bool_) & ~null_mask(columns[1])  # null for a key that is new
+            flags = fixed_values(columns[1]).astype(np.bool_) & ~null_mask(columns[1])  # null for a new key
             overflowed[group[flags]] = True
             return [take_or_null(sums, np.arange(size), overflowed), pa.array(overflowed)]
         if overflow is not None and self.on_overflow == "fail":
@@ -141,27 +146,27 @@ class Sum(_OfColumn):
 
 
 @dataclass(frozen=True)
-class Min(_OfColumn):
-    """The least value that is not null. Kept as `name`. NaN is above every number."""
+class Min(_ColumnFunction):
+    """The least value that is not null. State: `name`. NaN is greater than every number."""
 
     def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
         return [extreme_by(columns[0], group, size)]
 
 
 @dataclass(frozen=True)
-class Max(_OfColumn):
-    """The greatest value that is not null. Kept as `name`. NaN is above every number."""
+class Max(_ColumnFunction):
+    """The greatest value that is not null. State: `name`. NaN is greater than every number."""
 
     def reduce(self, columns: list[pa.Array], group: np.ndarray, size: int) -> list[pa.Array]:
         return [extreme_by(columns[0], group, size, largest=True)]
 
 
 @dataclass(frozen=True)
-class Average(_OfColumn):
+class Average(_ColumnFunction):
     """The mean (float64) of the values that are not null.
 
-    Kept as `<name>_count` and `<name>_sum`: exact as decimal128(38, 0) for integers and as decimal128(38, scale) for
-    decimals, where more digits raise `BadRow`; float64 for floats, as in Spark.
+    State: `<name>_count` and `<name>_sum`. The sum is exact for integers, as decimal128(38, 0), and for decimals, as
+    decimal128(38, scale), where more digits raise `BadRow`. It is float64 for floats, as in Spark.
     """
 
     def inputs(self) -> dict[str, pa.DataType | None]:
@@ -196,9 +201,11 @@ class Average(_OfColumn):
 
 
 @dataclass(frozen=True)
-class First(_OfColumn):
-    """The value, not null, of the row with the least `by`; of several the least value. Kept as `name`,
-    `<name>_by`."""
+class First(_ColumnFunction):
+    """The non-null value of the row with the least `by`; the least one if there are several rows.
+
+    State: `name` and `<name>_by`.
+    """
 
     by: str = "event_time"
     by_type: pa.DataType = _EVENT_TIME
@@ -217,7 +224,9 @@ class First(_OfColumn):
 
 @dataclass(frozen=True)
 class Last(First):
-    """The value, not null, of the row with the greatest `by`; of several the greatest value. Kept as by
-    `First`."""
+    """The non-null value of the row with the greatest `by`; the greatest one if there are several rows.
+
+    State: `name` and `<name>_by`.
+    """
 
     _largest: ClassVar[bool] = True

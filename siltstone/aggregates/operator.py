@@ -1,4 +1,4 @@
-"""A ready-made operator: SQL's aggregates, kept per key in one row of state, computed a batch at a time.
+"""A ready-made operator: SQL's aggregates per key, with one row of state per key, computed by batches.
 
     Aggregate(
         "routes",
@@ -10,9 +10,8 @@
         ],
     )
 
-Every function turns a row into columns of state and reduces many such rows to one, so that the old row, new
-rows and rows aggregated before the shuffle (`map_side`) are all reduced alike, in one get and one put a
-batch.
+Every function lifts a row to columns of state and reduces many such rows to one. The old state, new rows and rows
+aggregated before the shuffle (`map_side`) are reduced together, with one get and one put per batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,7 @@ __all__ = ["Aggregate", "Average", "Count", "First", "Last", "Max", "Min", "Sum"
 
 PARTIAL = "__partial_"
 """prefix of the columns of state in rows that were aggregated before the shuffle"""
-_HELD_BY_SPARK = {
+_SPARK_TYPES = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
     pa.uint32(): pa.int64(),
@@ -43,19 +42,19 @@ _HELD_BY_SPARK = {
 class Aggregate(Operator):
     """Aggregates the rows of each key.
 
-    State is one row a key in the variable `totals`, whose value columns are those that the functions keep.
+    The state is one row per key in the variable `totals`, with the functions' columns of state.
+
+    Sums of floats depend on the order of additions. Within a call of `process`, values are added in ascending order.
+    So that a task that runs twice makes the same calls, an operator with such sums orders its rows (`order_by`).
 
     Args:
-        name, key, reads: as for every `Operator`.
+        name, key, reads: see `Operator`.
         aggregates: the functions, with distinct names. `type` of a function is the type of its input column.
-        output: whether `process` returns the keys it was given with the aggregates as they are now.
-        map_side: rows are aggregated before the shuffle, too (`combine`), which pays where keys are skewed.
-
-    Sums of floats depend on the order of additions. Within a call of `process` values are added in ascending
-    order; for the calls to be the same when a task runs twice, such an operator orders its rows (`order_by`).
+        output: whether `process` returns the keys of its rows with their new aggregates.
+        map_side: whether rows are also aggregated before the shuffle (`combine`), which helps if keys are skewed.
 
     Raises:
-        UsageError: a function or another field is missing or wrong.
+        UsageError: a function or another argument is missing or wrong.
     """
 
     totals: ValueState
@@ -84,15 +83,15 @@ class Aggregate(Operator):
             inputs=tuple(dict.fromkeys([*keys.names, *(c for f in self.aggregates for c in f.inputs())])),
             order_by=self._order(keys),
             output=pa.schema([*keys, *results]) if output else None,
-            combined=_held_by_spark(keys, self._kept) if map_side else None,
+            combined=_combined_schema(keys, self._kept) if map_side else None,
         )
         if len({*keys.names, *(name for name, _ in results)}) != len(keys.names) + len(results):
             raise UsageError(f"operator {name}: the names of keys and aggregates must be distinct")
 
     def combine(self, table: pa.Table) -> pa.Table:
-        """Aggregate rows of the source to one row per key, to be given to `process`.
+        """Aggregate rows of the source to one row per key, as input of `process`.
 
-        A null key is passed on, for `process` to refuse.
+        A null key is kept, so that `process` refuses it.
 
         Raises:
             UsageError: a column is missing or does not fit.
@@ -102,11 +101,11 @@ class Aggregate(Operator):
         lifted = self._lift(table)
         try:
             reduced = self._reduce(lifted, group, len(first))
-            fits = not any(_overflowed(function, part) for function, part in self._parts(reduced))
+            fits = not any(_has_overflow(function, part) for function, part in self._parts(reduced))
         except Overflow:
             fits = False
         if not fits:
-            # All rows of a key may come to a sum that fits: each goes by itself, and `process` will see.
+            # The sum of all rows of a key may still fit, so pass on the single rows: `process` checks their sum.
             reduced, first = lifted, np.arange(table.num_rows)
         columns = [*keys.take(pa.array(first)).columns, *reduced]
         fitted = [c.cast(f.type) for c, f in zip(columns, self.combined, strict=True)]
@@ -116,7 +115,7 @@ class Aggregate(Operator):
         """Merge rows of the source, or of `combine`, into the totals of their keys."""
         keys = rows.keys
         partial = any(name.startswith(PARTIAL) for name in rows.table.column_names)
-        lifted, group = self._partials(rows.table) if partial else self._lift(rows.table), rows.key_index
+        lifted, group = self._read_partials(rows.table) if partial else self._lift(rows.table), rows.key_index
         old = state.totals.lookup(keys)
         if old.found.any():
             lifted = [
@@ -139,7 +138,7 @@ class Aggregate(Operator):
         return schema_of(self.totals.value, "")
 
     def _order(self, key: pa.Schema) -> tuple[str, ...]:
-        """What fixes the order in which floats are added: nothing where there are none to add."""
+        """Return the columns that fix the order in which floats are added; empty if there are none to add."""
         sums = [f for f in self.aggregates if isinstance(f, Sum | Average) and pa.types.is_floating(f.type)]
         if not sums:
             return ()
@@ -164,12 +163,12 @@ class Aggregate(Operator):
             wanted = {
                 name: kind or (pa.null() if missing else table.schema.field(name).type) for name, kind in inputs.items()
             }
-            fitted = self._fitted(table, pa.schema(list(wanted.items())))
+            fitted = self._cast_inputs(table, pa.schema(list(wanted.items())))
             lifted += function.lift([one_array(column) for column in normalise_keys(fitted).columns])
         return lifted
 
-    def _fitted(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
-        """The input columns of a function; a `BadRow` names the rows whose values do not fit."""
+    def _cast_inputs(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
+        """Cast the input columns of a function; a `BadRow` names the rows whose values do not fit."""
         what = f"operator {self.name}"
         try:
             return conform(table, wanted, table.num_rows, what)
@@ -182,15 +181,17 @@ class Aggregate(Operator):
                         raise BadRow(str(error), rows=bad, reason=reason) from None
             raise
 
-    def _partials(self, table: pa.Table) -> list[pa.Array]:
+    def _read_partials(self, table: pa.Table) -> list[pa.Array]:
         names = {f"{PARTIAL}{name}": name for name in self._kept.names}
         given = table.select([name for name in table.column_names if name in names])
         given = given.rename_columns([names[name] for name in given.column_names])
         return [one_array(c) for c in conform(given, self._kept, table.num_rows, f"operator {self.name}").columns]
 
     def _bad_row(self, overflow: Overflow, rows: Rows) -> BadRow:
-        """The error that names the column and the first of the keys; bad are all rows of such a key, since which of
-        them are too much is a matter of order."""
+        """Make the error of an overflow, with the column and the first of the keys.
+
+        All rows of such a key are bad, because which of them are too many depends on their order.
+        """
         function = overflow.function
         kept = next(iter(function.columns().values()))
         way = "on_overflow='null' or " if isinstance(function, Sum) else ""
@@ -205,12 +206,12 @@ class Aggregate(Operator):
         return [c for function, part in self._parts(columns) for c in function.reduce(part, group, size)]
 
 
-def _held_by_spark(key: pa.Schema, kept: pa.Schema) -> pa.Schema:
-    """The columns of what `combine` returns, in types that Spark has."""
+def _combined_schema(key: pa.Schema, kept: pa.Schema) -> pa.Schema:
+    """Return the schema of what `combine` returns, in types that Spark has."""
     fields = [(f.name, f.type) for f in key] + [(f"{PARTIAL}{f.name}", f.type) for f in kept]
-    return pa.schema([(name, _HELD_BY_SPARK.get(kind, kind)) for name, kind in fields])
+    return pa.schema([(name, _SPARK_TYPES.get(kind, kind)) for name, kind in fields])
 
 
-def _overflowed(function: Function, reduced: list[pa.Array]) -> bool:
-    """Whether a sum that turns null has done so, among rows that were lifted just now."""
+def _has_overflow(function: Function, reduced: list[pa.Array]) -> bool:
+    """Whether a sum with on_overflow="null" overflowed in these rows."""
     return isinstance(function, Sum) and function.on_overflow == "null" and bool(fixed_values(reduced[1]).any())

@@ -1,1 +1,1 @@
-"""Where outputs go once their checkpoint is complete."""
+"""Sinks, which get the output of completed checkpoints."""

@@ -1,4 +1,4 @@
-"""A sink of Parquet files, a directory per checkpoint."""
+"""A sink that writes Parquet files, with one directory per checkpoint."""
 
 import os
 import shutil
@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING
 
 from siltstone.store.files import make_durable
 
-if TYPE_CHECKING:  # a stream's definition names its sinks, and is read where no Spark runs
+if TYPE_CHECKING:  # definitions of streams are also loaded in processes without Spark
     from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True)
 class ParquetSink:
-    """Parquet files, a directory per checkpoint, in a directory that every executor sees.
+    """Writes Parquet files, one directory per checkpoint, into a directory that every executor can reach.
 
         <path>/
-          checkpoint=000000000012/       delivered: any reader of the path sees these rows and no others
+          checkpoint=000000000012/       delivered: readers of the path see exactly these directories
           _staged/000000000013-<id>/     being delivered; readers skip it
 
-    A checkpoint's directory appears at once, by a rename, and is never replaced: the same id brings the same rows. So
-    whoever delivers it once more, after a crash or beside a newer writer, changes nothing (promise 2). What stays of an
-    attempt that ended is removed only once its checkpoint is in sight.
+    A rename publishes a checkpoint's directory atomically, and it is never replaced: the same id has the same rows. A
+    second delivery, after a crash or by a newer writer, therefore changes nothing (exactly-once output, promise 2). The
+    files of an attempt that failed are removed once its checkpoint is published.
 
     Args:
-        path: a directory; None lets the runner use `sink/<stream>/<operator>` in the warehouse.
+        path: a directory; None for `sink/<stream>/<operator>` in the warehouse.
     """
 
     path: Path | str | None = None
 
     def deliver(self, rows: "DataFrame", checkpoint: int) -> None:
-        """Write the rows and rename them into sight; done already is done."""
+        """Write the rows and publish them by a rename; does nothing if the checkpoint is published."""
         published = self.published(checkpoint)
         if not published.exists():
             staged = self._staged / f"{checkpoint:012d}-{uuid.uuid4().hex}"
@@ -41,24 +41,24 @@ class ParquetSink:
             try:
                 rows.coalesce(1).write.mode("overwrite").parquet(
                     f"file://{staged}"
-                )  # not escaped: Hadoop takes it as it stands
+                )  # not escaped, because Hadoop does not unescape it
                 for file in [*staged.iterdir(), staged, self._staged]:
                     make_durable(file)
                 os.rename(staged, published)
                 for path in made:
                     make_durable(path.parent)
             except Exception:
-                if not published.exists():  # else another process has been faster
+                if not published.exists():  # else another process was faster
                     raise
         make_durable(published.parent)
         self._remove_left_over()
 
     def published(self, checkpoint: int) -> Path:
-        """Where a checkpoint's rows are in sight."""
+        """Return the directory of a checkpoint's published rows."""
         return self._root / f"checkpoint={checkpoint:012d}"
 
     def all_published(self) -> set[int]:
-        """The checkpoints whose rows are in sight."""
+        """Return the ids of the checkpoints that are published."""
         found = self._root.glob("checkpoint=*")
         return {int(path.name.removeprefix("checkpoint=")) for path in found if path.is_dir()}
 
@@ -71,7 +71,7 @@ class ParquetSink:
     @property
     def _root(self) -> Path:
         assert self.path is not None, "the runner gives every Parquet sink its path"
-        # Absolute, because Spark takes it as a URL.
+        # Absolute, because Spark gets it as a URL.
         return Path(self.path).absolute()
 
     @property
@@ -80,7 +80,7 @@ class ParquetSink:
 
 
 def parquet_sinks(sinks: Mapping[str, object], own: Path) -> dict[str, ParquetSink]:
-    """Those of a stream's sinks that write Parquet, each with its path: `own/<name>` where it names none."""
+    """Select a stream's Parquet sinks, each with its path: by default `own/<name>`."""
     return {
         name: sink if sink.path is not None else replace(sink, path=own / name)
         for name, sink in ((name, ParquetSink() if sink is None else sink) for name, sink in sinks.items())

@@ -1,6 +1,6 @@
-"""Makes a project of one's own: a stream over sample data, its deployment under Dagster, tests, a Makefile.
+"""Make a project: a stream over sample data, its deployment under Dagster, tests, a Makefile.
 
-project/    what is written, each file a jinja2 template of the same name with `.jinja` behind it
+project/    the files to write, as jinja2 templates: NAME.jinja becomes NAME
 """
 
 import json
@@ -25,10 +25,10 @@ from siltstone.result import Result
 DEFAULT_STREAM = "purchases"
 TEMPLATE = ".jinja"
 RENAMED = {"gitignore": ".gitignore"}
-"""a file that begins with a dot is easily left out of a package"""
+"""template -> file name; packages easily leave out files that begin with a dot"""
 FIRST_DAY, DAYS, PURCHASES_A_DAY, CUSTOMERS = date(2026, 1, 1), 8, 40, 25
 SEED = 2026
-"""sample data is the same in every project"""
+"""of the sample data, which is the same in every project"""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class NewProject(Result):
 
 
 def make_project(directory: Path, stream: str = DEFAULT_STREAM) -> NewProject:
-    """Write a new project into a directory that is empty or does not exist yet; a new directory appears whole.
+    """Write a new project into a directory that is empty or does not exist yet. A new directory appears complete.
 
     Raises:
-        UsageError: the directory holds something, or is a file, or `stream` cannot be a stream's name.
+        UsageError: the directory is not empty or is a file, or `stream` is not a valid name.
         Unreachable: it cannot be written.
     """
     check_name("stream", stream)
@@ -57,7 +57,7 @@ def make_project(directory: Path, stream: str = DEFAULT_STREAM) -> NewProject:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as made:
             draft = Path(made, "project")
             _write(draft, texts)
-            if target.exists():  # a directory that is given is kept: it may be a mount, or where a shell stands
+            if target.exists():  # not replaced: it may be a mount, or a shell's working directory
                 for path in draft.iterdir():
                     shutil.move(path, target / path.name)
             else:
@@ -68,7 +68,7 @@ def make_project(directory: Path, stream: str = DEFAULT_STREAM) -> NewProject:
 
 
 def _render(target: Path, stream: str) -> dict[str, str]:
-    """Path inside the project -> text, of all templates."""
+    """Render all templates; return path inside the project -> text."""
     module = stream.replace("-", "_")
     module += "_stream" if keyword.iskeyword(module) else ""
     values = {
@@ -77,7 +77,7 @@ def _render(target: Path, stream: str) -> dict[str, str]:
         "module": module,
         "days": DAYS,
     }
-    # What is rendered is Python, TOML, YAML, make and Markdown from names that were checked: nothing is HTML.
+    # No escaping: the files are Python, TOML, YAML, make and Markdown, not HTML, and the names were checked.
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
     found = {}
     for name, text in _templates(resources.files(__name__) / "project", PurePosixPath()):
@@ -97,7 +97,7 @@ def _templates(directory: Traversable, at: PurePosixPath) -> list[tuple[PurePosi
 
 
 def _sample_data() -> dict[str, str]:
-    """A file of purchases for each of some days, the same each time."""
+    """Make one file of purchases per day, the same each time."""
     chance = random.Random(SEED)
     files = {}
     for number in range(DAYS):
