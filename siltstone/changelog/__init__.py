@@ -1,1 +1,1 @@
-"""How changes become durable: the writer of the log, batched and hedged uploads, acknowledgements."""
+"""Make changes durable: the writer of the log, batched and hedged uploads, acknowledgements."""

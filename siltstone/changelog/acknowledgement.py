@@ -1,7 +1,7 @@
-"""What one subtask says of one step: its numbers and, if the step ended in a checkpoint, where its part lies.
+"""A subtask's acknowledgement of a step: its numbers and, if the step ended in a checkpoint, the handles of its part.
 
-It travels from an executor to the driver as JSON with base64 digests; an error of Siltstone's own tree
-travels in it too, since running the task again would not mend it.
+An executor sends it to the driver as JSON with base64 digests. A `SiltstoneError` is sent in it, too, because a retry
+of the task would fail again.
 """
 
 import base64
@@ -22,25 +22,25 @@ from siltstone.state.digest import checkpoint_digest
 
 @dataclass(frozen=True, eq=False)
 class Acknowledgement:
-    """One subtask's word on one step.
+    """One subtask's acknowledgement of one step.
 
     Attributes:
-        key_groups: those the subtask owns.
-        handles: where each variable's bytes lie; empty unless the step ended in a checkpoint.
-        objects: what was stored, shared or not; empty unless the step ended in a checkpoint.
+        key_groups: the key groups that the subtask owns.
+        handles: where each variable's bytes are; empty unless the step ended in a checkpoint.
+        objects: the stored objects, shared or not; empty unless the step ended in a checkpoint.
         inline: packed segments too small for an object of their own; the driver stores those of all subtasks together.
-        uploads: what storing took, as `UploadStatistics.to_json` tells it; empty if nothing was sent.
+        uploads: statistics of the uploads (`UploadStatistics.to_json`); empty if nothing was sent.
         digests: table or opaque variable -> uint64 per key group of the subtask.
-        rows_in: rows the subtask was given.
-        rows_out: rows its operator returned.
-        dead_letters: rows among those given that its operator could not take.
-        event_time_max: the highest event time among them, in UTC; None if there was none.
-        seconds: seconds by phase.
+        rows_in: rows that the subtask got.
+        rows_out: rows that its operator returned.
+        dead_letters: rows that its operator could not process.
+        event_time_max: the highest event time of the rows, in UTC; None if there were none.
+        seconds: phase -> seconds.
         state_rows: live rows of all tables.
-        tracked_bytes: if bases were written since the deltas were too large, the deltas' bytes; else 0.
-        restored_bytes: what was read from the store since the working state was not here.
-        outputs: name -> what of the step's output was staged for its sink; those without rows are left out.
-        error: (class, message) of what the subtask failed with; None if it did not.
+        tracked_bytes: bytes of deltas that were too large, so that bases were written instead; else 0.
+        restored_bytes: bytes read from the store, because the working state was not on this machine.
+        outputs: name -> the part of the step's output that was staged for its sink; those without rows are left out.
+        error: (class, message) of the subtask's error; None if it succeeded.
     """
 
     operator: str
@@ -64,31 +64,31 @@ class Acknowledgement:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes stored for this subtask alone; every one of them belongs to exactly one handle."""
+        """Bytes stored for this subtask; each byte belongs to exactly one handle."""
         return sum(handle.length for handle in self.handles)
 
     @property
     def receipt(self) -> str:
-        """What every run of the same task comes to, whoever runs it: rows in and out, and the state's digests.
+        """What every run of the same task must give: rows in and out, and the state's digests.
 
-        It travels with the acknowledgement, so that Spark's SQL can read it there.
+        It is part of the acknowledgement, so that Spark's SQL can read it there.
         """
         state = checkpoint_digest({self.operator: self.digests})
         return f"{self.subtask}:{self.rows_in}:{self.rows_out}:{state}"
 
     @classmethod
     def failure(cls, operator: str, subtask: int, error: SiltstoneError) -> Self:
-        """A subtask could not do the step."""
+        """Make the acknowledgement of a step that failed."""
         return cls(operator, subtask, KeyGroupRange(0, 0), error=(type(error).__name__, str(error)))
 
     def raise_failure(self) -> None:
-        """Raise here what the subtask failed with, if it did."""
+        """Raise the subtask's error, if it failed."""
         if self.error is not None:
             kind, message = self.error
             raise _error_classes().get(kind, StateError)(message)
 
     def to_bytes(self) -> bytes:
-        """A compact form that `from_bytes` reads."""
+        """Serialize to bytes that `from_bytes` reads."""
         plain = asdict(self) | {
             "receipt": self.receipt,
             "inline": [base64.b64encode(segment).decode() for segment in self.inline],
@@ -108,10 +108,10 @@ class Acknowledgement:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """The inverse of `to_bytes`.
+        """Read what `to_bytes` wrote.
 
         Raises:
-            StateError: not an acknowledgement.
+            StateError: the bytes are not an acknowledgement.
         """
         with decoding("a subtask's answer", "an acknowledgement", StateError):
             plain = parse_json(data)

@@ -1,9 +1,9 @@
-"""What a changelog writer is given, what it hands out, and how that is read back.
+"""The changes that a changelog writer logs, the handles it returns, and reading them back.
 
 Change, OpaqueChange     one variable's changes of many rows; a new value of an opaque variable
-WholeTable               instead of changes: all that a table holds
-ChangelogHandle          where the changes after a sequence number lie
-read_changes             the changes behind a handle, verified
+WholeTable               instead of changes: a whole table
+ChangelogHandle          where the changes after a sequence number are
+read_changes             reads and verifies the changes of a handle
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from siltstone.store.base import Store
 from siltstone.store.checksums import verify
 
 VALUE = "value"
-"""the column of what `read_changes` yields for an opaque variable"""
+"""name of the column that `read_changes` yields for an opaque variable"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,21 +38,21 @@ class Change:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes it takes in a segment, but for the index."""
+        """Bytes it takes in a segment, without the index."""
         return len(self.block.data)
 
     @property
     def spread(self) -> KeyGroupRange:
-        """The key groups from the first to the last that it changes."""
+        """The range of key groups that it changes."""
         first = self.block.first_key_group
         return KeyGroupRange(first, first + len(self.block.key_group_offsets) - 1)
 
 
 @dataclass(frozen=True, eq=False)
 class WholeTable:
-    """A table in base form, which is stored already, as the object `stored`; the log only says where.
+    """A table in base form that is already stored, as the object `stored`; the log only refers to it.
 
-    It builds on nothing. `digest` is as for a `Change`.
+    It builds on no checkpoint. `digest` is defined as in `Change`.
     """
 
     variable: str
@@ -62,30 +62,30 @@ class WholeTable:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes it takes in a segment, but for the index."""
+        """Bytes it takes in a segment, without the index."""
         return 0
 
     @property
     def spread(self) -> KeyGroupRange:
-        """None that the log knows of: the object orders its rows itself."""
+        """An empty range: the rows are in the object, not in the log."""
         return KeyGroupRange(0, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class OpaqueChange:
-    """All that an opaque variable now holds: key group -> bytes. It takes the place of any value before."""
+    """The whole new value of an opaque variable: key group -> bytes. It replaces any earlier value."""
 
     variable: str
     values: Mapping[int, bytes]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes it takes in a segment, about."""
+        """Approximate bytes it takes in a segment."""
         return sum(len(value) for value in self.values.values())
 
     @property
     def spread(self) -> KeyGroupRange:
-        """The key groups from the first to the last that it has a value for."""
+        """The range of key groups for which it has a value."""
         return KeyGroupRange(min(self.values), max(self.values) + 1) if self.values else KeyGroupRange(0, 0)
 
 
@@ -93,8 +93,8 @@ class OpaqueChange:
 class ChangelogHandle:
     """The changes of one writer with sequence numbers `after < sqn <= to`.
 
-    Its parts are uploads, each perhaps of more than was asked for: what lies at or before `after` is left out here, so
-    that a restore does not apply it again.
+    Its parts are uploads, which may have more changes than requested: those at or before `after` are left out, so that
+    a restore does not apply them again.
     """
 
     key_groups: KeyGroupRange
@@ -105,13 +105,13 @@ class ChangelogHandle:
 
     @property
     def handles(self) -> list[Handle]:
-        """Those asked for, in order of their sequence numbers; a part's index has that of the part's last change."""
+        """The requested handles by sequence number; a part's index has the number of the part's last change."""
         wanted = [handle for part in self.parts for handle in part if self.after < handle.sqn <= self.to]
         return sorted(wanted, key=lambda handle: handle.sqn)
 
     @property
     def objects(self) -> list[StoredObject]:
-        """What the handles point to, by name; other writers' changes may lie in it too."""
+        """The objects that the handles refer to, by name; they may have other writers' changes, too."""
         named = {handle.object for handle in self.handles}
         return [stored for stored in self.stored if stored.name in named]
 
@@ -119,12 +119,14 @@ class ChangelogHandle:
 def read_changes(
     store: Store, handle: ChangelogHandle, key_groups: KeyGroupRange | None = None
 ) -> Iterator[tuple[int, str, pa.Table, np.ndarray]]:
-    """(sqn, variable, changes, key groups uint16[rows]) of a handle, in order, of all key groups or of `key_groups`.
+    """Read the changes of a handle in order, of all key groups or of `key_groups`.
 
-    An opaque variable's value comes as a table of one binary column, `value`, a row for each key group.
+    Yields:
+        (sqn, variable, changes, key groups as uint16[rows]). An opaque variable's value is a table with one binary
+        column, `value`, and one row per key group.
 
     Raises:
-        CorruptObject: missing, cut or altered; names the object.
+        CorruptObject: an object is missing, cut or altered; the message names it.
         Unreachable: the store does not answer.
     """
     for part in handle.handles:

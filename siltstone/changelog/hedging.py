@@ -1,11 +1,11 @@
-"""Hedging: a request that is slower than most recent ones is sent again, and the first answer counts (FLIP-158).
+"""Hedging: send a request again if it is slower than most recent ones, and use the first answer (FLIP-158).
 
-    HedgeRule     decides, without clock or thread: after how long, and whether the budget allows it
-    Hedger        carries it out on threads
+    HedgeRule     decides the delay, and whether the budget allows a hedge; without clock or threads
+    Hedger        sends requests and hedges on threads
 
-Both twins create the same name, if absent, with the same bytes. So whoever is second finds the object there and leaves
-nothing; a twin that the store had not begun when its object was deleted again leaves an object that nothing refers to,
-under its checkpoint's name, where a sweep finds it.
+Both requests create the same name, if absent, with the same bytes. The second one finds the object and writes nothing.
+If the object is deleted before the store has begun the second one, an object remains that nothing refers to, under its
+checkpoint's name, where a sweep finds it.
 """
 
 import queue
@@ -24,25 +24,24 @@ from siltstone.store.base import Store
 from siltstone.store.retry import Data, Retrying, RetryPolicy, already_stored
 
 WINDOW = 1000
-"""how many recent requests of a size class the quantile is of"""
+"""number of recent requests per size class from which the quantile is computed"""
 _SMALL_BITS = 18
 _BURST = 20
 
 
 class HedgeRule:
-    """When to send a request again. Not thread-safe.
+    """Decides when to send a request again. Not thread-safe.
 
-    The delay is a quantile of the seconds that the last `WINDOW` requests of the size class took: sizes up to 256 KiB
-    are one class, since there the way to the store is what takes time, and above it each power of two is one.
+    The delay is a quantile of the seconds that the last `WINDOW` requests of the size class took. Sizes up to 256 KiB
+    are one class, because there the round trip takes most of the time; above that, each power of two is a class.
 
-    A hedged request counts too, with the seconds it took until its first answer. If that was the hedge's, its own time
-    is not known (it is censored), but is more than the delay was, so it stands above the quantile all the same: its
-    rank is right, which is all a quantile sees, and the delay does not drift down. Should the store become slower as a
-    whole, most requests are above the old delay; the budget lets few of them be hedged, the others tell their true
-    time, and the delay follows.
+    A hedged request counts with the seconds until its first answer. If that was the hedge's answer, its own time is
+    unknown (censored), but above the delay and so above the quantile: its rank is right, which is all that a quantile
+    uses, and the delay does not drift down. If the whole store becomes slower, most requests exceed the old delay; the
+    budget allows few hedges, the other requests show their true time, and the delay grows.
 
-    The budget is a token bucket in whole numbers: after n requests, never more than `budget * n` hedges were sent. It
-    holds 20 at most, so that a store that falters after a long good time is not sent a storm of them.
+    The budget is a token bucket: after n requests, at most `budget * n` hedges were sent. It has at most 20 tokens, so
+    that a store that becomes slow after a long good time does not get many hedges at once.
     """
 
     def __init__(self, quantile: float, budget: float, min_samples: int) -> None:
@@ -55,7 +54,7 @@ class HedgeRule:
         self._sorted: dict[int, list[float]] = {}
 
     def begin(self, size_bytes: int) -> float | None:
-        """A request begins: seconds after which it may be hedged; None while too few were seen."""
+        """Begin a request; return the seconds after which to hedge it, or None before `min_samples` requests."""
         self._tokens = min(self._tokens + self._earned, _BURST * self._price)
         ordered = self._sorted.get(_size_class(size_bytes), [])
         if len(ordered) < self._min_samples:
@@ -63,14 +62,14 @@ class HedgeRule:
         return ordered[int(self._quantile * len(ordered))]
 
     def spend(self) -> bool:
-        """May one hedge be sent now? If so it is paid for."""
+        """Take one hedge from the budget; return whether that was possible."""
         if self._tokens < self._price:
             return False
         self._tokens -= self._price
         return True
 
     def end(self, size_bytes: int, seconds: float) -> None:
-        """A request was answered well, by itself or by its hedge, after so long."""
+        """Record that a request succeeded, by itself or by its hedge, after `seconds`."""
         size = _size_class(size_bytes)
         recent, ordered = self._recent.setdefault(size, deque()), self._sorted.setdefault(size, [])
         recent.append(seconds)
@@ -127,12 +126,12 @@ class _Twins:
 
 
 class Hedger:
-    """Stores objects, hedged; safe for many threads.
+    """Stores objects with hedged requests; thread-safe.
 
-    The request runs on a thread of the hedger's own, so that `put` can return though it still hangs; it is tried again
-    by the store's `RetryPolicy`. Its hedge is one attempt. The slower twin cannot be stopped: it keeps its bytes and
-    its thread until it ends, and its answer is swallowed and counted. While no thread is free, since so many hang,
-    requests run on their caller's thread and are not hedged.
+    The request runs on one of the hedger's threads, so that `put` can return while it still hangs; the store's
+    `RetryPolicy` retries it. Its hedge is one attempt. The slower of the two cannot be stopped: it keeps its bytes and
+    its thread until it ends, and its answer is counted and ignored. If no thread is free, because many hang, requests
+    run on the caller's thread and are not hedged.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class Hedger:
         """Store a new object, as `Store.put` does, and return with the first answer.
 
         Raises:
-            ObjectExists: the name holds something else.
+            ObjectExists: an object of this name has other bytes.
             Unreachable: all attempts failed.
         """
         size_bytes = memoryview(data).nbytes
@@ -177,7 +176,7 @@ class Hedger:
         return stored
 
     def close(self) -> None:
-        """Let idle threads end; those that hang end with what they hang in."""
+        """End idle threads; the others end after their requests."""
         self._pool.close()
 
     def _twins(self, name: str, data: Data, delay_s: float | None) -> StoredObject:

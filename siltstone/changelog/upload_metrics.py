@@ -1,12 +1,12 @@
-"""What uploads did: counted in the process that did them, carried in acknowledgements, merged, shown as OpenMetrics.
+"""Count uploads in the process that makes them, send the counts in acknowledgements, merge them, format OpenMetrics.
 
-UploadMetrics       counts, for many threads; `take()` hands over what happened since the last time
-UploadStatistics    what was counted: merges, goes through JSON, answers quantiles
-Histogram           a distribution in logarithmic buckets: any value within 1 %
+UploadMetrics       counts, thread-safe; `take()` returns the counts since the last call
+UploadStatistics    the counts, which can be merged, converted to JSON and asked for quantiles
+Histogram           a distribution in logarithmic buckets, with values accurate to 1 %
 
-The histogram is our own because it travels in every acknowledgement: one value takes 62 bytes of JSON here, and 1046
-bytes as a sketch of ddsketch 3.0, which stores the whole array around it. Those of prometheus_client have fixed buckets
-and merge only through files of one machine.
+The histogram is our own because every acknowledgement has one: one value takes 62 bytes of JSON, and 1046 bytes as a
+sketch of ddsketch 3.0, which stores the whole array around it. Those of prometheus_client have fixed buckets and can be
+merged only through files of one machine.
 """
 
 import math
@@ -32,22 +32,22 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many values fell into each logarithmic bucket, and their sum."""
+    """The number of values in each logarithmic bucket, and the sum of all values."""
 
     counts: Mapping[int, int] = field(default_factory=dict)
     sum: float = 0.0
 
     @property
     def count(self) -> int:
-        """How many values."""
+        """Number of values."""
         return sum(self.counts.values())
 
     def merge(self, other: Self) -> Self:
-        """Both together."""
+        """Merge two histograms."""
         return type(self)(dict(Counter(self.counts) + Counter(other.counts)), self.sum + other.sum)
 
     def quantile(self, part: float) -> float:
-        """The value that `part` of all values do not exceed, within 1 %; 0.0 of no values."""
+        """Return the `part`-quantile of the values, accurate to 1 %; 0.0 if there are no values."""
         rank, seen = max(1, math.ceil(part * self.count)), 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
@@ -56,13 +56,13 @@ class Histogram:
         return 0.0
 
     def below(self, bound: float) -> int:
-        """How many values do not exceed `bound`, and those less than 2 % above it that share its bucket."""
+        """Count the values up to `bound`, including those less than 2 % above it that share its bucket."""
         last = bucket_of(bound)
         return sum(count for bucket, count in self.counts.items() if bucket <= last)
 
 
 def bucket_of(value: float) -> int:
-    """The bucket of a value; all below 1e-9 share one."""
+    """Return the bucket of a value; all values below 1e-9 share one."""
     return math.ceil(math.log(max(value, _LEAST)) / _LOG_GAMMA)
 
 
@@ -72,24 +72,24 @@ def _middle(bucket: int) -> float:
 
 @dataclass(frozen=True)
 class UploadStatistics:
-    """What uploads did in some time, in one process or in many.
+    """Counts of uploads during some time, in one or several processes.
 
     Attributes:
-        requests: objects that were to be stored; each ends stored or failed.
-        failures: those that failed for good.
-        attempts: calls of the store, retries and hedges included.
-        retries: calls that came after a failed one.
-        objects: those that were stored.
-        bytes: how large these are together.
-        hedges_sent: requests that were sent a second time since the first was slow.
+        requests: objects to store; each of them succeeds or fails.
+        failures: requests that failed after all attempts.
+        attempts: calls of the store, including retries and hedges.
+        retries: calls after a failed one.
+        objects: objects that were stored.
+        bytes: their total size.
+        hedges_sent: requests that were sent a second time because they were slow.
         hedges_won: hedges that finished first.
-        hedges_late: slower twins that ended after their request was answered.
+        hedges_late: requests or hedges that ended after the other one had answered.
         queue_high_water: most segments that waited at a time.
-        in_flight_high_water_bytes: most bytes that waited or were under way at a time.
-        back_pressure_s: how long writers waited for room, all together.
-        latency_s: seconds of each stored object, from its first attempt to its answer.
-        object_bytes: their sizes.
-        batch_segments: segments in each batch.
+        in_flight_high_water_bytes: most bytes that waited or were being sent at a time.
+        back_pressure_s: total seconds that writers waited for room.
+        latency_s: seconds per stored object, from its first attempt to its answer.
+        object_bytes: sizes of the stored objects.
+        batch_segments: segments per batch.
     """
 
     requests: int = 0
@@ -109,7 +109,7 @@ class UploadStatistics:
     batch_segments: Histogram = field(default_factory=Histogram)
 
     def merge(self, other: "UploadStatistics") -> "UploadStatistics":
-        """Both together: counts add up, high-water marks take the higher."""
+        """Merge two statistics: add counts, and take the higher of high-water marks."""
         merged: dict[str, Any] = {}
         for name in _NAMES:
             ours, theirs = getattr(self, name), getattr(other, name)
@@ -120,11 +120,11 @@ class UploadStatistics:
         return UploadStatistics(**merged)
 
     def quantile(self, part: float) -> float:
-        """Seconds that `part` of the stored objects did not exceed."""
+        """Return the `part`-quantile of the stored objects' seconds."""
         return self.latency_s.quantile(part)
 
     def summary(self) -> dict[str, float]:
-        """Flat and readable: the counts, latencies p50 to p99.9 in seconds, sizes of objects and batches."""
+        """Return a flat summary: counts, latencies p50 to p99.9 in seconds, sizes of objects and batches."""
         plain = {name: getattr(self, name) for name in _NAMES if name not in _HISTOGRAMS}
         latencies = {f"latency_{name}_s": round(self.quantile(part), 6) for name, part in QUANTILES.items()}
         sizes = {
@@ -136,7 +136,7 @@ class UploadStatistics:
         return plain | latencies | {name: float(round(value)) for name, value in sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict that `from_json` reads; what is nothing is left out."""
+        """Convert to a plain dict that `from_json` reads; zeros are left out."""
         plain: dict[str, Any] = {name: getattr(self, name) for name in _NAMES if name not in _HISTOGRAMS}
         for name in _HISTOGRAMS:
             histogram = getattr(self, name)
@@ -147,10 +147,10 @@ class UploadStatistics:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`.
+        """Read what `to_json` made.
 
         Raises:
-            StateError: it is not what `to_json` made.
+            StateError: the dict is not valid.
         """
         try:
             given = dict(plain)
@@ -170,7 +170,7 @@ _HISTOGRAMS = {"latency_s", "object_bytes", "batch_segments"}
 
 
 class UploadMetrics:
-    """Counts what uploads do; safe for many threads."""
+    """Counts uploads; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -189,7 +189,7 @@ class UploadMetrics:
             self._counts[name] += amount
 
     def stored(self, size_bytes: int, seconds: float) -> None:
-        """A request ended well."""
+        """Count a request that succeeded."""
         with self._lock:
             self._counts["objects"] += 1
             self._counts["bytes"] += size_bytes
@@ -197,30 +197,30 @@ class UploadMetrics:
             self._observe("object_bytes", size_bytes)
 
     def direct(self, size_bytes: int, seconds: float) -> None:
-        """An object was stored in one request that no uploader made: a base as it was written, or a manifest."""
+        """Count an object that was stored in one request without an uploader, such as a base or a manifest."""
         self.count("requests")
         self.count("attempts")
         self.stored(size_bytes, seconds)
 
     def batch(self, segments: int) -> None:
-        """So many segments travel together."""
+        """Count a batch of this number of segments."""
         with self._lock:
             self._observe("batch_segments", segments)
 
     def level(self, queue: int, in_flight_bytes: int) -> None:
-        """So much waits, or is under way, now."""
+        """Record how much waits or is being sent now."""
         with self._lock:
             high = self._high
             high["queue_high_water"] = max(queue, high["queue_high_water"])
             high["in_flight_high_water_bytes"] = max(in_flight_bytes, high["in_flight_high_water_bytes"])
 
     def waited(self, seconds: float) -> None:
-        """A writer waited for room."""
+        """Count the seconds that a writer waited for room."""
         with self._lock:
             self._seconds += seconds
 
     def take(self) -> UploadStatistics:
-        """What happened since the last `take`."""
+        """Return the counts since the last `take`."""
         with self._lock:
             taken: dict[str, Any] = {**self._counts, **self._high, "back_pressure_s": self._seconds}
             for name in _HISTOGRAMS:
@@ -287,7 +287,7 @@ class _Collector:
 
 
 def openmetrics(statistics: UploadStatistics, labels: Mapping[str, str], further: "Sequence[Metric]" = ()) -> str:
-    """The statistics as OpenMetrics text, every sample with `labels`, then further families; ends in `# EOF`."""
+    """Format statistics as OpenMetrics text with `labels` on each sample, then further families; ends in `# EOF`."""
     # Imported here, since every worker counts and only the driver shows.
     from prometheus_client.openmetrics.exposition import generate_latest
     from prometheus_client.registry import CollectorRegistry

@@ -1,4 +1,4 @@
-"""How changes travel to the store: batched, in parallel, hedged. Names and defaults are those of Flink's `dstl.dfs.*`.
+"""Options of uploads: batches, threads, hedging. Names and defaults are those of Flink's `dstl.dfs.*`.
 
 [upload]
 persist_delay_s = 0.05

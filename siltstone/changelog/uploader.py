@@ -1,9 +1,9 @@
-"""Uploads segments in batches: all that one process stores for a checkpoint at about the same time shares objects.
+"""Upload segments in batches: segments that one process stores for a checkpoint at about the same time share objects.
 
-This is the third level of batching of FLIP-158: a segment already holds all variables of a subtask. Segments wait for
-one another for `persist_delay_s`, or until they are `size_threshold_bytes` together, or until no writer of the process
-is left to be waited for. A batch is one object, its segments packed end to end, where parts of an object can be read
-apart; in a key-value store it is three, one for each section.
+This is the third level of batching of FLIP-158: a segment already has all variables of a subtask. A batch is sent after
+`persist_delay_s`, or once its segments reach `size_threshold_bytes`, or once all open writers of the process have
+submitted. In a store that can read parts of an object, a batch is one object of packed segments; in a key-value store
+it is three objects, one per section.
 """
 
 import os
@@ -30,14 +30,14 @@ from siltstone.store.paths import CheckpointPath
 
 
 class Sharers:
-    """How many segments of a batch are still wanted."""
+    """Counts the segments of a batch that are still needed."""
 
     def __init__(self, segments: int) -> None:
         self._left = segments
         self._lock = threading.Lock()
 
     def leave(self) -> bool:
-        """One is not wanted any more; true if it was the last."""
+        """Count one segment less; return whether it was the last."""
         with self._lock:
             self._left -= 1
             return self._left == 0
@@ -45,12 +45,12 @@ class Sharers:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a segment lies.
+    """Where a segment is stored.
 
     Attributes:
-        objects: those that hold its bytes; other segments of the batch may lie in them too.
-        handles: of its variables and tables, then of its index.
-        batch: the names of all objects of its batch, and who shares them.
+        objects: the objects with its bytes; they may have other segments of the batch, too.
+        handles: those of its variables and tables, then that of its index.
+        batch: the names of all objects of its batch, and the count of segments that share them.
     """
 
     objects: tuple[StoredObject, ...]
@@ -80,10 +80,10 @@ class _Batch:
 
 
 class Uploader:
-    """Stores segments, batched, on `upload_threads` threads of its own; safe for many threads.
+    """Stores segments in batches, on `upload_threads` threads of its own; thread-safe.
 
-    A batch goes off as soon as the last writer that has said `opened` says `done`, so a lone writer never waits. `log`
-    begins the names of its objects and must be unique to it.
+    A batch is sent as soon as all writers that called `opened` have called `done`, so a single writer never waits.
+    `log` is the unique prefix of its objects' names.
     """
 
     def __init__(
@@ -120,22 +120,22 @@ class Uploader:
         self.close()
 
     def opened(self, writer: str) -> None:
-        """A writer will have something to store: what is stored meanwhile waits for it."""
+        """Record that a writer will submit segments: batches wait for it."""
         with self._lock:
             self._awaited.add(writer)
 
     def done(self, writer: str) -> None:
-        """A writer has submitted all it has for now; one that is not awaited is no error."""
+        """Record that a writer has submitted all its segments for now; ignored for a writer that is not open."""
         with self._lock:
             self._awaited.discard(writer)
             if not self._awaited:
                 self.flush()
 
     def submit(self, path: CheckpointPath, segment: Segment) -> "Future[Placed]":
-        """Store a segment under a checkpoint's name; waits while `in_flight_bytes` are waiting or under way.
+        """Store a segment under a checkpoint's name. Blocks while `in_flight_bytes` are waiting or being sent.
 
-        The future ends with where it lies, or fails as `Store.put` does; then nothing of its batch is stored. A
-        segment larger than the limit goes alone.
+        The future returns where it is stored, or fails as `Store.put` does; then nothing of its batch is stored. A
+        segment larger than the limit is sent alone.
 
         Raises:
             UsageError: the uploader is closed.
@@ -143,14 +143,14 @@ class Uploader:
         return self.submit_all(path, [segment])[0]
 
     def submit_all(self, path: CheckpointPath, segments: Sequence[Segment]) -> "list[Future[Placed]]":
-        """Store segments as `submit` does, in one batch as far as its limits allow."""
+        """Store segments like `submit`, in one batch as far as the limits allow."""
         requests = [_Request(s, sum(len(part) for part in s.sections.values()), Future()) for s in segments]
         with self._lock:
             for request in requests:
                 request.future.set_running_or_notify_cancel()  # it cannot be cancelled: others share its objects
                 self._wait_for_room(request.size_bytes)
                 if self._closed:
-                    raise UsageError("the uploader is closed: store segments before that")
+                    raise UsageError("the uploader is closed: submit segments before closing it")
                 self._in_flight_bytes += request.size_bytes
                 self._start_threads()
                 batch = self._waiting.get(path)
@@ -165,14 +165,14 @@ class Uploader:
         return [request.future for request in requests]
 
     def flush(self) -> None:
-        """Send what waits, now."""
+        """Send all waiting segments now."""
         with self._lock:
             self._ready.extend(self._waiting.values())
             self._waiting.clear()
             self._work.notify()
 
     def close(self) -> None:
-        """Send what waits, wait until all is stored or has failed, and stop the threads."""
+        """Send all waiting segments, wait until they are stored or failed, and stop the threads."""
         self.flush()
         with self._lock:
             self._closed = True
@@ -183,7 +183,7 @@ class Uploader:
         self._hedger.close()
 
     def discard(self, placed: Placed) -> None:
-        """A segment is not wanted: its objects go, best effort, once none of those that share them is wanted."""
+        """Discard a segment. Its objects are deleted, on best effort, once no segment that shares them is needed."""
         names, sharers = placed.batch
         if sharers.leave():
             self._delete(names)
@@ -309,9 +309,9 @@ _uploaders_lock = threading.Lock()
 
 
 def uploader_of(store_url: str, options: UploadOptions) -> Uploader:
-    """This process's uploader for a store and options, made when first asked for; it lives as long as the process.
+    """Return this process's uploader for a store and options. It is made by the first call and lives with the process.
 
-    A forked process has uploaders of its own: threads do not survive a fork.
+    A forked process makes uploaders of its own, because threads do not survive a fork.
     """
     key = (store_url, options.model_dump_json())
     with _uploaders_lock:

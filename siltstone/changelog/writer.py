@@ -1,13 +1,13 @@
-"""The writer of the durable short-term log, as in FLIP-158 (`StateChangelogWriter`).
+"""Write the durable short-term log, as FLIP-158 describes (`StateChangelogWriter`).
 
-    writer.append(key_groups, change)       nothing is promised yet
-    sqn = writer.last_appended_sqn()        what comes after belongs to a new changeset
+    writer.append(key_groups, change)       the change is not durable yet
+    sqn = writer.last_appended_sqn()        later changes belong to a new changeset
     handle = writer.persist(after).result() all changes with a higher sequence number are durable
-    writer.truncate(before)                 a materialization holds them: they are not needed any more
+    writer.truncate(before)                 older changes are in a materialization and no longer needed
 
-Sequence numbers are logical time of one writer. Changes are kept until they are truncated, though they are durable:
-the checkpoint they were persisted for may be declined, and the next one then needs them too. What is durable, or on
-its way, is not sent again, unless it failed.
+Sequence numbers are the logical time of one writer. Changes are kept until they are truncated, even if they are
+durable: the checkpoint they were persisted for may be declined, and the next one then needs them, too. Changes that are
+durable or being sent are not sent again, unless they failed.
 """
 
 import threading
@@ -27,11 +27,11 @@ from siltstone.store.paths import CheckpointPath
 
 
 class Uploads(Protocol):
-    """What a writer needs of an `Uploader`; see there."""
+    """The methods of `Uploader` that a writer uses."""
 
     options: UploadOptions
     checksums: str
-    """the algorithm of the checksums that handles bear"""
+    """algorithm of the checksums in handles"""
     opened: Callable[[str], None]
     done: Callable[[str], None]
     discard: Callable[[Placed], None]
@@ -83,10 +83,10 @@ class _Upload:
 
 
 class ChangelogWriter:
-    """Logs the changes of one operator's key groups. `log_id` is its own; `path` is where the next upload goes.
+    """Logs the changes of one operator's key groups. `log_id` identifies it; `path` is the name for the next upload.
 
-    Set `path` when the next checkpoint begins: what is stored before anybody asks for it is stored under that name.
-    Safe to use from one thread at a time; futures end on others.
+    Set `path` when the next checkpoint begins: changes that are stored before `persist` get that name. Use it from one
+    thread at a time; futures complete on other threads.
     """
 
     def __init__(self, uploader: Uploads, operator: str, key_groups: KeyGroupRange, path: CheckpointPath) -> None:
@@ -112,13 +112,13 @@ class ChangelogWriter:
         self.close()
 
     def append(self, key_groups: KeyGroupRange, change: Change | WholeTable | OpaqueChange) -> None:
-        """Log a change that concerns no key groups but `key_groups`.
+        """Log a change that is within `key_groups`.
 
-        If more than `preemptive_persist_bytes` have not been sent, they are, and this may wait for room in the
-        uploader. A variable's second change of a changeset begins a new changeset.
+        If more than `preemptive_persist_bytes` have not been sent, this sends them, and may block until the uploader
+        has room. A variable's second change of a changeset begins a new changeset.
 
         Raises:
-            UsageError: key groups that are not the writer's, or a closed writer.
+            UsageError: the key groups are not the writer's, or the writer is closed.
         """
         self._check_open()
         own = key_groups.intersect(self._key_groups)
@@ -139,15 +139,15 @@ class ChangelogWriter:
             self._send([changeset for changeset in self._finished.values() if changeset.upload is None])
 
     def last_appended_sqn(self) -> int:
-        """The sequence number of the newest change, 0 before the first; later changes have higher ones."""
+        """Return the sequence number of the newest change, 0 before the first; later changes get higher ones."""
         self._finish_changeset()
         return self._active.sqn - 1
 
     def persist(self, after: int) -> "Future[ChangelogHandle]":
         """Make all changes with sequence numbers above `after` durable.
 
-        What is stored or under way is used as it is; the rest, and what failed, goes up as one segment. The future
-        fails if any of it fails; the next `persist` tries that again.
+        Changes that are stored or being sent are reused; the others, and those that failed, are sent as one segment.
+        The future fails if any upload fails; the next `persist` tries again.
 
         Raises:
             UsageError: some of the changes were truncated, or the writer is closed.
@@ -169,10 +169,10 @@ class ChangelogWriter:
         return self._combined(after, to, uploads)
 
     def truncate(self, before: int) -> None:
-        """Drop changes with sequence numbers below `before`; they cannot be persisted again. Handles stay good.
+        """Drop changes with sequence numbers below `before`; they cannot be persisted again. Handles stay valid.
 
         Raises:
-            UsageError: changes that do not exist yet.
+            UsageError: some of these changes do not exist yet.
         """
         last = self.last_appended_sqn()
         if before > last + 1:
@@ -189,7 +189,7 @@ class ChangelogWriter:
             self._drop(upload)
 
     def close(self) -> None:
-        """End the log; what was stored and is in no handle is deleted, best effort. Futures end as they would."""
+        """End the log, and delete stored changes that are in no handle, on best effort. Futures complete as usual."""
         if self._closed:
             return
         self._closed = True

@@ -1,1 +1,1 @@
-"""A stream while it runs: the consistent region, a subtask's step, working state, the outbox."""
+"""Run a stream: the consistent region, a subtask's step, working state, the outbox."""

@@ -1,7 +1,7 @@
-"""The chains of one run: for each operator where its chain begins, what a restore reads, and what its policy knows.
+"""The chains of one run: per operator, where its chain begins, what a restore reads, and the state of its policy.
 
 A chain grows with each checkpoint of the run (`preview`, `advance`). It gets shorter when it is materialized, by this
-run or by another process; the run finds that out from the catalog (`follow`). The policy decides the form of each
+run or by another process, which the run learns from the catalog (`follow`). The policy decides the form of each
 operator's part of the next checkpoint from what earlier ones cost (`decide`).
 """
 
@@ -21,12 +21,12 @@ from siltstone.stream import Stream
 
 @dataclass(frozen=True)
 class NextChains:
-    """The chains once the checkpoint that is being made exists, by operator.
+    """The chains, per operator, as they will be once the next checkpoint exists.
 
     Attributes:
-        forms: the form that each operator's part became.
+        forms: the form of each operator's part.
         first: the checkpoint that each chain begins with.
-        policies: what the policy knows once the checkpoint exists.
+        policies: the state of each policy once the checkpoint exists.
         bounds: what a restore of the checkpoint reads, in bytes and seconds.
     """
 
@@ -37,7 +37,7 @@ class NextChains:
 
 
 class RunChains:
-    """The chains of one run of a stream, of which there are none before `resume` or the first checkpoint."""
+    """The chains of one run of a stream; empty before `resume` or the first checkpoint."""
 
     def __init__(self, stream: Stream, catalog: Catalog, policy: Policy) -> None:
         self._stream, self._catalog, self._policy = stream, catalog, policy
@@ -55,12 +55,12 @@ class RunChains:
 
     @property
     def decisions(self) -> Mapping[str, Decision]:
-        """Operator -> what the policy says of its part of the next checkpoint."""
+        """Operator -> the policy's decision on its part of the next checkpoint."""
         return dict(self._decisions)
 
     @property
     def policies(self) -> Mapping[str, PolicyState]:
-        """Operator -> what its policy remembers of its chain, as of the newest checkpoint."""
+        """Operator -> the state of its policy, as of the newest checkpoint."""
         return dict(self._policies)
 
     @property
@@ -102,24 +102,24 @@ class RunChains:
         return manifest
 
     def follow(self) -> None:
-        """Look up where the chains of the newest checkpoint begin: later than before if one was materialized."""
+        """Look up in the catalog where the chains of the newest checkpoint begin, after materializations."""
         if self._checkpoint and (
             moved := self._move(self._catalog.chains.get_firsts(self._stream.name, self._checkpoint))
         ):
             self._note_materialized(moved)
 
     def decide(self, changed: Collection[str] = ()) -> None:
-        """Decide the form of each operator's part of the next checkpoint; it fixes tracking for the whole interval.
+        """Decide the form of each operator's part of the next checkpoint, and so whether its changes are tracked.
 
         Args:
-            changed: operators whose tables are not those of their chain.
+            changed: operators whose tables differ from those of their chain.
         """
         self._decisions = {name: self._policy.decide(state) for name, state in self._policies.items()}
         for name in changed:
             self._decisions[name] = Decision(form=Form.BASE, tracking=False, d=0, reason="its tables changed")
 
     def restore_point(self, operator: str) -> RestorePoint:
-        """What a restore of an operator at the newest completed checkpoint reads."""
+        """Return what a restore of an operator at the newest completed checkpoint reads."""
         if not self._checkpoint:
             return RestorePoint()
         manifests = [m for c, m in self._manifests.items() if c >= self._first[operator]]
@@ -128,11 +128,11 @@ class RunChains:
         return RestorePoint(self._checkpoint, self._step, tuple(manifests))
 
     def preview(self, checkpoint: int, gathered: StepReports) -> NextChains:
-        """Tell what the chains become with the next checkpoint; they change only with `advance`.
+        """Compute what the chains become with the next checkpoint; `advance` changes them.
 
         Args:
             checkpoint: its id.
-            gathered: what the subtasks acknowledged for it.
+            gathered: the acknowledgements of its subtasks.
         """
         forms = {name: written_form(received) for name, received in gathered.last.items()}
         policies = {name: self._learned(name, gathered) for name in forms}
@@ -144,7 +144,7 @@ class RunChains:
         )
 
     def advance(self, manifest: Manifest, stored: StoredObject, first: Mapping[str, int]) -> None:
-        """The checkpoint exists, its chains beginning at `first`: decide the next interval."""
+        """Record that the checkpoint exists and its chains begin at `first`; decide the next interval."""
         self._policies = {name: PolicyState.from_json(saved) for name, saved in manifest.policy.items()}
         self._first = dict(manifest.first)
         self._checkpoint, self._step = manifest.checkpoint, manifest.step

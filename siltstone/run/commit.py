@@ -1,4 +1,4 @@
-"""What the catalog is told of a checkpoint that has been written."""
+"""Make the catalog's record of a checkpoint that has been written."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from siltstone.store.paths import is_base
 
 
 def commit_of(manifest: Manifest, stored: StoredObject, steps: Sequence[Step]) -> CheckpointCommit:
-    """What the catalog is to know of a checkpoint."""
+    """Make the record of a checkpoint for the catalog."""
     return CheckpointCommit(
         id=manifest.checkpoint,
         manifest=stored,

@@ -1,20 +1,20 @@
-"""Runs a step without the rows that its operator cannot take, and makes dead letters of them.
+"""Run a step without the rows that its operator cannot process, and make dead letters of these rows.
 
 An operator may find bad rows in the middle of a step, when it has changed state. Then the step is rolled back and run
 again without these rows, as often as needed. The state and the output are those of a step that never had the rows.
 Until the step has succeeded, its rows and its output are kept in files of the task. This is done only for streams with
 `on_bad_row="dead-letter"`.
 
-A dead letter is the same each time the step runs, and travels as any output does (`run.outbox`): it is staged,
+A dead letter is the same each time the step runs, and is an output like any other (`run.outbox`): it is staged,
 committed with the checkpoint, and delivered after it, exactly once. Its columns:
 
-    operator        the operator that could not take the row
+    operator        the operator that could not process the row
     reason          why
     row             the columns that the operator reads, as a JSON object; keys as the source had them
-    checkpoint_id   the checkpoint that the row would be part of
+    checkpoint_id   the checkpoint that would have included the row
     step            the step
-    offsets         what the sources gave to the step, as a JSON object: {"batch": Spark's number of the micro-batch,
-                    "from": [an offset a source], "to": [an offset a source]}; null where there is none
+    offsets         the offsets that the step read, as a JSON object: {"batch": Spark's number of the micro-batch,
+                    "from": [one offset per source], "to": [one offset per source]}; null for a source without offsets
 """
 
 from collections.abc import Iterable, Iterator
@@ -78,7 +78,7 @@ class _Refused(Exception):
 
 
 class SortedOut:
-    """One step of one subtask, from which bad rows are left out.
+    """Runs one step of one subtask without its bad rows.
 
     Args:
         scratch: a directory on the disk of the working state.
@@ -94,16 +94,18 @@ class SortedOut:
 
     @property
     def count(self) -> int:
-        """How many bad rows were found."""
+        """Number of bad rows found."""
         return sum(int(rows.sum()) for found in self._bad.values() for rows, _ in found)
 
     def run(self, state: SubtaskState) -> tuple[Iterator[pa.RecordBatch], Taken]:
-        """Run the step, begun in `state`, until it is through without a bad row; its whole output (`step_schema`), and
-        what the operator has taken.
+        """Run the step, begun in `state`, again until it finds no more bad rows.
+
+        Returns:
+            Its output (`step_schema`), and the counts of what the operator processed.
 
         Raises:
             BadRow: the operator does not say which rows are bad.
-            SiltstoneError, OperatorFailed: as `processing.call`.
+            SiltstoneError, OperatorFailed: see `processing.call`.
         """
         while True:
             taken, bound = Taken(), State(self._task.operator, state)
@@ -118,7 +120,7 @@ class SortedOut:
                 state.begin(self._task.step, tracking=self._task.tracking)
 
     def letters(self, checkpoint: int, offsets: str) -> Iterator[pa.RecordBatch]:
-        """The dead letters (`LETTERS`), in the order of the rows."""
+        """Make the dead letters (`LETTERS`), in the order of the rows."""
         for number, table in enumerate(calls(iter(self._held))):
             reasons = {int(row): reason for rows, reason in self._bad[number] for row in np.flatnonzero(rows)}
             ordinals = sorted(reasons)
@@ -193,8 +195,7 @@ def _named(error: BadRow, rows: Rows) -> np.ndarray:
         bad = np.isin(rows.hashes, np.asarray(error.keys)[bad])
     if bad.dtype != bool or bad.shape != (len(rows),):
         raise UsageError(
-            f"{error}: what it says of rows is {bad.dtype}{list(bad.shape)}, not bool[{len(rows)}], a value for each "
-            "row of the call"
+            f"{error}: its rows are {bad.dtype}{list(bad.shape)}, not bool[{len(rows)}], one value per row of the call"
         ) from error
     if not bad.any():
         raise error

@@ -1,4 +1,4 @@
-"""What recorded state depends on in a stream's definition, and which changes of it the state can follow."""
+"""Compare a stream's definition with the recorded one: some changes fit recorded state, others do not."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from siltstone.state.schema import TableSchema
 from siltstone.stream import Stream
 
 SECRET = "secret"
-"""where a definition has the names of secret options"""
+"""key of a recorded definition with the names of secret options"""
 
 
 def definition_of(stream: Stream, options: Mapping[str, str]) -> dict[str, Any]:
-    """The operators' variables with their schemas, and the source options, as JSON; of secret options only the names.
+    """Describe the operators' variables with their schemas, and the source options, as JSON; secret options by name.
 
     Raises:
-        UsageError: an option that the stream does not have, or a secret one.
+        UsageError: the stream has no such option, or the option is secret.
     """
     unknown = sorted(set(options) - set(stream.options))
     if unknown:
@@ -27,8 +27,8 @@ def definition_of(stream: Stream, options: Mapping[str, str]) -> dict[str, Any]:
     for name, secret in stream.options.items():
         if isinstance(secret, Secret) and name in options:
             raise UsageError(
-                f"the source option {name} of stream {stream.name} is secret: it is given by {secret.variable} in the "
-                f"environment, or by the file that {secret.variable}{FILE} names, and nowhere else"
+                f"the source option {name} of stream {stream.name} is secret: set it only by {secret.variable} in the "
+                f"environment, or by a file named in {secret.variable}{FILE}"
             )
     plain = {name: value for name, value in stream.options.items() if not isinstance(value, Secret)}
     definition = {**stream.definition(), "options": {**plain, **options}}
@@ -37,23 +37,23 @@ def definition_of(stream: Stream, options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def recorded_options(stream: Stream, recorded: Mapping[str, Any]) -> dict[str, str]:
-    """The source options of a recorded definition, but for those that have become secret since."""
+    """Return the source options of a recorded definition, without those that are secret now."""
     options = recorded["options"]
     return {name: value for name, value in options.items() if not isinstance(stream.options.get(name), Secret)}
 
 
 def check_run(stream: Stream, options: Mapping[str, str], parallelism: int) -> None:
-    """Refuse what no run of the stream could use, whatever is recorded.
+    """Check options that do not depend on recorded state.
 
     Raises:
-        UsageError: an option that the stream does not have, or more parallelism than key groups.
+        UsageError: the stream has no such option, or the parallelism exceeds the number of key groups.
     """
     check_parallelism(parallelism, stream.max_parallelism)
     definition_of(stream, options)
 
 
 def check_parallelism(parallelism: int, max_parallelism: int) -> None:
-    """Refuse more tasks an operator than there are key groups.
+    """Check that an operator has no more tasks than key groups.
 
     Raises:
         UsageError
@@ -63,21 +63,21 @@ def check_parallelism(parallelism: int, max_parallelism: int) -> None:
 
 
 def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str], drop: Sequence[str] = ()) -> None:
-    """Refuse a run that the recorded state cannot follow; a stream that is new here may be anything.
+    """Check that a run's definition and options fit the recorded state; a new stream may have any.
 
     Raises:
         SchemaConflict, UsageError: see `check_follows`.
-        UsageError: it is a fork, and the definition does not say of which stream.
+        UsageError: the stream is a fork, and the definition does not name its origin.
     """
     record = next((record for record in catalog.streams.list() if record.name == stream.name), None)
     if record is None:
         if drop:
-            raise UsageError(f"stream {stream.name} has not run here: there is no {drop[0]} to drop; leave --drop out")
+            raise UsageError(f"stream {stream.name} has not run here: it has no {drop[0]} to drop; leave out --drop")
         return
     if record.forked_from is not None and stream.origin != (origin := catalog.forks.get_lineage(stream.name)[-1]):
         # Its source would prepare files of its own, and take all of them for new.
         raise UsageError(
-            f"stream {stream.name} is a fork that goes back to {origin}: "
+            f"stream {stream.name} is a fork, originally of {origin}: "
             f"give its definition the origin {origin!r}, or run it by its name"
         )
     check_follows(catalog, record, definition_of(stream, options), drop)
@@ -86,15 +86,16 @@ def check_recorded(catalog: Catalog, stream: Stream, options: Mapping[str, str],
 def check_follows(
     catalog: Catalog, record: StreamRecord, now: Mapping[str, Any], drop: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Refuse a definition that the state of the stream's newest checkpoint cannot follow.
+    """Check that a definition fits the state of the stream's newest checkpoint.
 
-    Where there is no checkpoint there is no state, and only the source options count, which say where input begins.
+    Without a checkpoint there is no state, and only the source options must be the same, because they say where input
+    begins.
 
     Args:
-        drop: `OPERATOR` or `OPERATOR.VARIABLE`, whose state may be given up.
+        drop: `OPERATOR` or `OPERATOR.VARIABLE` whose state to give up.
 
     Returns:
-        What is given up: `drop` without what was given up before.
+        `drop` without what was given up before.
 
     Raises:
         SchemaConflict, UsageError: see `check_definition` and `without`.
@@ -109,13 +110,13 @@ def check_follows(
 def without(
     name: str, recorded: Mapping[str, Any], now: Mapping[str, Any], drop: Sequence[str], before: Collection[str] = ()
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A recorded definition without what is to be dropped, and what that is.
+    """Remove dropped operators and variables from a recorded definition; return it, and what was removed.
 
     Args:
-        before: what was dropped at earlier checkpoints; to name it again is no error.
+        before: what was dropped at earlier checkpoints, which may be named again.
 
     Raises:
-        UsageError: nothing of that name is recorded, or the code still has it.
+        UsageError: no operator or variable of that name is recorded, or the code still has it.
     """
     operators = {
         operator: {**one, "variables": dict(one["variables"])} for operator, one in recorded["operators"].items()
@@ -142,14 +143,14 @@ def without(
 
 
 def check_definition(name: str, recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a definition that the recorded state cannot follow.
+    """Check that a definition fits the recorded one.
 
-    New operators, new variables and new value columns are fine: they are empty or null so far. Whatever else changes
-    would leave state behind that nobody reads, or read it as something it is not.
+    New operators, variables and value columns are allowed: they are empty or null at first. Any other change would
+    leave state that nothing reads, or misread state.
 
     Raises:
-        SchemaConflict: with both schemas shown.
-        UsageError: the source options differ, so that input would be taken twice or not at all.
+        SchemaConflict: they do not fit; the message has both schemas.
+        UsageError: the source options differ, so that input would be read twice or not at all.
     """
     secret = now.get(SECRET, ())
     options = {option: value for option, value in recorded["options"].items() if option not in secret}

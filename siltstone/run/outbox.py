@@ -1,18 +1,18 @@
 """The outbox of one run: outputs are staged with a checkpoint, committed with it, and delivered after it.
 
     stage      each task writes its output to the store, or hands it to the driver, which stores small ones together
-    commit     the transaction that makes the checkpoint exist makes its outputs outstanding (`catalog.outbox`)
-    deliver    in order of checkpoints: look at the fence, hand the rows over from what is staged, mark the output
-    clean      what outputs staged that are marked goes, some of them at a time
+    commit     the transaction that completes the checkpoint makes its outputs outstanding (`catalog.outbox`)
+    deliver    in order of checkpoints: check the fence, give the staged rows to the sink, mark the output as delivered
+    clean      delete the staged objects of delivered outputs, for several outputs at once
 
-A run delivers first what is outstanding. So the same id always brings a sink the same rows (promise 2): they are
-decided by the commit, whatever code or parallelism delivers them. A checkpoint that is made again, since it was given
-up, brings nothing: its output was decided the first time. Only where what was staged is damaged, too, does it come
-again with the checkpoint, of the same logged steps; what comes after it waits for that.
+A run first delivers outstanding outputs. So the same id always brings a sink the same rows (exactly-once output,
+promise 2): the commit decides them, whatever code or parallelism delivers them. A checkpoint that was given up and is
+made again has no new output, because its output was decided the first time. Only if its staged output is damaged, too,
+is it staged again with the checkpoint, from the same logged steps; later outputs wait for it.
 
-A process that dies between a delivery and its mark delivers once more. One that is frozen there, and is fenced
-meanwhile, may do so beside the new writer, with the same id and rows; it can mark nothing. A sink that skips ids it
-has has each exactly once.
+If a process dies between a delivery and its mark, the output is delivered again. A process that is frozen there and
+fenced meanwhile may deliver as well, with the same id and rows, but cannot mark. A sink that skips ids it already has
+gets each output exactly once.
 """
 
 import uuid
@@ -34,11 +34,11 @@ from siltstone.store.paths import CheckpointPath
 from siltstone.stream import DEAD_LETTERS, Stream
 
 Give = Callable[[OutputRecord], None]
-"""hands an output to its sink; returns once the sink has it for good"""
+"""delivers an output to its sink; returns once the sink has stored it"""
 INLINE_BYTES = 8 << 20
-"""so much that subtasks handed over waits in the driver, at most, until it is stored"""
+"""most bytes of subtasks' small outputs that wait in the driver until they are stored"""
 CLEAN_AFTER = 20
-"""so many deliveries are cleaned up after together"""
+"""number of deliveries after which staged objects are deleted"""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Outbox:
     """The outputs of one run of a stream.
 
     Args:
-        logged: the checkpoints that were given up and are to be made again.
+        logged: the checkpoints that were given up and will be made again.
     """
 
     def __init__(self, stream: Stream, place: OpenWarehouse, epoch: int, logged: Collection[int]) -> None:
@@ -66,19 +66,19 @@ class Outbox:
         self._delivered = 0
 
     def repeats(self, checkpoint: int) -> bool:
-        """Whether a checkpoint was given up, so that its output is decided."""
+        """Whether a checkpoint was given up before, so that its output is already decided."""
         return checkpoint in self._repeated
 
     def stages(self, output: str, checkpoint: int) -> bool:
-        """Whether an operator's output, or `DEAD_LETTERS`, is to be staged with a checkpoint."""
+        """Whether an output (an operator's name or `DEAD_LETTERS`) must be staged with a checkpoint."""
         wanted = not self.repeats(checkpoint) or (checkpoint, output) in self._lost
         return wanted and output in self._stream.sinks
 
     def add(self, checkpoint: int, received: Sequence[Acknowledgement]) -> None:
-        """Take what subtasks staged in one step, to be part of a checkpoint.
+        """Add what subtasks staged in one step to a checkpoint's outputs.
 
         Raises:
-            Unreachable: the store does not take what is too much to wait in memory.
+            Unreachable: the store failed on small outputs that are too many to wait in memory.
         """
         for acknowledgement in sorted(received, key=lambda a: a.subtask):
             for name, staged in acknowledgement.outputs.items():
@@ -90,14 +90,14 @@ class Outbox:
                 of.objects += staged.objects
 
     def stage(self, checkpoint: int, *, had_input: bool) -> list[Output]:
-        """Make sure that all outputs of a checkpoint are in the store; what its commit is to make outstanding.
+        """Store all outputs of a checkpoint; return those that its commit will make outstanding.
 
         Args:
-            had_input: whether the checkpoint holds a micro-batch: then each sink hears of it, even with no rows;
-                that of dead letters only if there are some.
+            had_input: whether the checkpoint has a micro-batch. Then each sink gets an output, even without rows; the
+                sink of dead letters only if there are some.
 
         Raises:
-            Unreachable: the store does not take it.
+            Unreachable: the store failed.
         """
         outputs = []
         schemas = {op.name: output_schema(op) for op in self._stream.operators} | {DEAD_LETTERS: LETTERS}
@@ -112,23 +112,23 @@ class Outbox:
         return outputs
 
     def committed(self) -> None:
-        """The checkpoint exists: the next interval begins."""
+        """Record that the checkpoint exists, and begin the next interval."""
         self._gathered = {}
 
     def deliver(self, completed: int, sinks: Mapping[str, Give], *, checked: bool = False) -> None:
-        """Deliver what is outstanding, in order of checkpoints, and mark it.
+        """Deliver outstanding outputs in order of checkpoints, and mark them as delivered.
 
         Args:
             completed: the newest completed checkpoint.
-            sinks: by the name of the output.
-            checked: this run has verified or written what is staged; else all of it is verified before anything is
-                handed over.
+            sinks: name of the output -> function that delivers it.
+            checked: whether this run has written or verified the staged objects; if not, all of them are verified
+                first.
 
         Raises:
-            CorruptObject: what a completed checkpoint staged is damaged; to go back behind it brings it again.
-            UsageError: no sink takes an output any more.
-            Fenced: a newer writer has taken the stream over.
-            Exception: what a sink failed with; the output stays outstanding.
+            CorruptObject: the staged output of a completed checkpoint is damaged; going back before it stages it again.
+            UsageError: an output no longer has a sink.
+            Fenced: a newer writer has taken over the stream.
+            Exception: the error of a sink; the output stays outstanding.
         """
         if checked and not sinks:
             return  # nothing is staged; what an earlier run left was looked for when this one began
@@ -137,8 +137,8 @@ class Outbox:
             if output.name not in sinks:
                 raise UsageError(
                     f"checkpoint {output.checkpoint} of stream {self._stream.name} has output for the sink of "
-                    f"{output.name}, which has none any more: give it one again (a function that does nothing drops "
-                    "the rows), run the stream, and then take it away"
+                    f"{output.name}, which no longer has a sink: give it one again (a function that does nothing drops "
+                    "the rows), run the stream, and then remove it"
                 )
         readable = [o for o in outstanding if not o.lost and (checked or self._readable(o, completed))]
         self._lost = {(o.checkpoint, o.name) for o in outstanding} - {(o.checkpoint, o.name) for o in readable}
@@ -154,7 +154,7 @@ class Outbox:
             self.clean()
 
     def clean(self) -> None:
-        """Delete what delivered outputs staged. A sweep finds what stays, so nothing here fails a run."""
+        """Delete the staged objects of delivered outputs. Errors are ignored, because a sweep finds the rest."""
         self._delivered = 0
         with suppress(Fenced, Unreachable):
             self._store.delete(self._catalog.outbox.forget_delivered(self._stream.name, self._epoch))
@@ -190,19 +190,19 @@ class Outbox:
 
 
 def check_output(store: Store, output: Output) -> None:
-    """Read all that an output has staged.
+    """Read and verify all staged objects of an output.
 
     Raises:
-        CorruptObject: something is missing, cut or altered, or holds other rows than it should.
+        CorruptObject: an object is missing, cut or altered, or has other rows than recorded.
         Unreachable: the store does not answer.
     """
     rows = sum(batch.num_rows for stored in output.objects for batch in read_output(store, stored))
     if rows != output.rows:
-        raise CorruptObject(f"the staged output of {output.name} holds {rows} rows, not {output.rows}")
+        raise CorruptObject(f"the staged output of {output.name} has {rows} rows, not {output.rows}")
 
 
 def damaged_output(store: Store, catalog: Catalog, stream: str) -> tuple[int, CorruptObject] | None:
-    """The first checkpoint whose outstanding output is damaged, looked at twice, and how; None where there is none."""
+    """Find the first checkpoint whose outstanding output is damaged, in two reads, and the error; None if none is."""
     newest = catalog.checkpoints.last_id(stream)
     for output in catalog.outbox.list(stream, outstanding=True):
         if output.lost or output.checkpoint > newest:

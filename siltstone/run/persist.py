@@ -1,7 +1,7 @@
-"""Makes a subtask's part of a checkpoint durable: its changes through the changelog, or its tables whole.
+"""Make a subtask's part of a checkpoint durable: its changes through the changelog, or its whole tables.
 
-The executor's half writes them; what is too small to be worth an object of its own it hands to the driver with the
-acknowledgement. The driver's half stores such segments of all subtasks and operators of the checkpoint together.
+The executor writes them; segments too small for an object of their own go to the driver with the acknowledgement. The
+driver stores such segments of all subtasks and operators of the checkpoint together.
 """
 
 import time
@@ -40,8 +40,8 @@ class Part:
     """One subtask's part of a checkpoint.
 
     Attributes:
-        inline: packed segments that the driver is to store.
-        tracked_bytes: of deltas that were too large and gave way to bases, else 0.
+        inline: packed segments for the driver to store.
+        tracked_bytes: bytes of deltas that were too large, so that bases were written instead; else 0.
     """
 
     handles: Sequence[Handle] = ()
@@ -78,7 +78,7 @@ def write_part(
     """Persist this subtask's part of a checkpoint and start a new interval of changes.
 
     Raises:
-        Unreachable: the store does not take it; nothing of it is referred to.
+        Unreachable: the store failed; nothing refers to what was stored.
     """
     uploader = uploader_of(task.warehouse.store_url, task.upload)
     tracked_bytes = 0
@@ -189,11 +189,14 @@ def place_inline(
     path: CheckpointPath,
     received: Mapping[str, Sequence[Acknowledgement]],
 ) -> tuple[dict[str, list[Acknowledgement]], UploadStatistics]:
-    """Store the segments that acknowledgements brought along, together; say where each of them lies and what it took.
+    """Store the segments in acknowledgements together.
+
+    Returns:
+        The acknowledgements with the handles of their segments, and the statistics of the uploads.
 
     Raises:
-        Unreachable: the store does not take them.
-        CorruptObject: a segment did not travel well.
+        Unreachable: the store failed.
+        CorruptObject: a segment was damaged on its way.
     """
     if not any(a.inline for of_operator in received.values() for a in of_operator):
         return {operator: list(of_operator) for operator, of_operator in received.items()}, UploadStatistics()

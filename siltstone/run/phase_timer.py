@@ -1,4 +1,4 @@
-"""Seconds by phase, and bytes read."""
+"""Measure seconds per phase of a piece of work, and the bytes it read."""
 
 import time
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class PhaseTimer:
-    """Adds up how long each phase of one piece of work took, in seconds, and what it read."""
+    """Adds up the seconds of each phase of one piece of work, and the bytes it read."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     restored_bytes: int = 0
-    """read from the store to restore state"""
+    """bytes read from the store to restore state"""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block's time towards phase `name`."""
+        """Add the block's time to phase `name`."""
         start = time.perf_counter()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Gives an operator the rows of a step, in calls that are worth one and yet bounded, and takes what it returns."""
+"""Call an operator with the rows of a step, in large but bounded pieces, and check what it returns."""
 
 import inspect
 import os
@@ -22,26 +22,26 @@ from siltstone.state.backend import SubtaskState
 ACKNOWLEDGEMENT = "__acknowledgement"
 HASH = "__hash"
 ROWS_A_CALL = 1 << 18
-"""how many rows `Operator.process` is given at most, unless one record batch holds more"""
+"""most rows per call of `Operator.process`, unless one record batch has more"""
 
 
 def original(key: str) -> str:
-    """The name of a key column as the source had it, where it may not be of the key's type."""
+    """Return the name of the column with a key column's original values, before the cast to the key's type."""
     return f"__original_{key}"
 
 
 def internal_names(operator: Operator) -> list[str]:
-    """What the engine itself may call a column of the rows that it gives to a subtask."""
+    """List the column names that the engine itself uses in the rows of a subtask."""
     return [HASH, *(original(name) for name in operator.key.names)]
 
 
 class OperatorFailed(Exception):
-    """The user's code raised. Not one of our own errors: it may be worth another attempt, which Spark decides."""
+    """The user's code raised an error. It is not a `SiltstoneError`, so that Spark retries the task."""
 
 
 @contextmanager
 def users_code(operator: Operator) -> Iterator[None]:
-    """Say which operator failed, with what, and where in the user's file."""
+    """Turn an error of the user's code into `OperatorFailed`, with the operator, the error, and its line."""
     try:
         yield
     except SiltstoneError:
@@ -63,12 +63,12 @@ def _file_of(operator: Operator) -> str | None:
 
 @dataclass
 class Taken:
-    """What an operator has taken of a step so far.
+    """Counts of what an operator has processed of a step so far.
 
     Attributes:
-        rows_in: rows it was given.
+        rows_in: rows it got.
         rows_out: rows it returned.
-        event_time: the highest among the rows it was given; None if there was none.
+        event_time: the highest event time of the rows it got; None if there were none.
     """
 
     rows_in: int = 0
@@ -77,20 +77,20 @@ class Taken:
 
 
 def output_schema(operator: Operator) -> pa.Schema:
-    """The columns of an operator's output; any value may be null."""
+    """Return the columns of an operator's output; all are nullable."""
     return pa.schema([f.with_nullable(True) for f in operator.output or ()])
 
 
 def step_schema(operator: Operator) -> pa.Schema:
-    """What a step returns: the acknowledgement column (binary, null on rows), then the output's, if any."""
+    """Return the schema of a step's result: the acknowledgement (binary, null on rows), then the output's columns."""
     return pa.schema([pa.field(ACKNOWLEDGEMENT, pa.binary()), *output_schema(operator)])
 
 
 def combine(operator: Operator, table: pa.Table) -> pa.Table:
-    """What an operator's `combine` makes of some rows (columns `combined`).
+    """Call an operator's `combine` with some rows; the result has the columns `combined`.
 
     Raises:
-        SiltstoneError: the operator raised one, or what it returned does not fit.
+        SiltstoneError: the operator raised one, or its result does not fit.
         OperatorFailed: it raised anything else.
     """
     with users_code(operator):
@@ -100,9 +100,9 @@ def combine(operator: Operator, table: pa.Table) -> pa.Table:
 
 @contextmanager
 def opened(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[None]:
-    """The time between an operator's `open` and `close`.
+    """Call an operator's `open` before the block and `close` after it.
 
-    `close` follows whenever `open` returned. If the work between fails, its error counts, not that of `close`.
+    `close` is called whenever `open` returned. If the block fails, its error is raised, not that of `close`.
 
     Raises:
         SiltstoneError, OperatorFailed: as `call`.
@@ -129,7 +129,7 @@ def opened(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[None]:
 
 
 def calls(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows of a step in pieces; the same batches make the same pieces."""
+    """Split the rows of a step into calls; the same batches give the same calls."""
     waiting: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
@@ -144,7 +144,7 @@ def calls(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def rows_of(task: StepTask, table: pa.Table) -> Rows:
-    """The rows of one call, as the operator sees them.
+    """Make the `Rows` of one call.
 
     Raises:
         BadRow: a key column has nulls.
@@ -155,7 +155,7 @@ def rows_of(task: StepTask, table: pa.Table) -> Rows:
 
 
 def call(task: StepTask, state: State, rows: Rows, taken: Taken, clock: PhaseTimer) -> list[pa.RecordBatch]:
-    """One call of `Operator.process`; returns its output (`step_schema`) and counts it.
+    """Call `Operator.process` once; count its rows and return its output (`step_schema`).
 
     Raises:
         SiltstoneError: the operator raised one, or its output does not fit.
@@ -175,7 +175,7 @@ def process(
     """Run a step, begun in `state`, call by call; yields its output (`step_schema`).
 
     Raises:
-        SiltstoneError, OperatorFailed: as `call` and `rows_of`.
+        SiltstoneError, OperatorFailed: see `call` and `rows_of`.
     """
     bound = State(task.operator, state)
     for table in calls(batches):

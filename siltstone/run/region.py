@@ -1,14 +1,15 @@
-"""The consistent region: all operators of a stream, moved from step to step and checkpointed at one point together.
+"""The consistent region: all operators of a stream, advanced step by step and checkpointed at one point together.
 
-The coordinator's side, on the driver. It decides the form of each operator's part, hands every subtask its task,
-gathers the acknowledgements, writes the manifest and then, in one catalog transaction guarded by the writer epoch,
-makes the checkpoint exist (promises 1 and 5). Before that transaction nothing is visible; after it everything is.
+This is the coordinator, on the driver. It decides the form of each operator's part, makes the task of every subtask,
+collects the acknowledgements and writes the manifest. Then one catalog transaction, guarded by the writer epoch,
+completes the checkpoint (a completed checkpoint restores exactly, and a fenced writer commits nothing; promises 1 and
+5). Before that transaction nothing is visible; after it everything is.
 
     open             register, fence older writers, continue from the newest completed checkpoint
       begin_step     -> a task per operator
-      acknowledge    <- what its subtasks said
+      acknowledge    <- the acknowledgements of its subtasks
       complete       outputs, manifest, commit
-      outbox.deliver what sinks are to have, once it is committed
+      outbox.deliver outputs to sinks, after the commit
 """
 
 import time
@@ -49,16 +50,16 @@ from siltstone.stream import DEAD_LETTERS, Stream
 
 @dataclass(frozen=True)
 class RegionOptions:
-    """How one run works.
+    """Options of one run.
 
     Attributes:
-        parallelism: subtasks an operator; may differ from the run before.
+        parallelism: subtasks per operator; may differ from the run before.
         backend: name of the working state backend.
-        checkpoint_steps: steps a checkpoint, unless `checkpoint_s` is set.
+        checkpoint_steps: steps per checkpoint, unless `checkpoint_s` is set.
         checkpoint_s: seconds between checkpoints.
-        options: the source options, recorded at the first run and fixed from then on.
-        drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code has no longer, whose state is given up.
-        upload: how changes travel to the store.
+        options: the source options, recorded by the first run and fixed from then on.
+        drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
+        upload: options of uploads to the store.
     """
 
     parallelism: int = 1
@@ -72,7 +73,7 @@ class RegionOptions:
 
 @dataclass(frozen=True)
 class Completed:
-    """A checkpoint that has just come to exist."""
+    """A checkpoint that has just completed."""
 
     id: int
     digest: str
@@ -87,7 +88,7 @@ class Completed:
     reasons: Mapping[str, str]
     uploads: UploadStatistics
     restores_from: int
-    """the steps of the next checkpoint restore from this checkpoint's objects or later ones, and from no earlier"""
+    """the oldest checkpoint whose objects a restore during the next checkpoint's steps reads"""
 
 
 class ConsistentRegion:
@@ -104,14 +105,13 @@ class ConsistentRegion:
         self.step = 0
         self.completed_step = 0
         self.digest: str | None = None
-        """of the newest completed checkpoint, hex"""
+        """digest of the newest completed checkpoint, hex"""
         self.completed = 0
         """the newest completed checkpoint, 0 before the first"""
         self.completed_epoch: int | None = None
         """the epoch that completed it"""
         self.oldest_epoch = 0
-        """working state of this and later epochs may be taken over: it went nowhere but on from the newest completed
-        checkpoint, which epochs before a rollback did not; 0 if there is none"""
+        """reuse working state only from this epoch on: older state may predate a rollback; 0 if there is none"""
         self.checkpoint_due = False
         self._store = warehouse.store
         self._steps_open = 0
@@ -139,14 +139,14 @@ class ConsistentRegion:
         options: RegionOptions,
         who: str,
     ) -> "ConsistentRegion":
-        """Take the stream over: older writers are fenced, and the run continues from the newest completed checkpoint.
+        """Take over the stream: fence older writers, and continue from the newest completed checkpoint.
 
         Args:
-            who: tells people which process this is.
+            who: names this process in the catalog, for display.
 
         Raises:
-            SchemaConflict: the definition no longer fits the recorded state.
-            UsageError: more parallelism than key groups, or other source options than before.
+            SchemaConflict: the definition does not fit the recorded state.
+            UsageError: the parallelism exceeds the number of key groups, or source options differ from before.
             WrongWarehouse: the catalog is older than the store (`catalog.epochs`).
             CorruptObject: the newest manifest is damaged.
         """
@@ -173,7 +173,7 @@ class ConsistentRegion:
 
     @property
     def checkpoint(self) -> int:
-        """The id that the next checkpoint will have."""
+        """Id of the next checkpoint."""
         return self.completed + 1
 
     def _resume(self, latest: int) -> None:
@@ -189,12 +189,13 @@ class ConsistentRegion:
             self.completed, self.step, self.completed_step = latest, manifest.step, manifest.step
 
     def input_position(self) -> InputPosition:
-        """What a query needs to read on after the newest completed checkpoint."""
+        """Return the input position after the newest completed checkpoint, for a query to continue from."""
         return self.catalog.input_log.get_position(self.stream.name, self.completed)
 
     def record_beginning(self, beginning: Step) -> None:
-        """Record where the sources begin, before the first batch is processed: until there is a checkpoint, every later
-        run begins there.
+        """Record where the sources begin, before the first batch is processed.
+
+        Until there is a checkpoint, every later run begins there.
 
         Raises:
             Fenced: a newer writer has taken the stream over.
@@ -202,20 +203,22 @@ class ConsistentRegion:
         self.catalog.input_log.record_beginning(self.stream.name, self.epoch, beginning)
 
     def logged_steps(self) -> list[StepRecord]:
-        """The steps that the input log holds after the newest completed checkpoint, oldest first: of checkpoints that
-        were given up, and that are to come again with these steps (`catalog.rollbacks`). They are read once, when the
-        run takes the stream over: nobody else can change them from then on."""
+        """Return the logged steps after the newest completed checkpoint, oldest first.
+
+        They are of checkpoints that were given up and will be made again with these steps (`catalog.rollbacks`). They
+        are read once, when the run takes over the stream: nothing else can change them after that.
+        """
         return list(self._logged)
 
     def begin_step(self, *, ends: bool | None = None, offsets: str = "{}") -> dict[str, StepTask]:
-        """Start the next step, and say whether it ends in a checkpoint (`checkpoint_due`).
+        """Start the next step, and decide whether it ends in a checkpoint (`checkpoint_due`).
 
         Args:
-            ends: whether it does; None lets the run's options say.
-            offsets: what the sources give to it, as dead letters are to say it (`run.dead_letters`).
+            ends: whether it does; None decides by the run's options.
+            offsets: the offsets that the step reads, as JSON for dead letters (`run.dead_letters`).
 
         Returns:
-            operator name -> the task of each of its subtasks.
+            Operator name -> the task of its subtasks.
         """
         base_step, self.step = self.step, self.step + 1
         if self.completed and base_step == self.completed_step:
@@ -272,31 +275,31 @@ class ConsistentRegion:
         )
 
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
-        """Take what the subtasks of one operator said of the step."""
+        """Add the acknowledgements of one operator's subtasks for the step."""
         self._gathered.add(operator, received)
         self._accepted[operator] = self._gathered.digests(self.stream.max_parallelism)[operator]
         self.outbox.add(self.checkpoint, received)
 
     @property
     def policy_states(self) -> Mapping[str, PolicyState]:
-        """Operator -> what its policy remembers of its chain, as of the newest checkpoint."""
+        """Operator -> the state of its policy, as of the newest checkpoint."""
         return self._chains.policies
 
     def check_fence(self) -> None:
-        """Raises Fenced if a newer writer has taken the stream over."""
+        """Raise Fenced if a newer writer has taken over the stream."""
         self.catalog.runs.check_epoch(self.stream.name, self.epoch)
 
     def digests(self) -> dict[str, dict[str, np.ndarray]]:
-        """Operator -> table or opaque variable -> uint64[max_parallelism], after the newest step."""
+        """Return operator -> table or opaque variable -> digests (uint64[max_parallelism]) after the newest step."""
         return self._gathered.digests(self.stream.max_parallelism)
 
     def complete(self, steps: Sequence[Step], *, edit: Edit | None = None, parallelism: int | None = None) -> Completed:
-        """Write the manifest and commit: the checkpoint exists from here on.
+        """Write the manifest and commit, which completes the checkpoint.
 
         Args:
             steps: the input log since the previous checkpoint.
-            edit: what was changed by hand.
-            parallelism: that of later runs that name none.
+            edit: an edit by hand to record.
+            parallelism: the parallelism to record for later runs.
 
         Raises:
             Fenced: a newer writer has taken the stream over; nothing became visible.
@@ -338,7 +341,7 @@ class ConsistentRegion:
         )
 
     def close(self, outcome: str) -> None:
-        """Note in the catalog how the run ended, and delete what it left of a checkpoint that did not complete."""
+        """Record the run's outcome in the catalog, and delete what it stored of a checkpoint that did not complete."""
         self.outbox.clean()
         self.catalog.runs.end(self.stream.name, self.epoch, outcome)
         sweep_ended(OpenWarehouse(self.warehouse, self.catalog), self.stream.name, self.epoch)

@@ -1,4 +1,4 @@
-"""Rows as JSON text, whatever values a source may give: one that Python or JSON has no value for does not fail."""
+"""Convert rows to JSON text. No value fails, even one that Python or JSON cannot represent."""
 
 import base64
 import json
@@ -9,11 +9,11 @@ import pyarrow as pa
 
 
 def json_rows(table: pa.Table) -> list[str]:
-    """Each row as a JSON object.
+    """Convert each row to a JSON object.
 
-    Text that is no UTF-8 shows its bytes as `\\xNN`; binary is base64, a map a list of pairs, a number that is not
-    finite its name. Decimals, dates and times are text; a date or time beyond the years 1 to 9999 is its number of
-    units since 1970.
+    In text that is not UTF-8, invalid bytes become `\\xNN`. Binary values become base64, maps lists of pairs, and
+    numbers that are not finite their names. Decimals, dates and times become text; a date or time outside the years 1
+    to 9999 becomes its number of units since 1970.
     """
     columns = [[_plain(value) for chunk in column.chunks for value in chunk] for column in table.columns]
     rows = zip(*columns, strict=True) if columns else iter([()] * table.num_rows)

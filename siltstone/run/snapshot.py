@@ -1,9 +1,9 @@
-"""Full snapshots: the live state, row by row as the stream has it, kept to compare a restore against.
+"""Full snapshots: copies of the live state, row by row, to compare restores with.
 
-A snapshot is read from the working state itself and not from the changelog, so it is an independent witness. It is one
-only if that working state is the checkpoint's. A machine may hold another attempt at the same step, whose
-acknowledgement was lost, so the number of the step is not enough: the digests of the working state must be those that
-the checkpoint accepted. They are kept up to date change by change, apart from the rows that the snapshot copies.
+A snapshot is read from the working state and not from the changelog, so it is independent of what a restore reads. The
+working state must be the checkpoint's. A machine may have another attempt at the same step, whose acknowledgement was
+lost, so the number of the step is not enough: the digests of the working state must be those that the checkpoint
+accepted. They are updated with each change, separately from the rows that the snapshot copies.
 """
 
 from collections.abc import Collection, Iterator
@@ -31,7 +31,7 @@ from siltstone.store.paths import CheckpointPath
 
 @dataclass(frozen=True)
 class SnapshotTask:
-    """One subtask whose live state is to be written."""
+    """The task to write one subtask's live state."""
 
     warehouse: Warehouse
     manifest: Manifest
@@ -44,14 +44,14 @@ class SnapshotTask:
 
 @dataclass(frozen=True)
 class SnapshotPart:
-    """What one subtask wrote."""
+    """The objects that one subtask wrote, and their rows."""
 
     objects: list[StoredObject]
     rows: int
 
 
 def snapshot_tasks(warehouse: Warehouse, manifest: Manifest, backend_name: str, attempt: str) -> list[SnapshotTask]:
-    """A task a subtask of the run that wrote the manifest."""
+    """Make one task per subtask of the run that wrote the manifest."""
     tasks = []
     for operator in sorted(manifest.operators):
         parts = KeyGroupRange(0, manifest.max_parallelism).split(manifest.statistics["parallelism"])
@@ -63,11 +63,11 @@ def snapshot_tasks(warehouse: Warehouse, manifest: Manifest, backend_name: str, 
 
 
 def take_snapshot(task: SnapshotTask) -> SnapshotPart:
-    """Write the live tables of one subtask, a Parquet object each.
+    """Write the live tables of one subtask, one Parquet object each.
 
     Raises:
-        NoLiveState: this machine has no working state at exactly that checkpoint, the state it has is another
-            attempt's, or a step is at work on it.
+        NoLiveState: this machine has no working state of exactly that checkpoint, only that of another attempt, or a
+            step is changing it.
     """
     manifest, name = task.manifest, task.operator
     directory = task.warehouse.local.state(manifest.stream, manifest.epoch, name, task.subtask)
@@ -102,10 +102,10 @@ def take_snapshot(task: SnapshotTask) -> SnapshotPart:
 
 
 def find_obstacle(place: OpenWarehouse, stream: str) -> str | None:
-    """Why no snapshot of the newest checkpoint needs to be taken, or can be taken here; None if one may be tried.
+    """Say why a snapshot of the newest checkpoint is not needed or not possible here; None if it can be tried.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: it has none.
+        UnknownStream, UnknownCheckpoint: the stream or a checkpoint does not exist.
     """
     newest = place.catalog.checkpoints.latest(stream)
     if any(snapshot.checkpoint == newest.id for snapshot in place.catalog.reference_copies.list(stream)):

@@ -1,9 +1,8 @@
 """One step of one subtask: read its rows, run the operator, log the changes, and checkpoint if the step ends in one.
 
-It runs where Spark puts it and knows nothing of Spark: Arrow record batches in, Arrow record batches out. The last
-batch carries an acknowledgement and no row. A task may run twice; the second run starts from the same version and
-yields the same changes, under object names of its own. Output for a sink is staged in the store (`run.outbox`);
-only what another operator reads goes to Spark.
+It does not depend on Spark: it reads and yields Arrow record batches. The last batch has the acknowledgement and no
+row. A task may run twice; the second run starts from the same version and makes the same changes, under object names of
+its own. Output for a sink is staged in the store (`run.outbox`); only output that another operator reads goes to Spark.
 """
 
 import tempfile
@@ -35,18 +34,18 @@ _LOG = get_logger(__name__)
 def run_subtask(
     task: StepTask, subtask: int, attempt: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Run one step; yields the operator's output and, last, the acknowledgement (see `step_schema`).
+    """Run one step; yield the operator's output and, last, the acknowledgement (`step_schema`).
 
-    An error of Siltstone's own tree travels in the acknowledgement: trying again would not mend it.
+    A `SiltstoneError` is sent in the acknowledgement, because a retry would fail again.
     """
     yield from _answered(task, subtask, _run(task, subtask, attempt, batches, working_state))
 
 
 def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Make the output of a step once more that was acknowledged already, since it was lost before it was read.
+    """Make the output of an acknowledged step again, because Spark lost it before it was read.
 
-    It yields what `run_subtask` does, but works on a copy of the state and stores nothing: what was acknowledged
-    stands. Whoever reads the output compares the receipt of the acknowledgement with that of the accepted one.
+    It yields what `run_subtask` does, but works on a copy of the state and stores nothing. The reader of the output
+    compares the receipt of the acknowledgement with that of the accepted one.
     """
     nothing_staged = None if task.dead_letters is None else DeadLetterOrder()
     task = replace(task, checkpoint=None, staged_with=None, dead_letters=nothing_staged)

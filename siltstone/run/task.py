@@ -1,4 +1,4 @@
-"""What the driver hands a subtask for one step, and what the subtask needs to find its state: plain values."""
+"""The task of a subtask for one step, with what it needs to find its state: plain values that the driver sends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from siltstone.store.open import Warehouse
 
 @dataclass(frozen=True)
 class RestorePoint:
-    """The newest completed checkpoint: where a subtask that has no usable working state gets it from.
+    """The checkpoint from which a subtask without usable working state restores it: the newest completed one.
 
     Attributes:
         checkpoint: its id, 0 before the first.
-        step: the last step it holds.
-        manifests: the manifest objects of its chain, oldest first, itself last; none for an operator that it does
-            not have.
+        step: its last step.
+        manifests: the manifest objects of its chain, oldest first, its own last; empty for an operator that it does not
+            have.
     """
 
     checkpoint: int = 0
@@ -30,23 +30,23 @@ class RestorePoint:
 
 @dataclass(frozen=True)
 class CheckpointOrder:
-    """The step ends in a checkpoint: its id and the form this operator is to take."""
+    """The checkpoint in which a step ends: its id, and the form of this operator's part."""
 
     checkpoint: int
     form: Form
     previous: int
-    """the checkpoint a delta builds on"""
+    """the checkpoint that a delta builds on"""
     delta_limit_bytes: int | None = None
-    """a subtask whose delta is larger writes a base instead, so that the restore bound holds (promise 7)"""
+    """a subtask with a larger delta writes a base instead, so that the bound on restore cost holds (promise 7)"""
 
 
 @dataclass(frozen=True)
 class DeadLetterOrder:
-    """Rows that the operator cannot take are left out of the step, and become dead letters.
+    """Leave rows that the operator cannot process out of the step, as dead letters.
 
     Attributes:
-        checkpoint: with which they are staged for their sink; None if they are not, since that was decided before.
-        offsets: what the sources gave to the step, as JSON.
+        checkpoint: the checkpoint with which they are staged for their sink; None if that output is already decided.
+        offsets: the offsets that the step read, as JSON.
     """
 
     checkpoint: int | None = None
@@ -59,15 +59,15 @@ class StepTask:
 
     Attributes:
         base_step: the version the working state must be at before the step.
-        base: for each subtask the identity of the attempt at that version that was accepted (`identities`): working
-            state that is another attempt's is not used. Empty if only a restore will do.
-        oldest_epoch: working state of this and later epochs may be taken over: it is the epoch that completed the
-            newest checkpoint, or rolled back to it, so whatever they did since can be taken back. 0 if there is none.
+        base: per subtask, the identity of the accepted attempt at that version (`identities`); working state of another
+            attempt is not used. Empty if the state must be restored.
+        oldest_epoch: reuse working state only from this epoch on, because older state may predate a rollback; 0 if
+            there is none.
         tracking: whether changes are logged during this step.
         checkpoint: set if the step ends in a checkpoint.
-        staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not.
+        staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not staged.
         hands_on: whether another operator reads the output.
-        dead_letters: what is done with rows that the operator cannot take; None: they fail the step.
+        dead_letters: what to do with rows that the operator cannot process; None: they fail the step.
     """
 
     stream: str
@@ -91,14 +91,14 @@ class StepTask:
     dead_letters: DeadLetterOrder | None = None
 
     def groups(self, subtask: int) -> KeyGroupRange:
-        """The key groups that one subtask owns."""
+        """Return the key groups that one subtask owns."""
         return KeyGroupRange(0, self.max_parallelism).split(self.parallelism)[subtask]
 
 
 def identity(operator: str, digests: Mapping[str, np.ndarray]) -> str:
-    """What tells two attempts at one version of a subtask's state apart: the digest of all that each of them holds.
+    """Compute the identity of an attempt at a version of a subtask's state: a digest of the whole state.
 
-    Attempts that came to the same state have the same identity, on whatever host they ran.
+    Attempts with the same state have the same identity, on any host.
 
     Args:
         digests: table or opaque variable -> uint64 per key group of the subtask.
@@ -107,11 +107,11 @@ def identity(operator: str, digests: Mapping[str, np.ndarray]) -> str:
 
 
 def identities(operator: Operator, digests: Mapping[str, np.ndarray], parallelism: int, groups: int) -> tuple[str, ...]:
-    """For each subtask the identity of its part of an operator's whole state.
+    """Compute, per subtask, the identity of its part of an operator's state.
 
     Args:
-        digests: table or opaque variable -> uint64[groups]; what has none is empty.
-        groups: how many key groups there are in all.
+        digests: table or opaque variable -> uint64[groups]; one that is missing is empty.
+        groups: total number of key groups.
     """
     nothing = np.zeros(groups, np.uint64)
     whole = {name: digests.get(name, nothing) for name in (*operator.tables(), *operator.opaque())}

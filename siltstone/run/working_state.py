@@ -1,9 +1,9 @@
-"""Finds a subtask's working state at the version a step needs: as it is, taken over, rolled back, or restored.
+"""Find a subtask's working state at the version that a step needs: as it is, taken over, rolled back or restored.
 
-A version is known by its number and by the identity of the attempt that was accepted (`task.identity`). Working state
-may vanish or be damaged at any time; the changelog is the truth. Each subtask's directory has a lock
-file beside it, so two attempts never share a live directory; and each writer epoch has directories of its own, so
-that a writer of an older epoch that wakes up can only ever touch what the newer one did not take over.
+A version is identified by its number and by the identity of the accepted attempt (`task.identity`). Working state may
+vanish or be damaged at any time; it can always be restored from the changelog. Each subtask's directory has a lock file
+next to it, so two attempts never share a directory. Each writer epoch has directories of its own, so that a writer of
+an older epoch that wakes up can change only what the newer one did not take over.
 """
 
 import fcntl
@@ -29,13 +29,14 @@ LOCK_POLL_S = 0.02
 
 @contextmanager
 def working_state(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[SubtaskState]:
-    """The state of one subtask at version `task.base_step`, with exclusive use of its directory.
+    """Open the state of one subtask at version `task.base_step`, with exclusive use of its directory.
 
-    A restore from the changelog is counted as phase "restore" of `clock`, and what it reads.
+    A restore from the changelog is counted in `clock`, as phase "restore" and in bytes.
 
     Raises:
-        TimeoutError: another attempt keeps the directory; it may well succeed, so this one must not speak for both.
-        StateError: steps that no checkpoint holds are lost: the stream has to resume from its last checkpoint.
+        TimeoutError: another attempt uses the directory. It may succeed, so the task must not fail with a
+            `SiltstoneError`.
+        StateError: steps after the last checkpoint are lost: the stream must resume from that checkpoint.
         CorruptObject: the state had to be restored, and an object of the chain is damaged.
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
@@ -53,10 +54,10 @@ def working_state(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[S
 
 @contextmanager
 def working_copy(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[SubtaskState]:
-    """As `working_state`, in a copy that is thrown away: the state itself is only read.
+    """Open a temporary copy of what `working_state` opens; the state itself is only read.
 
     Raises:
-        TimeoutError, StateError, CorruptObject: as `working_state`.
+        TimeoutError, StateError, CorruptObject: see `working_state`.
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
     make_private_directory(directory.parent)
@@ -152,7 +153,7 @@ def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
 
 @contextmanager
 def locked(directory: Path, wait_s: float) -> Iterator[None]:
-    """Exclusive use of `directory` among processes of this machine; the lock outlives the directory itself."""
+    """Lock `directory` against other processes of this machine; the lock file stays if the directory is removed."""
     path = directory.with_name(directory.name + ".lock")
     make_private_directory(path.parent)
     handle = os.open(path, os.O_RDWR | os.O_CREAT)

@@ -343,7 +343,7 @@ def test_a_fork_is_run_by_the_definition_of_the_stream_it_goes_back_to(
     elsewhere = settings.model_copy(update={"warehouse": str(tmp_path / "none")})
     with pytest.raises(UnknownStream, match=f"no stream '{NEW}' is defined"):
         find_definition(elsewhere, NEW)
-    with pytest.raises(UsageError, match=rf"stream {NEW} is a fork that goes back to {NAME}: give its definition"):
+    with pytest.raises(UsageError, match=rf"stream {NEW} is a fork, originally of {NAME}: give its definition"):
         check_recorded(place.catalog, replace(STREAM, name=NEW), {})
 
 

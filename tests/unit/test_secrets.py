@@ -45,7 +45,7 @@ def test_an_option_that_was_recorded_in_clear_may_become_secret() -> None:
 
 
 def test_a_secret_option_is_given_nowhere_else() -> None:
-    with pytest.raises(UsageError, match="is secret: it is given by MY_PASSWORD") as caught:
+    with pytest.raises(UsageError, match="is secret: set it only by MY_PASSWORD") as caught:
         definition_of(with_options(password=Secret("MY_PASSWORD")), {"password": PLANTED})
     assert PLANTED not in str(caught.value)
 
