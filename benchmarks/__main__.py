@@ -1,23 +1,22 @@
-"""Siltstone beside what it is measured against, part by part: `make bench`.
+"""Run the benchmarks, part by part: `make bench`.
 
     python -m benchmarks [PART ...] [--quick] [--directory DIR] [--json PATH] [--picture PATH]
 
-    step        a durable step beside Spark's RocksDB state store and beside no state (`benchmarks.step`)
-    stores      large values through each store beside its raw client (`benchmarks.stores`)
+    step        a durable step, compared with Spark's RocksDB state store and with no state (`benchmarks.step`)
+    stores      large values through each store, compared with its raw client (`benchmarks.stores`)
     changelog   batching, checkpoints of many writers, restoring one variable, the index (`benchmarks.changelog`)
     hedging     uploads with and without hedging on a slow store (`benchmarks.hedging`)
     lifecycle   materialization, restores, sweeps, ways to resume, space (`benchmarks.lifecycle`)
     startup     starting with 100 and with 1,000,000 recorded steps (`benchmarks.startup`)
-    outputs     a step of a stream with a sink beside one without (`benchmarks.outputs`)
-    checksums   a step with each algorithm of checksums beside xxh3-128 (`benchmarks.checksums`)
+    outputs     a step of a stream with a sink, compared with one without (`benchmarks.outputs`)
+    checksums   a step with each checksum algorithm, compared with xxh3-128 (`benchmarks.checksums`)
 
-All parts run, one after the other, where none is named. Numbers depend on the machine; ratios of one run are what
-counts. The stores are real servers, started by what the tests start them with. The exit code is 1 where a goal is
-missed.
+Without a part, all run one after the other. Numbers depend on the machine; compare only the ratios of one run. The
+stores are real servers, the same as in the tests. The exit code is 1 if a goal is missed.
 
     python -m benchmarks side-by-side [--minutes M] ...
 
-is no such part: a stream alone and then beside the commands of its life cycle (`benchmarks.side_by_side`).
+is separate: it runs a stream alone, then together with the commands of its life cycle (`benchmarks.side_by_side`).
 """
 
 import argparse
@@ -68,7 +67,7 @@ def hedging(scratch: Path, options: argparse.Namespace) -> Report:
 
 
 def hedging_report(numbers: dict[str, dict[str, float]]) -> Report:
-    """What the runs `without` and `with` hedging are held to."""
+    """Make the report of the runs `without` and `with` hedging, with its goals."""
     change = {name: numbers["with"][name] / numbers["without"][name] - 1 for name in ("p99.9_s", "p50_s", "requests")}
     goals = [
         Goal("hedging: change of p99.9", change["p99.9_s"], at_most=-0.47),
@@ -79,7 +78,7 @@ def hedging_report(numbers: dict[str, dict[str, float]]) -> Report:
 
 
 def lifecycle(scratch: Path, options: argparse.Namespace) -> Report:
-    """See `benchmarks.lifecycle`; its picture goes beside that of the step."""
+    """See `benchmarks.lifecycle`; its picture is next to that of the step."""
     from benchmarks import lifecycle
 
     picture = options.picture.with_stem(f"{options.picture.stem}-lifecycle")
@@ -121,7 +120,7 @@ SIDE_BY_SIDE = "side-by-side"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, draw; 1 where a goal is missed."""
+    """Measure, print and draw; return 1 if a goal is missed."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == [SIDE_BY_SIDE]:
         from benchmarks import side_by_side

@@ -1,13 +1,13 @@
-"""DBSP's three ways to come back after a failure, side by side: what each stores, and how long it takes to resume.
+"""Compare DBSP's three ways to resume after a failure: the bytes each stores, and the seconds it takes.
 
-    input logging           the input of every step is kept; all of it is run again, from the start
+    input logging           the input of every step is kept; all of it is run again from the start
     checkpoint and deltas   the chain of the newest checkpoint is read into new working state
-    persistent state        the working state of before lies on this machine, at the newest checkpoint: it is opened
+    persistent state        the working state of the newest checkpoint is on this machine and is opened
 
-One stream of a fixed number of keys runs on; at some lengths a copy of its warehouse is resumed in each of the three
-ways, each in a process of its own, by the code that a run uses (`ConsistentRegion.open`, then one subtask after the
-other), without Spark. Seconds are from the opening of the region to the end of a step without rows. Memory is that
-process's at its peak, anonymous pages only: working state lies in mapped files. Only the newest checkpoint is retained.
+A stream with a fixed number of keys runs. At some lengths, a copy of its warehouse is resumed in each of the three
+ways, each in a process of its own, by the code of a run (`ConsistentRegion.open`, then one subtask after the other),
+without Spark. Seconds are from opening the region to the end of a step without rows. Memory is the process's peak of
+anonymous pages; working state is in mapped files. Only the newest checkpoint is retained.
 """
 
 import json
@@ -45,14 +45,14 @@ APPROACHES = {
 }
 FLAT_AT_MOST = 2.0
 GROWS_AT_LEAST = 0.5
-"""of the growth of the stream"""
+"""fraction of the stream's growth"""
 _NEVER = 1_000_000_000
 _SUBTASKS = KeyGroupRange(0, MAX_PARALLELISM).split(SUBTASKS)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Keys, rows a step, the numbers of steps after which to resume, and how often."""
+    """Keys, rows per step, the numbers of steps after which to resume, and how often."""
 
     keys: int = 300_000
     step_rows: int = 20_000
@@ -65,7 +65,7 @@ QUICK = Sizes(20_000, 2_000, (10, 20, 40, 80), 1)
 
 @dataclass(frozen=True)
 class Resumed:
-    """One way at one length."""
+    """The result of one way at one length."""
 
     approach: str
     steps: int
@@ -77,7 +77,7 @@ class Resumed:
 
 
 def resume(approach: str, warehouse: str, inputs: str, result: str) -> None:
-    """Come back, by one of the three ways, and say what it took."""
+    """Resume in one of the three ways, and write what it took to `result`."""
     files = sorted(Path(inputs).iterdir())
     nothing = pq.read_schema(files[0]).empty_table()
     policy = policy_by_name(DEFAULT_POLICY)
@@ -107,7 +107,7 @@ def _live_rows(directory: Path, groups: KeyGroupRange) -> int:
 
 
 class Running:
-    """The stream: every step's input is kept as a Parquet file, every step is a checkpoint."""
+    """The stream: every step's input is kept as a Parquet file, and every step is a checkpoint."""
 
     def __init__(self, place: OpenWarehouse, inputs: Path, sizes: Sizes) -> None:
         self.place, self.inputs, self.sizes = place, inputs, sizes
@@ -118,7 +118,7 @@ class Running:
         self._step(self._draw.permutation(sizes.keys))
 
     def upto(self, steps: int) -> None:
-        """Go on until there are so many steps after the first, and keep only the newest checkpoint."""
+        """Run up to a number of steps after the first, and keep only the newest checkpoint."""
         while self.steps < steps + 1:
             self._step(self._draw.choice(self.sizes.keys, self.sizes.step_rows, replace=False))
         truncate(self.place, stream().name, RetentionOptions(keep_last=1))
@@ -130,7 +130,7 @@ class Running:
         self.steps += 1
 
     def stored(self) -> dict[str, int]:
-        """Kind -> bytes that there are now."""
+        """Return kind -> bytes stored now."""
         name, catalog = stream().name, self.place.catalog
         objects = {stored.name: stored.bytes for stored in catalog.objects.list(name)}
         local = self.place.warehouse.local.work(name, self._run.region.epoch)
@@ -147,17 +147,17 @@ class Running:
 
 
 def measure(approach: str, running: Running, scratch: Path) -> Resumed:
-    """Resume a copy of the warehouse as it is now.
+    """Resume a copy of the current warehouse.
 
     Raises:
-        RuntimeError: it failed; the message ends with what it said.
+        RuntimeError: it failed; the message ends with its output.
     """
     root, copy, result = running.place.warehouse.local.root, scratch / "copy", scratch / "resumed.json"
     copy.mkdir()
     if approach != "replay":
         leave = shutil.ignore_patterns("work") if approach == "checkpoint" else None
         shutil.copytree(root, copy, ignore=leave, dirs_exist_ok=True)
-    os.sync()  # else the first commit waits until what was copied is on the disk
+    os.sync()  # otherwise the first commit waits until the copy is on the disk
     code = "import sys; from benchmarks.approaches import resume; resume(*sys.argv[1:])"
     command = [sys.executable, "-c", code, approach, str(copy), str(running.inputs), str(result)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -172,7 +172,7 @@ def measure(approach: str, running: Running, scratch: Path) -> Resumed:
 
 
 def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:
-    """All three at every length, and a picture."""
+    """Measure all three ways at every length, and draw a picture."""
     sizes = QUICK if quick else Sizes()
     found: dict[str, list[Resumed]] = {approach: [] for approach in APPROACHES}
     stored: list[dict[str, int]] = []
@@ -191,7 +191,7 @@ def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:
 
 
 def goals(sizes: Sizes, found: dict[str, list[Resumed]]) -> list[Goal]:
-    """What resuming was to take, by each approach, and what it took."""
+    """Compare what resuming took in each way with its goals."""
     grown = sizes.lengths[-1] / sizes.lengths[0]
     reached = []
     for approach, resumed in found.items():

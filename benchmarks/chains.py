@@ -1,15 +1,15 @@
-"""What a chain costs: to materialize it, to restore it at its worst, to restore it at another parallelism.
+"""Measure the cost of a chain: to materialize it, to restore the longest one, to restore it at another parallelism.
 
-    materialize    a base and a delta of a tenth of its rows through `siltstone materialize` on Spark `local[2]`, beside
-                   pyarrow reading the base's files and writing them back in two processes: same files, compression,
-                   row groups and encodings. Starting Spark, its workers and pyarrow's processes is not counted
-    restore        a chain as long as the default bounds allow (`PolicyOptions`), beside a full snapshot of as many
-                   rows. Into working state, the hash tables of two subtasks that a resumed run needs, where the
-                   snapshot is read by pyarrow without checksums and proof; and into Parquet files, where it is
-                   restored by the same code, checksums and proof and all, and by pyarrow without
-    rescale        working state for 8 subtasks of what 2 wrote, beside that for 2
+    materialize    a base and a delta of a tenth of its rows through `siltstone materialize` on Spark `local[2]`,
+                   compared with pyarrow reading the base's files and writing them back in two processes: same files,
+                   compression, row groups and encodings. Starting Spark and all processes is not counted
+    restore        a chain as long as the default bounds allow (`PolicyOptions`), compared with a full snapshot of as
+                   many rows. Into working state (the hash tables of two subtasks that a resumed run needs), with the
+                   snapshot read by pyarrow without checksums and proof; and into Parquet files, with the snapshot
+                   restored by the same code with checksums and proof, and by pyarrow without
+    rescale        working state for 8 subtasks of what 2 wrote, compared with that for 2
 
-Restores run without Spark in two processes that are there already. Memory is that of all processes together, anonymous
+Restores run without Spark in two processes that exist already. Memory is that of all processes together, anonymous
 pages only: mapped files, which the kernel can drop, are left out.
 """
 
@@ -62,7 +62,7 @@ _GB = 1_000_000_000
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rows of the states, and how often each is measured."""
+    """Rows of the states, and the number of measurements."""
 
     rows: int = 10_000_000
     worst_rows: int = 3_000_000
@@ -74,14 +74,14 @@ QUICK = Sizes(200_000, 200_000, 2)
 
 @contextmanager
 def two_processes() -> Iterator[ProcessPoolExecutor]:
-    """Two processes that have imported what they need."""
+    """Start two processes that have imported what they need."""
     with ProcessPoolExecutor(SUBTASKS, mp_context=get_context("spawn")) as pool:
         list(pool.map(time.sleep, [0.2] * SUBTASKS))
         yield pool
 
 
 def timed(call: Callable[[], Iterable[Any]]) -> float:
-    """Seconds until all of it is there."""
+    """Return the seconds until all items are computed."""
     began = time.perf_counter()
     list(call())
     return time.perf_counter() - began
@@ -91,7 +91,7 @@ def timed(call: Callable[[], Iterable[Any]]) -> float:
 
 
 def rewrite(paths: tuple[Path, Path]) -> None:
-    """Read one Parquet file and write it as another: all that pyarrow does, and no more."""
+    """Read one Parquet file and write it as another, with pyarrow alone."""
     source, target = paths
     group = pq.ParquetFile(source).metadata.row_group(0)
     encodings = {group.column(i).path_in_schema: group.column(i).encodings for i in range(group.num_columns)}
@@ -109,22 +109,22 @@ def rewrite(paths: tuple[Path, Path]) -> None:
 
 
 def manifests_of(place: OpenWarehouse) -> dict[int, Manifest]:
-    """Those of the newest checkpoint's chain."""
+    """Read the manifests of the newest checkpoint's chain."""
     newest = place.catalog.checkpoints.latest(stream().name).id
     return read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(stream().name, newest))
 
 
 def bases(place: OpenWarehouse) -> list[Path]:
-    """The files of the bases that the newest checkpoint's chain begins with."""
+    """List the files of the bases that the newest checkpoint's chain begins with."""
     manifests = manifests_of(place)
     names = {h.object for h in manifests[min(manifests)].handles if h.object.endswith(".parquet")}
     return [place.warehouse.local.objects / name for name in sorted(names)]
 
 
 def materialize_on_spark(warehouse: str) -> None:
-    """The process that is measured: for each line that it reads it materializes, and says what came of it.
+    """Run the measured process: for each line that it reads, it materializes and prints the result.
 
-    Spark and its workers stay, as they do beside a running stream; pyarrow's processes stay as well.
+    Spark and its workers stay, as they do with a running stream; pyarrow's processes stay as well.
     """
     from siltstone.settings import Settings
     from siltstone.spark.operations import materialize
@@ -140,7 +140,7 @@ def materialize_on_spark(warehouse: str) -> None:
 
 @contextmanager
 def materializer(chain: Chain, said: Path) -> Iterator[tuple[int, Callable[[], dict[str, Any]]]]:
-    """(process, a call that has it materialize); `said` takes what it logs."""
+    """Start the measured process; yield its id and a function that lets it materialize. `said` gets its log."""
     code = "import sys; from benchmarks.chains import materialize_on_spark; materialize_on_spark(*sys.argv[1:])"
     command = [sys.executable, "-c", code, chain.warehouse.warehouse.url]
     pipe = subprocess.PIPE
@@ -163,7 +163,7 @@ def materializer(chain: Chain, said: Path) -> Iterator[tuple[int, Callable[[], d
 
 
 def materializing(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
-    """Side by side, one after the other, each round with a delta of its own; a round before them does not count."""
+    """Measure both in turn, each round with a delta of its own, after a round that does not count."""
     ours, plain = [], []
     rewritten = scratch / "rewritten"
     with (
@@ -199,7 +199,7 @@ def materializing(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
 
 @dataclass(frozen=True)
 class Load:
-    """Working state of one subtask, to be made in a new directory."""
+    """The task to make one subtask's working state in a new directory."""
 
     warehouse: str
     manifests: tuple[StoredObject, ...]
@@ -207,11 +207,11 @@ class Load:
     groups: KeyGroupRange
     directory: Path
     snapshot: tuple[Path, ...] = ()
-    """read these instead of the chain"""
+    """files to read instead of the chain"""
 
 
 def load(task: Load) -> int:
-    """Make it; how many rows it has."""
+    """Make the working state; return its number of rows."""
     schemas = stream().operators[0].tables()
     state = backend("heap").open(task.directory, schemas, (), task.groups, MAX_PARALLELISM)
     try:
@@ -225,7 +225,7 @@ def load(task: Load) -> int:
 
 
 def _read_snapshot(state: SubtaskState, task: Load) -> None:
-    """What `load_state` does of a chain, without chain, checksums and proof."""
+    """Load a snapshot as `load_state` loads a chain, without checksums and proof."""
     state.begin(task.step, tracking=False)
     for path in task.snapshot:
         for batch in pq.ParquetFile(path).iter_batches(_READ_ROWS):
@@ -237,7 +237,7 @@ def _read_snapshot(state: SubtaskState, task: Load) -> None:
 
 
 def loads(place: OpenWarehouse, scratch: Path, parallelism: int) -> list[Load]:
-    """A task a subtask, of the newest checkpoint."""
+    """Make one task per subtask, of the newest checkpoint."""
     newest = place.catalog.checkpoints.latest(stream().name)
     stored = tuple(place.catalog.chains.list_manifests(stream().name, newest.id))
     step = read_manifest(place.warehouse.store, newest.manifest).step
@@ -249,7 +249,7 @@ def loads(place: OpenWarehouse, scratch: Path, parallelism: int) -> list[Load]:
 
 
 def load_all(pool: ProcessPoolExecutor, tasks: list[Load], rows: int) -> float:
-    """Seconds; what was made is gone afterwards."""
+    """Run the tasks and return the seconds; the working state is removed afterwards."""
     began = time.perf_counter()
     made = list(pool.map(load, tasks))
     took = time.perf_counter() - began
@@ -260,7 +260,7 @@ def load_all(pool: ProcessPoolExecutor, tasks: list[Load], rows: int) -> float:
 
 
 def rescaling(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
-    """A chain of 2 subtasks for 2 and for 8, by the same two processes."""
+    """Measure restoring a chain of 2 subtasks for 2 and for 8, in the same two processes."""
     found: dict[int, list[float]] = {SUBTASKS: [], RESCALED: []}
     with two_processes() as pool:
         for number in range(sizes.rounds + 1):
@@ -284,7 +284,7 @@ def export(job: tuple[str, UnitTask]) -> int:
 
 
 def exported(pool: ProcessPoolExecutor, place: OpenWarehouse, out: Path) -> float:
-    """Seconds to restore the newest checkpoint to Parquet."""
+    """Restore the newest checkpoint to Parquet; return the seconds."""
     out.mkdir()
     manifests = manifests_of(place)
     units, _ = unit_tasks(manifests, max(manifests), SUBTASKS, out)
@@ -293,13 +293,13 @@ def exported(pool: ProcessPoolExecutor, place: OpenWarehouse, out: Path) -> floa
 
 
 def rewrite_plainly(paths: tuple[Path, Path]) -> None:
-    """Read a snapshot's file and write its rows with zstd and whatever encodings pyarrow takes by itself."""
+    """Read a snapshot's file and write its rows with zstd and pyarrow's default encodings."""
     source, target = paths
     pq.write_table(pq.read_table(source).drop_columns([KEY_GROUP]), target, compression="zstd")
 
 
 def restoring(scratch: Path, sizes: Sizes) -> Report:
-    """The worst chain that the default bounds allow, into working state and into Parquet."""
+    """Measure restoring the longest chain that the default bounds allow, into working state and into Parquet."""
     bounds = PolicyOptions(d0=PolicyOptions().d_max)
     found: dict[str, list[float]] = {}
     with (
@@ -344,7 +344,7 @@ def restoring(scratch: Path, sizes: Sizes) -> Report:
 
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
-    """All three."""
+    """Run all three measurements."""
     sizes = QUICK if quick else Sizes()
     whole = Report()
     with written(str(scratch / "tenth"), sizes.rows, always_deltas()) as chain:

@@ -1,11 +1,11 @@
-"""What the changelog costs: objects and seconds of many small segments, bytes read by a restore, bytes of an index.
+"""Measure the changelog: objects and seconds of many small segments, bytes that a restore reads, bytes of an index.
 
-    batching   1,000 subtasks with a delta of 10 KB each, through one process's uploader as they come, and each stored
-               by itself on the same threads
-    restore    one variable out of ten of about 1 MB each, from a base and deltas: all bytes that come out of the
-               store for it, manifests and headers included, over the bytes of its own blocks
-    index      bytes an entry of the whole index, and of the four fields that US 9471438 gives it, which fixes their
-               widths: 9 bytes for a base (form, offset), 25 for a delta (two more of 8)
+    batching   1,000 subtasks with a delta of 10 KB each, through one process's uploader, and each stored by itself on
+               the same threads
+    restore    one variable of ten of about 1 MB each, from a base and deltas: all bytes read from the store, including
+               manifests and headers, over the bytes of its own blocks
+    index      bytes per entry of the whole index, and of the four fields that US 9471438 defines with fixed widths: 9
+               bytes for a base (form, offset), 25 for a delta (two more fields of 8)
 
 Checkpoints of 500 writers are in `benchmarks.checkpoints`.
 """
@@ -59,7 +59,7 @@ _ROW_BYTES = 16
 
 @contextmanager
 def warehouses(scratch: Path) -> Iterator[dict[str, str]]:
-    """Name -> URL of an empty warehouse on each kind of store."""
+    """Start each kind of store; yield name -> URL of an empty warehouse."""
     with ExitStack() as stack:
         s3_name, s3_url = fresh_bucket()[::2]
         server = RedisServer()
@@ -76,7 +76,7 @@ def warehouses(scratch: Path) -> Iterator[dict[str, str]]:
 
 
 def segments(count: int, size_bytes: int) -> list[Segment]:
-    """A segment a subtask, each with one delta block of about so many bytes that do not compress."""
+    """Make one segment per subtask, each with one delta block of about `size_bytes` that do not compress."""
     found = []
     for subtask in range(count):
         numbers = np.random.default_rng(subtask).integers(-(1 << 62), 1 << 62, (2, size_bytes // _ROW_BYTES))
@@ -89,7 +89,7 @@ def segments(count: int, size_bytes: int) -> list[Segment]:
 
 
 def store_segments(store: Store, parts: list[Segment], options: UploadOptions, epoch: int) -> dict[str, float]:
-    """Seconds until all are durable, the objects they lie in, the requests that were sent."""
+    """Store segments; return the seconds until all are durable, and the numbers of objects and requests."""
     path = CheckpointPath("bench", epoch, 2)
     with Uploader(store, options) as uploader:
         writers = [f"{i}" for i in range(len(parts))]
@@ -108,7 +108,7 @@ def store_segments(store: Store, parts: list[Segment], options: UploadOptions, e
 
 
 def batching(scratch: Path, count: int, rounds: int) -> Report:
-    """With the default options, and with a threshold that no segment stays under."""
+    """Measure the default options, and a threshold that every segment exceeds."""
     parts, order = segments(count, SEGMENT_BYTES), random.Random(1)
     options = {"batched": UploadOptions(), "each by itself": UploadOptions(size_threshold_bytes=1)}
     size = np.mean([len(part.pack()) for part in parts])
@@ -151,7 +151,7 @@ def batching(scratch: Path, count: int, rounds: int) -> Report:
 
 
 class Ten(Operator):
-    """Ten variables, each a number a key; a step writes all of them."""
+    """Ten variables, each with one number per key; a step writes all of them."""
 
     name = "ten"
     key = {"k": pa.int64()}  # noqa: RUF012
@@ -166,12 +166,12 @@ class Ten(Operator):
 
 
 class Counting:
-    """A `Store` that counts the bytes that come out of it: of a key-value store, of the values it gave."""
+    """A `Store` that counts the bytes read from it; of a key-value store, those of its values."""
 
     def __init__(self, store: Store) -> None:
         self.bytes = 0
         self.by_part = store.url.startswith("redis")
-        """whether of a part of a value only that part leaves the server: RocksDB reads values whole"""
+        """whether the server sends only the requested part of a value; RocksDB reads whole values"""
         inner: Any = store.once if isinstance(store, Retrying) else store
         if isinstance(inner, ChunkedStore):
             self._store: Any = ChunkedStore(_CountingValues(inner.driver, self), inner.policy)  # type: ignore[arg-type]
@@ -223,7 +223,7 @@ class _CountingGet:
 
 
 def restore_one(url: str, catalog: Path, keys: int, changed: int, deltas: int) -> dict[str, float]:
-    """Write a base and deltas of all ten variables, restore one: its own bytes, and the bytes that were read."""
+    """Write a base and deltas of all ten variables and restore one; return its own bytes and the bytes read."""
     stream = Stream("bench", source=lambda spark, options: spark.sql(""), operators=[Ten()], max_parallelism=128)
     random_numbers = np.random.default_rng(1)
     with OpenWarehouse.writable(url, f"sqlite:///{catalog}") as warehouse:
@@ -256,7 +256,7 @@ def restore_one(url: str, catalog: Path, keys: int, changed: int, deltas: int) -
 
 
 def restoring(scratch: Path, keys: int) -> Report:
-    """On every store, with deltas of a tenth and of a hundredth of the keys."""
+    """Measure every store, with deltas of a tenth and of a hundredth of the keys."""
     heads = ("store", "deltas", "chain", "all ten MB", "own MB", "read MB", "of it manifests KB", "read / own", "ms")
     table = table_of("restoring one variable out of ten", *heads, left=2)
     report = Report([table])
@@ -288,7 +288,7 @@ def restoring(scratch: Path, keys: int) -> Report:
 
 
 def entries(form: Form, variables: int, groups: KeyGroupRange, seed: int) -> list[IndexEntry]:
-    """An index as a subtask writes it at checkpoint 1000: one form, blocks end to end, a random number of changes.
+    """Make an index as of checkpoint 1000: one form, contiguous blocks, a random number of changes.
 
     One variable in ten was not written at checkpoint 999 but at 998.
     """
@@ -321,7 +321,7 @@ def entries(form: Form, variables: int, groups: KeyGroupRange, seed: int) -> lis
 
 
 def indexes(max_parallelism: int = 128) -> Report:
-    """Indexes of all subtasks of one checkpoint together, bytes an entry."""
+    """Measure the indexes of all subtasks of one checkpoint together, in bytes per entry."""
     heads = ("form", "variables", "subtasks", "whole index", "the patent's fields", "the patent: fixed")
     table = table_of("index, bytes an entry", *heads)
     report = Report([table])
@@ -344,7 +344,7 @@ def indexes(max_parallelism: int = 128) -> Report:
 
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
-    """All of it."""
+    """Run all measurements."""
     whole = Report()
     parts = {
         "batching": lambda: batching(scratch, SUBTASKS, 1 if quick else 3),

@@ -1,11 +1,11 @@
-"""How late a checkpoint of 500 writers of 5 MB is, by simulation on the latencies of single requests.
+"""Simulate the duration of a checkpoint of 500 writers of 5 MB, from the latencies of single requests.
 
-A checkpoint begins in all writers at once and is as late as the slowest of its requests. The writers are spread over
-processes, each of which sends at most `threads` requests at a time (`UploadOptions.upload_threads`) and hedges by a
-`HedgeRule` of its own, the one that the uploader uses; a hedge takes no thread from other requests, as in the uploader.
-Checkpoints follow each other and the rules keep what they learned. Latencies are drawn independently, so the store is
-one that 500 requests at a time do not slow down; what comes before and after the uploads, milliseconds, is left out.
-The first tenth of the checkpoints only lets the rules learn.
+A checkpoint begins in all writers at once and takes as long as the slowest of its requests. The writers are spread over
+processes, each of which sends at most `threads` requests at a time (`UploadOptions.upload_threads`) and hedges by the
+uploader's `HedgeRule`, one per process; a hedge takes no thread from other requests, as in the uploader. Checkpoints
+follow each other, and the rules keep what they learned. Latencies are drawn independently, as from a store that 500
+requests at a time do not slow down. The milliseconds before and after the uploads are left out. The first tenth of the
+checkpoints only lets the rules learn.
 
 Latencies come from the FLIP's table (`benchmarks.hedging.latencies`), and from puts of 5 MB to the S3 server on this
 machine, one at a time. FLIP-158 reports p50 1000 ms and p99 1700 ms for 500 x 5 MB on its own store.
@@ -30,9 +30,9 @@ from siltstone.store.open import open_store
 WRITERS = 500
 SIZE_BYTES = 5 * MB
 FLIP_S = {"p50": 1.0, "p90": None, "p99": 1.7}
-"""of a checkpoint; the FLIP does not give its p90"""
+"""quantiles of a checkpoint's seconds; the FLIP does not give the p90"""
 SCALED_DOWN = 10
-"""how many times faster than the FLIP's store `hedging.latencies` is"""
+"""factor by which `hedging.latencies` are shorter than those of the FLIP's store"""
 _LEARNING = 0.1
 
 Draw = Callable[[], float]
@@ -40,7 +40,7 @@ Draw = Callable[[], float]
 
 @dataclass(frozen=True)
 class Deployment:
-    """Writers spread over processes, and how many requests each process sends at a time."""
+    """Writers spread over processes, and the number of requests that each process sends at a time."""
 
     writers: int
     processes: int
@@ -48,12 +48,12 @@ class Deployment:
 
     @property
     def concurrency(self) -> int:
-        """Requests at a time, all processes together, hedges apart."""
+        """Requests at a time of all processes together, without hedges."""
         return min(self.writers, self.processes * self.threads)
 
 
 class _Process:
-    """One process's requests and hedges; `at` are events of the whole simulation: (time, order, what to do)."""
+    """One process's requests and hedges; `at` schedules an event of the simulation."""
 
     def __init__(self, draw: Draw, options: UploadOptions, threads: int, at: Callable[[float, Callable], None]) -> None:
         self.rule = HedgeRule(options.hedge_quantile, options.hedge_budget, options.hedge_min_samples)
@@ -63,7 +63,7 @@ class _Process:
         self._left = 0
 
     def checkpoint(self, now: float, requests: int) -> None:
-        """All requests of a checkpoint are there."""
+        """Begin all requests of a checkpoint."""
         self._left = requests
         for _ in range(min(self._threads, requests)):
             self._begin(now)
@@ -96,7 +96,7 @@ class _Process:
 def simulate(
     draw: Callable[[int], np.ndarray], deployment: Deployment, checkpoints: int, *, hedged: bool
 ) -> tuple[np.ndarray, float]:
-    """Seconds of each checkpoint that counts, and the hedges a request; `draw(n)` gives n latencies in seconds."""
+    """Return the seconds of each counted checkpoint, and the hedges per request; `draw(n)` gives n latencies (seconds)."""
     drawn = iter(draw(2 * checkpoints * deployment.writers).tolist())
     events: list[tuple[float, int, Callable[[float], None]]] = []
     order = count()
@@ -126,7 +126,7 @@ def simulate(
 
 
 def measured_latencies(requests: int) -> tuple[str, np.ndarray]:
-    """The S3 server's name and the seconds of so many puts of 5 MB, one after the other."""
+    """Put objects of 5 MB one after the other; return the S3 server's name and the seconds of each."""
     name, _, url = fresh_bucket()
     store = open_store(url)
     data = np.random.default_rng(1).bytes(SIZE_BYTES)
@@ -140,7 +140,7 @@ def measured_latencies(requests: int) -> tuple[str, np.ndarray]:
 
 
 def run(*, quick: bool = False) -> Report:
-    """Both sources of latencies, two deployments, with and without hedging."""
+    """Simulate both sources of latencies and two deployments, with and without hedging."""
     checkpoints = 60 if quick else 800
     server, measured = measured_latencies(40 if quick else 200)
     draws: dict[str, Callable[[int], np.ndarray]] = {
@@ -173,7 +173,7 @@ def run(*, quick: bool = False) -> Report:
                 )
                 report.numbers[f"{where}, {deployment.concurrency}, {'' if hedged else 'not '}hedged"] = found
                 if hedged and deployment.concurrency == WRITERS:
-                    # No bound: what the FLIP reports is of another machine and another store.
+                    # No bound: the FLIP's numbers are of another machine and another store.
                     report.goals += [
                         Goal(f"checkpoint of 500 x 5 MB, {where}: {name} / FLIP-158's", found[name] / said)
                         for name, said in FLIP_S.items()

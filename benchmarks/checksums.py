@@ -1,13 +1,13 @@
-"""What cryptographic checksums cost a step: a stream with each algorithm beside one with xxh3-128, in one process.
+"""Measure what cryptographic checksums add to a step: each algorithm compared with xxh3-128, in one process.
 
 A step of K distinct random keys changes four integer aggregates of a state of S keys and ends in a checkpoint: tasks,
-uploads, manifest, commit. In one measurement all checkpoints are deltas, in another one bases. The sides take turns,
-step by step, over the same rows, and a ratio is the median of the ratios of the turns, so that what else the machine
-does meets all of them. Beside seconds, each step's processor time is taken, over all threads: it says what the
-checksums cost even where a core is free to make them.
+uploads, manifest, commit. In one measurement all checkpoints are deltas, in another one bases. The algorithms take
+turns, step by step, over the same rows, and a ratio is the median of the ratios of the turns, so that other load
+affects all of them. Each step's processor time over all threads is measured, too: it shows the cost of the checksums
+even if a free core computes them.
 
-Without Spark (`tests.region_run`), so the shuffle and the micro-batch's own cost are in no side: in a run under Spark
-the ratio is nearer to 1.
+It runs without Spark (`tests.region_run`), so no side has the cost of the shuffle and the micro-batch: in a run under
+Spark the ratio is closer to 1.
 """
 
 import os
@@ -34,7 +34,7 @@ SIZES = ((1_000_000, 1_000, DELTAS), (1_000_000, 100_000, DELTAS), (1_000_000, 1
 """(keys of the state, keys of a step, whether checkpoints are deltas or bases)"""
 STEPS, WARM_UP = 40, 5
 AT_MOST = 1.03
-"""what a step may take with the algorithm that is the default, over xxh3-128"""
+"""most time of a step with the default algorithm, over that with xxh3-128"""
 
 Measured = Mapping[str, Mapping[str, list[float]]]
 """algorithm -> seconds and processor seconds of its steps"""
@@ -51,7 +51,7 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
 
 
 def measure(scratch: Path, state_rows: int, step_rows: int, steps: int, policy: PolicyOptions) -> Measured:
-    """What each step takes with each algorithm."""
+    """Measure each step with each algorithm."""
     scratch.mkdir()
     draw = np.random.default_rng(1)
     algorithms = get_args(Algorithm)
@@ -64,7 +64,7 @@ def measure(scratch: Path, state_rows: int, step_rows: int, steps: int, policy: 
         for turn in range(1 + WARM_UP + steps):
             keys = draw.permutation(state_rows) if not turn else draw.choice(state_rows, step_rows, replace=False)
             rows = pa.table({"key": keys, "value": draw.integers(-1000, 1000, len(keys))})
-            # Which of them goes first changes: the first meets colder caches.
+            # The order changes, because the first one has colder caches.
             for name in np.roll(algorithms, turn).tolist():
                 began = time.process_time()
                 seconds = sides[name].step(rows)

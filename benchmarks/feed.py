@@ -1,7 +1,7 @@
-"""A stream that never ends, as fast as it is taken: numbered rows, counted and added up by a key made of the number.
+"""An endless stream as fast as it is read: numbered rows, counted and added up by a key made from the number.
 
-Its source is Spark's `rate-micro-batch`, so each micro-batch has the same number of rows, and the same ones when it is
-run again.
+Its source is Spark's `rate-micro-batch`, so each micro-batch has the same number of rows, and the same rows when it
+runs again.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def source(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
-    """`rows` rows a micro-batch, of `keys` keys."""
+    """Make the source: `rows` rows per micro-batch, of `keys` keys."""
     reader = spark.readStream.format("rate-micro-batch").option("numPartitions", 2)
     rows = reader.option("rowsPerBatch", options["rows"]).load()
     return rows.selectExpr(f"pmod(xxhash64(value), {int(options['keys'])}) AS key", "pmod(value, 1000) AS amount")

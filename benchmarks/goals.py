@@ -1,4 +1,4 @@
-"""What a benchmark is held to, and how it is shown."""
+"""The goals of benchmarks, and their reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Goal:
-    """A number and the most or the least it may be; None where no bound is set."""
+    """A number and its upper or lower bound; None if there is no such bound."""
 
     what: str
     measured: float
@@ -18,14 +18,14 @@ class Goal:
 
     @property
     def kept(self) -> bool | None:
-        """Whether the number is within its bound; None where there is none."""
+        """Whether the number is within its bound; None if it has none."""
         if self.at_most is not None:
             return self.measured <= self.at_most
         return None if self.at_least is None else self.measured >= self.at_least
 
     @property
     def bound(self) -> str:
-        """As people write it."""
+        """The bound as text."""
         if self.at_most is not None:
             return f"<= {self.at_most:g}"
         return "-" if self.at_least is None else f">= {self.at_least:g}"
@@ -33,7 +33,7 @@ class Goal:
 
 @dataclass
 class Report:
-    """What one part of the benchmarks found: tables for people, numbers for machines, and its goals."""
+    """The result of one part of the benchmarks: tables to print, numbers for JSON, and goals."""
 
     tables: list[Table] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Report:
 
 
 def goals_table(goals: Sequence[Goal], title: str = "goals") -> Table:
-    """A line a goal."""
+    """Make a table with one line per goal."""
     table = table_of(title, "goal", "measured", "bound", "")
     for goal in goals:
         said = {True: "met", False: "missed", None: ""}[goal.kept]
@@ -50,7 +50,7 @@ def goals_table(goals: Sequence[Goal], title: str = "goals") -> Table:
 
 
 def table_of(title: str, *heads: str, left: int = 1) -> Table:
-    """A table whose first `left` columns hold words, the others numbers."""
+    """Make a table whose first `left` columns are text and the others numbers."""
     table = Table(title=title)
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i < left else "right")

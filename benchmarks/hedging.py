@@ -1,11 +1,12 @@
-"""Uploads with and without hedging, against a server on this machine that is as slow as the FLIP's object store.
+"""Measure uploads with and without hedging, on a server on this machine with the latencies of FLIP-158.
 
     python -m benchmarks.hedging [--requests N] [--clients N] [--json PATH]
 
-FLIP-158 gives the latencies it saw (p50 459 ms, p90 740, p95 833, p99 1039, p99.9 3202) and says that hedging took 47 %
-off p99.9. Here the server draws its latencies from that table, scaled down tenfold, log-linear between the points, and
-stores an object when its latency is over, if the name is not taken by then. Clients and store are real: threads, HTTP
-over loopback, one connection a thread. The two runs follow each other, with the same latencies for first attempts.
+FLIP-158 reports the latencies of its store (p50 459 ms, p90 740, p95 833, p99 1039, p99.9 3202), and that hedging
+reduced p99.9 by 47 %. This server draws its latencies from that table, scaled down tenfold, log-linear between the
+points. It stores an object when its latency is over, if the name is not taken by then. Clients and store are real:
+threads, HTTP over loopback, one connection per thread. The two runs follow each other, with the same latencies of first
+attempts.
 """
 
 import argparse
@@ -36,14 +37,14 @@ from siltstone.store.checksums import DEFAULT, checksum_of
 FLIP_S = {0.5: 0.0459, 0.9: 0.074, 0.95: 0.0833, 0.99: 0.1039, 0.999: 0.3202}
 """the FLIP's latencies, scaled down tenfold"""
 FLIP_GAIN = -0.47
-"""what hedging did to the FLIP's p99.9"""
+"""change of the FLIP's p99.9 by hedging"""
 LEAST_S, MOST_S, MOST_PART = 0.02, 2.0, 1e-6
 SIZE_BYTES = 1000
 _HEAD_END = b"\r\n\r\n"
 
 
 def latencies(count: int, seed: int) -> np.ndarray:
-    """Seconds drawn from the FLIP's table: log-linear in the part of requests that are slower."""
+    """Draw latencies (seconds) from the FLIP's table, log-linear in the fraction of slower requests."""
     slower = np.array([1.0, *(1 - np.array(list(FLIP_S))), MOST_PART])
     seconds = np.array([LEAST_S, *FLIP_S.values(), MOST_S])
     drawn = np.maximum(np.random.default_rng(seed).random(count), MOST_PART)
@@ -51,7 +52,7 @@ def latencies(count: int, seed: int) -> np.ndarray:
 
 
 class _Connection(asyncio.Protocol):
-    """One client: answers each PUT and GET when its latency is over. Objects and delays are shared by all."""
+    """One client's connection: answers each PUT and GET when its latency is over. All share objects and delays."""
 
     def __init__(self, objects: dict[str, bytes], delays: dict[bool, Any], seen: set[str]) -> None:
         self._objects, self._delays, self._seen = objects, delays, seen
@@ -106,7 +107,7 @@ def serve(port_to: Connection, requests: int, seed: int) -> None:
 
 
 class HttpStore:
-    """What an upload needs of a store: create if absent, and read, over HTTP."""
+    """The part of a store that uploads need, over HTTP: create if absent, and read."""
 
     ranged = True
     checksums = DEFAULT
@@ -140,9 +141,9 @@ class HttpStore:
 
 
 def measure(requests: int, clients: int, *, hedging: bool, seed: int) -> dict[str, float]:
-    """Store `requests` objects from `clients` threads: the quantiles in seconds, and how many requests were sent.
+    """Store `requests` objects from `clients` threads; return the quantiles in seconds and the number of requests sent.
 
-    The first tenth only lets the hedger learn; it is counted in the requests and not in the quantiles.
+    The first tenth only lets the hedger learn: it counts for the requests, but not for the quantiles.
     """
     spawn = multiprocessing.get_context("spawn")
     port_of, port_to = spawn.Pipe(duplex=False)
@@ -183,7 +184,7 @@ def measure(requests: int, clients: int, *, hedging: bool, seed: int) -> dict[st
 
 
 def show(without: dict[str, float], with_: dict[str, float]) -> Table:
-    """Both runs beside the FLIP's, in ms."""
+    """Make a table of both runs and the FLIP's numbers, in ms."""
     table = Table("", "FLIP-158 / 10", "without", "with hedging", "change", "FLIP-158: change", title="One upload, ms")
     for part, flip in FLIP_S.items():
         name = f"p{100 * part:g}"
@@ -198,7 +199,7 @@ def show(without: dict[str, float], with_: dict[str, float]) -> Table:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; the exit code does not depend on what was measured."""
+    """Measure and print; the exit code does not depend on the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hedging", description="Uploads, hedged and not.")
     parser.add_argument("--requests", type=int, default=22_000)
     parser.add_argument("--clients", type=int, default=32)

@@ -1,9 +1,9 @@
-"""What it takes to keep a stream's surroundings clean: sweeping a large store, and metadata of many checkpoints.
+"""Measure a sweep of a large store, and the metadata of many checkpoints.
 
 sweep       a filesystem store of 100,000 objects of which 1 % are orphans; it may list the store once
-metadata    36,000 checkpoints, ten a second for an hour, committed to a SQLite catalog that is truncated every
-            minute: bytes of the catalog with its log, and of one manifest. Manifests are encoded and counted, their
-            objects are not stored
+metadata    36,000 checkpoints, ten per second for an hour, committed to a SQLite catalog that is truncated every
+            minute: bytes of the catalog with its log, and of one manifest. Manifests are encoded and counted, but not
+            stored
 """
 
 import os
@@ -34,18 +34,18 @@ from siltstone.store.paths import CheckpointPath, stream_prefix
 
 OBJECTS = 100_000
 ORPHANS_OF = 100
-"""one object in so many"""
+"""one of this number of objects is an orphan"""
 SWEEP_AT_MOST_S = 60.0
 CHECKPOINTS = 36_000
 TRUNCATED_EVERY = 600
 KEPT = 1_000
-# What `siltstone.catalog.tables` states, in bytes: a checkpoint with its two objects, a step, a deletion.
+# Bytes by `siltstone.catalog.tables`: a checkpoint with its two objects, a step, a deletion.
 CHECKPOINT_BYTES, STEP_BYTES, DELETION_BYTES = 800 + 2 * 250, 250, 300
 DELETIONS_MOST = 100_000
 EMPTY_BYTES = 1 << 20
-"""pages of tables that have just begun"""
+"""bytes of the first pages of tables"""
 LOG_BYTES = 4 << 20
-"""at which SQLite writes its log back, a thousand pages"""
+"""size at which SQLite writes its log back: a thousand pages"""
 _OF_A_CHECKPOINT = 300
 _DATA = b"sixteen bytes ok"
 
@@ -66,7 +66,7 @@ class Lists:
 
 
 def _commit(warehouse: OpenWarehouse, epoch: int, id: int, names: list[str]) -> None:
-    """A checkpoint that refers to these objects; what they hold does not matter here."""
+    """Commit a checkpoint that refers to these objects; their contents do not matter."""
     checksum = checksum_of(_DATA)
     manifest, *segments = [StoredObject(name, len(_DATA), checksum) for name in names]
     forms, first = {OPERATOR: Form.BASE}, {OPERATOR: id}
@@ -76,14 +76,14 @@ def _commit(warehouse: OpenWarehouse, epoch: int, id: int, names: list[str]) -> 
 
 
 def _write(root: Path, names: list[str]) -> None:
-    """Put objects where the filesystem store has them, without waiting for the disk."""
+    """Write objects as the filesystem store does, without waiting for the disk."""
     (root / names[0]).parent.mkdir(parents=True)
     for name in names:
         (root / name).write_bytes(_DATA)
 
 
 def sweeping(scratch: Path, objects: int) -> Report:
-    """One checkpoint after the other, each with its orphans: what an attempt left that its checkpoint did without."""
+    """Measure a sweep of checkpoints that each have orphans, left by an attempt that was not accepted."""
     with OpenWarehouse.writable(str(scratch / "swept")) as warehouse:
         name, catalog = stream().name, warehouse.catalog
         catalog.streams.register(name, stream().max_parallelism, stream().definition())
@@ -113,7 +113,7 @@ def sweeping(scratch: Path, objects: int) -> Report:
 
 
 def _real_manifest(scratch: Path) -> Manifest:
-    """What a small delta of a real run wrote."""
+    """Make the manifest of a small delta, by a real run."""
     with written(str(scratch / "small"), 5_000, always_deltas()) as chain:
         chain.change(50)
         stored = chain.warehouse.catalog.checkpoints.get(stream().name, chain.change(50).id).manifest
@@ -121,7 +121,7 @@ def _real_manifest(scratch: Path) -> Manifest:
 
 
 def _following(manifest: Manifest, epoch: int, id: int) -> CheckpointCommit:
-    """The commit of a checkpoint like that one: a base after so many deltas as may be, one segment, one step."""
+    """Make the commit of a similar checkpoint: a base after the most deltas allowed, one segment, one step."""
     chain = PolicyOptions().d_max + 1
     since = id - (id - 1) % chain
     path = CheckpointPath(manifest.stream, epoch, id)
@@ -149,7 +149,7 @@ def _catalog_bytes(warehouse: OpenWarehouse) -> int:
 
 
 def metadata(scratch: Path, checkpoints: int) -> Report:
-    """One event a checkpoint, retention once a minute."""
+    """Measure the metadata with one event per checkpoint and retention once a minute."""
     manifest = _real_manifest(scratch)
     largest = catalog_bytes = 0
     rules = RetentionOptions(keep_last=KEPT)
@@ -185,7 +185,7 @@ def metadata(scratch: Path, checkpoints: int) -> Report:
 
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
-    """Both."""
+    """Run both measurements."""
     parts = {
         "sweep": sweeping(scratch, 6_000 if quick else OBJECTS),
         "metadata": metadata(scratch, 1_200 if quick else CHECKPOINTS),

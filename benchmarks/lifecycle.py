@@ -1,9 +1,9 @@
-"""What keeping chains short and stores clean costs; parts of it in modules of their own.
+"""Measure the cost of keeping chains short and stores clean, in four parts.
 
 chains          materialization, restores of the worst chain, rescaling (`benchmarks.chains`)
 housekeeping    a sweep of a large store, metadata of an hour of checkpoints (`benchmarks.housekeeping`)
-approaches      DBSP's three ways to come back after a failure (`benchmarks.approaches`)
-space           stored over live bytes (`benchmarks.space`)
+approaches      DBSP's three ways to resume after a failure (`benchmarks.approaches`)
+space           stored bytes over live bytes (`benchmarks.space`)
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from benchmarks.goals import Report
 
 
 def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:
-    """All of it."""
+    """Run all parts."""
     parts = {
         "chains": lambda directory: chains.run(directory, quick=quick),
         "housekeeping": lambda directory: housekeeping.run(directory, quick=quick),

@@ -1,4 +1,4 @@
-"""Peak memory of a process and its descendants, by role, sampled from /proc while they run (Linux only)."""
+"""Sample the peak memory of a process and its descendants, by role, from /proc while they run (Linux only)."""
 
 import threading
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ _ROLES = {"java": "jvm", "python": "worker"}
 
 @dataclass
 class Peak:
-    """Most bytes seen of one process in each role: `driver` (the Python process itself), `jvm`, `worker`.
+    """Most bytes of one process in each role: `driver` (the Python process itself), `jvm`, `worker`.
 
-    `anonymous` leaves out pages of files, such as working state that is memory-mapped, which the kernel can drop at
-    any time. `together` is the most anonymous bytes of all processes at one time; what processes share after a fork is
-    counted in each. Empty where there is no /proc.
+    `anonymous` leaves out pages of files, such as memory-mapped working state, which the kernel can drop at any time.
+    `together` is the most anonymous bytes of all processes at one time; memory that processes share after a fork counts
+    in each of them. Empty without /proc.
     """
 
     resident: dict[str, int] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Peak:
     together: int = 0
 
     def take(self, root: int) -> None:
-        """One sample."""
+        """Take one sample."""
         parents: dict[int, int] = {}
         seen: dict[int, tuple[str, int, int]] = {}
         for entry in PROC.iterdir():
@@ -44,7 +44,7 @@ class Peak:
             if pid == root or _descends(pid, root, parents):
                 together += anonymous
                 role = "driver" if pid == root else _ROLES.get(name[:6])
-                if role is None:  # a shell, or a process that a thread of the JVM is just starting
+                if role is None:  # a shell, or a process that the JVM is just starting
                     continue
                 self.resident[role] = max(self.resident.get(role, 0), resident)
                 self.anonymous[role] = max(self.anonymous.get(role, 0), anonymous)
@@ -53,7 +53,7 @@ class Peak:
 
 @contextmanager
 def watched(root: int) -> Iterator[Peak]:
-    """Samples the process `root` and its descendants until the block ends."""
+    """Sample the process `root` and its descendants until the block ends."""
     peak = Peak()
     done = threading.Event()
 

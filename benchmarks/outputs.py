@@ -1,12 +1,12 @@
-"""What a sink costs a step: a stream with one beside the same stream without, step by step in one process.
+"""Measure what a sink adds to a step: a stream with a sink compared with the same stream without, in one process.
 
 A step of K distinct random keys changes four integer aggregates of a state of S keys and ends in a checkpoint: tasks,
-uploads, manifest, commit. The operator computes its output, a row per key, in both streams. With a sink the output is
-also staged in the store and made outstanding by the commit. Handing it over comes after the step, and is timed by
-itself: the fence, all staged rows read, the mark.
+uploads, manifest, commit. The operator computes its output, one row per key, in both streams. With a sink, the output
+is also staged in the store and made outstanding by the commit. The delivery comes after the step and is timed
+separately: it checks the fence, reads all staged rows, and marks the output.
 
-Without Spark (`tests.region_run`), so the shuffle and the micro-batch's own cost are in neither side: in a run under
-Spark the ratio is nearer to 1.
+It runs without Spark (`tests.region_run`), so neither side has the cost of the shuffle and the micro-batch: in a run
+under Spark the ratio is closer to 1.
 """
 
 import statistics
@@ -38,7 +38,7 @@ STEPS, WARM_UP = 30, 5
 
 
 class Steps:
-    """A stream of that operator, whose steps are timed."""
+    """A stream whose steps are timed."""
 
     def __init__(self, warehouse: OpenWarehouse, *, sink: bool, policy: PolicyOptions | None = None) -> None:
         aggregates = [Count("rows"), Sum("total", "value"), Min("least", "value"), Max("most", "value")]
@@ -51,10 +51,10 @@ class Steps:
             stream, warehouse.warehouse, warehouse.catalog, chosen, options, "a benchmark"
         )
         self.delivered = 0
-        """rows that were handed over"""
+        """number of delivered rows"""
 
     def step(self, rows: pa.Table) -> float:
-        """Seconds of one step and its checkpoint; sorting rows by subtask, as Spark does, is not counted."""
+        """Run one step and its checkpoint; return the seconds, without those of sorting rows by subtask."""
         region = self._region
         task = region.begin_step()[OPERATOR]
         parts = shuffled(task, rows)
@@ -64,7 +64,7 @@ class Steps:
         return time.perf_counter() - began
 
     def deliver(self) -> float:
-        """Seconds of handing over what is outstanding, to a sink that reads every row."""
+        """Deliver outstanding outputs to a sink that reads every row; return the seconds."""
         began = time.perf_counter()
         if self._sink:
             self._region.outbox.deliver(self._region.completed, {OPERATOR: self._take}, checked=True)
@@ -82,7 +82,7 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
 
 
 def measure(scratch: Path, state_rows: int, step_rows: int, steps: int) -> Mapping[str, list[float]]:
-    """Seconds of each step with a sink and without one, and of each delivery, by name."""
+    """Return, by name, the seconds of each step with and without a sink, and of each delivery."""
     draw = np.random.default_rng(1)
     with ExitStack() as stack:
         sides: dict[str, Steps] = {}
@@ -93,7 +93,7 @@ def measure(scratch: Path, state_rows: int, step_rows: int, steps: int) -> Mappi
         for turn in range(1 + WARM_UP + steps):
             keys = draw.permutation(state_rows) if not turn else draw.choice(state_rows, step_rows, replace=False)
             rows = pa.table({"key": keys, "value": draw.integers(-1000, 1000, len(keys))})
-            # Which of them goes first alternates: the first meets colder caches.
+            # The order alternates, because the first one has colder caches.
             took = {name: sides[name].step(rows) for name in sorted(sides, reverse=bool(turn % 2))}
             took["delivery"] = sides["with"].deliver()
             if turn > WARM_UP:

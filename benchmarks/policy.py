@@ -1,4 +1,4 @@
-"""The checkpoint policies against the optimum in hindsight, over many traces: `make bench-policy`.
+"""Compare the checkpoint policies with the optimum in hindsight, over many traces: `make bench-policy`.
 
     python -m benchmarks.policy [--seeds N] [--checkpoints N] [--picture PATH] [--json]
 
@@ -6,9 +6,9 @@ A trace is, for each checkpoint, the size of a base and of a delta. A schedule c
 bytes it writes (a delta grown by the logging ratio) plus lambda times what a restore of that checkpoint would
 read. The optimum is found by dynamic programming over the whole trace, under the same bounds (deltas in a
 chain, bytes of deltas per byte of base, bytes of the chain per byte of live state) that the policies keep.
-The policies are the production classes. They decide before the interval begins, and learn a delta's size only
-where changes were tracked. As in production, a writer that finds its delta larger than `delta_limit_bytes`
-writes a base in its place; the logging is paid all the same.
+The policies are the production classes. They decide before the interval begins, and learn a delta's size only if
+changes were tracked. As in production, a writer whose delta exceeds `delta_limit_bytes` writes a base instead, and the
+logging still counts.
 """
 
 import argparse
@@ -56,13 +56,12 @@ def _regimes(rng: np.random.Generator, n: int, stay: float, begin: float) -> np.
 
 
 def traces(seed: int, n: int) -> dict[str, Trace]:
-    """Seven usual ones and two harder ones; small noise is log-normal.
+    """Make seven usual traces and two harder ones; small noise is log-normal.
 
-    The last two know two regimes. "turning": 1 % changes, or everything, for 100 checkpoints on average.
-    "whole bursts": bursts of 5 checkpoints on average in which about the whole state changes, so that who
-    does not see the future must lose much: dynamic programming with the law of the trace known, but not its
-    future, is at 1.10 (lambda = 0.2) to 1.18 (lambda = 0) where deltas are decided on before their size is
-    known.
+    The last two have two regimes. "turning": 1 % changes, or everything, for 100 checkpoints on average. "whole
+    bursts": bursts of 5 checkpoints on average in which about the whole state changes, so that a policy that does not
+    know the future must lose much. Dynamic programming that knows the law of the trace but not its future costs 1.10
+    (lambda = 0.2) to 1.18 (lambda = 0) times the optimum, if it decides on a delta before its size is known.
     """
     rng = np.random.default_rng(seed)
 
@@ -90,7 +89,7 @@ def traces(seed: int, n: int) -> dict[str, Trace]:
 
 
 def optimum(trace: Trace, options: PolicyOptions) -> float:
-    """The least cost of any schedule that keeps the bounds, the whole trace known: O(n d_max)."""
+    """Compute the least cost of any schedule within the bounds, with the whole trace known, in O(n d_max)."""
     n = len(trace.base)
     grown, weight = 1 + options.logging_ratio, options.restore_weight
     ratio = np.inf if options.size_ratio_max is None else options.size_ratio_max
@@ -110,7 +109,7 @@ def optimum(trace: Trace, options: PolicyOptions) -> float:
 
 
 def run(trace: Trace, policy: Policy) -> float:
-    """What `policy` pays over the trace."""
+    """Compute the cost of `policy` over the trace."""
     options = policy.options
     state = policy.start()
     total = chain = 0.0
@@ -136,7 +135,7 @@ def run(trace: Trace, policy: Policy) -> float:
 
 
 class FixedD(AdjustD):
-    """Always the same number of deltas, whatever they cost; 0 is always-base. Keeps the bounds as all do."""
+    """A policy with a fixed number of deltas; 0 is always-base. It keeps the bounds, like all policies."""
 
     def observe(self, state: PolicyState, cost: CheckpointCost) -> PolicyState:
         return replace(super().observe(state, cost), d=self.options.d0)
@@ -157,7 +156,7 @@ POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
 
 
 def measure(seeds: int, n: int) -> tuple[list[str], dict[str, np.ndarray]]:
-    """(trace names, policy -> float64[trace, lambda, seed]): cost as a multiple of the optimum's."""
+    """Return the trace names, and policy -> float64[trace, lambda, seed]: cost as a multiple of the optimum's."""
     names = list(traces(0, 2))
     ratios = {policy: np.empty((len(names), len(LAMBDAS), seeds)) for policy in POLICIES}
     console = Console(stderr=True)
@@ -172,7 +171,7 @@ def measure(seeds: int, n: int) -> tuple[list[str], dict[str, np.ndarray]]:
 
 
 def table(names: list[str], ratios: dict[str, np.ndarray]) -> Table:
-    """Averages and worst runs of each policy, over all and per trace."""
+    """Make a table of the averages and worst runs of each policy, in total and per trace."""
     out = Table(title="cost as a multiple of the optimum in hindsight: average (worst run)")
     out.add_column("trace")
     for policy in ratios:
@@ -220,7 +219,7 @@ def picture(names: list[str], ratios: dict[str, np.ndarray], path: Path) -> None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, draw."""
+    """Measure, print and draw."""
     what = "Checkpoint policies against the optimum in hindsight."
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policy", description=what)
     parser.add_argument("--seeds", type=int, default=10, help="traces of each kind (default 10)")

@@ -1,16 +1,16 @@
-"""A stream alone, and then beside the commands of its life cycle: what they take of its throughput.
+"""Measure how much the commands of a stream's life cycle reduce its throughput.
 
     python -m benchmarks side-by-side [--minutes 10] [--alone 10] [--pause 30] [--nice 10] [--rows N] [--json PATH]
 
-`siltstone run feed --follow` takes rows as fast as it can, in a process of its own: some minutes alone, then some
-while `materialize`, `truncate`, `sweep` and `verify --all` loop beside it, each in processes of its own.
-Throughput is that of the steps that were committed within those minutes, from the catalog's input log. Each loop
-pauses between its rounds, its commands run one task at a time and at a low priority (nice 10, `--nice`): on a machine
-whose every core the stream uses they would take from it what they take, and at the lowest priority they would not
-end. Its own background materialization is turned off, for only one may be at work. At the end the stream is stopped
-and swept, and nothing may be left to sweep.
+`siltstone run feed --follow` reads rows as fast as it can, in a process of its own: some minutes alone, then some
+minutes while `materialize`, `truncate`, `sweep` and `verify --all` are repeated, each in processes of its own.
+Throughput is computed from the catalog's input log, over the steps that were committed within those minutes. Each loop
+pauses between its rounds, and its commands run one task at a time at a low priority (nice 10, `--nice`): at normal
+priority they would take cores from a stream that uses all of them, and at the lowest priority they would not end. The
+stream's own background materialization is turned off, because only one can run. At the end the stream is stopped and
+swept, and another sweep must find nothing.
 
-The exit code is 1 where throughput drops by more than 15 %, a command fails, or an orphan is left.
+The exit code is 1 if throughput drops by more than 15 %, a command fails, or an orphan is left.
 """
 
 import argparse
@@ -46,33 +46,33 @@ COMMANDS: dict[str, list[str]] = {
 _NICE = 10
 _POLL_S = 0.5
 _WAIT_S = 600.0
-"""for a step, or for the stream's end"""
+"""most seconds to wait for a step, or for the end of the stream"""
 
 
 @dataclass
 class Loop:
-    """What one command did, round by round."""
+    """The rounds of one command."""
 
     seconds: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
 def command(warehouse: str, arguments: list[str]) -> list[str]:
-    """A command line of the real command."""
+    """Make a command line of `siltstone`."""
     return [sys.executable, "-m", "siltstone.cli", *arguments, "--warehouse", warehouse]
 
 
 def environment(cores: int) -> dict[str, str]:
-    """So many cores, and the stream of this benchmark."""
+    """Make the environment: the number of cores, and the stream of this benchmark."""
     return {**os.environ, "SILTSTONE_MASTER": f"local[{cores}]", "SILTSTONE_STREAMS": '["benchmarks.feed"]'}
 
 
 @contextmanager
 def streaming(warehouse: str, rows: int) -> Iterator[subprocess.Popen[str]]:
-    """The stream; it is interrupted at the end, and must end well.
+    """Run the stream, and interrupt it at the end of the block.
 
     Raises:
-        RuntimeError: it has not; the message ends with what it said.
+        RuntimeError: it failed; the message ends with its output.
     """
     arguments = ["run", FEED.name, "--follow", "--materialize-every", "off", "--set", f"rows={rows}"]
     with tempfile.TemporaryFile("w+") as said:
@@ -87,7 +87,7 @@ def streaming(warehouse: str, rows: int) -> Iterator[subprocess.Popen[str]]:
             process.kill()
             process.wait()
             said.seek(0)
-            raise RuntimeError(f"{error}; it said:\n{said.read()[-4000:]}") from None
+            raise RuntimeError(f"{error}; its output:\n{said.read()[-4000:]}") from None
         finally:
             if process.poll() is None:
                 process.kill()
@@ -98,7 +98,7 @@ def streaming(warehouse: str, rows: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def steps_done(warehouse: str) -> int:
-    """The newest committed step; 0 before the first."""
+    """Return the newest committed step; 0 before the first."""
     try:
         with OpenWarehouse.existing(warehouse) as place:
             last = place.catalog.checkpoints.last_id(FEED.name)
@@ -109,10 +109,10 @@ def steps_done(warehouse: str) -> int:
 
 
 def wait_for_steps(warehouse: str, process: subprocess.Popen[str], steps: int) -> None:
-    """Wait until so many are committed.
+    """Wait until a number of steps are committed.
 
     Raises:
-        RuntimeError: they never are.
+        RuntimeError: they were not committed in time.
     """
     give_up = time.monotonic() + _WAIT_S
     while steps_done(warehouse) < steps:
@@ -122,7 +122,7 @@ def wait_for_steps(warehouse: str, process: subprocess.Popen[str], steps: int) -
 
 
 def next_step(warehouse: str) -> tuple[int, float]:
-    """The next step that is committed, and when that is seen; it never comes where the stream has stopped."""
+    """Wait for the next committed step; return it and the time when it was seen."""
     known, give_up = steps_done(warehouse), time.monotonic() + _WAIT_S
     while time.monotonic() < give_up:
         now = steps_done(warehouse)
@@ -133,7 +133,7 @@ def next_step(warehouse: str) -> tuple[int, float]:
 
 
 def throughput(warehouse: str, rows: int, seconds: float) -> float:
-    """Rows a second that the stream commits in about so many seconds: whole steps, in the time they took."""
+    """Measure the rows per second that the stream commits in about `seconds`: whole steps, over the time they took."""
     first, began = next_step(warehouse)
     time.sleep(seconds)
     last, ended = next_step(warehouse)
@@ -142,7 +142,7 @@ def throughput(warehouse: str, rows: int, seconds: float) -> float:
 
 @contextmanager
 def looping(warehouse: str, pause_s: float, nice: int) -> Iterator[dict[str, Loop]]:
-    """Every command again and again, each on its own, until the block ends; rounds under way are let end."""
+    """Repeat every command in a loop of its own until the block ends; then wait for the current rounds."""
     done = threading.Event()
     loops = {name: Loop() for name in COMMANDS}
 
@@ -176,7 +176,7 @@ def looping(warehouse: str, pause_s: float, nice: int) -> Iterator[dict[str, Loo
 
 
 def left_to_sweep(warehouse: str) -> int:
-    """Orphans that a sweep finds after a sweep; the stream must have stopped."""
+    """Sweep twice; return the orphans that the second sweep finds. The stream must have stopped."""
     for further in ([], ["--dry-run"]):
         arguments = command(warehouse, ["sweep", FEED.name, "--json", *further])
         said = subprocess.run(arguments, env=environment(1), capture_output=True, text=True, check=True).stdout
@@ -186,7 +186,7 @@ def left_to_sweep(warehouse: str) -> int:
 def measure(
     warehouse: str, alone_minutes: float, minutes: float, pause_s: float, rows: int, nice: int
 ) -> dict[str, Any]:
-    """Alone, then beside, then clean."""
+    """Measure the stream alone, then together with the commands; then stop and sweep it."""
     console = Console(stderr=True)
     with streaming(warehouse, rows) as process:
         console.print("the stream starts ...")
@@ -206,7 +206,7 @@ def measure(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; 1 where it is not as it must be."""
+    """Measure and print; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks side-by-side", description="A stream and its life cycle."
     )

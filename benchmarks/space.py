@@ -1,13 +1,13 @@
-"""Space amplification: all stored bytes of an operator over the bytes of its live state, at every checkpoint.
+"""Measure space amplification: stored bytes of an operator over the bytes of its live state, at every checkpoint.
 
-Two workloads under the default policy, one checkpoint a step, only the newest retained and the stream truncated after
-each:
+Two workloads run under the default policy, with one checkpoint per step; after each step the stream is truncated to the
+newest checkpoint:
 
     update-heavy      a tenth of the keys get new values at each step
-    sliding window    rows come at each step, and those of ten steps ago go; Flink's changelog reached 45 here
+    sliding window    each step inserts rows and deletes those of ten steps ago; Flink's changelog reached 45 here
 
-Live bytes are those of the base that the live tables would make, written to nowhere. Stored are bases and segments with
-their indexes; the manifests, which are of the checkpoints and not of one operator, are counted apart.
+Live bytes are those of a base of the live tables, which is computed but not stored. Stored bytes are those of bases and
+of segments with their indexes; manifests, which are not of a single operator, are counted separately.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _KEEP = RetentionOptions(keep_last=1)
 
 
 class Sliding(Operator):
-    """The rows of the last steps, by key."""
+    """Keeps the rows of the last steps, by key."""
 
     name = "sliding"
     key = {"key": pa.int64()}  # noqa: RUF012
@@ -51,13 +51,13 @@ class Sliding(Operator):
 
 
 def update_heavy(keys: int) -> Callable[[int], pa.Table]:
-    """The rows of each step: all keys first, then a tenth of them."""
+    """Make the rows of each step: all keys first, then a tenth of them."""
     draw = np.random.default_rng(1)
     return lambda step: rows_for(draw.choice(keys, keys // 10, replace=False) if step else draw.permutation(keys), draw)
 
 
 def sliding_window(keys: int) -> Callable[[int], pa.Table]:
-    """The rows of each step: one of each key."""
+    """Make the rows of each step: one per key."""
     draw = np.random.default_rng(1)
     return lambda step: pa.table(
         {"key": np.arange(keys), "step": np.full(keys, step), "amount": draw.integers(0, 1_000_000, keys)}
@@ -65,7 +65,7 @@ def sliding_window(keys: int) -> Callable[[int], pa.Table]:
 
 
 class _Nowhere:
-    """A file that only counts."""
+    """A file that only counts bytes."""
 
     closed = False
 
@@ -82,7 +82,7 @@ class _Nowhere:
 
 
 def live_bytes(warehouse: OpenWarehouse, run: RegionRun, operator: Operator) -> int:
-    """What a base of the live state takes."""
+    """Compute the bytes of a base of the live state."""
     out = _Nowhere()
     for subtask, groups in enumerate(KeyGroupRange(0, MAX_PARALLELISM).split(SUBTASKS)):
         directory = warehouse.warehouse.local.state(run.region.stream.name, run.region.epoch, operator.name, subtask)
@@ -95,14 +95,14 @@ def live_bytes(warehouse: OpenWarehouse, run: RegionRun, operator: Operator) -> 
 
 @dataclass(frozen=True)
 class Found:
-    """Space amplification at each checkpoint: of the operator's own objects, and with the manifests."""
+    """Space amplification at each checkpoint: of the operator's objects, and including the manifests."""
 
     own: list[float]
     all: list[float]
 
 
 def amplification(warehouse: OpenWarehouse, operator: Operator, rows: Callable[[int], pa.Table], steps: int) -> Found:
-    """Of each checkpoint after the first."""
+    """Measure each checkpoint after the first."""
     no_source = lambda spark, options: spark.sql("")  # noqa: E731
     stream = Stream(operator.name, source=no_source, operators=[operator], max_parallelism=MAX_PARALLELISM)
     run = RegionRun(warehouse, stream, policy_by_name(DEFAULT_POLICY), SUBTASKS)
@@ -118,7 +118,7 @@ def amplification(warehouse: OpenWarehouse, operator: Operator, rows: Callable[[
 
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
-    """Both workloads."""
+    """Run both workloads."""
     keys, steps = (50_000, 15) if quick else (500_000, 60)
     cap = PolicyOptions().space_amplification_max
     workloads = {

@@ -1,8 +1,8 @@
-"""How long a stream takes to start, and how much memory, with few and with very many recorded steps.
+"""Measure the seconds and memory to start a stream with few and with very many recorded steps.
 
-Two streams of Spark's `rate` source, in one Spark, are started in turn, again and again; each start runs one
-micro-batch. One has 100 recorded steps, the other 1,000,000, written into the catalog at once, as if they had been made
-with one checkpoint. The first checkpoint of each is kept, so the whole log is.
+Two streams of Spark's `rate` source are started in turn, in one Spark, several times; each start runs one micro-batch.
+One has 100 recorded steps, the other 1,000,000, written into the catalog at once as if one checkpoint had them. The
+first checkpoint of each is kept, and so is its whole log.
 """
 
 import re
@@ -34,7 +34,7 @@ _FAR = 10**9
 
 
 def source(spark: "SparkSession", _: Mapping[str, str]) -> "DataFrame":
-    """A row a second."""
+    """Make a source with one row per second."""
     rows = spark.readStream.format("rate").option("rowsPerSecond", 1).option("numPartitions", 1).load()
     return rows.selectExpr("value % 8 as key")
 
@@ -45,7 +45,7 @@ STREAM = Stream(
 
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
-    """Measure both."""
+    """Measure both streams."""
     from siltstone.spark import operations
 
     def start(settings: Settings) -> None:
@@ -71,7 +71,7 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
 
 
 def _seed(settings: Settings, steps: int) -> None:
-    """A checkpoint of so many steps: one of Siltstone's, but for its rows in the input log."""
+    """Make a checkpoint with a number of steps: a real one, with added rows in the input log."""
     from siltstone.spark.operations import open_region
     from siltstone.spark.runner import StreamRunner
     from siltstone.spark.session import spark_session
@@ -91,7 +91,7 @@ def _seed(settings: Settings, steps: int) -> None:
         region.close("done")
         url = f"sqlite:///{warehouse.warehouse.local.catalog}"
     *header, offset = last.offsets.splitlines()
-    # The newest was read just now, at one a second.
+    # The newest step was read just now, at one row per second.
     began_ms = int(time.time() * 1000) - (int(offset) + steps) * 1000
     s, engine = t.step.c, create_engine(url)
     with engine.begin() as connection:
@@ -114,7 +114,7 @@ def _seed(settings: Settings, steps: int) -> None:
 
 
 def _read(settings: Settings) -> None:
-    """What a start reads of the input log."""
+    """Read the part of the input log that a start reads."""
     with OpenWarehouse.existing(settings.warehouse) as warehouse:
         position = warehouse.catalog.input_log.get_position(STREAM.name, _FAR)
         assert len(position.newest) == 2 and warehouse.catalog.input_log.list_logged(STREAM.name) == []

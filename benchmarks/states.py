@@ -1,6 +1,6 @@
-"""State to measure on: an operator whose state is what it was last given, and chains of any length of it.
+"""State to measure: an operator that keeps the last values per key, and chains of any length.
 
-Chains are made by the life cycle's own code, without Spark (`tests.region_run`).
+Chains are made by the production code, without Spark (`tests.region_run`).
 """
 
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ MAX_PARALLELISM = 128
 _VALUES = ("rows", "total", "least", "most")
 _AMOUNT = 1_000_000
 _SHARE_OF_ROOM = 0.97
-"""of what the bounds leave: a policy forecasts the next delta, and forecasts err"""
+"""fraction of the room within the bounds to use, because a policy's forecast of the next delta may be wrong"""
 
 
 class Balances(Operator):
-    """Four numbers a key, replaced by what comes; the shape of the step benchmark's aggregates."""
+    """Keeps four numbers per key, replaced by each row; the same shape as the step benchmark's aggregates."""
 
     name = OPERATOR
     key = {"key": pa.int64()}  # noqa: RUF012
@@ -40,20 +40,20 @@ class Balances(Operator):
 
 
 def stream(name: str = "bench") -> Stream:
-    """A stream of that one operator."""
+    """Make a stream of that operator."""
     no_source = lambda spark, options: spark.sql("")  # noqa: E731
     return Stream(name, source=no_source, operators=[Balances()], max_parallelism=MAX_PARALLELISM)
 
 
 def rows_for(keys: np.ndarray, draw: np.random.Generator) -> pa.Table:
-    """Random values for these keys."""
+    """Make rows with random values for these keys."""
     amounts = np.sort(draw.integers(-_AMOUNT, _AMOUNT, (3, len(keys))), axis=0)
     values = (draw.integers(1, 20, len(keys)), amounts.sum(axis=0), amounts[0], amounts[2])
     return pa.table({"key": keys, **dict(zip(_VALUES, values, strict=True))})
 
 
 def always_deltas(most: int = 1_000_000) -> PolicyOptions:
-    """One base, then deltas without any other bound."""
+    """Make options with one base, then deltas without another bound."""
     return PolicyOptions(d0=most, d_max=most, size_ratio_max=None, space_amplification_max=None)
 
 
@@ -67,7 +67,7 @@ class Chain:
         self.base = self._step(self._draw.permutation(rows))
 
     def change(self, rows: int) -> Completed:
-        """One checkpoint in which so many distinct random keys change."""
+        """Make a checkpoint in which `rows` distinct random keys change."""
         return self._step(self._draw.choice(self.rows, rows, replace=False))
 
     def _step(self, keys: np.ndarray) -> Completed:
@@ -76,10 +76,10 @@ class Chain:
         return completed
 
     def lengthen(self, options: PolicyOptions) -> tuple[int, float]:
-        """Take deltas of one size until the bounds allow no more: the newest checkpoint, and deltas over base in bytes.
+        """Make deltas of one size until the bounds allow no more; return the newest checkpoint, and deltas over base.
 
         Raises:
-            AssertionError: the policy has taken a base before that.
+            AssertionError: the policy took a base before that.
         """
         assert options.size_ratio_max is not None
         few, many = max(1, self.rows // 1000), self.rows // 50
@@ -96,6 +96,6 @@ class Chain:
 
 @contextmanager
 def written(url: str, rows: int, options: PolicyOptions) -> Iterator[Chain]:
-    """A new warehouse with a loaded stream."""
+    """Make a new warehouse with a loaded stream."""
     with OpenWarehouse.writable(url) as warehouse:
         yield Chain(warehouse, rows, options)

@@ -1,7 +1,7 @@
-"""A durable step of Siltstone beside Spark's RocksDB state store and beside no state at all.
+"""Compare a durable step of Siltstone with Spark's RocksDB state store and with no state.
 
 Each system runs each workload in a fresh process, on two cores, over the same input files (`benchmarks.workload`,
-`benchmarks.systems`), one after the other. Numbers depend on the machine; ratios of one run are what counts.
+`benchmarks.systems`), one after the other. Numbers depend on the machine; compare only the ratios of one run.
 """
 
 import json
@@ -33,10 +33,10 @@ QUICK = [
 
 
 def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run:
-    """One system under one workload, in a process of its own; all it wrote is gone afterwards.
+    """Run one system under one workload in a process of its own, and remove its files.
 
     Raises:
-        RuntimeError: it failed; the message ends with what it said.
+        RuntimeError: it failed; the message ends with its output.
     """
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(dir=scratch) as work:
@@ -60,7 +60,7 @@ def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run
 
 
 def run(scratch: Path, picture_to: Path, *, quick: bool = False) -> Report:
-    """Every system under every workload, and a picture."""
+    """Run every system under every workload, and draw a picture."""
     progress = Console(stderr=True)
     runs: list[Run] = []
     for workload in QUICK if quick else FULL:

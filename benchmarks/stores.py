@@ -1,13 +1,13 @@
-"""Large values through each store beside the raw client underneath it: MB/s, written and read.
+"""Compare large values through each store with its raw client: MB/s, written and read.
 
     filesystem   open, write, fsync; open, read
-    S3           boto3's put_object and upload_fileobj; get_object (versitygw, or moto where it is not)
+    S3           boto3's put_object and upload_fileobj; get_object (versitygw, or moto if that is not installed)
     Redis        redis-py's SET and GET
     RocksDB      rocksdict's put, synced, and get, in a database that stays open
 
-A store does more for the same bytes: it hashes them, creates only what is absent, and shows an object whole or not at
-all. Both sides of a contest take turns, in random order, with the same bytes over the same server; what counts is the
-median of the ratios of these pairs.
+A store does more with the same bytes: it hashes them, creates only absent objects, and makes an object visible at once.
+Both sides of a contest take turns in random order, with the same bytes over the same server; the result is the median
+of the ratios of these pairs.
 """
 
 import io
@@ -38,12 +38,12 @@ from tests.redis_server import RedisServer
 SIZE_BYTES = 64 * MB
 ROUNDS = 9
 AT_LEAST = 0.9
-"""of the raw client's speed"""
+"""least speed, as a fraction of the raw client's"""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Two ways to do the same, each called with the number of the round; `after` removes what they wrote."""
+    """Two functions to compare, each called with the number of the round; `after` removes what they wrote."""
 
     store: str
     what: str
@@ -64,17 +64,17 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """Our speed over the raw client's: the median of the pairs."""
+        """The store's speed over the raw client's: the median of the pairs."""
         return median(raw / ours for ours, raw in zip(self.ours_s, self.raw_s, strict=True))
 
     @property
     def best_ratio(self) -> float:
-        """The fastest of ours over the fastest of theirs: what is left when others leave the machine alone."""
+        """The store's highest speed over the raw client's highest, which other load on the machine affects least."""
         return min(self.raw_s) / min(self.ours_s)
 
 
 def run_contest(contest: Contest, size_bytes: int, rounds: int, seed: int = 1) -> Outcome:
-    """Both sides, `rounds` times after one that does not count, in random order."""
+    """Run both sides in random order, `rounds` times after one that does not count."""
     order = random.Random(seed)
     outcome = Outcome(contest.store, contest.what, size_bytes, [], [])
     for number in range(rounds + 1):
@@ -92,7 +92,7 @@ def run_contest(contest: Contest, size_bytes: int, rounds: int, seed: int = 1) -
 
 @contextmanager
 def filesystem(scratch: Path, data: bytes) -> Iterator[list[Contest]]:
-    """Beside plain files in the same directory."""
+    """Compare with plain files in the same directory."""
     store = open_store(str(scratch / "objects"))
     raw = scratch / "raw"
     raw.mkdir()
@@ -115,7 +115,7 @@ def filesystem(scratch: Path, data: bytes) -> Iterator[list[Contest]]:
 
 @contextmanager
 def s3(scratch: Path, data: bytes) -> Iterator[list[Contest]]:
-    """Beside boto3 with its defaults, on the same server."""
+    """Compare with boto3 with its defaults, on the same server."""
     name, client, url = fresh_bucket()
     bucket = url.removeprefix("s3://").partition("/")[0]
     store = open_store(url)
@@ -145,7 +145,7 @@ def s3(scratch: Path, data: bytes) -> Iterator[list[Contest]]:
 
 @contextmanager
 def redis(scratch: Path, data: bytes) -> Iterator[list[Contest]]:
-    """Beside SET and GET of the whole value; a server that writes no file, so that not its disk is measured."""
+    """Compare with SET and GET of the whole value, on a server without persistence, to leave out its disk."""
     server = RedisServer("--appendonly", "no")
     client: Any = server.client()
     store = open_store(server.url("prefix=bench"))
@@ -166,7 +166,7 @@ def redis(scratch: Path, data: bytes) -> Iterator[list[Contest]]:
 
 @contextmanager
 def rocksdb(scratch: Path, data: bytes) -> Iterator[list[Contest]]:
-    """Beside a database that is open all the time, writes synced."""
+    """Compare with a database that stays open, with synced writes."""
     store = open_store(f"rocksdb://{scratch}/entries")
     options = Options(raw_mode=True)
     options.create_if_missing(True)
@@ -193,7 +193,7 @@ def rocksdb(scratch: Path, data: bytes) -> Iterator[list[Contest]]:
 
 
 def fresh_bucket() -> tuple[str, Any, str]:
-    """The S3 server's name, a plain client, and the URL of an empty store."""
+    """Make a bucket; return the S3 server's name, a plain client, and the URL of an empty store."""
     real = servers.versitygw_binary() is not None
     server = servers.versitygw() if real else servers.moto()
     client: Any = boto3.client("s3", endpoint_url=server.endpoint, region_name="us-east-1")
@@ -212,7 +212,7 @@ STORES = (filesystem, s3, redis, rocksdb)
 
 
 def run(scratch: Path, *, quick: bool = False) -> Report:
-    """All contests; quick: smaller values, fewer rounds."""
+    """Run all contests; `quick` uses smaller values and fewer rounds."""
     size_bytes, rounds = (8 * MB, 3) if quick else (SIZE_BYTES, ROUNDS)
     data = np.random.default_rng(1).bytes(size_bytes)
     outcomes: list[Outcome] = []

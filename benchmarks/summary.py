@@ -1,4 +1,4 @@
-"""What the step benchmark found: medians and goals; as tables, as JSON, as a picture."""
+"""Summarize the step benchmark: medians and goals, as tables, JSON and a picture."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,16 +13,17 @@ from benchmarks.workload import Workload
 
 MB = 1_000_000
 STEP_AT_MOST = {(3 * MB, MB // 10): 0.5, (10 * MB, MB): 0.2}
-"""keys in the state, keys a step: the share of Spark's time that a step may take"""
+"""(keys in the state, keys per step) -> the fraction of Spark's time that a step may take"""
 TITLES = {"siltstone": "Siltstone", "rocksdb": "Spark, RocksDB", "stateless": "Spark, no state"}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One system under one workload.
+    """The result of one system under one workload.
 
-    `steps` holds, per micro-batch, what `benchmarks.systems` says of it; `base` marks a step that wrote the whole
-    state. Memory is by role as in `memory.Peak`, `live_heap_bytes` what the JVM held at the end, after a collection.
+    `steps` has the numbers of each micro-batch from `benchmarks.systems`; `base` marks a step that wrote the whole
+    state. Memory is by role as in `memory.Peak`; `live_heap_bytes` is the JVM's live heap at the end, after a
+    collection.
     """
 
     system: str
@@ -35,17 +36,17 @@ class Run:
 
     @property
     def measured(self) -> list[dict[str, Any]]:
-        """The steps that count."""
+        """The measured steps."""
         return [s for s in self.steps if s["batch"] >= self.workload.first_measured]
 
     @property
     def deltas(self) -> list[dict[str, Any]]:
-        """Those of them that wrote changes only."""
+        """The measured steps that wrote only changes."""
         return [s for s in self.measured if not s["base"]]
 
     @property
     def delta_s(self) -> float:
-        """The median seconds of a step that wrote changes only."""
+        """The median seconds of a step that wrote only changes."""
         return median(s["trigger_ms"] for s in self.deltas) / 1000
 
     @property
@@ -60,7 +61,7 @@ class Run:
 
     @property
     def delta_bytes(self) -> float:
-        """The median bytes of a step that wrote changes only."""
+        """The median bytes of a step that wrote only changes."""
         return median(s["bytes"] for s in self.deltas)
 
     @property
@@ -69,7 +70,7 @@ class Run:
         return sum(s["trigger_ms"] for s in self.steps if s["batch"] < self.workload.load_steps) / 1000
 
     def phases_ms(self) -> dict[str, float]:
-        """Where a step that wrote changes only spent its time, medians: Spark's durations, then our own phases."""
+        """Return the median ms of the phases of a step that wrote only changes: Spark's durations, then our own."""
         found: dict[str, list[float]] = {}
         for step in self.deltas:
             for name, value in step["durations_ms"].items():
@@ -80,14 +81,14 @@ class Run:
 
 
 class Summary:
-    """Everything that follows from the runs."""
+    """The summary of all runs."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self._by = {(run.system, run.workload.name): run for run in runs}
 
     def goals(self) -> Iterator[Goal]:
-        """Ratios to Spark and over the size of the state, each with its bound."""
+        """Compute the ratios to Spark and over the size of the state, each with its bound."""
         workloads = list(dict.fromkeys(run.workload for run in self.runs))
         for workload in workloads:
             ours, theirs = (self._by[system, workload.name] for system in ("siltstone", "rocksdb"))
@@ -106,7 +107,7 @@ class Summary:
             yield Goal(f"driver's Python memory growth, {between}", ratio, 1.25)
 
     def tables(self) -> Iterator[Table]:
-        """For people."""
+        """Make the tables to print."""
         yield self._steps()
         yield self._memory()
         yield self._phases()
@@ -174,7 +175,7 @@ class Summary:
         return table
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Convert to a plain dict for JSON."""
         runs = []
         for run in self.runs:
             plain = asdict(run) | {"phases_ms": run.phases_ms(), "load_s": run.load_s}

@@ -1,12 +1,12 @@
-"""One system under one workload, in a process of its own: `python -m benchmarks.systems SYSTEM INPUT WORK RESULT`.
+"""Run one system under one workload in a process of its own: `python -m benchmarks.systems SYSTEM INPUT WORK RESULT`.
 
     siltstone   `Aggregate`, each micro-batch a checkpoint: digest, fsync and catalog commit on, default policy
     rocksdb     the same query on Spark's RocksDB state store with changelog checkpointing, update mode
-    stateless   the same aggregation of each micro-batch alone, in foreachBatch: what no state at all costs
+    stateless   the same aggregation of each micro-batch by itself, in foreachBatch: the cost without state
 
-All read the same files, one step a trigger, on two cores. None of them hands output rows to Python: Siltstone's
+All read the same files, one step per trigger, on two cores. None of them passes output rows to Python: Siltstone's
 operator has no output, Spark's goes to the `noop` sink. `triggerExecution` is Spark's own measure of a trigger, from
-the query's progress. RESULT is JSON: per batch the trigger's milliseconds and what the system says about it.
+the query's progress. RESULT is JSON: per batch, the trigger's milliseconds and the system's own numbers.
 """
 
 import argparse
@@ -44,19 +44,19 @@ ROCKSDB = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # Counting rows costs a read for every write; without it Spark is at its best.
+    # Counting rows would cost Spark a read for every write.
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
 }
 
 
 def source(spark: SparkSession, directory: str) -> DataFrame:
-    """The workload's files, one step a micro-batch."""
+    """Read the workload's files, one step per micro-batch."""
     reader = spark.readStream.schema(f"`{KEY}` bigint, `{VALUE}` bigint")
     return reader.option("maxFilesPerTrigger", FILES_A_STEP).parquet(directory)
 
 
 def aggregates() -> list[Column]:
-    """The four aggregates, as Spark's own."""
+    """Make the four aggregates as Spark columns."""
     return [
         F.count(F.lit(1)).alias("rows"),
         F.sum(VALUE).alias("total"),
@@ -66,7 +66,7 @@ def aggregates() -> list[Column]:
 
 
 def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
-    """The user's own query around a `StreamRunner`."""
+    """Run a query with a `StreamRunner`."""
     functions = [Count("rows"), Sum("total", of=VALUE), Min("least", of=VALUE), Max("most", of=VALUE)]
     operator = Aggregate(OPERATOR, key={KEY: pa.int64()}, aggregates=functions, output=False)
     stream = Stream("bench", None, [operator])
@@ -91,7 +91,7 @@ def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[st
 
 
 def run_rocksdb(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
-    """Spark's own stateful aggregation."""
+    """Run Spark's own stateful aggregation."""
     for key, value in ROCKSDB.items():
         spark.conf.set(key, value)
     totals = source(spark, str(inputs)).groupBy(KEY).agg(*aggregates())
@@ -107,7 +107,7 @@ def run_rocksdb(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str,
 
 
 def run_stateless(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
-    """The aggregation of each micro-batch alone."""
+    """Run the aggregation of each micro-batch by itself."""
 
     def aggregate(rows: DataFrame, _: int) -> None:
         rows.groupBy(KEY).agg(*aggregates()).write.format("noop").mode("overwrite").save()
@@ -125,7 +125,7 @@ SYSTEMS: dict[str, Callable[[SparkSession, Path, Path], list[dict[str, Any]]]] =
 
 
 def to_end(query: StreamingQuery) -> list[dict[str, Any]]:
-    """Wait until all input is processed; per batch its id, rows and Spark's durations in milliseconds."""
+    """Wait until all input is processed; return, per batch, its id, rows and Spark's durations in milliseconds."""
     query.awaitTermination()
     progress = [json.loads(p.json) for p in query.recentProgress]
     return [
@@ -137,7 +137,7 @@ def to_end(query: StreamingQuery) -> list[dict[str, Any]]:
 
 
 def live_heap_bytes(spark: SparkSession) -> int:
-    """What the JVM holds after a full collection."""
+    """Return the bytes of the JVM's heap after a full collection."""
     java: Any = spark._jvm
     java.java.lang.System.gc()
     runtime = java.java.lang.Runtime.getRuntime()

@@ -1,7 +1,7 @@
-"""The input of the step benchmark: int64 keys loaded once, then steps of distinct random keys.
+"""Make the input of the step benchmark: int64 keys loaded once, then steps of distinct random keys.
 
-Every system reads the same Parquet files, `FILES_A_STEP` of them a micro-batch, in the order of their modification
-times: first the load (every key once, shuffled, `LOAD_ROWS` at most a micro-batch), then the steps.
+Every system reads the same Parquet files, `FILES_A_STEP` per micro-batch, in the order of their modification times:
+first the load (every key once, shuffled, at most `LOAD_ROWS` per micro-batch), then the steps.
 """
 
 import os
@@ -38,17 +38,17 @@ class Workload:
 
     @property
     def load_steps(self) -> int:
-        """How many micro-batches the load takes."""
+        """Number of micro-batches of the load."""
         return -(-self.state_rows // LOAD_ROWS)
 
     @property
     def first_measured(self) -> int:
-        """The batch id of the first measured step."""
+        """Batch id of the first measured step."""
         return self.load_steps + self.warm_up
 
     @property
     def batches(self) -> int:
-        """How many micro-batches there are in all."""
+        """Total number of micro-batches."""
         return self.first_measured + self.measured
 
     def write(self, directory: Path) -> None:
@@ -59,7 +59,7 @@ class Workload:
             for part in np.array_split(np.arange(len(keys)), FILES_A_STEP):
                 path = directory / f"{number:06d}.parquet"
                 pq.write_table(pa.table({KEY: keys[part], VALUE: values[part]}), path)
-                # A file source takes files in the order of their times.
+                # A file source reads files in the order of their times.
                 os.utime(path, (_FIRST_MTIME_S + number, _FIRST_MTIME_S + number))
                 number += 1
 
@@ -73,7 +73,7 @@ class Workload:
 
 
 def short(count: int) -> str:
-    """300000 as `300k`, 3000000 as `3M`."""
+    """Format 300000 as `300k`, 3000000 as `3M`."""
     for unit, name in ((1_000_000, "M"), (1000, "k")):
         if count >= unit and count % unit == 0:
             return f"{count // unit}{name}"
