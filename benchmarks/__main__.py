@@ -128,20 +128,20 @@ def main(arguments: list[str] | None = None) -> int:
         return side_by_side.main(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Siltstone beside what it is measured against. Ends with 1 where a goal is missed.",
-        epilog=f"{SIDE_BY_SIDE} is no such part: a stream alone and then beside the commands of its life cycle; "
-        f"see `python -m benchmarks {SIDE_BY_SIDE} --help`.",
+        description="Run the benchmarks. Exits with 1 if a goal is missed.",
+        epilog=f"{SIDE_BY_SIDE} is separate: it runs a stream alone, then together with the commands of its life "
+        f"cycle; see `python -m benchmarks {SIDE_BY_SIDE} --help`.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few minutes")
-    parser.add_argument("--directory", type=Path, help="where to work: a disk, not memory (default: the system's)")
-    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the numbers go")
+    parser.add_argument("--directory", type=Path, help="temporary files: a disk, not memory (default: the system's)")
+    parser.add_argument("--json", type=Path, default=Path("bench.json"), help="file for the numbers")
     parser.add_argument(
-        "--picture", type=Path, default=Path("bench.png"), help="where the PNG of the step goes, others beside it"
+        "--picture", type=Path, default=Path("bench.png"), help="PNG file of the step; other pictures are next to it"
     )
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"there is no part {min(unknown)}: use {', '.join(PARTS)}")
+        parser.error(f"unknown part {min(unknown)}: use {', '.join(PARTS)}")
     console = Console(width=None if sys.stdout.isatty() else 150)
     reports: dict[str, Report] = {}
     seconds: dict[str, float] = {}

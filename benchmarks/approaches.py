@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.goals import Goal, Report, table_of
-from benchmarks.memory import watched
+from benchmarks.memory import watch_memory
 from benchmarks.states import MAX_PARALLELISM, OPERATOR, SUBTASKS, TABLE, rows_for, stream
 from benchmarks.summary import MB
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -161,7 +161,7 @@ def measure(approach: str, running: Running, scratch: Path) -> Resumed:
     code = "import sys; from benchmarks.approaches import resume; resume(*sys.argv[1:])"
     command = [sys.executable, "-c", code, approach, str(copy), str(running.inputs), str(result)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    with watched(process.pid) as peak:
+    with watch_memory(process.pid) as peak:
         said, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"resuming by {approach} failed:\n{said[-4000:]}")
@@ -205,7 +205,7 @@ def goals(sizes: Sizes, found: dict[str, list[Resumed]]) -> list[Goal]:
 
 
 def _tables(sizes: Sizes, found: dict[str, list[Resumed]], stored: list[dict[str, int]]) -> list[Any]:
-    of = f"{sizes.keys:,} keys, {sizes.step_rows:,} rows a step"
+    of = f"{sizes.keys:,} keys, {sizes.step_rows:,} rows per step"
     resuming = table_of(f"resuming a stream of {of}", "steps", *(f"{t}, s" for t in APPROACHES.values()), left=0)
     memory = table_of("peak memory of that, MB", "steps", *APPROACHES.values(), left=0)
     storage = table_of("stored, MB, with one checkpoint retained", "steps", *stored[0], left=0)

@@ -32,8 +32,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.goals import Goal, Report, table_of
-from benchmarks.memory import watched
-from benchmarks.states import MAX_PARALLELISM, OPERATOR, SUBTASKS, TABLE, Chain, always_deltas, stream, written
+from benchmarks.memory import watch_memory
+from benchmarks.states import MAX_PARALLELISM, OPERATOR, SUBTASKS, TABLE, Chain, always_deltas, new_chain, stream
 from benchmarks.summary import MB
 from benchmarks.workload import short
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -80,7 +80,7 @@ def two_processes() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-def timed(call: Callable[[], Iterable[Any]]) -> float:
+def measure_seconds(call: Callable[[], Iterable[Any]]) -> float:
     """Return the seconds until all items are computed."""
     began = time.perf_counter()
     list(call())
@@ -162,19 +162,19 @@ def materializer(chain: Chain, said: Path) -> Iterator[tuple[int, Callable[[], d
         process.stdin.close()
 
 
-def materializing(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
+def measure_materialization(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
     """Measure both in turn, each round with a delta of its own, after a round that does not count."""
     ours, plain = [], []
     rewritten = scratch / "rewritten"
     with (
         two_processes() as pool,
         materializer(chain, scratch / "materializer.log") as (pid, materialize),
-        watched(pid) as peak,
+        watch_memory(pid) as peak,
     ):
         for number in range(sizes.rounds + 1):
             rewritten.mkdir()
             jobs = [(path, rewritten / path.name) for path in bases(chain.warehouse)]
-            took = timed(partial(pool.map, rewrite, jobs))
+            took = measure_seconds(partial(pool.map, rewrite, jobs))
             shutil.rmtree(rewritten)
             found = materialize()
             assert found["rows"] == sizes.rows
@@ -259,7 +259,7 @@ def load_all(pool: ProcessPoolExecutor, tasks: list[Load], rows: int) -> float:
     return took
 
 
-def rescaling(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
+def measure_rescale(scratch: Path, chain: Chain, sizes: Sizes) -> Report:
     """Measure restoring a chain of 2 subtasks for 2 and for 8, in the same two processes."""
     found: dict[int, list[float]] = {SUBTASKS: [], RESCALED: []}
     with two_processes() as pool:
@@ -283,13 +283,13 @@ def export(job: tuple[str, UnitTask]) -> int:
     return restore_unit(Warehouse.at(warehouse).store, task).rows
 
 
-def exported(pool: ProcessPoolExecutor, place: OpenWarehouse, out: Path) -> float:
+def measure_export(pool: ProcessPoolExecutor, place: OpenWarehouse, out: Path) -> float:
     """Restore the newest checkpoint to Parquet; return the seconds."""
     out.mkdir()
     manifests = manifests_of(place)
     units, _ = unit_tasks(manifests, max(manifests), SUBTASKS, out)
     jobs = [(place.warehouse.url, unit) for unit in units]
-    return timed(partial(pool.map, export, jobs))
+    return measure_seconds(partial(pool.map, export, jobs))
 
 
 def rewrite_plainly(paths: tuple[Path, Path]) -> None:
@@ -298,13 +298,13 @@ def rewrite_plainly(paths: tuple[Path, Path]) -> None:
     pq.write_table(pq.read_table(source).drop_columns([KEY_GROUP]), target, compression="zstd")
 
 
-def restoring(scratch: Path, sizes: Sizes) -> Report:
+def measure_restores(scratch: Path, sizes: Sizes) -> Report:
     """Measure restoring the longest chain that the default bounds allow, into working state and into Parquet."""
     bounds = PolicyOptions(d0=PolicyOptions().d_max)
     found: dict[str, list[float]] = {}
     with (
-        written(str(scratch / "worst"), sizes.worst_rows, bounds) as chain,
-        written(str(scratch / "whole"), sizes.worst_rows, bounds) as whole,
+        new_chain(str(scratch / "worst"), sizes.worst_rows, bounds) as chain,
+        new_chain(str(scratch / "whole"), sizes.worst_rows, bounds) as whole,
         two_processes() as pool,
     ):
         newest, share = chain.lengthen(bounds)
@@ -320,9 +320,9 @@ def restoring(scratch: Path, sizes: Sizes) -> Report:
             took = {
                 WORKING_STATE: load_all(pool, from_chain, sizes.worst_rows),
                 f"{WORKING_STATE}, {BY_PYARROW}": load_all(pool, from_snapshot, sizes.worst_rows),
-                PARQUET: exported(pool, chain.warehouse, out / "chain"),
-                f"{PARQUET}, {ALIKE}": exported(pool, whole.warehouse, out / "whole"),
-                f"{PARQUET}, {BY_PYARROW}": timed(partial(pool.map, rewrite_plainly, plain)),
+                PARQUET: measure_export(pool, chain.warehouse, out / "chain"),
+                f"{PARQUET}, {ALIKE}": measure_export(pool, whole.warehouse, out / "whole"),
+                f"{PARQUET}, {BY_PYARROW}": measure_seconds(partial(pool.map, rewrite_plainly, plain)),
             }
             shutil.rmtree(out)
             for what, seconds in took.items() if number else ():
@@ -347,11 +347,12 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
     """Run all three measurements."""
     sizes = QUICK if quick else Sizes()
     whole = Report()
-    with written(str(scratch / "tenth"), sizes.rows, always_deltas()) as chain:
+    with new_chain(str(scratch / "tenth"), sizes.rows, always_deltas()) as chain:
         chain.change(int(CHANGED * sizes.rows))
-        parts = {"materialize": materializing(scratch, chain, sizes), "rescale": rescaling(scratch, chain, sizes)}
+        parts = {"materialize": measure_materialization(scratch, chain, sizes)}
+        parts["rescale"] = measure_rescale(scratch, chain, sizes)
     shutil.rmtree(scratch / "tenth")
-    parts["restore"] = restoring(scratch, sizes)
+    parts["restore"] = measure_restores(scratch, sizes)
     for name, part in parts.items():
         whole.tables += part.tables
         whole.goals += part.goals

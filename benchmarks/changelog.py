@@ -107,7 +107,7 @@ def store_segments(store: Store, parts: list[Segment], options: UploadOptions, e
     return {"seconds": took, "objects": len(objects), "requests": said.requests + said.hedges_sent}
 
 
-def batching(scratch: Path, count: int, rounds: int) -> Report:
+def measure_batching(scratch: Path, count: int, rounds: int) -> Report:
     """Measure the default options, and a threshold that every segment exceeds."""
     parts, order = segments(count, SEGMENT_BYTES), random.Random(1)
     options = {"batched": UploadOptions(), "each by itself": UploadOptions(size_threshold_bytes=1)}
@@ -255,7 +255,7 @@ def restore_one(url: str, catalog: Path, keys: int, changed: int, deltas: int) -
     }
 
 
-def restoring(scratch: Path, keys: int) -> Report:
+def measure_restore(scratch: Path, keys: int) -> Report:
     """Measure every store, with deltas of a tenth and of a hundredth of the keys."""
     heads = ("store", "deltas", "chain", "all ten MB", "own MB", "read MB", "of it manifests KB", "read / own", "ms")
     table = table_of("restoring one variable out of ten", *heads, left=2)
@@ -320,7 +320,7 @@ def entries(form: Form, variables: int, groups: KeyGroupRange, seed: int) -> lis
     return found
 
 
-def indexes(max_parallelism: int = 128) -> Report:
+def measure_indexes(max_parallelism: int = 128) -> Report:
     """Measure the indexes of all subtasks of one checkpoint together, in bytes per entry."""
     heads = ("form", "variables", "subtasks", "whole index", "the patent's fields", "the patent: fixed")
     table = table_of("index, bytes an entry", *heads)
@@ -347,10 +347,10 @@ def run(scratch: Path, *, quick: bool = False) -> Report:
     """Run all measurements."""
     whole = Report()
     parts = {
-        "batching": lambda: batching(scratch, SUBTASKS, 1 if quick else 3),
+        "batching": lambda: measure_batching(scratch, SUBTASKS, 1 if quick else 3),
         "checkpoints": lambda: checkpoints.run(quick=quick),
-        "restore": lambda: restoring(scratch, 20_000 if quick else 100_000),
-        "index": indexes,
+        "restore": lambda: measure_restore(scratch, 20_000 if quick else 100_000),
+        "index": measure_indexes,
     }
     for name, part in parts.items():
         report = part()

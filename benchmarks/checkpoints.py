@@ -96,7 +96,7 @@ class _Process:
 def simulate(
     draw: Callable[[int], np.ndarray], deployment: Deployment, checkpoints: int, *, hedged: bool
 ) -> tuple[np.ndarray, float]:
-    """Return the seconds of each counted checkpoint, and the hedges per request; `draw(n)` gives n latencies (seconds)."""
+    """Return the seconds of each counted checkpoint, and hedges per request; `draw(n)` gives n latencies (seconds)."""
     drawn = iter(draw(2 * checkpoints * deployment.writers).tolist())
     events: list[tuple[float, int, Callable[[float], None]]] = []
     order = count()

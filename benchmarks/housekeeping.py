@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from benchmarks.goals import Goal, Report, table_of
-from benchmarks.states import OPERATOR, always_deltas, stream, written
+from benchmarks.states import OPERATOR, always_deltas, new_chain, stream
 from benchmarks.summary import MB
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.steps import Step
@@ -82,7 +82,7 @@ def _write(root: Path, names: list[str]) -> None:
         (root / name).write_bytes(_DATA)
 
 
-def sweeping(scratch: Path, objects: int) -> Report:
+def measure_sweep(scratch: Path, objects: int) -> Report:
     """Measure a sweep of checkpoints that each have orphans, left by an attempt that was not accepted."""
     with OpenWarehouse.writable(str(scratch / "swept")) as warehouse:
         name, catalog = stream().name, warehouse.catalog
@@ -114,13 +114,13 @@ def sweeping(scratch: Path, objects: int) -> Report:
 
 def _real_manifest(scratch: Path) -> Manifest:
     """Make the manifest of a small delta, by a real run."""
-    with written(str(scratch / "small"), 5_000, always_deltas()) as chain:
+    with new_chain(str(scratch / "small"), 5_000, always_deltas()) as chain:
         chain.change(50)
         stored = chain.warehouse.catalog.checkpoints.get(stream().name, chain.change(50).id).manifest
         return read_manifest(chain.warehouse.warehouse.store, stored)
 
 
-def _following(manifest: Manifest, epoch: int, id: int) -> CheckpointCommit:
+def _next_commit(manifest: Manifest, epoch: int, id: int) -> CheckpointCommit:
     """Make the commit of a similar checkpoint: a base after the most deltas allowed, one segment, one step."""
     chain = PolicyOptions().d_max + 1
     since = id - (id - 1) % chain
@@ -148,7 +148,7 @@ def _catalog_bytes(warehouse: OpenWarehouse) -> int:
     return sum(os.path.getsize(file) for file in path.parent.glob(f"{path.name}*"))
 
 
-def metadata(scratch: Path, checkpoints: int) -> Report:
+def measure_metadata(scratch: Path, checkpoints: int) -> Report:
     """Measure the metadata with one event per checkpoint and retention once a minute."""
     manifest = _real_manifest(scratch)
     largest = catalog_bytes = 0
@@ -159,7 +159,7 @@ def metadata(scratch: Path, checkpoints: int) -> Report:
         epoch = catalog.runs.begin(name, "benchmark")
         began = time.perf_counter()
         for id in range(1, checkpoints + 1):
-            commit = _following(manifest, epoch, id)
+            commit = _next_commit(manifest, epoch, id)
             catalog.commits.add(name, epoch, commit)
             largest = max(largest, commit.manifest.bytes)
             if id % TRUNCATED_EVERY == 0:
@@ -172,7 +172,7 @@ def metadata(scratch: Path, checkpoints: int) -> Report:
     deletions = min(2 * max(0, checkpoints - KEPT), DELETIONS_MOST) * DELETION_BYTES
     stated = held + checkpoints * STEP_BYTES + deletions + EMPTY_BYTES + LOG_BYTES
     heads = ("checkpoints", "left", "catalog MB", "bytes a checkpoint", "manifest bytes", "ms a checkpoint")
-    table = table_of("metadata of ten checkpoints a second for an hour", *heads, left=0)
+    table = table_of("metadata of ten checkpoints per second for an hour", *heads, left=0)
     counts = (f"{checkpoints:,}", str(left), f"{catalog_bytes / MB:.1f}", f"{each:.0f}")
     table.add_row(*counts, f"{largest}", f"{each_ms:.2f}")
     goals = [
@@ -187,8 +187,8 @@ def metadata(scratch: Path, checkpoints: int) -> Report:
 def run(scratch: Path, *, quick: bool = False) -> Report:
     """Run both measurements."""
     parts = {
-        "sweep": sweeping(scratch, 6_000 if quick else OBJECTS),
-        "metadata": metadata(scratch, 1_200 if quick else CHECKPOINTS),
+        "sweep": measure_sweep(scratch, 6_000 if quick else OBJECTS),
+        "metadata": measure_metadata(scratch, 1_200 if quick else CHECKPOINTS),
     }
     return Report(
         [table for part in parts.values() for table in part.tables],

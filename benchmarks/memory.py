@@ -52,7 +52,7 @@ class Peak:
 
 
 @contextmanager
-def watched(root: int) -> Iterator[Peak]:
+def watch_memory(root: int) -> Iterator[Peak]:
     """Sample the process `root` and its descendants until the block ends."""
     peak = Peak()
     done = threading.Event()

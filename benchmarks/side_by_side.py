@@ -68,7 +68,7 @@ def environment(cores: int) -> dict[str, str]:
 
 
 @contextmanager
-def streaming(warehouse: str, rows: int) -> Iterator[subprocess.Popen[str]]:
+def run_stream(warehouse: str, rows: int) -> Iterator[subprocess.Popen[str]]:
     """Run the stream, and interrupt it at the end of the block.
 
     Raises:
@@ -141,7 +141,7 @@ def throughput(warehouse: str, rows: int, seconds: float) -> float:
 
 
 @contextmanager
-def looping(warehouse: str, pause_s: float, nice: int) -> Iterator[dict[str, Loop]]:
+def run_loops(warehouse: str, pause_s: float, nice: int) -> Iterator[dict[str, Loop]]:
     """Repeat every command in a loop of its own until the block ends; then wait for the current rounds."""
     done = threading.Event()
     loops = {name: Loop() for name in COMMANDS}
@@ -188,13 +188,13 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the stream alone, then together with the commands; then stop and sweep it."""
     console = Console(stderr=True)
-    with streaming(warehouse, rows) as process:
+    with run_stream(warehouse, rows) as process:
         console.print("the stream starts ...")
         wait_for_steps(warehouse, process, 5)
         console.print(f"{alone_minutes:g} minutes alone ...")
         alone = throughput(warehouse, rows, 60 * alone_minutes)
-        console.print(f"{minutes:g} minutes beside {', '.join(COMMANDS)} ...")
-        with looping(warehouse, pause_s, nice) as loops:
+        console.print(f"{minutes:g} minutes with {', '.join(COMMANDS)} ...")
+        with run_loops(warehouse, pause_s, nice) as loops:
             beside = throughput(warehouse, rows, 60 * minutes)
     return {
         "alone_rows_per_s": alone,
@@ -210,13 +210,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks side-by-side", description="A stream and its life cycle."
     )
-    parser.add_argument("--minutes", type=float, default=10, help="how long beside them (default: 10)")
-    parser.add_argument("--alone", type=float, default=10, help="how many minutes alone (default: 10)")
+    parser.add_argument("--minutes", type=float, default=10, help="minutes with the commands (default: 10)")
+    parser.add_argument("--alone", type=float, default=10, help="minutes alone (default: 10)")
     parser.add_argument("--pause", type=float, default=30, help="seconds between a loop's rounds (default: 30)")
     parser.add_argument("--nice", type=int, default=_NICE, help=f"priority of the commands, 0 to 19 (default: {_NICE})")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows a micro-batch (default: 1,000,000)")
-    parser.add_argument("--directory", type=Path, help="where to work: a disk, not memory (default: the system's)")
-    parser.add_argument("--json", type=Path, default=Path("side-by-side.json"), help="where the numbers go")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows per micro-batch (default: 1,000,000)")
+    parser.add_argument("--directory", type=Path, help="temporary files: a disk, not memory (default: the system's)")
+    parser.add_argument("--json", type=Path, default=Path("side-by-side.json"), help="file for the numbers")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="siltstone-beside-", dir=options.directory) as scratch:
         found = measure(
@@ -225,17 +225,17 @@ def main(arguments: list[str] | None = None) -> int:
     options.json.write_text(json.dumps(found, indent=1))
     console = Console(width=None if sys.stdout.isatty() else 150)
     how = f"nice {options.nice}, one task at a time, {options.pause:g} s between rounds, {os.cpu_count()} cores"
-    table = table_of(f"commands beside the stream ({how})", "command", "rounds", "failed", "median s")
+    table = table_of(f"commands during the stream ({how})", "command", "rounds", "failed", "median s")
     for name, loop in found["loops"].items():
         seconds = loop["seconds"]
         middle = f"{median(seconds):.1f}" if seconds else "-"
         table.add_row(name, str(len(seconds)), str(len(loop["failures"])), middle)
     console.print(table)
     console.print(
-        f"rows a second: {found['alone_rows_per_s']:,.0f} alone, {found['beside_rows_per_s']:,.0f} beside them"
+        f"rows per second: {found['alone_rows_per_s']:,.0f} alone, {found['beside_rows_per_s']:,.0f} with the commands"
     )
     goals = [
-        Goal("throughput beside the life cycle: drop", found["drop"], at_most=DROP_AT_MOST),
+        Goal("drop of throughput with the commands", found["drop"], at_most=DROP_AT_MOST),
         Goal("commands that failed", sum(len(loop["failures"]) for loop in found["loops"].values()), at_most=0),
         Goal("commands that never ran", sum(not loop["seconds"] for loop in found["loops"].values()), at_most=0),
         Goal("orphans left at the end", found["orphans"], at_most=0),

@@ -95,7 +95,7 @@ class Chain:
 
 
 @contextmanager
-def written(url: str, rows: int, options: PolicyOptions) -> Iterator[Chain]:
+def new_chain(url: str, rows: int, options: PolicyOptions) -> Iterator[Chain]:
     """Make a new warehouse with a loaded stream."""
     with OpenWarehouse.writable(url) as warehouse:
         yield Chain(warehouse, rows, options)

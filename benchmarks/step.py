@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.goals import Report
-from benchmarks.memory import watched
+from benchmarks.memory import watch_memory
 from benchmarks.summary import Run, Summary, picture
 from benchmarks.systems import SYSTEMS
 from benchmarks.workload import Workload
@@ -43,7 +43,7 @@ def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run
         result = Path(work) / "result.json"
         command = [sys.executable, "-m", "benchmarks.systems", system, str(inputs), work, str(result)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        with watched(process.pid) as peak:
+        with watch_memory(process.pid) as peak:
             said, _ = process.communicate()
         if process.returncode:
             raise RuntimeError(f"{system} at {workload.name} failed:\n{said[-4000:]}")

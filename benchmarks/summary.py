@@ -206,10 +206,10 @@ def picture(runs: Sequence[Run], path: Path) -> None:
         if system != "stateless":
             bars = sizes.bar(where, [run.delta_bytes / MB for run in found], width, label=title)
             sizes.bar_label(bars, fmt="%.2f", padding=2)
-    for axes, title in ((times, "Seconds a durable step (median, range)"), (sizes, "MB written by a delta step")):
+    for axes, title in ((times, "Seconds per durable step (median, range)"), (sizes, "MB written by a delta step")):
         axes.set_title(title)
         axes.set_xticks([x + width for x in range(len(workloads))], [w.name for w in workloads])
-        axes.set_xlabel("keys in the state, keys a step")
+        axes.set_xlabel("keys in the state, keys per step")
         axes.set_ylim(0)
         axes.legend()
     figure.savefig(path, dpi=120)

@@ -94,7 +94,7 @@ def test_indexes_hold_their_entries_in_few_bytes():
     for form in Form:
         found = changelog.entries(form, 10, KeyGroupRange(4, 8), 1)
         assert [entry.form for entry in found] == [form] * 10
-    report = changelog.indexes(max_parallelism=64)
+    report = changelog.measure_indexes(max_parallelism=64)
     assert len(report.numbers) == 12
     assert [goal.kept for goal in report.goals] == [True, True]
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import approaches, chains, housekeeping, outputs, space
 from benchmarks.approaches import Resumed
 from benchmarks.chains import Load, load, loads, rewrite
-from benchmarks.states import SUBTASKS, Balances, always_deltas, written
+from benchmarks.states import SUBTASKS, Balances, always_deltas, new_chain
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions
 
@@ -17,37 +17,37 @@ pytestmark = pytest.mark.slow
 
 def test_the_worst_chain_is_as_long_as_the_bounds_allow(tmp_path: Path) -> None:
     bounds = PolicyOptions(d0=5, d_max=5)
-    with written(str(tmp_path / "w"), 20_000, bounds) as chain:
+    with new_chain(str(tmp_path / "w"), 20_000, bounds) as chain:
         newest, share = chain.lengthen(bounds)
         assert newest == 6
         assert 1.6 < share <= 2.0
-        tasks = loads(chain.place, tmp_path, SUBTASKS)
+        tasks = loads(chain.warehouse, tmp_path, SUBTASKS)
         assert sum(map(load, tasks)) == 20_000
-        assert sum(map(load, loads(chain.place, tmp_path, 8))) == 20_000
+        assert sum(map(load, loads(chain.warehouse, tmp_path, 8))) == 20_000
 
 
 def test_the_plain_rewrite_leaves_the_same_rows_in_the_same_form(tmp_path: Path) -> None:
-    with written(str(tmp_path / "w"), 2_000, always_deltas()) as chain:
-        bases = chains.bases(chain.place)
+    with new_chain(str(tmp_path / "w"), 2_000, always_deltas()) as chain:
+        bases = chains.bases(chain.warehouse)
         assert len(bases) == SUBTASKS
         rewrite((bases[0], tmp_path / "again"))
         one, other = (pq.ParquetFile(path).metadata.row_group(0) for path in (bases[0], tmp_path / "again"))
         encodings = [[set(g.column(i).encodings) for i in range(g.num_columns)] for g in (one, other)]
         assert encodings[0] == encodings[1]
         assert pq.read_table(bases[0]).equals(pq.read_table(tmp_path / "again"))
-        whole = loads(chain.place, tmp_path, 1)[0]
+        whole = loads(chain.warehouse, tmp_path, 1)[0]
         read = Load(whole.warehouse, (), whole.step, whole.groups, tmp_path / "plain", tuple(bases))
         assert load(read) == load(whole) == 2_000
 
 
 def test_a_sweep_finds_what_was_left_and_lists_once(tmp_path: Path) -> None:
-    report = housekeeping.sweeping(tmp_path, 600)
+    report = housekeeping.measure_sweep(tmp_path, 600)
     assert (report.numbers["objects"], report.numbers["orphans"], report.numbers["lists"]) == (600, 6, 1)
 
 
 def test_metadata_is_counted_with_what_truncation_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "TRUNCATED_EVERY", 20)
-    numbers = housekeeping.metadata(tmp_path, 40).numbers
+    numbers = housekeeping.measure_metadata(tmp_path, 40).numbers
     assert numbers["catalog_bytes"] > 40_000 and 1_000 < numbers["manifest_bytes"] < 20_000
     assert numbers["left"] == 40  # one chain
 
