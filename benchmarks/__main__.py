@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, report in reports.items():
         console.print(goals_table(report.goals, f"{name}: goals ({seconds[name]:.0f} s)"))
     console.print(f"numbers: {options.json}" + (f", picture: {options.picture}" if "step" in reports else ""))
-    missed = [goal.what for report in reports.values() for goal in report.goals if goal.kept is False]
+    missed = [goal.what for report in reports.values() for goal in report.goals if goal.is_kept is False]
     for what in missed:
         console.print(f"missed: {what}", markup=False, highlight=False, soft_wrap=True)
     return 1 if missed else 0

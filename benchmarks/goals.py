@@ -17,7 +17,7 @@ class Goal:
     at_least: float | None = None
 
     @property
-    def kept(self) -> bool | None:
+    def is_kept(self) -> bool | None:
         """Whether the number is within its bound; None if it has none."""
         if self.at_most is not None:
             return self.measured <= self.at_most
@@ -44,7 +44,7 @@ def goals_table(goals: Sequence[Goal], title: str = "goals") -> Table:
     """Make a table with one line per goal."""
     table = table_of(title, "goal", "measured", "bound", "")
     for goal in goals:
-        said = {True: "met", False: "missed", None: ""}[goal.kept]
+        said = {True: "met", False: "missed", None: ""}[goal.is_kept]
         table.add_row(goal.what, f"{goal.measured:.3g}", goal.bound, said)
     return table
 

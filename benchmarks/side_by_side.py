@@ -244,4 +244,4 @@ def main(arguments: list[str] | None = None) -> int:
     for name, loop in found["loops"].items():
         for failure in loop["failures"][:3]:
             console.print(f"{name}: {failure}", markup=False, highlight=False, soft_wrap=True)
-    return 1 if any(goal.kept is False for goal in goals) else 0
+    return 1 if any(goal.is_kept is False for goal in goals) else 0

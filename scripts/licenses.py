@@ -56,7 +56,7 @@ def main() -> None:
     """Check, and write with `--write`; exit with code 1 and one line per problem if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the list")
-    lines = make_list(recorded())
+    lines = make_list(read_list())
     if parser.parse_args().write:
         LIST.write_text(HEAD + "".join(f"| {name} | {said} | {parts} |\n" for name, (said, parts) in lines.items()))
     for problem in problems(lines):
@@ -66,7 +66,7 @@ def main() -> None:
 
 def problems(lines: Mapping[str, tuple[str, str]]) -> list[str]:
     """List the problems of a list: package -> (licence, parts that need it)."""
-    found = [] if lines == recorded() else [f"{LIST.relative_to(ROOT)} is out of date: run make licenses"]
+    found = [] if lines == read_list() else [f"{LIST.relative_to(ROOT)} is out of date: run make licenses"]
     for name, (said, parts) in lines.items():
         needed = frozenset(parts.split(", "))
         terms = re.split(r" AND |; | OR ", said)
@@ -87,7 +87,7 @@ def make_list(before: Mapping[str, tuple[str, str]]) -> dict[str, tuple[str, str
     return lines
 
 
-def recorded() -> dict[str, tuple[str, str]]:
+def read_list() -> dict[str, tuple[str, str]]:
     """Read the list from its file."""
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", LIST.read_text() if LIST.exists() else "", re.MULTILINE)
     return {name: (said, parts) for name, said, parts in rows if name != "package"}

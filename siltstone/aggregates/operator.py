@@ -83,7 +83,7 @@ class Aggregate(Operator):
             inputs=tuple(dict.fromkeys([*keys.names, *(c for f in self.aggregates for c in f.inputs())])),
             order_by=self._order(keys),
             output=pa.schema([*keys, *results]) if output else None,
-            combined=_combined_schema(keys, self._kept) if map_side else None,
+            combined=_combined_schema(keys, self._state_schema) if map_side else None,
         )
         if len({*keys.names, *(name for name, _ in results)}) != len(keys.names) + len(results):
             raise UsageError(f"operator {name}: the names of keys and aggregates must be distinct")
@@ -127,14 +127,14 @@ class Aggregate(Operator):
             reduced = self._reduce(lifted, group, len(keys))
         except Overflow as overflow:
             raise self._bad_row(overflow, rows) from None
-        state.totals.put(keys, pa.table(reduced, schema=self._kept))
+        state.totals.put(keys, pa.table(reduced, schema=self._state_schema))
         if self.output is None:
             return None
         results = [function.result(part) for function, part in self._parts(reduced)]
         return pa.table([*keys.columns.columns, *results], schema=self.output)
 
     @property
-    def _kept(self) -> pa.Schema:
+    def _state_schema(self) -> pa.Schema:
         return schema_of(self.totals.value, "")
 
     def _order(self, key: pa.Schema) -> tuple[str, ...]:
@@ -182,10 +182,12 @@ class Aggregate(Operator):
             raise
 
     def _read_partials(self, table: pa.Table) -> list[pa.Array]:
-        names = {f"{PARTIAL}{name}": name for name in self._kept.names}
+        names = {f"{PARTIAL}{name}": name for name in self._state_schema.names}
         given = table.select([name for name in table.column_names if name in names])
         given = given.rename_columns([names[name] for name in given.column_names])
-        return [one_array(c) for c in conform(given, self._kept, table.num_rows, f"operator {self.name}").columns]
+        return [
+            one_array(c) for c in conform(given, self._state_schema, table.num_rows, f"operator {self.name}").columns
+        ]
 
     def _bad_row(self, overflow: Overflow, rows: Rows) -> BadRow:
         """Make the error of an overflow, with the column and the first of the keys.

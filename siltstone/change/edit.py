@@ -72,7 +72,7 @@ def check_columns(given: pa.Schema, schema: TableSchema, what: str) -> None:
     for name in schema.primary_key.names:
         if name not in given.names:
             raise UsageError(f"{what} lacks key column {name}: add it; the table has {known}")
-    lacking = _lacking(given, schema)
+    lacking = _missing_columns(given, schema)
     if lacking and DELETED not in given.names:
         raise UsageError(f"{what} lacks column {lacking[0]}, which rows that are not deleted must have")
     for field in schema.changes:
@@ -99,7 +99,7 @@ def cast_changes(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
         columns[field.name] = column = _cast(rows, field, what)
         if column.null_count:
             raise UsageError(f"{what}: column {field.name} is null in {column.null_count} rows: each needs a value")
-    lacking = _lacking(rows.schema, schema)
+    lacking = _missing_columns(rows.schema, schema)
     puts = rows.num_rows - (pc.sum(columns[DELETED]).as_py() or 0)  # pyright: ignore[reportAttributeAccessIssue]
     if lacking and puts:
         raise UsageError(f"{what} lacks column {lacking[0]}, which rows that are not deleted must have")
@@ -109,7 +109,7 @@ def cast_changes(rows: pa.Table, schema: TableSchema, what: str) -> pa.Table:
     return pa.table([columns[name] for name in schema.changes.names], schema=schema.changes)
 
 
-def _lacking(given: pa.Schema, schema: TableSchema) -> list[str]:
+def _missing_columns(given: pa.Schema, schema: TableSchema) -> list[str]:
     return [name for name in schema.value.names if name not in given.names]
 
 

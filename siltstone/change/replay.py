@@ -106,10 +106,10 @@ def plan_replay(warehouse: OpenWarehouse, stream: Stream, to: int, since: int | 
     catalog, name = warehouse.catalog, stream.name
     _check_stream(catalog.streams.get(name), catalog.definitions.get(name, to), stream)
     checkpoints = [c for c in catalog.checkpoints.list(name) if c.id <= to]
-    earliest, why = _replayable(catalog, name, checkpoints)
+    earliest, why = _find_earliest(catalog, name, checkpoints)
     if since is not None and since < earliest:
         raise UsageError(f"{why}: replay from {earliest} or later")
-    edited = _edited(catalog, name, checkpoints)
+    edited = _find_newest_edit(catalog, name, checkpoints)
     if edited[0] > earliest:
         earliest, why = edited
     older = "was made by an older definition of its operators"
@@ -117,7 +117,7 @@ def plan_replay(warehouse: OpenWarehouse, stream: Stream, to: int, since: int | 
     for checkpoint in reversed(checkpoints):
         if checkpoint.id <= (earliest if since is None else since):
             break
-        found, fits = _recorded(warehouse, stream, checkpoint)
+        found, fits = _read_recorded(warehouse, stream, checkpoint)
         if not fits and checkpoint.id == to:
             raise SchemaConflict(f"checkpoint {to} of {name} {older}: replay it with that one")
         if not fits:
@@ -150,7 +150,7 @@ def _check_stream(record: StreamRecord, definition: Mapping[str, Any], stream: S
         )
 
 
-def _replayable(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
+def _find_earliest(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
     """Find the first checkpoint from which the input log is complete, and why not an earlier one; 0 for the start."""
     begins = catalog.input_log.replayable_from(stream)
     if not begins:
@@ -160,7 +160,7 @@ def _replayable(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointR
     return first, why
 
 
-def _edited(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
+def _find_newest_edit(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecord]) -> tuple[int, str]:
     """Find the first retained checkpoint that includes the newest edit, and say why; 0 if there was no edit."""
     rollbacks = catalog.rollbacks.list(stream)
     made = [
@@ -174,7 +174,7 @@ def _edited(catalog: Catalog, stream: str, checkpoints: Sequence[CheckpointRecor
     return next(c.id for c in checkpoints if c.id >= made[-1]), f"checkpoint {made[-1]} of {stream} was edited"
 
 
-def _recorded(warehouse: OpenWarehouse, stream: Stream, checkpoint: CheckpointRecord) -> tuple[Recorded, bool]:
+def _read_recorded(warehouse: OpenWarehouse, stream: Stream, checkpoint: CheckpointRecord) -> tuple[Recorded, bool]:
     """Read the recorded digests of a checkpoint, and whether it was made by operators of this definition."""
     try:
         manifest = read_manifest(warehouse.warehouse.store, checkpoint.manifest)
@@ -210,7 +210,7 @@ def check_replayed(stream: str, recorded: Recorded, found: Digests) -> None:
     """
     where = f"checkpoint {recorded.checkpoint} of {stream}"
     digest = checkpoint_digest(found)
-    differing = list(_differing(recorded.digests, found)) if recorded.digests is not None else []
+    differing = list(_list_differing(recorded.digests, found)) if recorded.digests is not None else []
     if differing:
         raise ProofFailed(
             f"{where}: the logged input does not give the recorded state in {'; '.join(differing)}: the source's "
@@ -223,7 +223,7 @@ def check_replayed(stream: str, recorded: Recorded, found: Digests) -> None:
         )
 
 
-def _differing(recorded: Digests, found: Digests) -> list[str]:
+def _list_differing(recorded: Digests, found: Digests) -> list[str]:
     lines = []
     for operator, variable in sorted({(op, name) for part in (recorded, found) for op in part for name in part[op]}):
         one, other = (part.get(operator, {}).get(variable, np.uint64(0)) for part in (recorded, found))

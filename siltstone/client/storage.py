@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from siltstone.client.opened import ignore, opened
+from siltstone.client.opening import ignore, open_warehouse
 from siltstone.errors import UsageError
 from siltstone.listings import (
     DeletionList,
@@ -67,7 +67,7 @@ class StreamStorage:
         """
         from siltstone.retention.truncate import truncate
 
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             return truncate(warehouse, self.name, self.settings.retention, dry_run=dry_run)
 
     def retention(self, rules: Mapping[str, Any] | None = None) -> Retention:
@@ -79,7 +79,7 @@ class StreamStorage:
         from siltstone.retention.retention_rules import RetentionOptions
         from siltstone.retention.truncate import describe_retention
 
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             if rules:
                 warehouse.catalog.streams.set_retention(self.name, RetentionOptions.model_validate(rules).to_record())
             found = describe_retention(warehouse.catalog, self.name, self.settings.retention)
@@ -94,7 +94,7 @@ class StreamStorage:
         from siltstone.retention.deletion import delete_checkpoints
         from siltstone.retention.retention_rules import retention_in_force
 
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             rules = retention_in_force(warehouse.catalog.streams.get(self.name).retention, self.settings.retention)
             return delete_checkpoints(warehouse, self.name, checkpoints, input_log=rules.input_log)
 
@@ -102,7 +102,7 @@ class StreamStorage:
         """List what was deleted from the stream in the last 90 days, and by whom."""
         from siltstone.chains.inspect import list_deletions
 
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             return DeletionList(self.name, list_deletions(warehouse.catalog, self.name, limit))
 
     def sweep(
@@ -127,7 +127,7 @@ class StreamStorage:
         from siltstone.retention.sweep import SweepOptions, sweep
 
         options = SweepOptions(limit, dry_run, incomplete, parse_duration(age_guard))
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             return sweep(warehouse, self.name, options, who)
 
     # Savepoints
@@ -145,7 +145,7 @@ class StreamStorage:
         from siltstone.retention.retention_rules import parse_duration
 
         expires_in = None if expires is None else parse_duration(expires)
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             made = savepoints.set_savepoint(warehouse.catalog, self.name, name, at=at, expires_in=expires_in)
             return Savepoint(self.name, **savepoints.describe_savepoint(warehouse.catalog, made))
 
@@ -157,7 +157,7 @@ class StreamStorage:
         """
         from siltstone.retention import savepoints
 
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             savepoints.drop_savepoint(warehouse.catalog, self.name, name)
         return SavepointDropped(self.name, name)
 
@@ -165,5 +165,5 @@ class StreamStorage:
         """List the savepoints, including expired ones."""
         from siltstone.retention.savepoints import list_savepoints
 
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             return SavepointList(self.name, list_savepoints(warehouse.catalog, self.name))

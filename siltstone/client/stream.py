@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from siltstone.client.opened import ignore, opened
+from siltstone.client.opening import ignore, open_warehouse
 from siltstone.client.storage import StreamStorage
 from siltstone.errors import UsageError
 from siltstone.listings import (
@@ -146,7 +146,7 @@ class StreamClient(StreamStorage):
         from siltstone.chains.due import materialization_health
 
         settings = self.settings
-        with opened(settings) as warehouse:
+        with open_warehouse(settings) as warehouse:
             found = inspect.list_checkpoints(warehouse.catalog, self.name, limit)
             origin = inspect.describe_origin(warehouse.catalog, self.name)
             health = materialization_health(
@@ -163,7 +163,7 @@ class StreamClient(StreamStorage):
         """
         from siltstone.chains import inspect
 
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             return CheckpointDetails(
                 inspect.show_checkpoint(warehouse.catalog, warehouse.warehouse.store, self.name, at)
             )
@@ -229,7 +229,7 @@ class StreamClient(StreamStorage):
         from siltstone.retention.leases import hold_lease
         from siltstone.times import parse_time
 
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             found = warehouse.catalog.checkpoints
             checkpoint = found.as_of(self.name, parse_time(as_of)) if as_of else found.resolve(self.name, at)
             with hold_lease(warehouse.catalog, self.name, [checkpoint], what="reads"):
@@ -249,7 +249,7 @@ class StreamClient(StreamStorage):
 
         check_picture_path(picture)
         settings = self.settings
-        with opened(settings) as warehouse:
+        with open_warehouse(settings) as warehouse:
             data = report_data(warehouse.catalog, self.name, settings.materialization, settings.policy_options)
         draw_report(data, picture)
         return Report(data, str(picture))
@@ -327,7 +327,7 @@ class StreamClient(StreamStorage):
         """
         from siltstone.change.fork import fork
 
-        with opened(self.settings) as warehouse:
+        with open_warehouse(self.settings) as warehouse:
             return fork(warehouse, self.name, new, at)
 
     def rescale(self, parallelism: int) -> "RescaleResult":

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from siltstone.client.opened import opened
+from siltstone.client.opening import open_warehouse
 from siltstone.client.stream import StreamClient
 from siltstone.listings import (
     Diagnosis,
@@ -45,7 +45,7 @@ class Client:
             NoCatalog: there is no catalog.
             Unreachable: the catalog cannot be reached.
         """
-        with opened(self.settings) as place:
+        with open_warehouse(self.settings) as place:
             catalog = place.catalog
             recorded = catalog.streams.list()
             newest = {each.name: catalog.checkpoints.last_id(each.name) for each in recorded}

@@ -169,7 +169,7 @@ class StateDataSource(DataSource):
         Raises:
             SiltstoneError: see `StateSource.find`; Spark shows it as the last line of an AnalysisException.
         """
-        return self._found().schema
+        return self._get_source().schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a reader of the columns of `schema`, which the user may have given.
@@ -177,7 +177,7 @@ class StateDataSource(DataSource):
         Raises:
             UsageError: the table has no column of a name and type in `schema`.
         """
-        source = self._found()
+        source = self._get_source()
         own = {column.name: column.dataType for column in source.schema}
         for column in schema:
             if own.get(column.name) != column.dataType:
@@ -186,7 +186,7 @@ class StateDataSource(DataSource):
                 raise UsageError(f"{source.shape.name} has no column {wanted}: it has {known}")
         return StateReader(source, schema)
 
-    def _found(self) -> StateSource:
+    def _get_source(self) -> StateSource:
         if self._source is None:
             self._source = StateSource.find(dict(self.options))
         return self._source

@@ -17,7 +17,7 @@ from siltstone.store.open import open_store
 
 def test_a_goal_is_met_or_missed_or_has_no_bound():
     goals = [Goal("a", 1.0, at_most=1), Goal("b", 1.1, at_most=1), Goal("c", 0.9, at_least=0.9), Goal("d", 5.0)]
-    assert [goal.kept for goal in goals] == [True, False, True, None]
+    assert [goal.is_kept for goal in goals] == [True, False, True, None]
     assert [goal.bound for goal in goals] == ["<= 1", "<= 1", ">= 0.9", "-"]
     assert goals_table(goals).row_count == 4
 
@@ -96,7 +96,7 @@ def test_indexes_hold_their_entries_in_few_bytes():
         assert [entry.form for entry in found] == [form] * 10
     report = changelog.measure_indexes(max_parallelism=64)
     assert len(report.numbers) == 12
-    assert [goal.kept for goal in report.goals] == [True, True]
+    assert [goal.is_kept for goal in report.goals] == [True, True]
 
 
 def test_parts_run_alone_or_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,4 +131,4 @@ def test_a_missed_goal_is_named_and_is_an_error(tmp_path: Path, monkeypatch: pyt
 def test_hedging_is_held_to_the_goals_of_the_flip():
     runs = {"without": {"p99.9_s": 2.0, "p50_s": 1.0, "requests": 100}, "with": {"p99.9_s": 1.0, "p50_s": 1.02}}
     runs["with"]["requests"] = 106
-    assert [goal.kept for goal in bench.hedging_report(runs).goals] == [True, True, False]
+    assert [goal.is_kept for goal in bench.hedging_report(runs).goals] == [True, True, False]

@@ -66,7 +66,7 @@ def test_each_way_comes_back_with_every_key(tmp_path: Path) -> None:
     approaches.picture(resumed_by, [stored, stored], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     reached = approaches.goals(approaches.Sizes(1, 1, (2, 4)), resumed_by)
-    assert [goal.kept for goal in reached] == [True, True, True]
+    assert [goal.is_kept for goal in reached] == [True, True, True]
 
 
 def test_space_is_counted_for_one_operator(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from scripts.licenses import needed_by, pins, problems, recorded
+from scripts.licenses import needed_by, pins, problems, read_list
 
 
 def test_the_list_is_true_and_all_of_it_may_be_used() -> None:
-    listed = recorded()
+    listed = read_list()
     assert problems(listed) == []
     assert sorted(listed) == sorted(pins()) and len(listed) > 100
 
@@ -23,7 +23,7 @@ def test_the_list_is_true_and_all_of_it_may_be_used() -> None:
     ],
 )
 def test_what_binds_more_is_refused(said: str, parts: str) -> None:
-    found = problems(recorded() | {"a-package": (said, parts)})
+    found = problems(read_list() | {"a-package": (said, parts)})
     assert any("a-package" in each and "this licence is not accepted" in each for each in found)
 
 

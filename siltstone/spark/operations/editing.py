@@ -66,7 +66,7 @@ class EditResult(Result):
 
 
 @dataclass(frozen=True)
-class _Given:
+class _EditRows:
     """Rows to apply, before they are read: the name of their source, and a file's checksum."""
 
     source: str
@@ -96,13 +96,13 @@ def edit(
     """
     start = time.perf_counter()
     edited, schema = find_editable(stream, operator, variable)
-    given = _given(rows, schema)
+    given = _open_rows(rows, schema)
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         options = check_changeable(warehouse.catalog, stream, settings.parallelism or 1)
         # At the same parallelism, working state on this machine is reused.
         last = warehouse.catalog.checkpoints.latest(stream.name).statistics["parallelism"]
         spark = spark_session(settings.master, settings.spark)
-        frame = _checked_frame(spark, given, schema).persist()
+        frame = _check_frame(spark, given, schema).persist()
         try:
             puts, deletes = _check_rows(frame, schema, given.source)
             found = EditResult(
@@ -168,7 +168,7 @@ class _EditStep:
         }
 
 
-def _given(rows: Path | DataFrame, schema: TableSchema) -> _Given:
+def _open_rows(rows: Path | DataFrame, schema: TableSchema) -> _EditRows:
     """Check the columns, without reading a row.
 
     Raises:
@@ -176,7 +176,7 @@ def _given(rows: Path | DataFrame, schema: TableSchema) -> _Given:
     """
     if isinstance(rows, DataFrame):
         check_columns(to_arrow_schema(rows.schema), schema, "the DataFrame")
-        return _Given("a DataFrame", None, rows)
+        return _EditRows("a DataFrame", None, rows)
     path = rows.absolute()
     if not path.is_file():
         raise UsageError(f"{rows} is {'a directory' if path.is_dir() else 'not there'}: name a Parquet file")
@@ -188,14 +188,14 @@ def _given(rows: Path | DataFrame, schema: TableSchema) -> _Given:
                 checksum.update(piece)
     except (pa.ArrowInvalid, OSError) as error:
         raise UsageError(f"{rows} cannot be read as a Parquet file: {str(error).splitlines()[0]}; name one") from None
-    return _Given(str(path), checksum.text(), path)
+    return _EditRows(str(path), checksum.text(), path)
 
 
-def _checked_frame(spark: SparkSession, given: _Given, schema: TableSchema) -> DataFrame:
+def _check_frame(spark: SparkSession, given: _EditRows, schema: TableSchema) -> DataFrame:
     """Read the rows as changes of the table; a row of its own says why a part of them cannot be taken."""
     fields = [StructField(f.name, spark_type(f.type)) for f in schema.changes]
     shape = StructType([*fields, StructField(_REFUSED, StringType())])
-    check = partial(_checked, schema=schema, out=to_arrow_schema(shape, timezone="UTC"), what=given.source)
+    check = partial(_check_tables, schema=schema, out=to_arrow_schema(shape, timezone="UTC"), what=given.source)
     if isinstance(given.rows, DataFrame):
         return given.rows.mapInArrow(lambda batches: check(_tables(batches)), shape)
     path, count = str(given.rows), pq.read_metadata(given.rows).num_row_groups
@@ -214,7 +214,7 @@ def _row_groups(path: str, ids: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
             yield from _tables(file.iter_batches(_BATCH_ROWS, batch.column(0).to_pylist()))
 
 
-def _checked(rows: Iterator[pa.Table], schema: TableSchema, out: pa.Schema, what: str) -> Iterator[pa.RecordBatch]:
+def _check_tables(rows: Iterator[pa.Table], schema: TableSchema, out: pa.Schema, what: str) -> Iterator[pa.RecordBatch]:
     refused = None
     for table in rows:
         if refused is None:

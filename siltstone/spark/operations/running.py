@@ -109,7 +109,7 @@ class _Work:
             self.on_checkpoint(checkpoint)
 
         spark = self.rows.sparkSession
-        with _running(
+        with _open_runner(
             self.settings, self.stream, self.warehouse, spark, self.request, self.metrics, note_checkpoint
         ) as runner:
             run_stream(runner, self.rows, self.trigger, self.stop, run.set_query)
@@ -242,10 +242,10 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
     with _writable(settings) as warehouse, ExitStack() as stack:
         check_cluster(spark, stream, warehouse)
         try:
-            runner = stack.enter_context(_running(settings, stream, warehouse, spark, RunRequest(), metrics))
+            runner = stack.enter_context(_open_runner(settings, stream, warehouse, spark, RunRequest(), metrics))
         except DAMAGED as error:
             SelfRecovery(settings, warehouse, stream.name, spark).attempt(error)
-            runner = stack.enter_context(_running(settings, stream, warehouse, spark, RunRequest(), metrics))
+            runner = stack.enter_context(_open_runner(settings, stream, warehouse, spark, RunRequest(), metrics))
         yield runner
         if runner.failure is None:
             runner.finish()
@@ -256,7 +256,7 @@ def _writable(settings: Settings) -> OpenWarehouse:
 
 
 @contextmanager
-def _running(
+def _open_runner(
     settings: Settings,
     stream: Stream,
     warehouse: OpenWarehouse,
@@ -268,10 +268,10 @@ def _running(
     """Hold a writer epoch with its background thread, and record the outcome in the catalog."""
     region = open_region(settings, stream, warehouse, request.options, cores(spark), who=request.who, drop=request.drop)
     with bound(stream=stream.name, epoch=region.epoch):
-        yield from _run_in(region, settings, warehouse, spark, request, metrics, on_checkpoint)
+        yield from _run_epoch(region, settings, warehouse, spark, request, metrics, on_checkpoint)
 
 
-def _run_in(
+def _run_epoch(
     region: ConsistentRegion,
     settings: Settings,
     warehouse: OpenWarehouse,

@@ -15,7 +15,7 @@ def ignore(_: Any) -> None:
 
 
 @contextmanager
-def opened(settings: Settings) -> "Iterator[OpenWarehouse]":
+def open_warehouse(settings: Settings) -> "Iterator[OpenWarehouse]":
     """Open the warehouse and the catalog that the settings name, until the block ends."""
     from siltstone.catalog.warehouse import OpenWarehouse
 
