@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import workload as w
-from benchmarks.memory import PROC, watched
+from benchmarks.memory import PROC, watch_memory
 from benchmarks.summary import Run, Summary, picture
 from benchmarks.workload import FILES_A_STEP, KEY, Workload, short
 
@@ -74,7 +74,7 @@ def test_peak_memory_of_a_process_and_its_workers():
     child = "x = bytearray(80 << 20); import time; time.sleep(0.6)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ})
-    with watched(process.pid) as peak:
+    with watch_memory(process.pid) as peak:
         process.wait()
     if not PROC.is_dir():
         assert not peak.anonymous  # and the benchmark prints a dash
