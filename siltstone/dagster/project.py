@@ -72,7 +72,7 @@ def _distinct(streams: Iterable[Stream]) -> tuple[list[Stream], dict[str, str]]:
     for stream in streams:
         first = by_name.setdefault(dagster_name(stream.name), stream)
         if first is not stream:
-            clashing[stream.name] = f"in Dagster its name equals {first.name}, because - becomes _: rename one"
+            clashing[stream.name] = f"in Dagster it is called like stream {first.name}: - becomes _; rename one"
     return list(by_name.values()), clashing
 
 
