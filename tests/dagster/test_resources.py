@@ -85,7 +85,7 @@ def test_a_run_stops_the_session_that_it_started_and_no_other(
     monkeypatch: pytest.MonkeyPatch, ran_before: bool
 ) -> None:
     running: list[Session] = [Session()] if ran_before else []
-    monkeypatch.setattr(spark_module, "_running", lambda: running[0] if running else None)
+    monkeypatch.setattr(spark_module, "_find_session", lambda: running[0] if running else None)
 
     @dg.op
     def work(spark: SparkResource) -> None:
