@@ -112,7 +112,7 @@ _DOOR = {
     "siltstone.sinks.parquet": ("ParquetSink",),
     "siltstone.stream": ("Stream",),
 }
-"""module -> the names that come from there; imported when they are first used, so that importing siltstone is quick"""
+"""module -> the names it defines; each is imported on first use, so that `import siltstone` is quick"""
 
 
 def __getattr__(name: str) -> Any:

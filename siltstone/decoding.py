@@ -1,7 +1,7 @@
-"""What every decoder shares: one edge for whatever it fails with, JSON of bounded depth, checks of numbers.
+"""Shared by all decoders: one error for every failure, JSON of bounded depth, checks of numbers.
 
-Stored bytes come from whoever can write to the bucket or to the catalog. A decoder fails in one way only, so that
-recovery, which acts on `CorruptObject`, is not switched off by an error that nobody thought of.
+Anyone who can write to the bucket or the catalog can write these bytes. A decoder therefore fails in one way only:
+recovery acts on `CorruptObject`, and an unforeseen error would switch it off.
 """
 
 import json
@@ -13,27 +13,26 @@ from siltstone.errors import CorruptObject, Fenced, NewerFormat, StateError, Unr
 
 FREE_BYTES = 64 << 20
 RATIO = 64
-"""what is decoded takes `FREE_BYTES` of memory at most, or `RATIO` for each byte that it is stored in, if it is large;
-whatever encodes leaves uncompressed, or pads, what compresses better"""
+"""decoded data takes at most `FREE_BYTES` of memory, plus `RATIO` bytes per stored byte; an encoder pads data that
+compresses better than that, or leaves it uncompressed"""
 JSON_FREE_BYTES = 4 << 20
 JSON_RATIO = 8
-"""the same of JSON text, of which two characters may become an object"""
+"""the same limits for JSON text, in which two characters may become an object"""
 JSON_DEPTH_MAX = 32
-"""levels of nesting in stored JSON; what goes deeper would end in RecursionError wherever it is copied"""
+"""levels of nesting in stored JSON; copying deeper values would raise RecursionError"""
 _WHY_CHARACTERS = 200
 
 
 @contextmanager
 def decoding(name: str, what: str, error: type[StateError] = CorruptObject) -> Iterator[None]:
-    """Turn whatever the block fails with into one error that names what was being decoded.
+    """Translate any exception in a `with` block into one error that names what was being decoded.
 
-    MemoryError passes, since it is no property of the bytes once every length is bounded; so do the errors that a
-    decoder raises on purpose.
+    MemoryError passes: lengths are bounded, so the bytes did not cause it. So do errors that a decoder raises itself.
 
     Args:
         name: the object, as messages call it.
         what: what it should be, such as "a manifest".
-        error: what to raise.
+        error: the class to raise.
     """
     try:
         yield
@@ -45,15 +44,15 @@ def decoding(name: str, what: str, error: type[StateError] = CorruptObject) -> I
 
 
 def room_for(stored_bytes: int) -> int:
-    """How many bytes of memory something may take that is stored in `stored_bytes`."""
+    """Return how many bytes of memory data stored in `stored_bytes` bytes may take when decoded."""
     return FREE_BYTES + RATIO * stored_bytes
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of stored JSON.
+    """Parse stored JSON.
 
     Raises:
-        ValueError, RecursionError: no JSON, or nested more than `JSON_DEPTH_MAX` deep.
+        ValueError, RecursionError: it is not JSON, or nested more than `JSON_DEPTH_MAX` deep.
     """
     value = json.loads(text)
     level = [value]
@@ -66,10 +65,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def check_integer(value: object, least: int, most: int, what: str) -> int:
-    """Return `value` if it is an integer of `least` to `most`.
+    """Return `value` if it is an integer from `least` to `most`.
 
     Raises:
-        ValueError: it is not; `what` says what it counts.
+        ValueError: it is not; the message calls it `what`.
     """
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"{what} is {str(value)[:40]!r}, which is not an integer of {least} to {most}")
@@ -80,7 +79,7 @@ def check_object(value: object, what: str) -> Mapping[str, Any]:
     """Return `value` if it is a JSON object.
 
     Raises:
-        ValueError: it is not; `what` says what it should be.
+        ValueError: it is not; the message calls it `what`.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{what} is {type(value).__name__}, not a JSON object")

@@ -1,7 +1,7 @@
 """The demo: the flights of 2013 stream through Spark, are killed in the middle, resumed, and proven.
 
-Everything it shows is the real thing: the stream runs in a process of its own, as `siltstone run` would, and gets
-SIGKILL, JVM and Python workers with it, at a moment nobody chose.
+Nothing is simulated: the stream runs in its own process, as `siltstone run` does, and that process, its JVM and its
+Python workers get SIGKILL at a random moment.
 """
 
 import importlib.util
@@ -31,23 +31,23 @@ from siltstone.stream import find_stream
 
 STREAM = "flights"
 PACKAGED = "siltstone.demo_streams"
-"""where an installed wheel has the stream; a checkout has it in ./streams, which its siltstone.toml names"""
+"""the stream's module in an installed wheel; a checkout has it in ./streams, which its siltstone.toml names"""
 MARK = ".siltstone-demo"
-"""a file that says: this warehouse was made by the demo and may be thrown away by it"""
+"""a file that marks a warehouse made by the demo, which the demo may delete"""
 POLL_S = 0.1
 KILL_AFTER = (15, 30)
-"""the kill falls between these two checkpoints"""
+"""the kill comes after a checkpoint between these two"""
 
 
 def run_demo(settings: Settings, console: Console, seed: int | None = None) -> None:
     """Run the demo in the settings' warehouse and print what happens.
 
     Args:
-        seed: fixes when the kill comes.
+        seed: determines when the kill comes.
 
     Raises:
-        UsageError: the warehouse is somebody's, or the flights are not installed.
-        SiltstoneError: what the demo is there to rule out.
+        UsageError: the warehouse was not made by the demo, or the flights are not installed.
+        SiltstoneError: state was lost or doubled, which the demo shows not to happen.
     """
     if importlib.util.find_spec(PACKAGED):
         settings = settings.model_copy(update={"streams": [PACKAGED]})
@@ -61,14 +61,14 @@ def run_demo(settings: Settings, console: Console, seed: int | None = None) -> N
     kill_at = chance.randint(*KILL_AFTER)
 
     console.rule("1. The stream runs", align="left")
-    console.print("The flights of 2013, one file a week; base or delta is chosen for each operator as it goes.")
+    console.print("The flights of 2013, one file per week; each operator chooses base or delta at each checkpoint.")
     with _stream_process(settings, root / "demo-1.log") as process:
         last = _tell(settings, console, process, 0, until=kill_at)
         time.sleep(chance.uniform(0.05, 1.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     console.rule("2. kill -9", align="left")
-    console.print("The driver and Spark's JVM are gone, in the middle of a step. Now the stream is started again.")
+    console.print("The driver and Spark's JVM were killed in the middle of a step. Now the stream is started again.")
     with _stream_process(settings, root / "demo-2.log") as process:
         _tell(settings, console, process, last)
         if process.wait() != 0:
@@ -77,12 +77,12 @@ def run_demo(settings: Settings, console: Console, seed: int | None = None) -> N
 
 
 def _prove(settings: Settings, console: Console, root: Path) -> None:
-    """Verify all checkpoints, restore the last one, count what went in and what came out; table and picture."""
+    """Verify all checkpoints, restore the last one, count rows in and out; print a table and draw a picture."""
     from siltstone.spark import operations
 
     console.rule("3. Every checkpoint is proven", align="left")
     taken = operations.snapshot(settings, STREAM)
-    console.print(f"{taken.rows:,} live rows copied as a snapshot, to compare the last restore with row by row.")
+    console.print(f"{taken.rows:,} live rows copied as a snapshot, to compare with the last restore row by row.")
     proof = operations.verify(settings, STREAM, every=True, deep=True)
     restored = operations.restore(settings, STREAM, to=root / "restored")
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
@@ -100,7 +100,7 @@ def _prove(settings: Settings, console: Console, root: Path) -> None:
 
 
 def _count(console: Console, root: Path) -> None:
-    """Nothing lost, nothing doubled: what the source held, what the restored state has counted, what the sink holds.
+    """Check that nothing was lost or doubled: compare the source, the restored state's counts and the sink.
 
     Raises:
         StateError: they disagree.
@@ -122,7 +122,7 @@ def _make_room(root: Path) -> None:
     """Remove what an earlier demo left, and nothing else.
 
     Raises:
-        UsageError: something is there that the demo did not make, such as another stream.
+        UsageError: the directory holds something that the demo did not make, such as another stream.
     """
     if not root.exists() or not any(root.iterdir()):
         return
@@ -136,13 +136,13 @@ def _make_room(root: Path) -> None:
 
 @contextmanager
 def _stream_process(settings: Settings, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`siltstone run` in a process group of its own, killed at the end if it still runs."""
+    """Run `siltstone run` in its own process group, and kill it at the end if it still runs."""
     command = [sys.executable, "-P", "-m", "siltstone.cli", "run", STREAM]
     given = {
         "SILTSTONE_WAREHOUSE": settings.warehouse,
         "SILTSTONE_CATALOG": settings.catalog,
         "SILTSTONE_STREAMS": json.dumps(settings.streams),
-    }  # no arguments: seen by all
+    }  # not as arguments, which every user of the machine can read
     environment = os.environ | {name: value for name, value in given.items() if value}
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -159,10 +159,10 @@ def _stream_process(settings: Settings, log: Path) -> Iterator[subprocess.Popen[
 def _tell(
     settings: Settings, console: Console, process: subprocess.Popen[bytes], last: int, until: int | None = None
 ) -> int:
-    """Print each new checkpoint, until one has id `until` or the process has ended; returns the last one printed.
+    """Print each new checkpoint, until one has id `until` or the process has ended; return the last id printed.
 
     Raises:
-        StateError: the process ended before that.
+        StateError: the process ended before checkpoint `until`.
     """
     while True:
         ended = process.poll() is not None
@@ -181,7 +181,7 @@ def _tell(
 
 
 def _checkpoints(settings: Settings, after: int) -> list[CheckpointRecord]:
-    """The checkpoints there are by now beyond `after`; none where the stream has not begun."""
+    """Return the checkpoints newer than `after`; none before the stream has begun."""
     try:
         with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
             new = place.catalog.checkpoints.last_id(STREAM) - after

@@ -8,18 +8,18 @@
     |  |- BadRow                  2   a source row the stream cannot take (null key)
     |  |- WrongWarehouse          2   the store and the catalog do not belong together
     |  |- LossRefused             2   a recovery would give up more than it may without being asked
-    |  '- NewerFormat             2   a newer Siltstone wrote the object; it is no damage
+    |  '- NewerFormat             2   a newer Siltstone wrote the object; it is not damaged
     |- StateError                 1   state that is not what it should be
     |  |- CorruptObject           1   a stored object is missing, cut or altered
-    |  |- NoLiveState             1   a checkpoint's live state is not on this machine, or not any more
+    |  |- NoLiveState             1   a checkpoint's live state is not, or no longer, on this machine
     |  '- ProofFailed             1   a restore's digest differs from the recorded one
     |- Unreachable                3   the store or the catalog cannot be reached, read or written
     |  '- ObjectExists            3   a write-once object is already there
     |- Fenced                     4   a newer writer epoch has taken the stream over
     '- Stopped                130, 143   SIGINT or SIGTERM ended a run, with a checkpoint, before its input did
 
-Messages are one line, name the thing at fault, and say what to do. Where a message does not say it, the general
-`advice` of its class does (`SiltstoneError.told`): that is what command lines and Dagster show.
+Messages are one line, name the thing at fault, and say what to do. `SiltstoneError.told`, which command lines and
+Dagster show, adds the class's general `advice` to a message that does not say what to do.
 """
 
 import re
@@ -37,8 +37,8 @@ _WHAT_THERE_IS = re.compile(r"\b(?:it has|they have|there are|there is only|has 
 
 
 def says_what_to_do(message: str) -> bool:
-    """Whether a message has an instruction of its own (a clause that begins with a verb: "use 1 to 128"), or names what
-    there is to choose from ("it has aircraft, airports")."""
+    """Whether a message has its own instruction (a clause that begins with a verb: "use 1 to 128"), or lists the
+    choices ("it has aircraft, airports")."""
     return bool(_INSTRUCTION.search(message) or _WHAT_THERE_IS.search(message))
 
 
@@ -47,11 +47,11 @@ class SiltstoneError(Exception):
 
     exit_code = 1
     advice: ClassVar[str] = "run the same command again, and report it if it fails again (--log-level debug)"
-    """what to do about such an error where its message does not say it"""
+    """what to do about such an error if its message does not say it"""
 
     @property
     def told(self) -> str:
-        """What people are told: the message, and what to do."""
+        """The message, and what to do."""
         said = str(self)
         return said if says_what_to_do(said) else f"{said.rstrip('.')}; {self.advice}"
 
@@ -60,19 +60,19 @@ class UsageError(SiltstoneError):
     """The caller asked for something that cannot be done; nothing was changed."""
 
     exit_code = 2
-    advice = "nothing was changed: correct that, and do it again"
+    advice = "nothing was changed: correct this and try again"
 
 
 class UnknownStream(UsageError):
-    """No stream of that name is defined, or none has run in this warehouse."""
+    """No stream of this name is defined, or none has run in this warehouse."""
 
     advice = "check the name, `streams` in siltstone.toml, --warehouse and --catalog"
 
 
 class UnknownCheckpoint(UsageError):
-    """No completed checkpoint answers to that id or time."""
+    """No completed checkpoint has this id, or none is as old as this time."""
 
-    advice = "list those there are with `siltstone checkpoints STREAM`"
+    advice = "list the stream's checkpoints with `siltstone checkpoints STREAM`"
 
 
 class SchemaConflict(UsageError):
@@ -84,17 +84,17 @@ class SchemaConflict(UsageError):
 class BadRow(UsageError):
     """Rows that an operator cannot take, such as those with a null key.
 
-    An operator's `process` may raise it as well. Where the stream has `on_bad_row="dead-letter"`, the rows that it
-    names become dead letters, and the step goes on without them; all bad rows of a call are best named at once.
+    An operator's `process` may raise it as well. If the stream has `on_bad_row="dead-letter"`, the rows in `rows`
+    become dead letters, and the step goes on without them; name all bad rows of a call at once.
 
     Args:
         message: what is wrong and what to do.
         rows: bool[n], which of the rows of this call of `process` are bad; None if that is not known: then the step
             fails.
-        reason: what a dead letter says, without the advice; the message if it is not given.
-        keys: uint64[n], where `rows` is about entries of a table of state and not about rows of the call: the hash of
-            the operator key of each entry. Unless the entries are the call's rows, all rows of the bad keys are.
-        at: what these entries were given with: ordinals of keys, or a table of the operator's key columns. Where that
+        reason: what a dead letter says, without the advice; by default the message.
+        keys: uint64[n], if `rows` marks entries of a state table instead of rows of the call: the hash of each
+            entry's operator key. Unless the entries are the call's rows, all rows of the bad keys are bad.
+        at: what the entries were addressed by: ordinals of keys, or a table of the operator's key columns. If that
             is `Rows.key_index`, or the key columns of `Rows.table`, the entries are the call's rows.
     """
 
@@ -107,22 +107,24 @@ class BadRow(UsageError):
         self.keys: Any = keys
         self.at: Any = at
 
-    advice = 'correct the rows in the source, or let the stream put them aside (on_bad_row="dead-letter")'
+    advice = 'correct the rows in the source, or let the stream set them aside (on_bad_row="dead-letter")'
 
 
 class WrongWarehouse(UsageError):
-    """The store and the catalog do not belong together, or are of different times; the message says what to check."""
+    """The store and the catalog do not belong together, or one is older; the message says what to check."""
 
     advice = "check --warehouse and --catalog"
 
 
 class LossRefused(UsageError):
-    """A recovery would give up more than it may without being asked; nothing was given up. The message says what would
-    be lost, why, and the command that accepts it."""
+    """A recovery would give up more than it may without being asked; nothing was given up.
+
+    The message says what would be lost, why, and the command that accepts the loss.
+    """
 
 
 class NewerFormat(UsageError):
-    """An object is whole, but of a format that only a newer Siltstone reads: upgrade. It is no damage."""
+    """An object is intact, but in a format that only a newer Siltstone reads."""
 
     advice = "upgrade siltstone"
 
@@ -140,9 +142,9 @@ class CorruptObject(StateError):
 
 
 class NoLiveState(StateError):
-    """This machine does not have the live state of a checkpoint, or not at this moment."""
+    """This machine does not have a checkpoint's live state, or not at this moment."""
 
-    advice = "run the stream here, then do it again"
+    advice = "run the stream here, then try again"
 
 
 class ProofFailed(StateError):
@@ -154,11 +156,11 @@ class ProofFailed(StateError):
 class Unreachable(SiltstoneError):
     """The store or the catalog cannot be reached, read or written.
 
-    `transient`: the same call may well succeed a little later, as after a time-out or a throttling answer.
+    `transient`: the same call may succeed a little later, as after a time-out or a throttling answer.
     """
 
     exit_code = 3
-    advice = "check that the store and the catalog answer, and do it again"
+    advice = "check that the store and the catalog answer, and try again"
 
     def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message)
@@ -166,20 +168,20 @@ class Unreachable(SiltstoneError):
 
 
 class ObjectExists(Unreachable):
-    """A write-once object of that name is already stored."""
+    """A write-once object of this name is already stored."""
 
-    advice = "run the same command again: it takes other names"
+    advice = "run the same command again: it uses other names"
 
 
 class Fenced(SiltstoneError):
     """A newer writer epoch owns the stream: this one may commit nothing and delete nothing."""
 
     exit_code = 4
-    advice = "another run has the stream: stop this one"
+    advice = "another run has taken the stream over: stop this one"
 
 
 class Stopped(SiltstoneError):
-    """A signal ended a run before its input did. What it had begun is completed: the next run goes on from there.
+    """A signal ended a run before its input did. The run took a last checkpoint; the next run continues from there.
 
     Args:
         stream: the stream that ran.

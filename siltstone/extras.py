@@ -1,7 +1,4 @@
-"""Packages that only some uses need, asked for by name where they are missing.
-
-They are extras of the distribution: `pip install 'siltstone[redis]'`. What needs one imports it here, when it is used.
-"""
+"""Packages that only some features need: extras of the distribution, as in `pip install 'siltstone[redis]'`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,15 +8,15 @@ from siltstone.errors import UsageError
 
 @contextmanager
 def extra_needed(extra: str, package: str, what: str) -> Iterator[None]:
-    """Import, in a `with` block, what needs `package` of an extra.
+    """Translate a failed import of `package` in a `with` block into an error that says what to install.
 
     Args:
         extra: the name of the extra.
-        package: the package that it brings, as it is imported.
-        what: what cannot be had without it, for people.
+        package: the package that it installs, as it is imported.
+        what: the feature that needs it, for the message.
 
     Raises:
-        UsageError: the package is not installed; says what to install.
+        UsageError: the package is not installed.
     """
     try:
         yield

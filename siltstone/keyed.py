@@ -12,7 +12,7 @@
             state.totals.put({"clicks": clicks})
             yield {"user": key[0], "clicks": clicks}
 
-What `state.<variable>` offers, each call about the key at hand:
+Methods of `state.<variable>`, each for the current key:
 
     ValueState     get() -> dict or None, put(values), remove()
     MapState       get(entry) -> dict or None, put(entry, values), remove(entry); an entry is a dict of its map key
@@ -20,8 +20,8 @@ What `state.<variable>` offers, each call about the key at hand:
     WindowState    get() -> list of dicts in order, insert(values), evict(before), remove()
     OpaqueState    get() -> the object of the key's key group, put(object)
 
-Underneath, each variable is read once for all keys of a call of `process`, when it is first asked for, and written at
-the end. Map entries are read together if the rows have the columns of the map key and name them; others one by one.
+Each variable is read once for all keys of a call of `process`, on first use, and written at the end. Map entries are
+read together if the rows have the map key's columns; other entries are read one by one.
 """
 
 import math
@@ -39,31 +39,31 @@ Record = Mapping[str, Any]
 
 
 class KeyedProcessor(Operator):
-    """An operator that is given one key at a time; write `handle_input` in place of `process`.
+    """An operator that handles one key at a time; write `handle_input` instead of `process`.
 
-    It is declared as any `Operator`, with the same variables, and a stream may go from one to the other with its state.
-    It is slower, since it makes Python objects of every row and value of state. A sum per key over 200,000 rows of two
-    integers took 5.5 times the processor time of the same sum written as `process` with 10 rows per key, and 11.7 times
-    with about one row per key (median of five steps each, one run). Write `process` where that matters.
+    It is declared like any `Operator`, with the same variables, and a stream may change from one to the other and keep
+    its state. It is slower, since it makes Python objects of every row and state value. A sum per key over 200,000
+    rows of two integers took 5.5 times the processor time of the same sum written as `process` with 10 rows per key,
+    and 11.7 times with about one row per key (median of five steps each, one run). Write `process` if that matters.
     """
 
     def handle_input(self, key: tuple[Any, ...], rows: list[dict[str, Any]], state: Any) -> Iterable[Record] | None:
-        """Take the rows of one key, read and change its state, and return or yield output rows, if any.
+        """Process the rows of one key, read and change its state, and return or yield output rows, if any.
 
-        A step may bring rows of a key in several calls. Equal rows in equal order must have equal effects, since a task
+        A step may bring a key's rows in several calls. Equal rows in equal order must have equal effects, since a task
         may run twice; the order is the same only with `order_by`.
 
         Args:
             key: the values of the key columns.
             rows: each row as a dict of its columns.
-            state: the variables, each an attribute of its name (see the module).
+            state: the variables, each an attribute named after it (see the module).
 
         Returns:
             Rows with the columns `output`, each a dict.
 
         Raises:
-            BadRow: rows of this key cannot be taken: those that are true in `rows` (one boolean per row of the key), or
-                all of them.
+            BadRow: the operator cannot take rows of this key: those marked in `rows` (one boolean per row of the key),
+                or all of them.
         """
         raise NotImplementedError(f"operator {self.name} does not define handle_input")
 
@@ -95,7 +95,7 @@ class KeyedProcessor(Operator):
 
 
 class _KeyState:
-    """The variables of one key, each an attribute of its name."""
+    """The variables of one key, each an attribute named after it."""
 
     def __init__(self, operator: str, views: Mapping[str, "_View"]) -> None:
         self.__dict__.update(views)
@@ -106,7 +106,7 @@ class _KeyState:
 
 
 class _View:
-    """One variable, of one key after the other: that of `ordinal`. Changes wait for `flush`."""
+    """One variable of the current key, `ordinal`, which moves from key to key. `flush` writes the changes."""
 
     def __init__(self, name: str, variable: Any, rows: Rows, state: State) -> None:
         self.name, self.rows, self.keys = name, rows, rows.keys
@@ -118,7 +118,7 @@ class _View:
         """Write what changed."""
 
     def checked(self, values: Record) -> dict[str, Any]:
-        """A row of the value columns."""
+        """Return `values` as a row of the value columns."""
         return _checked(values, self.value.names, self.name)
 
 
@@ -163,7 +163,7 @@ class _Map(_View):
         self._schema = pa.schema([*rows.keys.columns.schema, *self._subkey])
         self._known: dict[tuple[Any, ...], dict[str, Any] | None] = {}
         self._changed: dict[tuple[Any, ...], dict[str, Any]] = {}
-        """what is known of entries by their address, and the map keys of those that changed"""
+        """by address: what is known of each entry, and the map keys of entries that changed"""
         self._ahead = False
 
     def get(self, entry: Record) -> dict[str, Any] | None:
@@ -196,7 +196,7 @@ class _Map(_View):
             self.access.put(pa.table([*entries.columns, *values.columns], schema=schema))
 
     def _address(self, entry: Record) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What tells an entry from others of the call, and its map key."""
+        """Return an entry's address, unique within the call, and its map key."""
         subkey = _checked(entry, self._subkey.names, self.name)
         return (self.ordinal, *map(_comparable, subkey.values())), subkey
 
@@ -206,7 +206,7 @@ class _Map(_View):
         return pa.table([*owners.columns, *subkeys.columns], schema=self._schema)
 
     def _read_ahead(self) -> None:
-        """Read the entries that the rows name, if they have the map key's columns."""
+        """Read the entries that the rows address, if the rows have the map key's columns."""
         table, names = self.rows.table, self._subkey.names
         if any(n not in table.column_names or table.schema.field(n).type != self._subkey.field(n).type for n in names):
             return
@@ -252,11 +252,11 @@ class _List(_View):
             self.add(at, _table([row for _, row in added], self.value, self.name))
 
     def add(self, at: np.ndarray, rows: pa.Table) -> None:
-        """Write what was added."""
+        """Write the added rows."""
         self.access.append(self.keys, at, rows)
 
     def stored(self) -> list[dict[str, Any]]:
-        """The rows that state has of the key, unless they were removed."""
+        """Return the key's rows in state, unless they were removed."""
         if self.ordinal in self._removed:
             return []
         if self._read is None:
@@ -342,10 +342,10 @@ def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
 
 
 def _comparable(value: Any) -> Any:
-    """A value of a map key such that equal map keys are equal: every NaN is one."""
+    """Return a map key's value such that equal map keys compare equal: every NaN is the same."""
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
 
 def _rank(value: Any) -> Any:
-    """A value in the order of a window, in which NaN is last."""
+    """Return a value's sort key in the order of a window, in which NaN is last."""
     return (True, 0.0) if isinstance(value, float) and math.isnan(value) else (False, value)

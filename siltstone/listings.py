@@ -1,4 +1,4 @@
-"""What the client's reading methods return: recorded facts of a warehouse or a stream, as frozen values."""
+"""Results of the client's listing methods: recorded facts of a warehouse or a stream, as frozen values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamList(Result):
-    """The streams that a catalog knows, by name.
+    """The streams in a catalog, by name.
 
-    Each is a table with `stream`, `max_parallelism`, `parallelism` (None: as many subtasks as cores), `forked_from`,
-    `forked_at`, and `newest`, its newest completed checkpoint (None before the first).
+    Each has `stream`, `max_parallelism`, `parallelism` (None: as many subtasks as cores), `forked_from`, `forked_at`,
+    and `newest`, its newest completed checkpoint (None before the first).
     """
 
     streams: Sequence[Mapping[str, Any]]
@@ -27,10 +27,10 @@ class CheckpointList(Result):
     """A stream's completed checkpoints, oldest first.
 
     Attributes:
-        forked_from: the stream that this one is a fork of, from its checkpoint `forked_at`; None if it is not a fork.
-        checkpoints: each a table with `id`, `forms`, `bytes`, `D`, `rows`, `digest`, `proven`, `event_time_max`,
+        forked_from: the stream that this one was forked from, at checkpoint `forked_at`; None if it is not a fork.
+        checkpoints: each with `id`, `forms`, `bytes`, `D`, `rows`, `digest`, `proven`, `event_time_max`,
             `committed_at` and others.
-        materialization: operator -> how materialization does for it.
+        materialization: operator -> the health of its materialization.
     """
 
     stream: str
@@ -48,7 +48,7 @@ class CheckpointDetails(Result):
     details: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """The details."""
+        """Return the details."""
         return dict(self.details)
 
 
@@ -56,7 +56,7 @@ class CheckpointDetails(Result):
 class SavepointList(Result):
     """A stream's savepoints by name; expired ones too, until their checkpoint is deleted.
 
-    Each is a table with `name`, `checkpoint`, `created_at`, `expires_at` (None: never) and `expired`.
+    Each has `name`, `checkpoint`, `created_at`, `expires_at` (None: never) and `expired`.
     """
 
     stream: str
@@ -65,7 +65,7 @@ class SavepointList(Result):
 
 @dataclass(frozen=True)
 class Savepoint(Result):
-    """One savepoint. Times are ISO 8601 in UTC; `expires_at` is None for one that stays until it is dropped."""
+    """One savepoint. Times are ISO 8601 in UTC; `expires_at` is None if it stays until it is dropped."""
 
     stream: str
     name: str
@@ -77,7 +77,7 @@ class Savepoint(Result):
 
 @dataclass(frozen=True)
 class SavepointDropped(Result):
-    """A savepoint that is gone; its checkpoint stays until retention or somebody deletes it."""
+    """A dropped savepoint; its checkpoint stays until it is deleted."""
 
     stream: str
     name: str
@@ -86,7 +86,7 @@ class SavepointDropped(Result):
 
 @dataclass(frozen=True)
 class DeletionList(Result):
-    """The deletion passes over a stream, oldest first: what each deleted, when and by whom."""
+    """A stream's deletion passes, oldest first: what each deleted, when and by whom."""
 
     stream: str
     deletions: Sequence[Mapping[str, Any]]
@@ -98,8 +98,8 @@ class Retention(Result):
 
     Attributes:
         recorded: the rules recorded with the stream; None keeps everything.
-        in_force: the rules that runs and truncations obey, given those of the settings.
-        source: where these come from; `from` in JSON.
+        in_force: the rules that runs and truncations follow: the recorded ones and those of the settings.
+        source: where `in_force` comes from; `from` in JSON.
         described: the rules in force, in words.
     """
 
@@ -110,19 +110,19 @@ class Retention(Result):
     described: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, with `from` for `source`."""
+        """Return the fields, with `from` for `source`."""
         return {"from" if name == "source" else name: value for name, value in super().to_dict().items()}
 
 
 @dataclass(frozen=True)
 class Report(Result):
-    """What `report` drew: `data` in numbers, `picture` the path of the file."""
+    """What `report` drew: `data` are the numbers, `picture` the file's path."""
 
     data: "ReportData"
     picture: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, and the picture's path."""
+        """Return the numbers and the picture's path."""
         return {**self.data.to_dict(), "picture": self.picture}
 
 

@@ -1,14 +1,14 @@
-"""Events: how every module says what happens, and how a command line shows it on standard error.
+"""Events: how modules log, and how a command line shows it on standard error.
 
     _LOG = get_logger(__name__)
     _LOG.warning("lease expired", stream=stream)
 
-An event is a few words and fields. It is a record of the standard library's `logging` in the first place, whose text is
-`lease expired stream=flights`: a program that uses Siltstone as a library configures `logging` as it likes, and nothing
-here changes that. Only a command line calls `configure`; its Spark workers are told to do the same (`for_workers`).
+An event is a few words and fields. It becomes a record of the standard library's `logging`, with the text
+`lease expired stream=flights`. A program that uses Siltstone as a library configures `logging` itself. Only a command
+line calls `configure`, and passes the same configuration to its Spark workers (`for_workers`).
 
-`stream`, `epoch`, `checkpoint` and `step` are bound where they become known (`bound`), and are then in every event of
-that thread. A thread that is started later has them if it runs in a copy of the context (`contextvars.copy_context`).
+`stream`, `epoch`, `checkpoint` and `step` are bound once they are known (`bound`), and are then in every event of that
+thread. A thread that starts later has them if it runs in a copy of the context (`contextvars.copy_context`).
 """
 
 import json
@@ -29,17 +29,17 @@ from structlog.stdlib import BoundLogger, ProcessorFormatter, filter_by_level
 from siltstone.secret import HIDDEN
 
 bound = bound_contextvars
-"""`with bound(stream=stream):` - fields of every event of this thread in the block"""
+"""`with bound(stream=stream):` adds fields to every event of this thread in the block"""
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 DEFAULT_LEVEL: Level = "info"
 WORKERS = "SILTSTONE_WORKER_LOG"
-"""the variable that tells a Spark worker the level and the format of the command line whose session it is of"""
+"""the environment variable that passes a command line's level and format to its Spark workers"""
 _OURS = ("siltstone", "streams", "jobs", "assets", "checks", "resources", "orchestration")
-"""packages whose events are shown from the chosen level on; all others' from warning on"""
+"""packages whose events are shown from the configured level on; all others from warning on"""
 _FIRST = ("stream", "epoch", "checkpoint", "step")
 _FRAMES = 4
-"""of structlog, between who logs and `logging`"""
+"""stack frames of structlog between the caller and `logging`"""
 _USER = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^\s\"'<>]*)@")
 _QUERY = re.compile(r"(?P<name>[?&][\w.-]*(?:pass|secret|token)[\w.-]*=)[^\s&\"'<>]+", re.IGNORECASE)
 _COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "31"}
@@ -48,14 +48,14 @@ Fields = MutableMapping[str, Any]
 
 
 class Event(dict[str, Any]):
-    """The fields of an event, as a record of `logging` carries them; its text is what any handler shows."""
+    """An event's fields, as the message of a `logging` record; its text is what any handler shows."""
 
     def __str__(self) -> str:
         return _text(self)
 
 
 def get_logger(name: str) -> BoundLogger:
-    """The logger of a module. It does not look at structlog's own configuration, which is the program's to set."""
+    """Return the logger of a module. It ignores structlog's global configuration, which belongs to the program."""
     return structlog.wrap_logger(
         logging.getLogger(name),
         processors=[filter_by_level, merge_contextvars, _redact, _as_record],
@@ -66,9 +66,9 @@ def get_logger(name: str) -> BoundLogger:
 
 
 def redact(text: str) -> str:
-    """The text without what looks like the user and password of a URL, or a password among its options.
+    """Return the text without what looks like the user and password of a URL, or a password among its options.
 
-    A last line of defence: what is logged is to hide its secrets itself (`siltstone.secret`, `siltstone.store.url`).
+    This is a last line of defence: callers hide their secrets themselves (`siltstone.secret`, `siltstone.store.url`).
     """
     if "://" not in text:
         return text
@@ -81,7 +81,7 @@ def _without_user(found: re.Match[str]) -> str:
     return found[0] if is_safe else f"{found['scheme']}{HIDDEN}@"
 
 
-# What every event passes through.
+# Processors of every event
 
 
 def _redact(_: Any, __: str, fields: Fields) -> Fields:
@@ -107,7 +107,7 @@ def _as_record(logger: Any, name: str, fields: Fields) -> tuple[tuple[Event], di
 
 
 def _text(fields: Mapping[str, Any]) -> str:
-    """`event key=value key="a value"`, on one line whatever is in it."""
+    """Format fields as `event key=value key="a value"`, always on one line."""
     named = {name: _listed(fields[name]) for name in (*_FIRST, *fields) if name in fields and name != "event"}
     return " ".join(filter(None, (_printable(str(fields.get("event", ""))), _FIELDS(None, "", named))))
 
@@ -125,11 +125,11 @@ def _printable(text: str) -> str:
 _FIELDS = LogfmtRenderer(bool_as_flag=False)
 
 
-# What a command line does with events.
+# The output of a command line
 
 
 class _Handler(logging.Handler):
-    """Writes lines; `write` is called with each, without its newline."""
+    """Call `write` with each line, without its newline."""
 
     def __init__(self, level: Level, form: Format, write: Callable[[str], None], colour: bool) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class _Handler(logging.Handler):
 
 
 class _Line:
-    """An event as a line for people."""
+    """Render an event as a line for people."""
 
     def __init__(self, colour: bool) -> None:
         self._colour = colour
@@ -177,14 +177,16 @@ def _render_json(_: Any, __: str, fields: Fields) -> str:
 
 
 def write_line(line: str) -> None:
-    """A line to standard error, in one piece, so that processes that share it do not mix theirs."""
+    """Write a line to standard error in one call, so that lines of several processes do not mix."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
 
 def configure(level: Level, form: Format, write: Callable[[str], None] = write_line, *, colour: bool = False) -> None:
-    """Show events on standard error from `level` on, and others' log lines from warning on. Only for whoever owns this
-    process: a command line, or a worker that it started. What was configured before by this is replaced."""
+    """Show events on standard error from `level` on, and others' log lines from warning on.
+
+    Replaces an earlier configuration. Only the owner of the process calls it: a command line, or a worker of one.
+    """
     unconfigure()
     root, chosen = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
     root.addHandler(_Handler(level, form, write, colour))
@@ -192,14 +194,14 @@ def configure(level: Level, form: Format, write: Callable[[str], None] = write_l
     for package in _OURS:
         logging.getLogger(package).setLevel(chosen)
     for noisy in ("py4j", "pyspark"):
-        # What stops a stream reaches the user once, as our own error.
+        # The user sees what stopped a stream once, as our own error.
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     logging.captureWarnings(True)
     threading.excepthook = _log_thread_failure
 
 
 def unconfigure() -> None:
-    """Take back what `configure` did to this process."""
+    """Undo what `configure` did to this process."""
     root, handler = logging.getLogger(), _handler()
     if handler is not None:
         root.removeHandler(handler)
@@ -211,7 +213,7 @@ def unconfigure() -> None:
 
 
 def configured() -> tuple[Level, Format] | None:
-    """What this process was configured with by `configure`; None where the program logs as it likes."""
+    """Return the level and format given to `configure`; None if the program configures logging itself."""
     handler = _handler()
     return None if handler is None else (handler.chosen, handler.form)
 
@@ -221,8 +223,10 @@ def _handler() -> _Handler | None:
 
 
 def pass_on(line: str) -> None:
-    """Show a line that another program wrote for this process to show, such as Spark's JVM: as it is, but as an event
-    where all are JSON and the line is not."""
+    """Show a line that another program, such as Spark's JVM, wrote.
+
+    It is shown unchanged, except that a line of plain text becomes an event if the format is JSON.
+    """
     handler = _handler()
     if handler is not None and handler.form == "json" and not _is_object(line):
         get_logger("jvm").warning(line)
@@ -239,23 +243,24 @@ def _is_object(line: str) -> bool:
 
 
 def as_level(word: str | None) -> Level | None:
-    """The level of that name, None if there is none."""
+    """Return the level of this name, or None."""
     return next((level for level in get_args(Level) if level == word), None)
 
 
 def as_format(word: str | None) -> Format | None:
-    """The format of that name, None if there is none."""
+    """Return the format of this name, or None."""
     return next((form for form in get_args(Format) if form == word), None)
 
 
 def for_workers() -> dict[str, str]:
-    """Variables for the workers of this process, so that they log alike; none where the program logs as it likes."""
+    """Return environment variables with which this process's workers log alike; none if the program configures logging
+    itself."""
     chosen = configured()
     return {} if chosen is None else {WORKERS: " ".join(chosen)}
 
 
 def configure_worker(environment: Mapping[str, str]) -> None:
-    """In a worker: `configure` as the process did that started it, if that did."""
+    """Configure a worker's logging as in the process that started it, if that called `configure`."""
     words = environment.get(WORKERS, "").partition(" ")
     level, form = as_level(words[0]), as_format(words[2])
     if level and form:

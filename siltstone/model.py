@@ -10,9 +10,9 @@ from siltstone.errors import UsageError
 DEFAULT_MAX_PARALLELISM = 128
 MAX_MAX_PARALLELISM = 32768
 OUTAGE_S = 60.0
-"""how long a call of an open catalog waits for it to come back, by default"""
+"""how long a catalog call waits for an unreachable catalog, by default"""
 LATEST = "latest"
-"""what the newest checkpoint of a stream is called"""
+"""the name of a stream's newest checkpoint"""
 MAX_EPOCH = 99_999_999
 """the highest writer epoch: object names hold it in eight digits"""
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
@@ -21,10 +21,10 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 def check_name(what: str, name: str) -> str:
     """Return `name` if it is an identifier `[a-z][a-z0-9_-]*` of at most 64 characters.
 
-    Names become parts of object names, so this is also what keeps every path inside the warehouse.
+    Names become parts of object names, so this check also keeps every path inside the warehouse.
 
     Raises:
-        UsageError: it is not; `what` says what was being named.
+        UsageError: it is not; the message says which name (`what`).
     """
     if len(name) > 64 or not _NAME.fullmatch(name):
         raise UsageError(
@@ -34,7 +34,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def check_table_name(name: str) -> str:
-    """Return `name` if it is a variable's name, or a table of one, such as `recent.bounds`: two names and a dot.
+    """Return `name` if it names a variable, or a variable's table, such as `recent.bounds`: two names and a dot.
 
     Raises:
         UsageError: it is not.
@@ -61,7 +61,7 @@ class Kind(StrEnum):
     OPAQUE = "opaque"
     """bytes, saved whole at every checkpoint"""
     INDEX = "index"
-    """no variable: what says where a segment's variables are"""
+    """not a variable: it says where a segment's variables are"""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -78,14 +78,14 @@ class KeyGroupRange:
         return self.start <= group < self.end
 
     def intersect(self, other: "KeyGroupRange") -> "KeyGroupRange":
-        """The groups in both; an empty range (start == end) where there are none."""
+        """Return the groups in both ranges; an empty range (start == end) if there are none."""
         start = max(self.start, other.start)
         return KeyGroupRange(start, max(start, min(self.end, other.end)))
 
     def split(self, parts: int) -> list["KeyGroupRange"]:
-        """Contiguous ranges, as even as can be, in order: part i starts at `start + ceil(i * n / parts)`.
+        """Split into `parts` contiguous, even ranges, in order: part i starts at `start + ceil(i * n / parts)`.
 
-        The same rule as Flink's, so that `group * parts // n` names the part of a group.
+        The rule is Flink's: a group belongs to part `group * parts // n`.
         """
         n = len(self)
         edges = [self.start - (-i * n // parts) for i in range(parts + 1)]
@@ -94,12 +94,12 @@ class KeyGroupRange:
 
 @dataclass(frozen=True, slots=True)
 class RangeChecksums:
-    """A checksum for each of an object's successive ranges of bytes, so that a part of it can be verified by itself.
+    """A checksum for each successive range of an object's bytes, so that a part can be verified alone.
 
     Attributes:
-        algorithm: what the checksums are (`store.checksums`).
-        range_bytes: bytes in a range; the last one may be shorter.
-        checksums: those of the ranges in order, joined (hex).
+        algorithm: the algorithm (`store.checksums`).
+        range_bytes: bytes per range; the last one may be shorter.
+        checksums: the ranges' checksums in order, joined (hex).
     """
 
     algorithm: str
@@ -111,8 +111,8 @@ class RangeChecksums:
 class StoredObject:
     """One object as the store wrote it: its name, size in bytes, and checksum (`store.checksums`).
 
-    `ranges` are there for what may be read in parts; they say nothing that tells one object from another. `digest` is
-    there for a checkpoint's manifest that the catalog names: the digest of the state that it has to state.
+    `ranges` are set for objects that are read in parts; equality ignores them. `digest` is set for a checkpoint's
+    manifest in the catalog: the state digest that the manifest must contain.
     """
 
     name: str
@@ -128,7 +128,8 @@ class Handle:
 
     `checksum` (`store.checksums`) covers exactly `length` bytes at `offset` of `object`. `rows` counts table rows
     (base) or changes (delta). `previous` is the checkpoint this delta builds on, 0 for a base. Handles of one object
-    overlap nowhere and leave no byte out, so whoever reads all of them has verified the object (promise 6).
+    do not overlap and leave no byte out, so reading all of them verifies the object (objects are verified at every
+    read: promise 6).
     """
 
     operator: str
@@ -143,4 +144,4 @@ class Handle:
     rows: int
     previous: int
     sqn: int = 0
-    """sequence number of the change in its writer; 0 where there is only one"""
+    """sequence number of the change in its writer; 0 if there is only one change"""

@@ -1,6 +1,6 @@
-"""The user's modules: named by their path, or, where they are installed, by their name.
+"""Load the user's modules: by path, or, if they are installed, by name.
 
-The working directory is not searched: whoever can put a file there could put a module in the place of an installed one.
+The working directory is not searched: a file there could shadow an installed module.
 """
 
 import importlib
@@ -14,11 +14,11 @@ from siltstone.errors import UsageError
 def load_module(name: str) -> ModuleType:
     """Import `./streams`, `streams/flights.py` or an installed `my_streams.flights`.
 
-    The directory that holds what a path names goes last on the module search path, where worker processes search too.
+    The directory that contains the path goes last on the module search path, where worker processes search too.
 
     Raises:
-        UsageError: the path names no module, or another one of that name is found before it.
-        Exception: whatever the module itself raises.
+        UsageError: the path is not a module, or another module of its name is found before it.
+        Exception: the module raised it.
     """
     if "/" in name or name.endswith(".py"):
         return _by_path(name)
@@ -36,7 +36,7 @@ def _by_path(name: str) -> ModuleType:
     path = Path(name).resolve()
     package = path / "__init__.py"
     if not (package.is_file() or (path.suffix == ".py" and path.is_file())):
-        raise UsageError(f"{name} is no module: name a .py file, or a directory with an __init__.py")
+        raise UsageError(f"{name} is not a module: name a .py file, or a directory with an __init__.py")
     root, parts = path.parent, [path.stem if path.suffix == ".py" else path.name]
     while (root / "__init__.py").is_file():
         root, parts = root.parent, [root.name, *parts]

@@ -1,4 +1,4 @@
-"""What a user writes: an `Operator`, a vectorised, keyed, stateful step over Arrow tables.
+"""The `Operator` that a user writes: a vectorised, keyed, stateful step over Arrow tables.
 
     class Delays(Operator):
         name = "delays"
@@ -7,13 +7,13 @@
         totals = ValueState(value={"flights": pa.int64()})
 
         def process(self, rows, state):
-            old = state.totals.get(rows.keys)  # one row per key, null where there is none yet
+            old = state.totals.get(rows.keys)  # one row per key, null for a new key
             flights = rows.count(initial=old["flights"])  # one value per key
             state.totals.put(rows.keys, {"flights": flights})
             return rows.keys.with_columns({"flights": flights})
 
-`siltstone.rows` has what can be asked of `rows`. An operator keeps nothing between calls but its state: it is sent to
-where its subtasks run, and a call may come twice.
+`siltstone.rows` describes the methods of `rows`. An operator keeps nothing but its state between calls: copies of it
+run wherever its subtasks run, and a call may come twice.
 """
 
 from dataclasses import dataclass
@@ -51,11 +51,11 @@ __all__ = [
 ]
 
 SOURCE = "source"
-"""what an operator reads that reads no other operator"""
+"""the input of an operator that does not read another operator"""
 
 
 class State:
-    """The operator's variables in one subtask, each an attribute of its name: `siltstone.state.access`."""
+    """The operator's variables in one subtask, each an attribute named after it (`siltstone.state.access`)."""
 
     def __init__(self, operator: "Operator", state: SubtaskState) -> None:
         self._operator = operator.name
@@ -85,7 +85,7 @@ class OperatorContext:
         parallelism: how many subtasks the operator has.
         key_groups: the key groups whose rows and state the subtask has.
         step: the step that is about to run.
-        checkpoint: the checkpoint that this step ends with; None if it ends with none.
+        checkpoint: the checkpoint that this step ends with, or None.
     """
 
     operator: str
@@ -106,10 +106,10 @@ class Operator:
         reads       "source", or the name of the operator whose output this one reads
         inputs      the columns it reads besides the key; empty means all
         order_by    columns by which the rows of a step are sorted, within a subtask, before `process` sees
-                    them; logic for which the order of a key's rows matters is deterministic only with it
-        output      the columns of what `process` returns, likewise, or None where it returns nothing
-        combined    the columns of what `combine` returns, likewise, among them the key's and those of `order_by`;
-                    None where rows go through the shuffle as they are
+                    them; logic that depends on the order of a key's rows is deterministic only with it
+        output      the columns that `process` returns, likewise, or None if it returns nothing
+        combined    the columns that `combine` returns, likewise, including the key's and those of `order_by`;
+                    None if rows go through the shuffle unchanged
 
     Raises:
         UsageError: a field or a variable is missing or wrong; the message says which.
@@ -133,32 +133,32 @@ class Operator:
         self._check()
 
     def open(self, context: OperatorContext) -> None:
-        """Prepare for the calls of `process` of one task, such as by connecting to a service; by default nothing.
+        """Prepare for one task's calls of `process`, for example by connecting to a service; by default do nothing.
 
-        Called once per task, which is one subtask in one step, before the first call of `process`, and also in a step
-        that has no rows for the subtask. It runs where the task runs, a Python worker of a Spark executor, on the copy
-        of the operator that was sent there. A task that runs again opens again. What is kept in attributes is a cache:
-        it is gone after the task, and no checkpoint holds it. State belongs in variables.
+        Called once per task (one subtask in one step), before the first call of `process`, also in a step without rows
+        for the subtask. It runs in a Python worker of a Spark executor, on the copy of the operator that was sent
+        there. A task that runs again opens again. Attributes are only a cache: they are gone after the task, and no
+        checkpoint contains them. State belongs in variables.
         """
 
     def close(self) -> None:
-        """Let go of what `open` made; by default nothing.
+        """Release what `open` made; by default do nothing.
 
         Called once per task whose `open` returned, after the last call of `process`, before the state is saved, also if
-        `process` raised or the task was cancelled. It is not called if the process of the task dies.
+        `process` raised or the task was cancelled. It is not called if the task's process dies.
         """
 
     def combine(self, table: pa.Table) -> pa.Table:
-        """Aggregate rows ahead of the shuffle, so that fewer go through it; pays where many rows have few keys.
+        """Aggregate rows before the shuffle, so that fewer go through it; pays if many rows share few keys.
 
         Called only if `combined` is set, in the tasks that read the operator's input, with any part of its rows, any
-        number of times; never with what it returned. `process` then gets what it returned, in place of the rows, and
-        must come to the same state and output however the rows were cut and whatever was combined. Neither `open` nor
-        state is there.
+        number of times; never with its own results. `process` then gets the results instead of the rows, and must reach
+        the same state and output however the rows were split and combined. State is not available, and `open` has not
+        been called.
 
         Args:
-            table: the columns that the operator reads; the key has the declared types and may still be null. Pass rows
-                with a null key on, for the engine to refuse.
+            table: the columns that the operator reads; the key has the declared types and may still be null. Return
+                rows with a null key unchanged: the engine refuses them.
 
         Returns:
             Rows of the columns `combined`. Spark has no unsigned integers.
@@ -166,28 +166,28 @@ class Operator:
         raise NotImplementedError(f"operator {self.name} does not define combine")
 
     def process(self, rows: Rows, state: State) -> pa.Table | None:
-        """Take some rows of a step, read and change state, and return output rows, if any.
+        """Process some rows of a step, read and change state, and return output rows, if any.
 
         A step may come in several calls. All rows of a key come to one subtask; equal rows in equal order
         must have equal effects, since a task may run twice.
 
         Raises:
-            BadRow: there are rows that it cannot take; with `rows`, they may become dead letters.
+            BadRow: the operator cannot take some rows; with `rows`, they may become dead letters.
         """
         raise NotImplementedError(f"operator {self.name} does not define process")
 
     def region_checkpointed(self, checkpoint: int) -> None:
-        """Called on the driver once a checkpoint of the stream is complete."""
+        """React to a completed checkpoint of the stream, on the driver; by default do nothing."""
 
     def variables(self) -> dict[str, Variable]:
-        """Name -> declared variable, those of base classes first."""
+        """Return name -> declared variable, those of base classes first."""
         attributes: dict[str, Any] = {}
         for scope in [*(vars(c) for c in reversed(type(self).__mro__)), vars(self)]:
             attributes.update(scope)
         return {name: value for name, value in attributes.items() if isinstance(value, Variable)}
 
     def tables(self) -> dict[str, TableSchema]:
-        """Every state table of the incremental variables."""
+        """Return name -> schema of every state table of the incremental variables."""
         return {
             table: schema
             for name, variable in self.variables().items()
@@ -195,12 +195,11 @@ class Operator:
         }
 
     def opaque(self) -> tuple[str, ...]:
-        """The names of the opaque variables."""
+        """Return the names of the opaque variables."""
         return tuple(name for name, v in self.variables().items() if v.kind is Kind.OPAQUE)
 
     def definition(self) -> dict[str, Any]:
-        """What recorded state depends on, as JSON: the key, and per variable its kind and the schemas of its
-        tables."""
+        """Return what recorded state depends on, as JSON: the key, and each variable's kind and table schemas."""
         return {
             "key": [[f.name, str(f.type)] for f in self.key],
             "variables": {

@@ -1,4 +1,4 @@
-"""What operations return: frozen values that print as one JSON object."""
+"""The base class of operations' results: frozen values that print as one JSON object."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,9 +10,9 @@ class Result:
     """What one operation did or found. Field names carry their units, as `seconds` and `bytes` do."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain JSON values, nested ones too."""
+        """Return the fields as plain JSON values, nested ones too."""
         return asdict(self)
 
     def to_json(self) -> str:
-        """One JSON object, on one line: what `--json` prints."""
+        """Return one JSON object on one line, which `--json` prints."""
         return json.dumps(self.to_dict())

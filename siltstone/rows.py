@@ -1,18 +1,18 @@
-"""What an operator is given in `process`: the rows of a call, their keys, and reductions of the rows of each key.
+"""The argument `rows` of `Operator.process`: the rows of a call, their keys, and reductions per key.
 
     late = pc.greater(rows.table["delay"], 15)
     old = state.totals.get(rows.keys)                             # one row per key
-    flights = rows.count(initial=old["flights"])                  # one value per key: what was there, and these rows
+    flights = rows.count(initial=old["flights"])                  # one value per key: the old count plus these rows
     minutes = rows.sum("delay", initial=old["minutes"])
     in_a_row = rows.running(late, restart=pc.invert(late))        # one value per row
 
-Every method serves all keys of the call at once, in NumPy and Arrow. A reduction returns an Arrow array with one value
-per key, in the order of `rows.keys`, so that it goes straight into `state.<variable>.put(rows.keys, {...})`.
+Every method works on all keys of the call at once, in NumPy and Arrow. A reduction returns an Arrow array with one
+value per key, in the order of `rows.keys`, which fits `state.<variable>.put(rows.keys, {...})`.
 
-Where a method takes a `column`, that is the name of a column of the rows, or one value per row as an Arrow array, a
-NumPy array or a list. `initial` is one value per key, usually what state held before, null where it held nothing; it
-counts as one more value of the key, ahead of the rows. Nulls are skipped as by SQL's aggregates, and a key without any
-other value gets null. -0.0 counts as 0.0, and NaN is above every number, as in Spark.
+A `column` is the name of a column of the rows, or one value per row as an Arrow array, a NumPy array or a list.
+`initial` is one value per key, usually from state, null if the key had none; it counts as one more value of the key,
+before the rows. Nulls are skipped as by SQL's aggregates, and a key without any other value gets null. -0.0 counts as
+0.0, and NaN is greater than every number, as in Spark.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Rows:
         """Args:
         key_names: the columns that make up a key.
         what: how error messages begin.
-        owners: uint64[n], the hash of the operator's key of each row, where `key_names` has more columns than that.
+        owners: uint64[n], the hash of each row's operator key, if `key_names` has more columns than the operator key.
         whole: whether these are all rows of a call.
         """
         self.table: pa.Table = table
@@ -68,7 +68,7 @@ class Rows:
 
     @classmethod
     def of(cls, operator: "_Keyed", table: pa.Table, hashes: np.ndarray | None, max_parallelism: int) -> "Rows":
-        """Rows for an operator, as the engine makes them of a table; `hashes` are computed where there are none yet.
+        """Make the rows of an operator from a table; `hashes` are computed if None.
 
         Raises:
             BadRow: a key column has nulls.
@@ -86,18 +86,18 @@ class Rows:
 
     @property
     def keys(self) -> Keys:
-        """The distinct keys among the rows; their order is that of the hashes, not that of the rows."""
+        """The distinct keys of the rows, in the order of their hashes, not of the rows."""
         return self._distinct[0]
 
     @property
     def key_index(self) -> np.ndarray:
-        """int64[n]: for each row the ordinal of its key in `keys`."""
+        """int64[n]: the ordinal of each row's key in `keys`."""
         return self._distinct[1]
 
     # One value per key
 
     def count(self, column: Values = None, *, initial: Values = None) -> pa.Array:
-        """The number of rows of each key, or of those in which `column` is not null; int64, never null."""
+        """Count each key's rows, or those in which `column` is not null; int64, never null."""
         index = self.key_index
         if column is not None:
             index = index[~null_mask(self._column(column))]
@@ -107,10 +107,10 @@ class Rows:
         return pa.array(counts, pa.int64())
 
     def sum(self, column: Values, *, initial: Values = None) -> pa.Array:
-        """The sum of each key's values: int64 of integers and booleans (true counts 1), decimal128(38, scale) of
-        decimals, float64 of floats.
+        """Sum each key's values: int64 for integers and booleans (true counts 1), decimal128(38, scale) for decimals,
+        float64 for floats.
 
-        Integers and decimals are added up exactly. Floats are added in ascending order, so that the result does not
+        Sums of integers and decimals are exact. Floats are added in ascending order, so that the result does not
         depend on the order of the rows.
 
         Raises:
@@ -124,21 +124,21 @@ class Rows:
         return sums
 
     def min(self, column: Values, *, initial: Values = None) -> pa.Array:
-        """The least of each key's values."""
+        """Return the least of each key's values."""
         array, index = self._with_initial(_folded(self._column(column)), initial)
         return extreme_by(array, index, len(self.keys))
 
     def max(self, column: Values, *, initial: Values = None) -> pa.Array:
-        """The greatest of each key's values."""
+        """Return the greatest of each key's values."""
         array, index = self._with_initial(_folded(self._column(column)), initial)
         return extreme_by(array, index, len(self.keys), largest=True)
 
     def first(self, column: Values, by: Values = None, *, initial: Values = None) -> pa.Array:
-        """The value, not null, of each key's first row: in the order of the rows, or of the columns `by`.
+        """Return each key's first value that is not null, in the order of the rows or of the columns `by`.
 
-        The order of the rows is the same whenever a step runs only if the operator declares `order_by`. With `by`, one
-        column or a tuple of columns to compare one after the other, no order of the rows matters: of several rows that
-        are first, the least value is taken. Rows that are null in one of `by` are skipped.
+        The order of the rows is the same in each run of a step only if the operator declares `order_by`. With `by`, one
+        column or a tuple of columns compared one after the other, the order of the rows does not matter: of several
+        first rows, the least value is taken. Rows that are null in one of `by` are skipped.
 
         Raises:
             UsageError: both `by` and `initial` are given.
@@ -146,7 +146,7 @@ class Rows:
         return self._end(column, by, initial, last=False)
 
     def last(self, column: Values, by: Values = None, *, initial: Values = None) -> pa.Array:
-        """The value, not null, of each key's last row, as `first`; with `by`, of several the greatest value.
+        """Return each key's last value that is not null, like `first`; of several last rows by `by`, the greatest.
 
         Raises:
             UsageError: both `by` and `initial` are given.
@@ -154,26 +154,26 @@ class Rows:
         return self._end(column, by, initial, last=True)
 
     def any(self, column: Values, *, initial: Values = None) -> pa.Array:
-        """Whether one of each key's values (booleans) is true."""
+        """Return per key whether one of its values (booleans) is true."""
         array, index = self._with_initial(self._flags(column), initial)
         return extreme_by(array, index, len(self.keys), largest=True)
 
     def all(self, column: Values, *, initial: Values = None) -> pa.Array:
-        """Whether each key's values (booleans) are all true."""
+        """Return per key whether all its values (booleans) are true."""
         array, index = self._with_initial(self._flags(column), initial)
         return extreme_by(array, index, len(self.keys))
 
     # One value per row
 
     def running(self, column: Values = None, *, restart: Values = None, initial: Values = None) -> pa.Array:
-        """For each row the sum of its key's values up to and including it, in the order of the rows; types are those of
+        """Return for each row the sum of its key's values up to and including it, in the order of the rows; types as in
         `sum`.
 
-        Without a column every value is 1: the sum counts the rows of the key. Floats are added one after the other. The
+        Without a column every value is 1, and the sum counts the key's rows. Floats are added one after the other. The
         sum is null until the first value that is not null.
 
         Args:
-            restart: booleans; where true, the sum begins anew with the value of this row.
+            restart: booleans; a true restarts the sum with this row's value.
 
         Raises:
             BadRow: a sum does not fit its type. It names all rows of such keys.
@@ -199,19 +199,19 @@ class Rows:
     # Other rows, other keys
 
     def by(self, *columns: str) -> "Rows":
-        """The same rows under longer keys: the key and these columns.
+        """Return the same rows under longer keys: the key and these columns.
 
-        That is how entries of a `MapState` are addressed: `rows.by("route").keys.columns` is the table of its distinct
-        entries, and `rows.by("route").count()` their numbers of rows.
+        Use it to address entries of a `MapState`: `rows.by("route").keys.columns` is the table of distinct entries, and
+        `rows.by("route").count()` counts their rows.
 
         Raises:
-            UsageError: there is no such column.
+            UsageError: the rows have no such column.
         """
         hashes = xxhash64([self._column(name) for name in columns], self.hashes) if columns else self.hashes
         return self._derived(self.table, hashes, self.key_groups, self._owners, [*self._key_names, *columns])
 
     def filter(self, mask: Values) -> "Rows":
-        """The rows for which `mask` (booleans) is true; only their keys are among its `keys`."""
+        """Return the rows for which `mask` (booleans) is true; its `keys` are only theirs."""
         kept = np.flatnonzero(self._flags(mask).fill_null(False).to_numpy(zero_copy_only=False))
         owners, table = self._owners[kept], self.table.take(pa.array(kept))
         return self._derived(table, self.hashes[kept], self.key_groups[kept], owners, self._key_names)
@@ -227,7 +227,7 @@ class Rows:
         columns = normalise_keys(self.table.select(self._key_names))
         first, index = distinct(self.hashes, columns.columns)
         if self._owners is not self.hashes:
-            # Entries of one operator key lie together, in state and so in what is stored, where they compress better.
+            # Entries of one operator key are kept together in state, so that they compress better once stored.
             order = np.argsort(self._owners[first], kind="stable")
             place = np.empty(len(order), np.int64)
             place[order] = np.arange(len(order))
@@ -270,7 +270,7 @@ class Rows:
             raise UsageError(f"{self._what}: initial is not {kind}: {str(error).splitlines()[0]}") from None
 
     def _with_initial(self, array: pa.Array, initial: Values) -> tuple[pa.Array, np.ndarray]:
-        """The values and the ordinals of their keys, those of `initial` ahead."""
+        """Return the values and their keys' ordinals, those of `initial` first."""
         if initial is None:
             return array, self.key_index
         index = np.concatenate([np.arange(len(self.keys)), self.key_index])
@@ -294,7 +294,7 @@ class Rows:
         return self._bad_row(what, f" for {self.keys.describe(keys)}: use a type with more room", keys[self.key_index])
 
     def _bad_row(self, reason: str, advice: str, rows: np.ndarray) -> BadRow:
-        """The error about some rows, or, if these are not all rows of the call, about their operator keys."""
+        """Make the error that names some rows, or, if these are not all rows of the call, their operator keys."""
         return BadRow(f"{reason}{advice}", rows=rows, reason=reason, keys=None if self._whole else self._owners)
 
 
@@ -315,14 +315,14 @@ def _label(column: Values) -> str:
 
 
 def _folded(array: pa.Array) -> pa.Array:
-    """Floats with -0.0 as 0.0 and one NaN; other values as they are."""
+    """Return floats with -0.0 as 0.0 and one NaN; other values unchanged."""
     if not pa.types.is_floating(array.type):
         return array
     return one_array(normalise_keys(pa.table([array], names=["v"])).column(0))
 
 
 def _key_columns(operator: _Keyed, table: pa.Table) -> pa.Table:
-    """The key columns, whole and of the declared types."""
+    """Return the key columns, each in one piece and of its declared type."""
     arrays = []
     for field in operator.key:
         what = f"operator {operator.name}: key column {field.name}"
@@ -332,7 +332,7 @@ def _key_columns(operator: _Keyed, table: pa.Table) -> pa.Table:
         if array.null_count:
             raise BadRow(
                 f"{what} is null in {array.null_count} of {len(array)} rows: drop or fill them in the source, or let "
-                'the stream put them aside (on_bad_row="dead-letter")'
+                'the stream set them aside (on_bad_row="dead-letter")'
             )
         try:
             arrays.append(array if array.type == field.type else array.cast(field.type))

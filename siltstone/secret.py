@@ -1,6 +1,6 @@
-"""Secrets: given by a variable of the environment, or by a file that such a variable names, and kept nowhere.
+"""Secrets: read from an environment variable, or from a file that such a variable names, and never stored.
 
-`VARIABLE` holds the secret, or `VARIABLE_FILE` the path of a file whose content it is, as orchestrators mount them.
+`VARIABLE` holds the secret, or `VARIABLE_FILE` the path of a file that contains it, as orchestrators mount them.
 """
 
 import os
@@ -18,17 +18,17 @@ HIDDEN = "***"
 class Secret:
     """A source option that is secret: `Stream(options={"password": Secret("EVENTS_PASSWORD")})`.
 
-    It is read where a run opens the source, so it may change from run to run. It is neither recorded with the stream
-    nor compared with what was, and nothing shows it.
+    It is read when a run opens the source, so it may change from run to run. It is neither recorded with the stream,
+    nor compared with an earlier value, nor shown.
 
     Args:
-        variable: the variable that holds it; or, with `_FILE` behind that name, the path of a file that does.
+        variable: the environment variable that holds it; `VARIABLE_FILE` may hold the path of a file instead.
     """
 
     variable: str
 
     def read(self) -> str:
-        """The secret, as it is now.
+        """Return the secret's current value.
 
         Raises:
             UsageError: neither variable is set, or the file cannot be read.
@@ -43,7 +43,8 @@ class Secret:
 
 
 def read_variable(name: str, environment: Mapping[str, str | None] = os.environ, suffix: str = FILE) -> str | None:
-    """What a variable says, or else the file that its companion names, without the newline at its end; None if neither.
+    """Return a variable's value, or else the content of the file that its companion names, without the newline at its
+    end; None if neither is set.
 
     Raises:
         UsageError: the file cannot be read.
@@ -55,14 +56,14 @@ def read_variable(name: str, environment: Mapping[str, str | None] = os.environ,
     try:
         return Path(path).read_text().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(
             f"cannot read {path}, which {name.upper()}{suffix.upper()} names: {why}; check the path and who may read it"
         ) from None
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """The text with `***` for each of the secrets in it."""
+    """Replace each of the secrets in the text with `***`."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text

@@ -1,8 +1,8 @@
 """Every option, its default, its unit. From the command line, `SILTSTONE_*` in the environment, then `siltstone.toml`.
 
-The first of these that names an option wins. What may be secret (`SECRETS`) can also be given by a file, whose path is
-in the variable with `_FILE` behind its name: `SILTSTONE_CATALOG_FILE`. In `siltstone.toml` the names are the fields
-below, in snake case:
+The first of these that names an option wins. Options that may be secret (`SECRETS`) can also come from a file, whose
+path is in the variable with `_FILE` appended: `SILTSTONE_CATALOG_FILE`. `siltstone.toml` uses the names of the fields
+below:
 
     streams = ["./streams"]
     warehouse = "./warehouse"
@@ -47,30 +47,30 @@ from siltstone.secret import FILE, read_variable
 CONFIGURATION = Path("siltstone.toml")
 PREFIX = "SILTSTONE_"
 SECRETS = ("warehouse", "catalog", "alerts__webhook", "ui__storage", "ui__token")
-"""what a file can hold, too: variables without their prefix"""
+"""options that a file can hold, too: variables without their prefix"""
 _LOG = get_logger(__name__)
 
 
 class RecoveryOptions(BaseModel):
-    """What a run may do about damage, and what follows a run that Dagster saw fail."""
+    """What a run may do about damage, and what Dagster does after a failed run."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     automatic: bool = Field(default=True, description="whether a run that finds its stream damaged recovers it itself")
-    attempts: int = Field(default=3, ge=0, description="how many recoveries follow a failed run under Dagster, at most")
+    attempts: int = Field(default=3, ge=0, description="maximum recoveries after a failed run under Dagster")
     delay_s: float = Field(
         default=10.0, ge=0, description="seconds before the first of them; each further one waits three times as long"
     )
 
 
 class AlertOptions(BaseModel):
-    """When people are told, and where."""
+    """When alerts are sent, and where."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     webhook: str | None = Field(default=None, repr=False, description="URL to post alerts to; default only the log")
     still_s: float = Field(
-        default=1800.0, gt=0, description="seconds without a checkpoint after which a stream that runs stands still"
+        default=1800.0, gt=0, description="seconds without a checkpoint after which a running stream counts as stalled"
     )
 
 
@@ -82,9 +82,9 @@ class UiOptions(BaseModel):
     storage: str | None = Field(
         default=None, repr=False, description="postgresql:// URL for runs and events; default files in the warehouse"
     )
-    sensors_s: int = Field(default=10, ge=1, description="seconds between two looks of a sensor, at least")
+    sensors_s: int = Field(default=10, ge=1, description="minimum seconds between two evaluations of a sensor")
     token: str | None = Field(
-        default=None, repr=False, description="what the page asks for; needed with a --host that others reach"
+        default=None, repr=False, description="token that the page asks for; needed with a --host that others reach"
     )
     hosts: list[str] = Field(
         default=[], description="further names under which the page is reached, HOST or HOST:PORT, as behind a proxy"
@@ -106,25 +106,25 @@ class Settings(BaseSettings):
     warehouse: str = Field(
         default="./warehouse",
         repr=False,  # it may hold a password, as the catalog's URL may
-        description="where objects lie: a path, file://, s3://, redis:// or rocksdb:// URL; ?checksums=blake2b-256 "
-        "or xxh3-128 behind it instead of sha-256",
+        description="where objects are stored: a path, file://, s3://, redis:// or rocksdb:// URL; append "
+        "?checksums=blake2b-256 or xxh3-128 for checksums other than sha-256",
     )
     catalog: str | None = Field(
         default=None, repr=False, description="SQLAlchemy URL; default SQLite inside a local warehouse"
     )
     catalog_timeout_s: float = Field(
-        default=OUTAGE_S, ge=0, description="seconds that a run waits for a catalog that goes away, as in a failover"
+        default=OUTAGE_S, ge=0, description="seconds that a run waits for an unreachable catalog, as in a failover"
     )
     master: str = Field(default="local[*]", description="Spark master URL, or sc://HOST[:PORT] of Spark Connect")
     spark: dict[str, str] = Field(default={}, repr=False, description="further Spark settings")
-    parallelism: int | None = Field(default=None, ge=1, description="subtasks an operator; default Spark's own")
+    parallelism: int | None = Field(default=None, ge=1, description="subtasks per operator; default Spark's own")
     backend: Literal["heap"] = Field(default="heap", description="working state backend")
-    checkpoint_steps: int = Field(default=1, ge=1, description="micro-batches a checkpoint")
+    checkpoint_steps: int = Field(default=1, ge=1, description="micro-batches per checkpoint")
     checkpoint_s: float | None = Field(
         default=None, gt=0, description="seconds between checkpoints, instead of checkpoint_steps"
     )
-    policy: str = Field(default=DEFAULT_POLICY, description="decides when to take a base")
-    policy_options: PolicyOptions = Field(default_factory=PolicyOptions, description="its options")
+    policy: str = Field(default=DEFAULT_POLICY, description="the policy that decides when to take a base")
+    policy_options: PolicyOptions = Field(default_factory=PolicyOptions, description="options of the policy")
     upload: UploadOptions = Field(default_factory=UploadOptions, description="how changes travel to the store")
     materialization: MaterializationOptions = Field(
         default_factory=MaterializationOptions, description="when chains are consolidated"
@@ -134,17 +134,17 @@ class Settings(BaseSettings):
         description="what is kept; without a rule, as recorded with the stream",
     )
     ui: UiOptions = Field(default_factory=UiOptions, description="how `siltstone ui` runs Dagster")
-    alerts: AlertOptions = Field(default_factory=AlertOptions, description="when people are told, and where")
+    alerts: AlertOptions = Field(default_factory=AlertOptions, description="when alerts are sent, and where")
     schedules: dict[str, dict[str, str]] = Field(
         default={},
         description="by stream and operation: a cron expression (UTC), or off; see siltstone/dagster/schedules.py",
     )
     openmetrics: Path | None = Field(
         default=None,
-        description="file in which runs keep their metrics as OpenMetrics text; {stream} in it is the stream's name",
+        description="file to which runs write metrics as OpenMetrics text; {stream} in it is the stream's name",
     )
     recovery: RecoveryOptions = Field(default_factory=RecoveryOptions, description="what a run may do about damage")
-    log_level: Level = Field(default=DEFAULT_LEVEL, description="from which level on command lines show events")
+    log_level: Level = Field(default=DEFAULT_LEVEL, description="the lowest level of events that command lines show")
     log_format: Format = Field(default="text", description="text for people, or json: one object per line")
 
     @classmethod
@@ -156,14 +156,14 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments, environment, file."""
+        """Return the sources in order of precedence: arguments, environment, file."""
         if isinstance(env_settings, EnvSettingsSource):
             env_settings.env_vars = _with_files(env_settings.env_vars)
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 def load_settings(**given: object) -> Settings:
-    """The settings; `given` holds what the command line named, where None means not named.
+    """Load the settings; `given` holds the command line's options, None for those not given.
 
     Raises:
         UsageError: an unknown option, a value out of range, or a siltstone.toml that is not TOML.
@@ -181,12 +181,12 @@ def load_settings(**given: object) -> Settings:
 
 
 def given_settings(warehouse: str | None, catalog: str | None, **further: object) -> Settings:
-    """`load_settings` for a command line, whose arguments everybody on the machine can read.
+    """Load the settings of a command line, and warn of a password among its arguments.
 
     Raises:
         UsageError: see `load_settings`.
     """
-    from siltstone.store.url import has_password  # which loads Arrow: a command line's --help does without
+    from siltstone.store.url import has_password  # imported late: it loads Arrow, which --help does not need
 
     for name, url in (("warehouse", warehouse), ("catalog", catalog)):
         if url and has_password(url):
@@ -199,7 +199,7 @@ def given_settings(warehouse: str | None, catalog: str | None, **further: object
 
 
 def _with_files(variables: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The variables, names in lower case, with those that are given as files."""
+    """Return the variables, names in lower case, including those given as files."""
     found = dict(variables)
     for name in (f"{PREFIX}{secret}".lower() for secret in SECRETS):
         found[name] = read_variable(name, found, FILE.lower())

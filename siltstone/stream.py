@@ -1,4 +1,4 @@
-"""A stream: a source, one or more operators in one consistent region, sinks. And how streams are found by name."""
+"""A stream: a source, one or more operators in one consistent region, sinks. Also finds streams by name."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,21 +23,21 @@ class Sink(Protocol):
 
     Siltstone stages the rows with the checkpoint and delivers them once it is complete. The same id always brings the
     same rows. After a crash between a delivery and its mark in the catalog the id comes once more: a sink that skips
-    ids it has has every row exactly once.
+    ids it already has gets every row exactly once.
     """
 
     def deliver(self, rows: "DataFrame", checkpoint: int) -> None:
-        """Take the rows of a completed checkpoint; return once they are the sink's for good.
+        """Take the rows of a completed checkpoint; return once they are durable.
 
-        What this raises ends the run. The output stays outstanding, and the next run delivers it first.
+        An exception ends the run. The output stays outstanding, and the next run delivers it first.
         """
         ...
 
 
 SinkFunction = Callable[["DataFrame", int], object]
-"""the user's own sink: as `Sink.deliver`"""
+"""a sink that is a function with the arguments of `Sink.deliver`"""
 DEAD_LETTERS = "dead_letters"
-"""among a stream's sinks, that of the rows that its operators cannot take"""
+"""the name of the sink of rows that the stream's operators cannot take"""
 ON_BAD_ROW = ("fail", "dead-letter")
 DIRECTORY = "directory"
 """the source option that Siltstone always sets"""
@@ -49,22 +49,22 @@ class Stream:
 
     Args:
         name: an identifier; it begins every object name.
-        source: makes the streaming DataFrame, given the session and the source options. `directory`, a local directory
-            of the stream's own below the warehouse, is always among them; the others come from `run --set NAME=VALUE`.
-            None for a stream that is only used in queries of the user's own.
-        options: the source options there are, with their defaults; fixed for the stream's life. One whose default is
-            a `Secret`, such as a password, is read anew by each run, and neither recorded nor shown.
+        source: makes the streaming DataFrame, given the session and the source options. These always include
+            `directory`, the stream's own local directory below the warehouse; the others come from
+            `run --set NAME=VALUE`. None for a stream that only runs in your own queries.
+        options: the source options with their defaults; fixed for the stream's life. An option whose default is a
+            `Secret`, such as a password, is read again by each run, and neither recorded nor shown.
         operators: each reads the source or another operator's output.
-        event_time: the source column that holds event time (timestamp), where there is one.
-        event_days: the first and the last day (UTC) of its events, where they are known: state is then restored by day.
+        event_time: the source column that holds event time (timestamp), or None.
+        event_days: the first and the last day (UTC) of its events, if known: state is then restored by day.
         sinks: operator name -> `Sink`, or a function `(rows, checkpoint)`; such operators need an `output` schema. None
-            stands for Parquet files in the warehouse. `DEAD_LETTERS` names the sink of dead letters.
-        on_bad_row: what a row does that an operator cannot take (`BadRow`: a null key, a sum that overflows, what
-            `process` refuses): "fail" stops the stream, before anything of its checkpoint shows; with "dead-letter" the
-            step goes on without the row, which goes to the sink of dead letters, exactly once, with its reason, its
-            checkpoint and the source's offsets (`siltstone.run.dead_letters`).
-        max_parallelism: how many key groups there are; fixed for the stream's life.
-        origin: of a fork, the first stream it goes back to, in whose `directory` its source goes on reading.
+            writes Parquet files in the warehouse. `DEAD_LETTERS` names the sink of dead letters.
+        on_bad_row: what happens to a row that an operator cannot take (`BadRow`: a null key, a sum that overflows, a
+            row that `process` refuses). "fail" stops the stream before any effect of its checkpoint is visible. With
+            "dead-letter" the step goes on without the row, which goes to the sink of dead letters exactly once, with
+            its reason, its checkpoint and the source's offsets (`siltstone.run.dead_letters`).
+        max_parallelism: the number of key groups; fixed for the stream's life.
+        origin: for a fork, the first stream of its line, from whose `directory` its source keeps reading.
 
     Raises:
         UsageError: names clash, an operator reads one that does not exist or makes no output, a cycle.
@@ -94,18 +94,18 @@ class Stream:
         if not by_name or len(by_name) != len(self.operators):
             raise UsageError(f"stream {self.name} needs operators with distinct names")
         if DEAD_LETTERS in by_name:
-            raise UsageError(f"stream {self.name}: {DEAD_LETTERS} is the name of a sink: call the operator otherwise")
+            raise UsageError(f"stream {self.name}: {DEAD_LETTERS} is the name of a sink: rename the operator")
         if hidden := [op.name for op in self.operators if self.dead_letters and op.combined is not None]:
             raise UsageError(
-                f"stream {self.name}: operator {hidden[0]} combines rows before the shuffle, so it sees no single row "
-                "that could be a dead letter: leave out combined (of an Aggregate: map_side), or "
+                f"stream {self.name}: operator {hidden[0]} combines rows before the shuffle, so it cannot make a "
+                "single row a dead letter: leave out combined (of an Aggregate: map_side), or "
                 'on_bad_row="dead-letter"'
             )
         outputs = [name for name in self.sinks if name != DEAD_LETTERS]
         for name in [*(op.reads for op in self.operators if op.reads != SOURCE), *outputs]:
             if name not in by_name or by_name[name].output is None:
                 raise UsageError(
-                    f"stream {self.name} reads the output of {name!r}, which is no operator with an output: "
+                    f"stream {self.name} reads the output of {name!r}, which is not an operator with an output: "
                     "declare its field output, or read another"
                 )
         for name, sink in self.sinks.items():
@@ -124,10 +124,10 @@ class Stream:
         self.topological()
 
     def forked(self, name: str, origin: str | None) -> "Stream":
-        """This stream as the fork `name`, which goes back to `origin`; itself, for None or under its own name.
+        """Return this stream as the fork `name` of a line that began with `origin`; itself if `origin` is None.
 
         Raises:
-            UsageError: a sink has a place of its own, which both streams would write to.
+            UsageError: a sink has a fixed path, which both streams would write to.
         """
         if origin is None:
             return self
@@ -145,7 +145,7 @@ class Stream:
         return self.on_bad_row == "dead-letter"
 
     def event_time_operator(self) -> str | None:
-        """The operator whose subtasks look at the event time: one that gets the source's rows themselves."""
+        """Return the operator whose subtasks read the event time: one that gets the source's rows themselves."""
         if self.event_time is None:
             return None
         readers = [op for op in self.operators if op.reads == SOURCE and op.combined is None]
@@ -153,7 +153,7 @@ class Stream:
         return next((op.name for op in [*having, *readers]), None)
 
     def topological(self) -> list[Operator]:
-        """The operators, each after the one it reads."""
+        """Return the operators, each after the one it reads."""
         done: list[Operator] = []
         left = list(self.operators)
         while left:
@@ -166,21 +166,22 @@ class Stream:
         return done
 
     def hands_on(self, operator: str) -> bool:
-        """Whether another operator reads that operator's output."""
+        """Whether another operator reads this operator's output."""
         return any(op.reads == operator for op in self.operators)
 
     def definition(self) -> dict[str, Any]:
-        """What of this definition recorded state depends on: the operators' variables and their schemas, as JSON."""
+        """Return the part of the definition that recorded state depends on, as JSON: the operators' variables and
+        their schemas."""
         return {"operators": {op.name: op.definition() for op in self.operators}}
 
 
 def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[str, str]]:
-    """Every stream defined in `modules` (see `load_module`) and in the entry point group `siltstone.streams`.
+    """Find every stream defined in `modules` (see `load_module`) and in the entry point group `siltstone.streams`.
 
-    A module offers its streams as `Stream` values among its attributes; of a package, those that it imports itself.
+    A module's streams are its attributes of type `Stream`; a package's are those that it imports itself.
 
     Returns:
-        name -> stream, and module -> reason for each module that did not import.
+        name -> stream, and module -> reason for each module that could not be imported.
     """
     found: dict[str, Stream] = {}
     broken: dict[str, str] = {}
@@ -188,21 +189,21 @@ def find_streams(modules: Iterable[str] = ()) -> tuple[dict[str, Stream], dict[s
         try:
             loaded = load_module(module)
             found.update({s.name: s for s in vars(loaded).values() if isinstance(s, Stream)})
-        except Exception as error:  # a user's module may fail in any way, and the others must still load
+        except Exception as error:  # a user's module may fail in any way; the others must still load
             broken[module] = f"{type(error).__name__}: {error}"
     return found, broken
 
 
 def installed_streams() -> list[str]:
-    """The modules in the entry point group `siltstone.streams`."""
+    """Return the modules in the entry point group `siltstone.streams`."""
     return [point.module for point in entry_points(group=ENTRY_POINTS)]
 
 
 def find_stream(name: str, modules: Iterable[str] = ()) -> Stream:
-    """The stream of that name.
+    """Return the stream of this name.
 
     Raises:
-        UnknownStream: there is none; the message lists what was found and what did not import.
+        UnknownStream: it is not defined; the message lists the streams found and the modules that failed.
     """
     check_name("stream", name)
     found, broken = find_streams(modules)

@@ -6,12 +6,12 @@ from siltstone.errors import UsageError
 
 
 def as_utc(time: datetime) -> datetime:
-    """The same instant in UTC; a time without zone is UTC already."""
+    """Convert a time to UTC; a time without a zone is UTC already."""
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def parse_time(text: str) -> datetime:
-    """An ISO 8601 date or time, in UTC unless it names another zone.
+    """Parse an ISO 8601 date or time, in UTC unless it names another zone.
 
     Raises:
         UsageError: it is not one.

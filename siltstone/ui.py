@@ -1,4 +1,4 @@
-"""Hands over to Dagster's web server, on the project in this directory. Starts Dagster, never imports it."""
+"""Start Dagster's web server on the project in this directory, without importing Dagster."""
 
 import importlib.util
 import ipaddress
@@ -23,25 +23,25 @@ ALL_STREAMS = "siltstone.dagster.all_streams"
 NEEDED = ("dagster", "dagster_webserver")
 POSTGRES_DRIVER = "dagster_postgres"
 STORAGE = "SILTSTONE_UI__STORAGE"
-"""the variable that Dagster reads the database's URL from: it may hold a password, and no file does"""
+"""the variable from which Dagster reads the database's URL; it may contain a password, so no file holds it"""
 HOST = "SILTSTONE_UI_HOST"
-"""the variable that `siltstone.dagster.page.webserver` reads its address from"""
+"""the variable from which `siltstone.dagster.page.webserver` reads its address"""
 TOKEN_CHARACTERS = 16
-"""the shortest token that is taken"""
+"""the length of the shortest token accepted"""
 OURS = "# Written by `siltstone ui` at each start.\n"
 THEIRS = Path("dagster.yaml")
-"""the user's own configuration of Dagster, beside workspace.yaml, if there is one: used instead of ours"""
+"""the user's own configuration of Dagster, beside workspace.yaml; if it exists, it replaces ours"""
 INSTANCE = """\
 telemetry:
   enabled: false
 nux:  # the window that asks for an address at the first visit
   enabled: false
-python_logs:  # what the engine tells of a run stands in that run's own log
+python_logs:  # the engine's events of a run appear in that run's log
   managed_python_loggers: [siltstone]
   python_log_level: INFO
 concurrency:
   pools:
-    default_limit: 1  # each operation on each stream is a pool of its own: one run of it at a time
+    default_limit: 1  # each operation on each stream has its own pool: one run of it at a time
     granularity: op
 run_launcher:  # a run whose code server is gone has failed, too
   module: siltstone.dagster.page.launcher
@@ -49,7 +49,7 @@ run_launcher:  # a run whose code server is gone has failed, too
 run_monitoring:  # a run whose process was killed becomes a failed run, which the sensors see
   enabled: true
   poll_interval_seconds: 5
-  free_slots_after_run_end_seconds: 1  # what it held of a pool is free for the run that recovers
+  free_slots_after_run_end_seconds: 1  # frees its slots in a pool for the run that recovers
 """
 IN_POSTGRES = f"""\
 storage:
@@ -60,15 +60,15 @@ storage:
 
 
 def serve(settings: Settings, host: str, port: int) -> NoReturn:
-    """Become `dagster dev`: web server and daemon, with their home in the warehouse.
+    """Replace this process by `dagster dev`: web server and daemon, with their home in the warehouse.
 
-    The warehouse and catalog of `settings` are those of every run that is launched from the page.
+    Every run launched from the page uses the warehouse and catalog of `settings`.
 
     Raises:
-        UsageError: Dagster is not installed, no project here, an address or port that cannot be listened on, an
-            address that others reach and no token, a storage that is no URL of PostgreSQL, or one that the user's own
-            dagster.yaml does not use, a dagster.yaml of somebody else in the warehouse.
-        Unreachable: the warehouse cannot be written, or the storage not be reached.
+        UsageError: Dagster is not installed, no project is here, the address or port cannot be listened on, others
+            reach the address and there is no token, the storage is not a PostgreSQL URL, or the user's own
+            dagster.yaml does not use it, or the warehouse holds a dagster.yaml that Siltstone did not write.
+        Unreachable: the warehouse cannot be written, or the storage cannot be reached.
     """
     storage = settings.ui.storage
     for needed, extra in ((NEEDED, "dagster"), ((POSTGRES_DRIVER,) if storage else (), "dagster,postgres")):
@@ -87,11 +87,11 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
     environment = {**os.environ, "SILTSTONE_WAREHOUSE": warehouse.url, "DAGSTER_HOME": str(_home(warehouse, storage))}
     if settings.catalog:
         environment["SILTSTONE_CATALOG"] = settings.catalog
-    if storage:  # Dagster is written for this driver; which one a plain URL means is SQLAlchemy's choice
+    if storage:  # Dagster needs this driver; a plain URL would leave the choice to SQLAlchemy
         url = make_url(storage).set(drivername="postgresql+psycopg2")
         environment[STORAGE] = url.render_as_string(hide_password=False)
     environment[HOST] = host
-    # Dagster warns on every start that it has a second command line, `dg`, for projects of another layout.
+    # Dagster warns at every start that it has a second command line, `dg`, for projects of another layout.
     python = [sys.executable, "-W", "ignore:Function `dev_command` is superseded"]
     where = ["-w", str(WORKSPACE)] if WORKSPACE.is_file() else ["-m", ALL_STREAMS, "-d", str(Path.cwd())]
     dagster = ["-m", "siltstone.dagster.page.dev", *where, "-p", str(port)]
@@ -100,10 +100,10 @@ def serve(settings: Settings, host: str, port: int) -> NoReturn:
 
 
 def _home(warehouse: Warehouse, storage: str | None) -> Path:
-    """Dagster's home. Its configuration is written anew at each start, from this project alone.
+    """Prepare and return Dagster's home. Its configuration is rewritten at each start, from this project alone.
 
-    It names modules to run. Of one that is found in the warehouse nobody knows who wrote it: whoever can write there
-    could. So it is never used.
+    The configuration names modules to run, and anyone who can write to the warehouse could have changed it. So a
+    configuration found in the warehouse is never used.
     """
     home = warehouse.local.dagster
     configuration = home / THEIRS
@@ -113,10 +113,10 @@ def _home(warehouse: Warehouse, storage: str | None) -> Path:
             wanted = THEIRS.read_text()
             if storage and STORAGE not in wanted:
                 lines = " ".join(IN_POSTGRES.split())
-                raise UsageError(f"{THEIRS} is your own and does not use {STORAGE}: write `{lines}` there as YAML")
+                raise UsageError(f"{THEIRS} is your own and does not use {STORAGE}: add `{lines}` to it as YAML")
         make_private_directory(home)
         if home.is_symlink():
-            raise UsageError(f"{home} is a link: Dagster's home has to lie in the warehouse itself; remove it")
+            raise UsageError(f"{home} is a link: Dagster's home must be in the warehouse itself; remove the link")
         if configuration.exists() and not configuration.read_text().startswith(OURS[:32]):
             raise UsageError(
                 f"{configuration} was not written by siltstone ui, and may name code to run: if it is yours, move it "
@@ -133,7 +133,11 @@ def _home(warehouse: Warehouse, storage: str | None) -> Path:
 
 
 def _check_free(host: str, port: int) -> bool:
-    """Whether only this machine reaches what listens there; UsageError unless something can listen there now."""
+    """Check that `host` and `port` can be listened on; return whether only this machine reaches them.
+
+    Raises:
+        UsageError: they cannot be listened on.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]
@@ -149,10 +153,14 @@ def _check_free(host: str, port: int) -> bool:
 
 
 def _check_token(token: str | None, *, is_private: bool) -> None:
-    """UsageError where there has to be a token and is none, or one that can be guessed."""
+    """Check the page's token.
+
+    Raises:
+        UsageError: a token is needed and missing, or too short.
+    """
     if token is None and not is_private:
         raise UsageError(
-            "others than this machine reach that address, and whoever reaches the page can run things: set "
+            "other machines reach that address, and anyone who reaches the page can run things: set "
             'SILTSTONE_UI__TOKEN, such as to "$(openssl rand -hex 32)", and log in with it; or leave --host out'
         )
     if token is not None and len(token) < TOKEN_CHARACTERS:

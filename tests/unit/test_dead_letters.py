@@ -204,7 +204,7 @@ def test_a_stream_says_where_its_dead_letters_go() -> None:
         ({"operators": [Tallies(name=DEAD_LETTERS)], "sinks": {}}, "dead_letters is the name of a sink"),
         (
             {"operators": [Aggregate("a", {"k": pa.int64()}, [Sum("s", "n", pa.int64())], map_side=True)], "sinks": {}},
-            "operator a combines rows before the shuffle, so it sees no single row",
+            "operator a combines rows before the shuffle, so it cannot make a single row",
         ),
     ],
 )
