@@ -1,1 +1,1 @@
-"""Base or delta, what bounds a restore, when a chain is materialized, and materialization itself."""
+"""Chains: base or delta, bounds on restores, when to materialize, and materialization itself."""

@@ -33,11 +33,11 @@ class AdjustD:
     options: PolicyOptions
 
     def start(self) -> PolicyState:
-        """D = d0, or d_max where that is less."""
+        """Begin with D = d0, or d_max if that is less."""
         return PolicyState(d=min(self.options.d0, self.options.d_max))
 
     def decide(self, state: PolicyState) -> Decision:
-        """See the class."""
+        """Decide by the rule of the class."""
         options = self.options
         if not state.checkpoints:
             return Decision(form=Form.BASE, tracking=False, d=state.d, reason="the first checkpoint")
@@ -59,7 +59,7 @@ class AdjustD:
         return Decision(form=Form.DELTA, tracking=True, d=state.d, reason=reason, delta_limit_bytes=limit)
 
     def observe(self, state: PolicyState, cost: CheckpointCost) -> PolicyState:
-        """Account for the checkpoint; adjust D at a base that ends a chain, and at a probe."""
+        """Account for a checkpoint; adjust D at a base that ends a chain, and at a probe."""
         after = chain.account(state, cost, self.options)
         saw_delta = cost.form is Form.DELTA or cost.tracked_bytes is not None
         ends_chain = cost.form is Form.BASE and (state.deltas > 0 or saw_delta)
@@ -92,9 +92,9 @@ class AdjustD:
         return state.base_s > state.mean_s * (1 + ratio)
 
     def observe_restore(self, state: PolicyState, cost: RestoreCost) -> PolicyState:
-        """See `chain.account_restore`."""
+        """Learn the restore factors, by `chain.account_restore`."""
         return chain.account_restore(state, cost)
 
     def restore_bound(self, state: PolicyState) -> RestoreBound:
-        """The most a restore may read and take before the next base, after D deltas."""
+        """Return the most a restore may read and take before the next base, after D deltas."""
         return chain.worst_restore(state, self.options, max(state.d, 1))

@@ -1,8 +1,8 @@
-"""Materializes a running stream's chains as they become due, and keeps its storage bounded, in a thread beside it.
+"""Materialize a running stream's chains when they are due, and keep its storage bounded, in a background thread.
 
-It looks after each completed checkpoint and from time to time, applies retention (`retention.housekeeping`), and
-materializes what is due (FLIP-158), one operator after the other, each under its own lease at the newest checkpoint.
-The stream neither waits for it nor fails with it: what goes wrong is logged, and tried again later.
+After each completed checkpoint, and from time to time, the thread applies retention (`retention.housekeeping`) and
+materializes the operators that are due (FLIP-158), one after the other, each under its own lease at the newest
+checkpoint. The stream neither waits for the thread nor fails with it: errors are logged, and the work is retried later.
 """
 
 import logging
@@ -26,13 +26,13 @@ from siltstone.retention.retention_rules import RetentionOptions
 _LOG = get_logger(__name__)
 _POLL_MAX_S = 30.0
 _LEAST_S = 1.0
-"""between two looks, however fast checkpoints come"""
+"""minimum seconds between two rounds, however fast checkpoints come"""
 _CANCEL_S = 5.0
 
 
 @dataclass(frozen=True)
 class BackgroundOptions:
-    """What a run's background goes by; `parallelism` is how many units an operator is split into."""
+    """Options of a run's background work; `parallelism` is the number of units an operator is split into."""
 
     materialization: MaterializationOptions = field(default_factory=MaterializationOptions)
     policy: PolicyOptions = field(default_factory=PolicyOptions)
@@ -41,13 +41,13 @@ class BackgroundOptions:
 
 
 class Background:
-    """One run's thread. `start` it, tell it of each checkpoint (`completed`), and end it with `finish` or `stop`.
+    """One run's thread. `start` it, report each checkpoint (`completed`), and end it with `finish` or `stop`.
 
     Args:
-        epoch: the run's own.
+        epoch: the run's writer epoch.
         run: maps a function over the units of a materialization; called in the thread.
-        cancel: ends what `run` is doing, from another thread; `run` may then raise anything.
-        uploaded: told what materializations stored, in the thread.
+        cancel: cancels a call of `run` from another thread; `run` may then raise anything.
+        uploaded: called in the thread with the statistics of what materializations stored.
     """
 
     def __init__(
@@ -67,24 +67,24 @@ class Background:
         self._thread = threading.Thread(target=in_context, args=(self._work,), name=name, daemon=True)
         self._woken, self._ending, self._abandoned = threading.Event(), threading.Event(), threading.Event()
         self._completed: tuple[int, int | None] = (0, None)
-        """how many checkpoints, and what steps restore from since the newest"""
+        """how many checkpoints, and the `restores_from` of the newest"""
         self._said = ""
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def completed(self, restores_from: int) -> None:
-        """The run has completed a checkpoint, and no step is under way.
+        """Note that the run has completed a checkpoint and is not in a step.
 
         Args:
-            restores_from: the checkpoint from which on the steps to come may restore (`Completed.restores_from`).
+            restores_from: the oldest checkpoint that coming steps may restore (`Completed.restores_from`).
         """
         self._completed = (self._completed[0] + 1, restores_from)
         self._woken.set()
 
     def finish(self, wait_s: float = 10.0) -> None:
-        """The run has ended well: look a last time, and wait for what is due, but not for long."""
+        """End after a run that succeeded: do a last round, waiting at most `wait_s` seconds for it."""
         self._ending.set()
         self._woken.set()
         if self._thread.is_alive():
@@ -92,7 +92,7 @@ class Background:
         self.stop()
 
     def stop(self) -> None:
-        """End at once: what is under way is given up. It holds a lease and commits whole or not at all."""
+        """End at once, abandoning a materialization in progress. It commits whole or not at all, so nothing breaks."""
         self._abandoned.set()
         self._ending.set()
         self._woken.set()
@@ -111,7 +111,11 @@ class Background:
             self.look()
 
     def look(self) -> bool:
-        """Delete what is to go, and materialize every operator that is due; False where that had better wait."""
+        """Do one round: delete what is to go, and materialize every operator that is due.
+
+        Returns:
+            False if something failed, so that the next round should wait longer.
+        """
         tidied = self._keep_house()
         if not self._options.materialization.enabled:
             return tidied
@@ -120,19 +124,19 @@ class Background:
             while found := next((each for each in self._due() if each[0].operator not in tried), None):
                 tried[found[0].operator] = self._materialize(*found)
             return tidied and all(tried.values())
-        except Exception as error:  # the stream goes on whatever fails here
+        except Exception as error:  # the stream goes on, whatever fails here
             _LOG.warning("not materialized for now", stream=self._stream, error=str(error))
             return False
 
     def _keep_house(self) -> bool:
-        """Sweep and apply retention; False where that failed."""
+        """Sweep and apply retention; return False if that failed."""
         ended = self._ending.is_set() and not self._abandoned.is_set()
         try:
             self._housekeeper.work(*self._completed, ended=ended)
         except Fenced as error:  # the run learns of it at its next commit
             _LOG.info("fenced: nothing is deleted any more", stream=self._stream, error=str(error))
             return False
-        except Exception as error:  # the stream goes on whatever fails here
+        except Exception as error:  # the stream goes on, whatever fails here
             if not self._abandoned.is_set():
                 level = logging.DEBUG if str(error) == self._said else logging.WARNING
                 _LOG.log(level, "retention is not applied for now", stream=self._stream, error=str(error))
@@ -151,7 +155,7 @@ class Background:
                 yield facts, trigger
 
     def _materialize(self, facts: ChainFacts, trigger: Trigger) -> bool:
-        """Do it, or say why not; False where somebody else is at it."""
+        """Materialize one operator, or log why not; return False if another process is at it."""
         operator, checkpoint = trigger.operator, trigger.checkpoint
         log = _LOG.bind(stream=self._stream, operator=operator, checkpoint=checkpoint)
         log.debug("materialization begins", reason=trigger.reason)
@@ -168,7 +172,7 @@ class Background:
             )
         except Abandoned:
             log.info("materialization given up, as the run ends")
-        except UsageError as error:  # somebody else is at it, or was faster
+        except UsageError as error:  # another process is at it, or was faster
             log.info("not materialized here", reason=str(error))
             return False
         except Exception as error:

@@ -1,5 +1,5 @@
-"""The book-keeping that all policies share: the current chain, the average delta, and the bounds (promise
-7)."""
+"""The book-keeping that all policies share: the current chain, the average delta, and the bounds on restores
+(promise 7)."""
 
 import math
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from siltstone.errors import StateError
 from siltstone.model import Form
 
 _LEAST_POWER = 1e-12
-"""seconds squared: what took less than a microsecond teaches nothing about any factor"""
+"""seconds squared: a restore of less than a microsecond says nothing about the factors"""
 _LEAST_FACTOR = 0.01
 _RESTORE_STEP = 0.5
 
 
 def account(state: PolicyState, cost: CheckpointCost, options: PolicyOptions) -> PolicyState:
-    """`state` after a completed checkpoint: the chain's sums, and the averages where a delta was seen.
+    """Return `state` after a completed checkpoint: the chain's sums, and the averages if a delta was seen.
 
-    A delta after two or more bases restarts the averages: what they hold is from before those intervals.
+    A delta after two or more bases restarts the averages, which are older than those bases.
     """
     rows = state.rows if cost.rows is None else cost.rows
     after = replace(
@@ -79,10 +79,9 @@ def _seconds_per_byte(state: PolicyState) -> float:
 
 
 def rebased(state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]) -> PolicyState:
-    """`state` after a materialization: the current chain is that base and the deltas that follow it.
+    """Return `state` after a materialization: the current chain is that base and the deltas after it.
 
-    A materialization takes other seconds than a checkpoint's base would, since it reads as well, and so the base's are
-    predicted from its bytes.
+    A materialization also reads, so its seconds are not those of a checkpoint's base; these are predicted from bytes.
     """
     rate = state.base_s / state.base_bytes if state.base_bytes > 0 else 0.0
     return replace(
@@ -98,7 +97,7 @@ def rebased(state: PolicyState, base: CheckpointCost, deltas: Sequence[Checkpoin
 
 
 def account_restore(state: PolicyState, cost: RestoreCost) -> PolicyState:
-    """Learn both factors from one restore: a normalised least-mean-squares step towards what was measured."""
+    """Learn both restore factors from one restore: a normalised least-mean-squares step towards the measurement."""
     power = cost.base_s**2 + cost.deltas_s**2
     if power < _LEAST_POWER:
         return state
@@ -112,7 +111,7 @@ def account_restore(state: PolicyState, cost: RestoreCost) -> PolicyState:
 
 
 def next_base(state: PolicyState) -> tuple[float, float]:
-    """(bytes, seconds) that a base would cost now: the last one, grown as the rows have."""
+    """Predict (bytes, seconds) of a base taken now: the last base, scaled by the growth in rows."""
     if state.base_rows:
         growth = max(state.rows, 1) / state.base_rows
     elif state.base_bytes > 0:
@@ -123,32 +122,31 @@ def next_base(state: PolicyState) -> tuple[float, float]:
 
 
 def next_delta(state: PolicyState) -> tuple[float, float]:
-    """(bytes, seconds) that the bounds allow for the next delta: the larger of the average and the last."""
+    """Predict (bytes, seconds) of the next delta: the larger of the average and the last."""
     return max(state.mean_bytes, state.last_bytes), max(state.mean_s, state.last_s)
 
 
 def stored_bytes(state: PolicyState) -> float:
-    """What the current chain takes in the store: base, deltas and indexes."""
+    """Return the bytes of the current chain in the store: base, deltas and indexes."""
     return state.base_bytes + state.deltas_bytes + state.index_bytes
 
 
 def amplification(state: PolicyState) -> float | None:
-    """Bytes of the current chain per byte of the live state, which is what a base would take now; None of none."""
+    """Return the chain's bytes per byte of live state (what a base would take now); None if there is no state."""
     live = next_base(state)[0]
     return stored_bytes(state) / live if live > 0 else None
 
 
 def _space(state: PolicyState, cap: float) -> float:
-    """Bytes that the cap on space leaves for the next delta, its index aside; see promise 7 on what is live by then."""
+    """Return the bytes that the cap on space leaves for the next delta without its index (`Policy`, rule 5)."""
     kept = min(1.0, max(state.rows, 1) / state.rows_before) if state.rows_before else 1.0
     return cap * next_base(state)[0] * kept - stored_bytes(state) - state.last_index_bytes
 
 
 def room(state: PolicyState, options: PolicyOptions) -> tuple[int, float, float]:
-    """(deltas, bytes, seconds of writing) that the bounds leave in the current chain; inf where not bounded.
+    """Return (deltas, bytes, seconds of writing) that the bounds leave in the current chain; inf if not bounded.
 
-    Nothing is below 0. Where a budget in seconds holds and the seconds of a byte are known, it bounds bytes
-    too.
+    No value is below 0. A budget in seconds bounds the bytes too, once the seconds per byte are known.
     """
     count = max(0, options.d_max - state.deltas)
     size, seconds = _bytes_left(state, options), math.inf
@@ -160,7 +158,7 @@ def room(state: PolicyState, options: PolicyOptions) -> tuple[int, float, float]
 
 
 def _bytes_left(state: PolicyState, options: PolicyOptions) -> float:
-    """Bytes that the bounds in bytes leave in the current chain."""
+    """Return the bytes that the bounds in bytes leave in the current chain."""
     size = math.inf
     if options.size_ratio_max is not None:
         size = options.size_ratio_max * state.base_bytes - state.deltas_bytes
@@ -182,20 +180,20 @@ def fits(state: PolicyState, options: PolicyOptions) -> bool:
 
 
 def delta_limit_bytes(state: PolicyState, options: PolicyOptions) -> int:
-    """The largest delta that the bounds allow next and that is no larger than a base, in bytes."""
+    """Return the bytes of the largest next delta that the bounds allow, at most those of a base."""
     return int(min(room(state, options)[1], next_base(state)[0]))
 
 
 def restore_s(state: PolicyState) -> float:
-    """Seconds that restoring the newest checkpoint is predicted to take."""
+    """Predict the seconds that restoring the newest checkpoint takes."""
     return state.base_factor * state.base_s + state.delta_factor * state.deltas_s
 
 
 def worst_restore(state: PolicyState, options: PolicyOptions, longest: int) -> RestoreBound:
-    """The most a restore may read and take, if the chain goes on to `longest` deltas of the predicted size.
+    """Return the most a restore may read and take, if the chain grows to `longest` deltas of the predicted size.
 
-    Where rows became fewer they are not expected to go on doing so, as that would leave less room than there may be;
-    nor are bytes foretold from seconds at the average pace, which changes with every delta.
+    If the number of rows fell, it is not expected to fall further, as that would underestimate the room left. Bytes are
+    not predicted from seconds, since the average pace changes with every delta.
     """
     count, _, seconds = room(state, options)
     size = max(0.0, _bytes_left(replace(state, rows_before=0), options))

@@ -1,4 +1,4 @@
-"""From what subtasks acknowledged to what the policy is told."""
+"""Turn the acknowledgements of subtasks into the costs that a policy observes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,24 +31,24 @@ _CHAIN = (
     "base_factor",
     "delta_factor",
 )
-"""what the catalog keeps of a policy's state: the chain"""
+"""the fields of a policy's state that the catalog keeps: those about the chain"""
 
 
 @dataclass
 class StepReports:
-    """What the subtasks said since the last checkpoint, by operator."""
+    """The subtasks' acknowledgements since the last checkpoint, by operator."""
 
     last: dict[str, list[Acknowledgement]] = field(default_factory=dict)
-    """of the newest step"""
+    """those of the newest step"""
     rows_in: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, int] = field(default_factory=dict)
     restore_s: dict[str, float] = field(default_factory=dict)
-    """seconds of the slowest subtask, where all of them had to restore from the changelog"""
+    """seconds of the slowest subtask, if all subtasks had to restore from the changelog"""
     event_times: list[datetime] = field(default_factory=list)
     """the highest of each subtask and step that saw any"""
 
     def add(self, operator: str, received: Sequence[Acknowledgement]) -> None:
-        """One operator's part of one step."""
+        """Add one operator's part of one step."""
         self.last[operator] = list(received)
         self.rows_in[operator] = self.rows_in.get(operator, 0) + sum(a.rows_in for a in received)
         self.dead_letters[operator] = self.dead_letters.get(operator, 0) + sum(a.dead_letters for a in received)
@@ -58,26 +58,26 @@ class StepReports:
         self.event_times += [a.event_time_max for a in received if a.event_time_max is not None]
 
     def digests(self, max_parallelism: int) -> dict[str, dict[str, np.ndarray]]:
-        """Operator -> table or opaque variable -> uint64[max_parallelism], put together from the subtasks'."""
+        """Assemble operator -> table or opaque variable -> uint64[max_parallelism] from the subtasks' digests."""
         received = ((name, a.key_groups, a.digests) for name, every in self.last.items() for a in every)
         return assemble_digests(received, max_parallelism)
 
     def event_time(self, before: datetime | None) -> datetime | None:
-        """The highest event time seen so far, given that of the checkpoint before."""
+        """Return the highest event time so far, given that of the previous checkpoint."""
         return max([*self.event_times, *([before] if before else [])], default=None)
 
 
 def written_form(received: Sequence[Acknowledgement]) -> Form:
-    """What an operator's part became: a base only if every subtask wrote one."""
+    """Return the form of an operator's part: a base only if every subtask wrote one."""
     forms = {h.form for a in received for h in a.handles if h.kind is Kind.INCREMENTAL}
     return Form.BASE if forms <= {Form.BASE} else Form.DELTA
 
 
 def cost_of(received: Sequence[Acknowledgement]) -> CheckpointCost:
-    """What one operator's part of a checkpoint cost; the slowest subtask counts, since the others wait for it."""
+    """Return the cost of one operator's part of a checkpoint; seconds are those of the slowest subtask."""
     handles = [h for a in received for h in a.handles if h.kind is Kind.INCREMENTAL]
     form = written_form(received)
-    # A delta holds the bases of those subtasks for which a delta was too large.
+    # A delta includes the bases of subtasks whose delta was too large.
     phases = ("base", "persist") if form is Form.BASE else ("delta", "base", "persist")
     gave_way = sum(a.tracked_bytes for a in received)
     return CheckpointCost(
@@ -95,7 +95,7 @@ def _bytes_of(received: Sequence[Acknowledgement], kind: Kind) -> int:
 
 
 def recorded_cost(record: CheckpointRecord, operator: str) -> CheckpointCost:
-    """What one operator's part of a recorded checkpoint cost."""
+    """Return the cost of one operator's part of a recorded checkpoint."""
     said = record.statistics.get("operators", {}).get(operator, {})
     seconds = said.get("seconds", {})
     return CheckpointCost(
@@ -108,8 +108,10 @@ def recorded_cost(record: CheckpointRecord, operator: str) -> CheckpointCost:
 
 
 def recorded_chain(record: CheckpointRecord, operator: str) -> tuple[int, PolicyState]:
-    """(the checkpoint it begins with, sizes and seconds) of one operator's chain, as known when the checkpoint was
-    taken; without what the policy remembers beyond it."""
+    """Return (first checkpoint, sizes and seconds) of one operator's chain, as recorded with the checkpoint.
+
+    The rest of the policy's state is not recorded.
+    """
     said = record.statistics.get("operators", {}).get(operator, {}).get("chain", {})
     return int(said.get("first", record.id)), PolicyState.from_json(said)
 
@@ -117,13 +119,13 @@ def recorded_chain(record: CheckpointRecord, operator: str) -> tuple[int, Policy
 def materialized_chain(
     state: PolicyState, materialized: MaterializationRecord, since: Sequence[CheckpointRecord]
 ) -> PolicyState:
-    """`state` where the chain begins with a materialization, and goes on with the deltas of the checkpoints since."""
+    """Return `state` for a chain that begins with a materialization and has the deltas of the checkpoints since."""
     base = CheckpointCost(form=Form.BASE, bytes=materialized.bytes or 0, seconds=0.0, rows=materialized.rows)
     return rebased(state, base, [recorded_cost(record, materialized.operator) for record in since])
 
 
 def uploads_of(gathered: StepReports) -> UploadStatistics:
-    """What storing a checkpoint took, all subtasks together."""
+    """Return the upload statistics of a checkpoint, all subtasks together."""
     parts = [UploadStatistics.from_json(a.uploads) for received in gathered.last.values() for a in received]
     return reduce(UploadStatistics.merge, parts, UploadStatistics())
 
@@ -135,9 +137,9 @@ def statistics_of(
     uploads: UploadStatistics,
     chains: Mapping[str, tuple[int, PolicyState]],
 ) -> dict[str, Any]:
-    """What the catalog keeps of a checkpoint, for reports and to tell when a materialization is due.
+    """Return the statistics that the catalog keeps of a checkpoint, for reports and to decide on materialization.
 
-    Per operator also bytes, bounds, seconds by phase, and the chain (`recorded_chain`).
+    Each operator has bytes, bounds, seconds by phase, and its chain (`recorded_chain`).
     """
     sources = [op.name for op in stream.operators if op.reads == SOURCE]
     operators = {

@@ -1,8 +1,7 @@
-"""What the catalog says of each operator's chain: whether it is due to be materialized, and whether that keeps up.
+"""Read from the catalog whether each operator's chain is due to be materialized, and whether materialization keeps up.
 
-Every checkpoint's record holds what its chains take, and the newest has the whole answer, so that neither the store nor
-the length of the chain matters. Only right after a materialization, until the stream notices, the few checkpoints since
-are added up.
+Each checkpoint's record holds the sizes of its chains, so the newest record is enough, however long the chain. Only
+right after a materialization, until the stream notices it, the few checkpoints since are added up.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from siltstone.chains.policy_rules import PolicyOptions, PolicyState
 
 @dataclass(frozen=True, slots=True)
 class OperatorHealth:
-    """How materialization does for one operator, at a time; `trigger` is set where it is due."""
+    """The health of one operator's materialization at a time; `trigger` is set if it is due."""
 
     facts: ChainFacts
     health: Health
@@ -30,24 +29,24 @@ class OperatorHealth:
 
     @property
     def seconds_since(self) -> float:
-        """Seconds since the newest success; since the chain's base, where that is later or there was none."""
+        """Seconds since the newest success, or since the chain's base if that is later or there was no success."""
         return (self.at - max(self.facts.since, self.facts.succeeded_at or self.facts.since)).total_seconds()
 
     @property
     def fine(self) -> bool:
-        """Whether nobody needs to look at it."""
+        """Whether materialization keeps up."""
         return self.health is Health.FINE
 
     @property
     def reason(self) -> str:
-        """One line for people: which operator's materialization is ill, and how."""
+        """One line for people: which operator's materialization fails, and how."""
         facts = self.facts
         line = f"{facts.operator} is {self.health.value}: {facts.deltas} deltas, "
         line += f"no success for {self.seconds_since:.0f} s, {facts.failures} failures in a row"
         return f"{line}, the last: {facts.error}" if facts.error else line
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the health as JSON values."""
         facts = self.facts
         return {
             "state": self.health.value,
@@ -65,10 +64,11 @@ class OperatorHealth:
 
 
 def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
-    """The facts of every operator at the newest checkpoint, in the order of its definition; none before the first.
+    """Return the facts of every operator at the newest checkpoint, in the order of its definition; none before the
+    first.
 
     Raises:
-        UnknownStream: no such stream has run here.
+        UnknownStream: the stream has not run here.
     """
     newest = next(iter(catalog.checkpoints.list(stream, 1)), None)
     if newest is None:
@@ -79,7 +79,7 @@ def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
     found = []
     for operator in newest.forms:
         base = bases.get(operator)
-        # One may have been completed since `firsts` was read.
+        # A materialization may have completed since `firsts` was read.
         first = max(firsts.get(operator, newest.id), base.checkpoint if base else 0)
         base = base if base and base.checkpoint == first else None
         state = _chain(catalog, newest, operator, first, base)
@@ -116,7 +116,7 @@ def _delta_amplification(state: PolicyState) -> float:
 def _chain(
     catalog: Catalog, newest: CheckpointRecord, operator: str, first: int, base: MaterializationRecord | None
 ) -> PolicyState:
-    """The chain that begins at `first`, which the newest checkpoint's record may not know yet."""
+    """Return the chain that begins at `first`, which the newest checkpoint's record may not know yet."""
     known, state = recorded_chain(newest, operator)
     if base is None or first <= known:
         return state
@@ -127,10 +127,10 @@ def _chain(
 def materialization_health(
     catalog: Catalog, stream: str, options: MaterializationOptions, policy_options: PolicyOptions
 ) -> Mapping[str, OperatorHealth]:
-    """How materialization does for every operator, by the catalog's clock.
+    """Return the health of every operator's materialization, by the catalog's clock.
 
     Raises:
-        UnknownStream: no such stream has run here.
+        UnknownStream: the stream has not run here.
     """
     now, running = catalog.now(), catalog.runs.is_open(stream)
     return {

@@ -1,4 +1,4 @@
-"""What a person asks of recorded checkpoints: the list, and one of them in full. Plain JSON values."""
+"""Describe recorded checkpoints for people, as plain JSON values: the list, and one of them in full."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,20 +15,20 @@ from siltstone.store.base import Store
 
 
 def list_checkpoints(catalog: Catalog, stream: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """The completed checkpoints of a stream, oldest first; with `limit`, only the newest so many.
+    """List a stream's completed checkpoints, oldest first; with `limit`, only that many of the newest.
 
     Raises:
-        UnknownStream: no such stream has run here.
+        UnknownStream: the stream has not run here.
     """
     edits, dropped = _edits(catalog, stream), _dropped(catalog, stream)
     return [_summary(record, edits, dropped) for record in catalog.checkpoints.list(stream, limit)]
 
 
 def list_deletions(catalog: Catalog, stream: str, limit: int | None = None) -> list[dict[str, Any]]:
-    """The deletion passes over a stream, oldest first: what each deleted, when and by whom. `limit` keeps the newest.
+    """List a stream's deletion passes, oldest first: what each deleted, when and by whom. `limit` keeps the newest.
 
     Raises:
-        UnknownStream: no such stream has run here.
+        UnknownStream: the stream has not run here.
     """
     catalog.streams.get(stream)
     passes = catalog.passes.list(stream, limit)
@@ -36,25 +36,25 @@ def list_deletions(catalog: Catalog, stream: str, limit: int | None = None) -> l
 
 
 def describe_origin(catalog: Catalog, stream: str) -> dict[str, Any]:
-    """Of which stream, and of which checkpoint of it, a stream is a fork; None each for one that is none.
+    """Return the stream and the checkpoint that a stream was forked from; both None if it is not a fork.
 
     Raises:
-        UnknownStream: no such stream has run here.
+        UnknownStream: the stream has not run here.
     """
     record = catalog.streams.get(stream)
     return {"forked_from": record.forked_from, "forked_at": record.forked_at}
 
 
 def list_materialization(health: Mapping[str, OperatorHealth]) -> dict[str, dict[str, Any]]:
-    """Operator -> how materialization does for it."""
+    """Return operator -> the health of its materialization."""
     return {operator: found.to_dict() for operator, found in health.items()}
 
 
 def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dict[str, Any]:
-    """One checkpoint with its handles, objects, chain and input log.
+    """Describe one checkpoint with its handles, objects, chain and input log.
 
     Raises:
-        UnknownCheckpoint: nothing answers to `at`.
+        UnknownCheckpoint: no checkpoint matches `at`.
         CorruptObject: its manifest is damaged.
     """
     record = catalog.checkpoints.get(stream, catalog.checkpoints.resolve(stream, at))
@@ -89,12 +89,12 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
 
 
 def _edits(catalog: Catalog, stream: str) -> dict[tuple[int, int], EditRecord]:
-    """What was changed by hand, by checkpoint and the epoch that wrote it."""
+    """Return the edits by checkpoint and the epoch that wrote it."""
     return {(edit.checkpoint, edit.epoch): edit for edit in catalog.edits.list(stream)}
 
 
 def _dropped(catalog: Catalog, stream: str) -> dict[int, list[str]]:
-    """Checkpoint -> whose state was given up with it."""
+    """Return checkpoint -> the variables whose state was dropped with it."""
     return {one.checkpoint: list(one.dropped) for one in catalog.definitions.list(stream)}
 
 

@@ -7,7 +7,7 @@ while the next delta costs no more than the least average cost per checkpoint th
 
 * the next delta is forecast with a first-order autoregression about a slow mean, so that the policy learns
   whether a burst is over at once or stays;
-* a delta that is dear itself is still taken where the cheap deltas expected after it make up for it;
+* an expensive delta is still taken if the cheap deltas expected after it make up for it;
 * when deltas do not pay, the wait for the next probe is sqrt(2 c a) checkpoints, for a probe that costs c
   bases too much and a condition that has lasted a checkpoints: the wait that costs least if the condition is
   as likely to end as its age suggests (one end in a checkpoints), as in economic lot sizing.
@@ -36,7 +36,7 @@ _PERSISTENCE_AT_FIRST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Outlook:
-    """What the policy expects, in its measure; a restore reads `base_read` per unit of base, likewise
+    """What the policy expects, in its measure; a restore reads `base_read` per unit of base, likewise for
     deltas."""
 
     base: float
@@ -55,16 +55,17 @@ class _Outlook:
 
 @dataclass(frozen=True, slots=True)
 class MarginalCost:
-    """See the module. The bounds are those of every policy; `probe_after` is the longest wait for a probe."""
+    """The policy of this module. The bounds are those of every policy; `probe_after` is the longest wait for a
+    probe."""
 
     options: PolicyOptions
 
     def start(self) -> PolicyState:
-        """Nothing known: a base first, then a delta to see what one costs."""
+        """Begin with nothing known: a base comes first, then a delta to see what one costs."""
         return PolicyState()
 
     def decide(self, state: PolicyState) -> Decision:
-        """See the module."""
+        """Decide by the rule of the module."""
         options = self.options
         if not state.checkpoints:
             return Decision(form=Form.BASE, tracking=False, d=0, reason="the first checkpoint")
@@ -95,7 +96,7 @@ class MarginalCost:
         return Decision(form=form, tracking=delta, d=d, reason=reason, delta_limit_bytes=limit)
 
     def observe(self, state: PolicyState, cost: CheckpointCost) -> PolicyState:
-        """Account for the checkpoint, and learn from a delta how deltas vary and persist."""
+        """Account for a checkpoint, and learn from a delta how deltas vary and persist."""
         after = chain.account(state, cost, self.options)
         if after.seen == state.seen:
             return replace(after, dear_for=state.dear_for + 1 if state.dear_for else 0)
@@ -112,7 +113,7 @@ class MarginalCost:
         return replace(after, level=level, variance=variance, covariance=covariance, dear_for=dear_for)
 
     def _dearer(self, state: PolicyState) -> float:
-        """What a delta like the last would cost after a base beyond a second base, as a part of a base."""
+        """Return how much more than a base a delta like the last would cost after a base, in bases."""
         base = self._measured(*chain.next_base(state))
         if base <= 0:
             return 0.0
@@ -150,7 +151,7 @@ class MarginalCost:
         return replace(look, typical=max(0.0, state.level + fading * (last - state.level)))
 
     def _fresh_chain(self, look: _Outlook) -> tuple[float, int]:
-        """(least average cost per checkpoint, checkpoints) of a chain of typical deltas begun now.
+        """Return (least average cost per checkpoint, checkpoints) of a chain of typical deltas begun now.
 
         The average of m checkpoints is lambda b + (b + (m - 1) w d) / m + lambda d (m - 1) / 2, least near
         m = sqrt(2 (b - w d) / (lambda d)).
@@ -171,7 +172,7 @@ class MarginalCost:
         return min((average(m), m) for m in {max(1, math.floor(best)), max(1, min(most, math.ceil(best)))})
 
     def _chain_room(self, delta: float, count: int, base: float, deltas: float, live: float) -> int:
-        """How many more deltas of size `delta` the count, the size ratio and the cap on space leave."""
+        """Return how many more deltas of size `delta` the count, the size ratio and the cap on space allow."""
         ratio, cap = self.options.size_ratio_max, self.options.space_amplification_max
         if delta <= 0 or self.options.measure != "bytes":
             return count
@@ -180,10 +181,9 @@ class MarginalCost:
         return max(0, int(min(count, by_ratio / delta, by_space / delta)))
 
     def _excess(self, state: PolicyState, look: _Outlook, mean: float) -> float:
-        """What the next delta, and then going on for as long as that pays, cost beyond `mean` a checkpoint.
+        """Return what the next delta, and the deltas after it that pay, cost beyond `mean` per checkpoint.
 
-        Delta i after the next costs w d + lambda (read + i d), where a restore of the next checkpoint reads
-        `read`.
+        Delta i after the next costs w d + lambda (read + i d); a restore of the next checkpoint reads `read`.
         """
         weight, d = self.options.restore_weight, look.typical
         deltas = look.chain_deltas + look.delta
@@ -196,16 +196,16 @@ class MarginalCost:
         return excess + min(0.0, more * first + carried * more * (more + 1) / 2)
 
     def _probe_wait(self, state: PolicyState) -> int:
-        """Untracked bases in a row before the next probe; see the module."""
+        """Return the number of untracked bases in a row before the next probe, by the rule of the module."""
         if not state.dear_for:
             return self.options.probe_after
         wait = int(math.sqrt(2 * max(0.0, self._dearer(state)) * state.dear_for))
         return min(self.options.probe_after, wait)
 
     def observe_restore(self, state: PolicyState, cost: RestoreCost) -> PolicyState:
-        """See `chain.account_restore`."""
+        """Learn the restore factors, by `chain.account_restore`."""
         return chain.account_restore(state, cost)
 
     def restore_bound(self, state: PolicyState) -> RestoreBound:
-        """The most a restore may read and take before the next base: the whole room the bounds leave."""
+        """Return the most a restore may read and take before the next base: all that the bounds leave."""
         return chain.worst_restore(state, self.options, self.options.d_max)

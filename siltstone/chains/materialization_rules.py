@@ -1,4 +1,4 @@
-"""When a chain is due to be materialized, and whether materialization keeps up: pure decisions (FLIP-158).
+"""Pure decisions: when a chain is due to be materialized, and whether materialization keeps up (FLIP-158).
 
 [materialization]
 interval_s = 600
@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from siltstone.chains.policy_rules import PolicyOptions
 
 RETRY_S = 10.0
-"""how long the first failure is waited for; each further one in a row twice as long"""
+"""seconds before a retry after the first failure; doubled for each further failure in a row"""
 RETRY_MAX_S = 600.0
 
 
 class MaterializationOptions(BaseModel):
-    """When runs materialize by themselves, and what is said of one that does not succeed; unknown names are refused."""
+    """When runs materialize in the background, and when lack of success is an error; unknown names are refused."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,35 +32,38 @@ class MaterializationOptions(BaseModel):
         description="seconds after which a chain with deltas is consolidated; 0 turns it off",
     )
     chain_bytes: int | None = Field(
-        default=None, ge=1, description="bytes of deltas from which on a chain is consolidated; none without it"
+        default=None, ge=1, description="bytes of deltas from which on a chain is consolidated; no limit by default"
     )
     early: float = Field(
-        default=0.8, gt=0, le=1, description="how much of restore_budget_s and space_amplification_max is waited for"
+        default=0.8,
+        gt=0,
+        le=1,
+        description="the fraction of restore_budget_s and space_amplification_max at which a chain is consolidated",
     )
     max_failures_allowed: int = Field(default=3, ge=1, description="failures in a row that are an error")
-    stalled_intervals: int = Field(default=3, ge=1, le=1000, description="so many without a success are an error")
+    stalled_intervals: int = Field(default=3, ge=1, le=1000, description="intervals without success that are an error")
 
     @property
     def interval(self) -> timedelta | None:
-        """The interval, None where it is turned off."""
+        """The interval; None if it is turned off."""
         return timedelta(seconds=self.interval_s) if self.interval_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainFacts:
-    """One operator's chain at the newest checkpoint, and what became of materializing it.
+    """One operator's chain at the newest checkpoint, and the outcome of its materializations.
 
     Attributes:
-        checkpoint: the newest.
-        deltas: how many follow the chain's base; `deltas_bytes` is what they take, indexes and all.
-        chain_bytes: what the whole chain takes.
-        amplification: `chain_bytes` per byte of live state; None while there is none. A delta adds about
+        checkpoint: the newest checkpoint.
+        deltas: the number of deltas after the chain's base; `deltas_bytes` is their size, including indexes.
+        chain_bytes: the size of the whole chain.
+        amplification: `chain_bytes` per byte of live state; None without state. A delta adds about
             `delta_amplification` to it.
-        restore_s: what restoring it is predicted to take, and `base_restore_s`, if it were materialized.
+        restore_s: the predicted seconds of a restore, and `base_restore_s`, those after a materialization.
         since: when the chain got its base, or the materialization that it begins with was completed.
         newest_at: when the newest checkpoint was committed.
         succeeded_at: when the newest materialization was completed; None if none was.
-        failures: how many failed since `since`; `failed_at` is when the last of them did, and `error` why.
+        failures: how many failed since `since`; `failed_at` is when the last failed, and `error` why.
     """
 
     operator: str
@@ -82,7 +85,7 @@ class ChainFacts:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """An operator's chain is due at a checkpoint; `reason` is for people."""
+    """A chain that is due to be materialized at a checkpoint; `reason` is for people."""
 
     operator: str
     checkpoint: int
@@ -90,22 +93,22 @@ class Trigger:
 
 
 class Health(StrEnum):
-    """Whether materialization keeps up with an operator; the worse, the later."""
+    """Whether materialization keeps up with an operator; later values are worse."""
 
     FINE = "fine"
     FAILING = "failing"
-    """so many failures in a row as are not allowed"""
+    """`max_failures_allowed` failures in a row"""
     STALLED = "stalled"
-    """no success, and no base, for so many intervals as are not allowed"""
+    """no success and no base for `stalled_intervals` intervals"""
 
 
 def due(
     facts: ChainFacts, now: datetime, options: MaterializationOptions, policy_options: PolicyOptions
 ) -> Trigger | None:
-    """Whether to materialize now, and why. Never a chain without deltas; after failures not before their delay is over.
+    """Decide whether to materialize now, and why. A chain without deltas is never due, nor one that waits for a retry.
 
-    A trigger by prediction waits for the part `early` of what the checkpoint policy would take a base for, so that it
-    seldom has to, and fires only where a materialization mends it.
+    Predictions trigger at the fraction `early` of the bounds at which the checkpoint policy takes a base, so that it
+    seldom has to, and only if a materialization helps.
     """
     if not facts.deltas or (facts.failed_at is not None and now < facts.failed_at + retry_delay(facts.failures)):
         return None
@@ -131,20 +134,20 @@ def _reason(
 
 
 def _space_level(cap: float, delta: float, early: float) -> float:
-    """The amplification from which on to act: `early` of the way, and before a second delta more would pass the cap,
-    since by then the policy has chosen a base; but for that, not before half of the way."""
+    """Return the amplification from which on to act: `early` of the way to the cap, and before two more deltas would
+    pass it, since the policy would choose a base by then; but at least half of the way."""
     return max(1 + min(early, 0.5) * (cap - 1), min(1 + early * (cap - 1), cap - 2 * delta))
 
 
 def retry_delay(failures: int) -> timedelta:
-    """How long after the last of so many failures in a row the next attempt is due."""
+    """Return how long to wait after the last of `failures` in a row before the next attempt."""
     return timedelta(seconds=min(RETRY_MAX_S, RETRY_S * 2 ** min(failures - 1, 30)) if failures else 0)
 
 
 def health(facts: ChainFacts, now: datetime, options: MaterializationOptions, running: bool) -> Health:
-    """Whether materialization keeps up.
+    """Decide whether materialization keeps up.
 
-    Time counts while a run is open, and else only up to the newest checkpoint: a stream at rest needs none.
+    Time counts while a run is open, otherwise only up to the newest checkpoint: an idle stream needs none.
     """
     waited, interval = (now if running else facts.newest_at) - facts.since, options.interval
     if facts.deltas and interval is not None and waited >= options.stalled_intervals * interval:

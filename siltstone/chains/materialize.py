@@ -1,12 +1,12 @@
-"""Materialization: a chain consolidated in the background into a new base, up to a checkpoint (FLIP-158).
+"""Materialization: consolidate a chain up to a checkpoint into a new base, in the background (FLIP-158).
 
     plan_materialization    the units of one operator at one checkpoint: key-group ranges
     materialize_unit        merge base and deltas of one unit, write the new bases, prove them
-    materialize             the whole of it for one operator, under a lease; `run` says how units are mapped
+    materialize             all of this for one operator, under a lease; `run` maps over the units
 
-It is independent of checkpoints and never blocks the stream: it reads what is immutable, writes objects of its own, and
-one catalog transaction, guarded by its lease, lets every chain through the checkpoint begin with the new bases. Killed
-anywhere before that, it leaves orphans under its own id and a lease that expires.
+It is independent of checkpoints and never blocks the stream: it reads immutable objects, writes its own, and commits
+in one catalog transaction, guarded by its lease: every chain through the checkpoint then begins with the new bases. If
+it is killed before that, it leaves orphans under its own id and a lease that expires.
 """
 
 import time
@@ -41,12 +41,12 @@ from siltstone.store.ranged import checksummed
 
 
 class Abandoned(BaseException):
-    """Raised by who runs the units of a materialization that is not wanted any more: that is no failure of it."""
+    """Raised by `run` when a materialization is no longer wanted; it does not count as a failure."""
 
 
 @dataclass(frozen=True)
 class MaterializeTask:
-    """One unit: what to merge, and where the result goes."""
+    """One unit: what to merge, and where to write the result."""
 
     id: str
     part: int
@@ -68,7 +68,7 @@ class MaterializedPart:
 def plan_materialization(
     manifests: Mapping[int, Manifest], operator: str, checkpoint: int, parallelism: int, id: str
 ) -> list[MaterializeTask]:
-    """The units of one operator at `checkpoint`: at least `parallelism`, more where one would merge too much.
+    """Split one operator at `checkpoint` into at least `parallelism` units, more if one would merge too much.
 
     Raises:
         StateError: the chain has a gap.
@@ -88,8 +88,8 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
     """Merge every table of one unit and write it as a base.
 
     Raises:
-        CorruptObject, ProofFailed: the chain is damaged, or what was merged is not what was recorded.
-        Unreachable: the store does not take it.
+        CorruptObject, ProofFailed: the chain is damaged, or the merged rows do not match the recorded digest.
+        Unreachable: the store cannot be written.
     """
     unit, checkpoint = task.unit, task.path.checkpoint
     manifest = task.manifests[checkpoint]
@@ -107,7 +107,7 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
             groups = np.arange(unit.key_groups.start, unit.key_groups.end)
             where = f"the materialization of checkpoint {checkpoint} of {manifest.stream}: {unit.operator}.{name}"
             recorded = manifest.digests[unit.operator][name]
-            # Before it is stored: what does not prove is not there.
+            # Before the base is stored: a base whose proof fails never appears in the store.
             compare_digests(where, found[groups], recorded[groups], groups)
         assert out.stored is not None
         metrics.direct(out.stored.bytes, time.perf_counter() - began)
@@ -124,7 +124,7 @@ def _handle(unit: RestoreUnit, name: str, stored: StoredObject, rows: int) -> Ha
 
 @dataclass(frozen=True)
 class Materialized:
-    """What a materialization made: `bytes` of bases with `rows` rows, up to `checkpoint`."""
+    """The result of a materialization: bases of `bytes` with `rows` rows, up to `checkpoint`."""
 
     operator: str
     checkpoint: int
@@ -135,7 +135,7 @@ class Materialized:
 
 
 Run = Callable[[Callable[[MaterializeTask], MaterializedPart], Sequence[MaterializeTask]], list[MaterializedPart]]
-"""maps a function over tasks"""
+"""a function that maps a function over tasks"""
 
 
 def materialize(
@@ -153,16 +153,16 @@ def materialize(
     """Consolidate one operator's chain at `checkpoint`.
 
     Args:
-        id: at most 32 letters and digits that no other materialization has.
-        again: from what it was materialized from before, rather than from the damaged outcome.
-        uploaded: told what was stored once it is, whether or not the materialization completes.
+        id: at most 32 letters and digits, unique among materializations.
+        again: replace a damaged materialization: start from the chain that it was made from.
+        uploaded: called with statistics of what was stored, whether or not the materialization completes.
 
     Raises:
-        UsageError: another process is at it, or there is no such operator.
-        UnknownCheckpoint: there is no such checkpoint, or not any more.
+        UsageError: another process is at it, or the stream has no such operator.
+        UnknownCheckpoint: the checkpoint does not exist, or no longer.
         CorruptObject, ProofFailed: the chain is damaged; nothing changed.
         Fenced: the lease was lost meanwhile; nothing changed.
-        Abandoned: `run` did; nothing changed.
+        Abandoned: `run` raised it; nothing changed.
     """
     start = time.perf_counter()
     catalog, store = place.catalog, place.warehouse.store
@@ -185,19 +185,19 @@ def materialize(
                 stream, id, stored, manifest.objects, rows_=rows, bytes_=size, seconds=seconds
             )
         except (Abandoned, KeyboardInterrupt):
-            with suppress(Unreachable):  # then its lease tells
+            with suppress(Unreachable):  # then its lease expires
                 catalog.materializations.abandon(stream, id)
             raise
         except BaseException as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            with suppress(Unreachable):  # then its lease tells
+            with suppress(Unreachable):  # then its lease expires
                 catalog.materializations.fail(stream, id, reason)
             raise
     return Materialized(operator, checkpoint, id, rows, size, seconds)
 
 
 def _chain_before(place: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> list[StoredObject]:
-    """The manifests of the chain that an operator had at a checkpoint before it was materialized there.
+    """Return the manifests of the chain that an operator had before it was materialized at a checkpoint.
 
     Raises:
         UnknownCheckpoint: a part of it has been deleted since.

@@ -1,4 +1,4 @@
-"""How materialization does, and what operators refused, as OpenMetrics families."""
+"""The health of materialization, and counts of refused rows, as OpenMetrics families."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ _GAUGES: dict[str, tuple[str, str, Callable[[OperatorHealth], float | None]]] = 
         lambda h: h.seconds_since,
     ),
     "siltstone_materialization_stalled": (
-        "1 where no success or base came for too long, else 0.",
+        "1 if there was no success or base for too long, else 0.",
         "",
         lambda h: float(h.health is Health.STALLED),
     ),
@@ -30,7 +30,7 @@ _GAUGES: dict[str, tuple[str, str, Callable[[OperatorHealth], float | None]]] = 
 
 
 def health_metrics(health: Mapping[str, OperatorHealth], stream: str) -> "list[Metric]":
-    """A gauge a number, with a sample an operator."""
+    """Return one gauge per number, with a sample per operator."""
     from prometheus_client.core import GaugeMetricFamily
 
     families = []
@@ -45,7 +45,7 @@ def health_metrics(health: Mapping[str, OperatorHealth], stream: str) -> "list[M
 
 
 def dead_letter_metric(counts: Mapping[str, int], stream: str) -> "Metric":
-    """A counter, with a sample for each operator that could not take some row."""
+    """Return a counter, with a sample for each operator that could not take some rows."""
     from prometheus_client.core import CounterMetricFamily
 
     text = "Rows that an operator could not take, which went to the sink of dead letters."

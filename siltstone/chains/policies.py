@@ -1,6 +1,6 @@
-"""The adaptive base/delta policies by name, and the words one needs to use them.
+"""The adaptive base/delta policies by name, and the types needed to use them.
 
-One policy serves every operator; each operator has a `PolicyState` of its own:
+One policy serves every operator; each operator has its own `PolicyState`:
 
     policy = policy_by_name(DEFAULT_POLICY, PolicyOptions(restore_budget_s=30))
     state = policy.start()
@@ -38,14 +38,14 @@ __all__ = [
 
 POLICIES: dict[str, type[AdjustD] | type[MarginalCost]] = {"marginal-cost": MarginalCost, "adjust-d": AdjustD}
 DEFAULT_POLICY = "marginal-cost"
-"""the one nearest to the optimum in hindsight: see `make bench-policy`"""
+"""the policy nearest to the optimum in hindsight: see `make bench-policy`"""
 
 
 def policy_by_name(name: str, options: PolicyOptions | None = None) -> Policy:
-    """The policy of that name, with default options where none are given.
+    """Return the policy of this name; `options` default to `PolicyOptions()`.
 
     Raises:
-        UsageError: no policy has that name.
+        UsageError: no policy has this name.
     """
     if name not in POLICIES:
         raise UsageError(f"{name!r} is not a checkpoint policy: use one of {', '.join(POLICIES)}")

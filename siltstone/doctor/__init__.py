@@ -1,1 +1,1 @@
-"""Looks at a warehouse, its catalog and its streams, and says what is wrong and what to do."""
+"""Examine a warehouse, its catalog and its streams, and report what is wrong and what to do."""

@@ -1,11 +1,11 @@
-"""Looks at a warehouse, its catalog and its streams at once, and says what is wrong and what to do.
+"""Examine a warehouse, its catalog and its streams, and report what is wrong and what to do.
 
-Nothing is changed: no lease is taken, no run is fenced, no catalog is upgraded, no identity is written. Each check is a
-function over what the engine makes sure of anyway, and what does not answer is a finding like others.
+Nothing is changed: no lease is taken, no run is fenced, no catalog is upgraded, no identity is written. Each check uses
+the engine's own checks; a store or catalog that does not answer is a finding like any other.
 
-    findings           what is found, and how checks are made
-    warehouse_checks   what is not about one stream
-    stream_checks      what is made of each stream
+    findings           findings, and running a check
+    warehouse_checks   checks that are not about one stream
+    stream_checks      checks of each stream
 """
 
 from functools import partial
@@ -20,22 +20,22 @@ from siltstone.settings import Settings
 from siltstone.store.open import Warehouse
 
 LIMIT_S = 15.0
-"""how long a check may take, by default"""
+"""default seconds that a check may take"""
 _CONNECT_S = 5.0
 
 
 def examine(settings: Settings, stream: str | None = None, limit_s: float = LIMIT_S) -> list[Finding]:
-    """Make every check, of all streams or of one.
+    """Run every check, of all streams or of one.
 
     Args:
-        limit_s: seconds for each check. After one that took longer, what did not answer is asked nothing more.
+        limit_s: seconds for each check. A store or catalog that takes longer is not asked again.
 
     Returns:
-        What was found: of the warehouse first, then of each stream, by name.
+        Findings about the warehouse first, then about each stream, by name.
 
     Raises:
         UnknownStream: the catalog does not know `stream`.
-        UsageError: the warehouse's URL makes no sense.
+        UsageError: the warehouse's URL is not valid.
     """
     warehouse = Warehouse.at(settings.warehouse)
     url = settings.catalog or warehouse.catalog_url
@@ -74,9 +74,9 @@ def examine(settings: Settings, stream: str | None = None, limit_s: float = LIMI
 
 
 def _examine_streams(done: Examination, subjects: list[StreamSubject], trusted: bool) -> None:
-    """Make the checks of each stream, and of its objects where the store is `trusted` to be the right one.
+    """Check each stream, and its objects if the store is `trusted` to be the right one.
 
-    What another warehouse's store does not hold is no damage of this one.
+    Objects missing from another warehouse's store are not damage.
     """
     for subject in subjects:
         for name, check in CATALOG_CHECKS.items():

@@ -1,4 +1,4 @@
-"""What `siltstone doctor` finds, and how its checks are made: each by itself, for a bounded time."""
+"""Findings of `siltstone doctor`, and running its checks: each by itself, for a bounded time."""
 
 import queue
 import threading
@@ -14,9 +14,9 @@ State = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found, of a stream or (None) of the warehouse.
+    """What one check found about a stream or, if `stream` is None, about the warehouse.
 
-    `advice` is what to do; None where there is nothing to do, or `found`, the text of an error, says it.
+    `advice` is what to do; None if there is nothing to do, or if `found`, the text of an error, says it.
     """
 
     check: str
@@ -30,8 +30,8 @@ class Finding:
 class Examination:
     """The findings so far.
 
-    A check that fails is a finding, and so is one that does not end within `limit_s` seconds. The store or catalog that
-    does not answer is asked nothing more, so that the whole takes a bounded time.
+    A check that fails is a finding, and so is one that does not end within `limit_s` seconds. A store or catalog that
+    does not answer is not asked again, so that the examination takes a bounded time.
     """
 
     limit_s: float
@@ -46,14 +46,14 @@ class Examination:
         uses: Sequence[str] = (),
         stream: str | None = None,
     ) -> bool:
-        """Make a check; whether it ended without a problem.
+        """Run a check; return whether it found no problem.
 
         Args:
-            uses: what is asked: `catalog`, `store`. If it ends without an answer, that counts as the first one's. A
-                check of one that has not answered before is left out.
+            uses: what the check asks: `catalog`, `store`. A check without an answer counts as the first one's silence,
+                and later checks that use it are skipped.
 
         Raises:
-            UnknownStream: there is no such stream.
+            UnknownStream: the catalog does not know the stream.
         """
         if self._silent.intersection(uses):
             return False
@@ -65,7 +65,7 @@ class Examination:
             if isinstance(error, Unreachable) and error.transient:
                 self._silent.update(uses[:1])
             found = [Finding(check, "problem", redact(str(error)), stream=stream)]
-        except Exception as error:  # the other checks are made all the same
+        except Exception as error:  # the other checks still run
             first = (str(error).strip() or "no message").splitlines()[0]
             found = [Finding(check, "problem", redact(f"{type(error).__name__}: {first}"), _REPORT, stream)]
         if found is None:
@@ -77,7 +77,7 @@ class Examination:
         return all(each.state != "problem" for each in found)
 
     def _bounded(self, check: str, function: Callable[[], Sequence[Finding]]) -> Sequence[Finding] | None:
-        """What the check finds; None if it does not end in time. Its thread ends with the process then."""
+        """Return the check's findings; None if it does not end in time, and its thread ends with the process."""
         answers: queue.SimpleQueue[Sequence[Finding] | BaseException] = queue.SimpleQueue()
 
         def run() -> None:

@@ -1,4 +1,4 @@
-"""The checks of `siltstone doctor` that are made of each stream. None of them changes anything."""
+"""Checks of `siltstone doctor` for each stream. None of them changes anything."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ from siltstone.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class StreamSubject:
-    """One stream, and all that its checks need."""
+    """One stream, and what its checks need."""
 
     place: OpenWarehouse
     settings: Settings
     name: str
 
     def finding(self, check: str, state: State, found: str, advice: str | None = None) -> Finding:
-        """A finding about this stream."""
+        """Make a finding about this stream."""
         return Finding(check, state, found, advice, self.name)
 
 
 def check_run(subject: StreamSubject) -> list[Finding]:
-    """Who runs the stream, whether that process lives, and whether it makes checkpoints."""
+    """Report who runs the stream, whether that process lives, and whether it makes checkpoints."""
     catalog, name = subject.place.catalog, subject.name
     runs = catalog.runs.list(name)
     if not runs:
         return [subject.finding("run", "ok", "it has never run")]
     run = runs[-1]
     if run.ended_at is not None:
-        return [subject.finding("run", "ok", f"none is at work; epoch {run.epoch} ended {_iso(run.ended_at)}")]
+        return [subject.finding("run", "ok", f"none is running; epoch {run.epoch} ended {_iso(run.ended_at)}")]
     said = f"epoch {run.epoch}, by {run.who} since {_iso(run.started_at)}"
     if is_known_gone(run.who):
         advice = f"`siltstone run {name}` takes over and goes on from the newest checkpoint"
@@ -53,7 +53,7 @@ def check_run(subject: StreamSubject) -> list[Finding]:
 
 
 def check_leases(subject: StreamSubject) -> list[Finding]:
-    """Who keeps checkpoints from deletion by reading them."""
+    """Report who keeps checkpoints from deletion by reading them."""
     catalog, now = subject.place.catalog, subject.place.catalog.now()
     leases = catalog.leases.list(subject.name)
     over = [lease for lease in leases if lease.expires_at <= now or is_known_dead(lease.process)]
@@ -70,7 +70,7 @@ def check_leases(subject: StreamSubject) -> list[Finding]:
 
 
 def check_proofs(subject: StreamSubject) -> list[Finding]:
-    """No checkpoint's newest proof failed."""
+    """Check that no checkpoint's newest proof failed."""
     name, records = subject.name, subject.place.catalog.checkpoints.list(subject.name)
     failed = [record for record in records if record.proven is False]
     if not failed:
@@ -90,7 +90,7 @@ def check_proofs(subject: StreamSubject) -> list[Finding]:
 
 
 def check_materialization(subject: StreamSubject) -> list[Finding]:
-    """Materialization keeps up, as `verify` says too."""
+    """Check that materialization keeps up, as `verify` does."""
     settings, name = subject.settings, subject.name
     health = materialization_health(subject.place.catalog, name, settings.materialization, settings.policy_options)
     advice = f"`siltstone materialize {name}` does it now, and says why it fails"
@@ -100,19 +100,19 @@ def check_materialization(subject: StreamSubject) -> list[Finding]:
 
 
 def check_outputs(subject: StreamSubject) -> list[Finding]:
-    """Outputs do not wait for a run that delivers them."""
+    """Check that no outputs wait for a run that delivers them."""
     catalog, name = subject.place.catalog, subject.name
     waiting = catalog.outbox.list(name, outstanding=True)
     if not waiting:
         return [subject.finding("outputs", "ok", "all are delivered")]
     said = f"{len(waiting)} not delivered yet, the oldest of checkpoint {waiting[0].checkpoint} to {waiting[0].name}"
     if _is_running(subject):
-        return [subject.finding("outputs", "ok", f"{said}: the run at work delivers them")]
-    return [subject.finding("outputs", "warning", said, f"`siltstone run {name}` delivers them first of all")]
+        return [subject.finding("outputs", "ok", f"{said}: the current run delivers them")]
+    return [subject.finding("outputs", "warning", said, f"`siltstone run {name}` delivers them first")]
 
 
 def check_deletions(subject: StreamSubject) -> list[Finding]:
-    """No deletion has stopped on the way. What waits for checkpoints that build on it, or for readers, has not."""
+    """Check that no deletion was interrupted. Waiting for checkpoints that build on it, or for readers, is normal."""
     catalog, name = subject.place.catalog, subject.name
     marked = {
         each.id: each.deleted_at for each in catalog.checkpoints.list_retained(name) if each.deleted_at is not None
@@ -128,13 +128,13 @@ def check_deletions(subject: StreamSubject) -> list[Finding]:
     said += f"of {sum(each.bytes for each in objects) / 1e6:,.1f} MB"
     rules = retention_in_force(catalog.streams.get(name).retention, subject.settings.retention)
     if rules.rules and _is_running(subject):
-        return [subject.finding("deletions", "ok", f"{said}: the run at work completes it")]
-    advice = f"unless a deletion is at work right now: `siltstone delete {name} {going[0]}` completes it, as any later "
-    return [subject.finding("deletions", "warning", said, f"{advice}deletion does")]
+        return [subject.finding("deletions", "ok", f"{said}: the current run completes it")]
+    advice = f"unless a deletion is running now: `siltstone delete {name} {going[0]}` completes it, as does any later "
+    return [subject.finding("deletions", "warning", said, f"{advice}deletion")]
 
 
 def check_manifest(subject: StreamSubject) -> list[Finding]:
-    """The newest checkpoint's manifest is in the store, whole, and the one that the catalog says."""
+    """Check that the newest checkpoint's manifest is in the store, intact, and the one in the catalog."""
     name, store = subject.name, subject.place.warehouse.store
     newest = next(iter(subject.place.catalog.checkpoints.list(name, 1)), None)
     if newest is None:
@@ -142,14 +142,14 @@ def check_manifest(subject: StreamSubject) -> list[Finding]:
     try:
         manifest = read_manifest(store, newest.manifest, name)
     except CorruptObject as error:
-        advice = f"`siltstone recover {name}` goes back to the newest checkpoint that restores; --dry-run says to which"
+        advice = f"`siltstone recover {name}` goes back to the newest checkpoint that restores; --dry-run shows which"
         return [subject.finding("manifest", "problem", str(error), advice)]
     said = f"of checkpoint {manifest.checkpoint}, committed {_iso(newest.committed_at)}, is there and whole"
     return [subject.finding("manifest", "ok", said)]
 
 
 def check_epochs(subject: StreamSubject) -> list[Finding]:
-    """The store knows no run of the stream that the catalog does not."""
+    """Check that the store has no run of the stream that the catalog does not know."""
     check_catalog(subject.place, subject.name)
     return [
         subject.finding(
@@ -167,13 +167,13 @@ CATALOG_CHECKS: Mapping[str, Check] = {
     "outputs": check_outputs,
     "deletions": check_deletions,
 }
-"""what the catalog alone says"""
+"""checks that need only the catalog"""
 STORE_CHECKS: Mapping[str, Check] = {"manifest": check_manifest, "epochs": check_epochs}
-"""what it takes the store for, too"""
+"""checks that need the store, too"""
 
 
 def _is_running(subject: StreamSubject) -> bool:
-    """Whether a run is at work, as far as one can see."""
+    """Whether a run is at work, as far as can be seen from here."""
     runs = subject.place.catalog.runs.list(subject.name)
     return bool(runs) and runs[-1].ended_at is None and not is_known_gone(runs[-1].who)
 

@@ -1,4 +1,4 @@
-"""The checks of `siltstone doctor` that are not about one stream. None of them changes anything."""
+"""Checks of `siltstone doctor` that are not about one stream. None of them changes anything."""
 
 import os
 import platform
@@ -24,10 +24,10 @@ _PACKAGES = ("siltstone", "pyspark", "pyarrow")
 
 
 def check_catalog(catalog: Catalog) -> list[Finding]:
-    """An open catalog, which is of the right revision: how long it takes to answer.
+    """Report an open catalog, which has the right revision, and how long it takes to answer.
 
     Raises:
-        Unreachable
+        Unreachable: it does not answer.
     """
     began = time.monotonic()
     count = len(catalog.streams.list())
@@ -36,10 +36,10 @@ def check_catalog(catalog: Catalog) -> list[Finding]:
 
 
 def check_clock(catalog: Catalog) -> list[Finding]:
-    """This machine's clock against the catalog's; for SQLite it is the same.
+    """Compare this machine's clock with the catalog's; for SQLite they are the same.
 
     Raises:
-        Unreachable
+        Unreachable: the catalog does not answer.
     """
     before = datetime.now(UTC)
     theirs = catalog.now()
@@ -55,7 +55,7 @@ def check_clock(catalog: Catalog) -> list[Finding]:
 
 
 def check_store(warehouse: Warehouse) -> list[Finding]:
-    """The store answers and can be written, as runs make sure of before they begin, and what it says of itself.
+    """Check that the store answers and can be written, as a run does before it begins, and report its remarks.
 
     Raises:
         UsageError, Unreachable: as `Store.check`.
@@ -73,7 +73,7 @@ def check_store(warehouse: Warehouse) -> list[Finding]:
 
 
 def check_identity(warehouse: Warehouse, catalog: Catalog) -> list[Finding]:
-    """The store and the catalog belong together.
+    """Check that the store and the catalog belong together.
 
     Raises:
         WrongWarehouse, CorruptObject, NewerFormat, Unreachable: as `catalog.identity.check_identity`.
@@ -84,7 +84,7 @@ def check_identity(warehouse: Warehouse, catalog: Catalog) -> list[Finding]:
 
 
 def check_permissions(warehouse: Warehouse, catalog_url: str) -> list[Finding]:
-    """Nobody else may use the warehouse's directory on this machine, or a catalog in SQLite.
+    """Check that no other user of this machine may use the warehouse's directory, or a catalog in SQLite.
 
     A catalog's file in a private directory is private whatever its own permissions are.
     """
@@ -98,10 +98,10 @@ def check_permissions(warehouse: Warehouse, catalog_url: str) -> list[Finding]:
 
 
 def _exposed(path: Path) -> Finding | None:
-    """A warning where more people may use it than `SILTSTONE_UMASK` says; None too where it is not there."""
+    """Return a warning if more users may use the path than `SILTSTONE_UMASK` allows; None if not, or if absent."""
     try:
         mode = path.stat().st_mode & 0o777
-    except OSError:  # another check says so
+    except OSError:  # another check reports it
         return None
     given = mode & own_umask()
     if not given:
@@ -112,8 +112,8 @@ def _exposed(path: Path) -> Finding | None:
 
 
 def check_space(warehouse: Warehouse) -> list[Finding]:
-    """Room on the file systems of this machine that hold the warehouse, its objects if they are here, and its
-    working state."""
+    """Check the free space of this machine's file systems that hold the warehouse, its working state, and its objects
+    if they are local."""
     paths = [warehouse.local.root] + ([] if warehouse.remote else [warehouse.local.objects])
     devices = {path.stat().st_dev: path for path in reversed(paths) if path.exists()}
     return [_space(path) for path in devices.values()]
@@ -134,20 +134,20 @@ def _space(path: Path) -> Finding:
 
 
 def check_versions() -> list[Finding]:
-    """What is installed."""
+    """Report the installed versions."""
     versions = [f"{name} {metadata.version(name)}" for name in _PACKAGES]
     return [Finding("versions", "ok", ", ".join([*versions, f"Python {platform.python_version()}"]))]
 
 
 def check_java(master: str) -> list[Finding]:
-    """Spark finds a Java to start, as it looks for one; none is started. Spark Connect needs none here."""
+    """Check that Spark would find Java, without starting it. Spark Connect needs none here."""
     if master.startswith("sc://"):
         return [Finding("java", "ok", "none is needed with Spark Connect")]
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
     if java:
         return [Finding("java", "ok", java)]
-    said = f"there is none in JAVA_HOME, {home}" if home else "there is none on the PATH, and JAVA_HOME is not set"
+    said = f"not found in JAVA_HOME, {home}" if home else "not found on the PATH, and JAVA_HOME is not set"
     return [Finding("java", "warning", said, "install Java 17 or newer and let JAVA_HOME point to it")]
 
 

@@ -1,9 +1,9 @@
 """The picture of a chain: what each checkpoint wrote, what a restore reads, D, the bounds and the measured restores.
 
-catalog -- report_data --> ReportData --> draw_report     a page as .png, .svg or .pdf
-                                     |--> summary_table   the same for a terminal, an operator a row
-                                     |--> checkpoint_table                a checkpoint a row
-                                     '--> to_dict         the same as JSON
+catalog -- report_data --> ReportData --> draw_report        a page as .png, .svg or .pdf
+                                     |--> summary_table      for a terminal, one row per operator
+                                     |--> checkpoint_table   for a terminal, one row per checkpoint
+                                     '--> to_dict            as JSON
 """
 
 from siltstone.report.data import CheckpointPoint, OperatorPart, ReportData, report_data

@@ -1,4 +1,4 @@
-"""What a report says, as pure values gathered from the catalog's checkpoint records."""
+"""The data of a report: pure values gathered from the catalog's checkpoint records."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,16 +22,16 @@ class OperatorPart:
 
     Attributes:
         form: base or delta.
-        bytes: what it wrote.
-        d: D, the deltas that the policy then meant a chain to have.
+        bytes: bytes written.
+        d: D, the number of deltas that the policy then wanted in a chain.
         rows: live rows of its state.
         seconds: phase -> seconds of the slowest subtask.
-        chain_base_bytes: what a restore reads of the newest base up to here.
-        chain_delta_bytes: what a restore reads of the deltas after that base.
-        chain_deltas: how many deltas these are.
+        chain_base_bytes: bytes that a restore reads of the chain's base.
+        chain_delta_bytes: bytes that a restore reads of the deltas after that base.
+        chain_deltas: the number of these deltas.
         bound_bytes: the most that a restore was predicted to read before the next base; None if not recorded.
         bound_s: the same in seconds.
-        amplification: bytes of its chain, as it was then, per byte of live state; None where there was none.
+        amplification: bytes of its chain at that time per byte of live state; None if there was none.
     """
 
     form: Form
@@ -48,11 +48,11 @@ class OperatorPart:
 
     @property
     def chain_bytes(self) -> int:
-        """What a restore reads: the base and the deltas since."""
+        """Bytes that a restore reads: the base and the deltas since."""
         return self.chain_base_bytes + self.chain_delta_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the part as JSON values."""
         return {
             "form": self.form.value,
             "bytes": self.bytes,
@@ -69,14 +69,14 @@ class OperatorPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPoint:
-    """One checkpoint of the picture; what is not said of an operator is as in `CheckpointRecord`.
+    """One checkpoint of the report; fields that are not listed are as in `CheckpointRecord`.
 
     Attributes:
-        other_bytes: what it wrote outside all operators: its manifest.
-        materialized_bytes: what materializations wrote at it; its chains begin with that.
-        chain_other_bytes: the manifests that a restore reads, from the oldest base it needs on.
-        restore_s: seconds of its newest measured restore; None where none was measured.
-        restore_bytes: what that restore read.
+        other_bytes: bytes written outside all operators: its manifest.
+        materialized_bytes: bytes of materializations at this checkpoint, with which its chains begin.
+        chain_other_bytes: bytes of the manifests that a restore reads, from the oldest base it needs on.
+        restore_s: seconds of its newest measured restore; None if none was measured.
+        restore_bytes: bytes that this restore read.
     """
 
     id: int
@@ -95,12 +95,12 @@ class CheckpointPoint:
 
     @property
     def chain_bytes(self) -> int:
-        """What a restore of this checkpoint reads."""
+        """Bytes that a restore of this checkpoint reads."""
         return sum(part.chain_bytes for part in self.operators.values()) + self.chain_other_bytes
 
     @property
     def chain_base_bytes(self) -> int:
-        """What of it are bases."""
+        """Bytes of bases that a restore of this checkpoint reads."""
         return sum(part.chain_base_bytes for part in self.operators.values())
 
     @property
@@ -114,7 +114,7 @@ class CheckpointPoint:
         return _total(part.bound_s for part in self.operators.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the checkpoint as JSON values."""
         return {
             "id": self.id,
             "epoch": self.epoch,
@@ -135,7 +135,7 @@ class CheckpointPoint:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """A stream's retained checkpoints, oldest first; at least one. `materialization` is operator -> how that does."""
+    """A stream's retained checkpoints, oldest first, at least one. `materialization` is operator -> health."""
 
     stream: str
     checkpoints: tuple[CheckpointPoint, ...]
@@ -153,7 +153,7 @@ class ReportData:
 
     @property
     def stored_bytes(self) -> int:
-        """What checkpoints and materializations keep in the store; full snapshots, made on request, are not counted."""
+        """Bytes of checkpoints and materializations in the store, without full snapshots, which are made on request."""
         return sum(point.bytes + point.materialized_bytes for point in self.checkpoints)
 
     @property
@@ -169,7 +169,7 @@ class ReportData:
         return self.newest.chain_bytes / base if base else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the report as JSON values."""
         return {
             "stream": self.stream,
             "stored_bytes": self.stored_bytes,
@@ -188,12 +188,12 @@ def report_data(
     options: MaterializationOptions | None = None,
     policy_options: PolicyOptions | None = None,
 ) -> ReportData:
-    """Gather a report of all checkpoints of `stream` but those that are deleted.
+    """Gather the report of all checkpoints of `stream` that are not deleted.
 
-    A deleted one that others build on is a part of their chains, and is counted there.
+    A deleted checkpoint that others build on counts as part of their chains.
 
     Raises:
-        UnknownStream: no such stream has run here.
+        UnknownStream: the stream has not run here.
         UnknownCheckpoint: it has no checkpoint yet.
     """
     records = catalog.checkpoints.list(stream, marked=True)
@@ -224,8 +224,8 @@ def report_data(
 def _part(
     record: CheckpointRecord, name: str, before: OperatorPart | None, materialized_bytes: int | None
 ) -> OperatorPart:
-    """What a record says of one operator, given its part of the checkpoint before, and the size of the bases of a
-    materialization if its chain begins with them."""
+    """Make one operator's part from a record, its part of the previous checkpoint, and the size of the materialized
+    bases if its chain begins with them."""
     said: Mapping[str, Any] = record.statistics.get("operators", {}).get(name, {})
     form, size = record.forms[name], int(said.get("bytes", 0))
     delta = form is Form.DELTA and materialized_bytes is None

@@ -20,7 +20,7 @@ from siltstone.model import Form
 from siltstone.report.data import CheckpointPoint, ReportData
 
 SHOWN_MAX = 1000
-"""checkpoints on one page: more would be narrower than a dot"""
+"""most checkpoints on one page: more would be narrower than a dot"""
 
 _HUES = ("#0072B2", "#E69F00", "#009E73", "#882255", "#6B4A2B")
 _OTHERS = "#777777"
@@ -34,7 +34,7 @@ _MEASURED = {"color": _INK, "marker": "D", "linestyle": "none", "markerfacecolor
 
 @dataclass(frozen=True)
 class _Series:
-    """One operator, or several small ones together: four arrays of bytes, a value a checkpoint."""
+    """One operator, or several small ones together: four arrays of bytes, one value per checkpoint."""
 
     name: str
     hue: str
@@ -52,12 +52,12 @@ class Page:
         self.points: Sequence[CheckpointPoint] = data.checkpoints[-SHOWN_MAX:]
         self.ids = np.array([point.id for point in self.points])
         self.series = self._series()
-        # A few checkpoints stand in the middle rather than fill the page.
+        # A few checkpoints are drawn in the middle instead of filling the page.
         pad = max(0, 4 - (self.ids[-1] - self.ids[0])) / 2
         self.first, self.last = self.ids[0] - 0.5 - pad, self.ids[-1] + 0.5 + pad
 
     def figure(self) -> Figure:
-        """A landscape page."""
+        """Draw a landscape page."""
         timed = any(p.bound_s is not None or p.restore_s is not None for p in self.points)
         heights = [0.13, 1.25, 1.25, 0.9] + ([0.9] if timed else [])
         figure = Figure(figsize=(11.7, 9.0), facecolor="white")
@@ -116,7 +116,7 @@ class Page:
             based = np.array([part is not None and part.form is Form.BASE for part in parts])
             ended = np.flatnonzero(based[1:] & np.isfinite(deltas[:-1]))
             highest = max(highest, np.nanmax(d), np.nanmax(deltas))
-            # Where lines or points coincide, the wider ones below still show.
+            # If lines or points coincide, the wider ones below still show.
             wide = max(1.3, 4.6 - 1.3 * i)
             ax.plot(*self._steps(d), color=s.hue, linewidth=wide, zorder=2, solid_capstyle="butt")
             ax.plot(
@@ -148,7 +148,7 @@ class Page:
         ax.yaxis.set_major_formatter(EngFormatter("s"))
 
     def _bound_and_measured(self, ax: Axes, bound: Sequence[float | None], measured: Sequence[float | None]) -> float:
-        """A line and points, each only where it is known; returns the highest value."""
+        """Draw the bounds as a line and the measurements as points, where known; return the highest value."""
         bounds, found = np.array(bound, float), np.array(measured, float)
         handles: list[Line2D] = []
         if np.isfinite(bounds).any():
@@ -160,10 +160,10 @@ class Page:
         known = np.concatenate([bounds, found])
         return float(np.nanmax(known)) if np.isfinite(known).any() else 0.0
 
-    # What panels share
+    # Shared by panels
 
     def _series(self) -> list[_Series]:
-        """An operator a series; of more than there are hues, the smallest together."""
+        """Make one series per operator; if there are more operators than hues, the smallest share one."""
         names = list(self.data.operators)
         size = {n: sum(p.operators[n].bytes for p in self.points if n in p.operators) for n in names}
         kept = names
@@ -183,7 +183,7 @@ class Page:
         return _Series(label, hue, *columns)
 
     def _stack(self, ax: Axes, bases: Sequence[np.ndarray], deltas: Sequence[np.ndarray], other: np.ndarray) -> float:
-        """All operators' bases, on them the deltas, then the manifests; returns the highest top."""
+        """Stack all operators' bases, then the deltas, then the manifests; return the highest top."""
         hues = [s.hue for s in self.series]
         layers = [*zip(bases, hues, strict=True), *zip(deltas, map(_light, hues), strict=True), (other, _MANIFEST)]
         top = np.zeros(len(self.ids))
@@ -193,11 +193,11 @@ class Page:
         return float(top.max())
 
     def _mark(self, least: float, most: float) -> float:
-        """The size of a point, smaller the more checkpoints there are."""
+        """Return the size of a point: smaller with more checkpoints."""
         return float(np.clip(500 / len(self.ids), least, most))
 
     def _bars(self, ax: Axes, ids: np.ndarray, bottom: np.ndarray, height: np.ndarray, colour: object) -> None:
-        """A bar an id, all as one collection: thousands of patches would take seconds."""
+        """Draw one bar per id, all as one collection: thousands of patches would take seconds."""
         there = height > 0
         ids, low, high = ids[there], bottom[there], (bottom + height)[there]
         half = 0.42 if len(self.ids) <= 120 else 0.5
@@ -206,14 +206,14 @@ class Page:
         ax.add_collection(PolyCollection([*np.stack([x, y], axis=2)], facecolors=[colour], linewidths=0, zorder=2))
 
     def _steps(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A flat line over each id, so that a single checkpoint shows too."""
+        """Return a flat line over each id, so that a single checkpoint shows too."""
         return np.stack([self.ids - 0.5, self.ids + 0.5], axis=1).ravel(), np.repeat(values, 2)
 
     def _title(self, ax: Axes, text: str) -> None:
         ax.set_title(text, loc="left", fontsize=10.5, fontweight="bold", color=_INK, pad=6)
 
     def _legend(self, ax: Axes, handles: Sequence[Patch | Line2D], above: float = 1.0) -> None:
-        """On the line of the title, so that it never covers what is drawn."""
+        """Draw the legend on the title's line, where it never covers data."""
         if handles:
             ax.legend(
                 handles=handles,
@@ -244,7 +244,7 @@ class Page:
         ax.yaxis.label.set(color=_QUIET, size=9)
 
     def _epochs(self, axes: Sequence[Axes]) -> None:
-        """A thin line wherever another run took over; its epoch is named where there is room."""
+        """Draw a thin line wherever another run took over, with its epoch if there is room."""
         free_from = self.first
         for before, point in zip(self.points, self.points[1:], strict=False):
             if before.epoch == point.epoch:
@@ -266,7 +266,7 @@ class Page:
                 free_from = x + 0.07 * (self.last - self.first)
 
     def _label_ids(self, axes: Sequence[Axes]) -> None:
-        """Ids, and below them times: of events where all have one, else of the commits."""
+        """Label ids, and below them times: event times if all have one, else commit times."""
         axes[0].set_xlim(self.first, self.last)
         ids = [int(i) for i in self.ids]
         ticks = ids
@@ -320,7 +320,7 @@ class Page:
 
 
 def _shortened(names: Sequence[str], room: int) -> list[str]:
-    """The names, the longest cut so that all together have at most `room` characters."""
+    """Cut the longest names so that all together have at most `room` characters."""
     longest = max(map(len, names))
     while sum(min(len(name), longest) for name in names) > room:
         longest -= 1
@@ -328,6 +328,6 @@ def _shortened(names: Sequence[str], room: int) -> list[str]:
 
 
 def _light(hue: str) -> tuple[float, float, float]:
-    """The tone of deltas: the hue, most of the way to white."""
+    """Return the tone of deltas: the hue, most of the way to white."""
     red, green, blue = (1 - 0.42 * (1 - part) for part in to_rgb(hue))
     return red, green, blue

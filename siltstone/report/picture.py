@@ -1,7 +1,7 @@
-"""One page that shows a chain at a glance. Drawn without pyplot, so nothing outside this page is touched.
+"""Draw a chain on one page. Pyplot is not used, so that its global state is not touched.
 
-Hue says which operator, tone which form: full for bases, light for deltas. The hues are told apart by people
-who see colours differently (Okabe and Ito); failure is also marked by shape.
+Hue shows the operator, tone the form: full for bases, light for deltas. Colour-blind people can distinguish the hues
+(Okabe and Ito); failure is also marked by shape.
 """
 
 from importlib import import_module
@@ -22,10 +22,10 @@ _DPI = 150
 
 
 def check_picture_path(path: Path) -> str:
-    """The format that a picture's suffix names, one of `FORMATS`, once it is known that pictures can be drawn here.
+    """Return the format of a picture's suffix, one of `FORMATS`, after checking that pictures can be drawn here.
 
     Raises:
-        UsageError: it names another, or matplotlib is not installed.
+        UsageError: the suffix is another, or matplotlib is not installed.
     """
     format = path.suffix.lower().removeprefix(".")
     if format not in FORMATS:
@@ -37,15 +37,15 @@ def check_picture_path(path: Path) -> str:
 
 
 def draw_report(data: ReportData, path: Path) -> Path:
-    """Draw the chain into the file `path`, whole or not at all; a file already there is replaced.
+    """Draw the chain into the file `path`, whole or not at all; an existing file is replaced.
 
-    Of more checkpoints than a page can show (`panels.SHOWN_MAX`), the newest are drawn.
+    If there are more checkpoints than a page can show (`panels.SHOWN_MAX`), the newest are drawn.
 
     Returns:
         `path`.
 
     Raises:
-        UsageError: the suffix names no format we draw, matplotlib is not installed, or the file cannot be written.
+        UsageError: the suffix is not a supported format, matplotlib is not installed, or the file cannot be written.
     """
     format = check_picture_path(path)
     drawn = BytesIO()

@@ -1,4 +1,4 @@
-"""A report for a terminal."""
+"""Show a report on a terminal."""
 
 from rich import filesize
 from rich.table import Table
@@ -11,7 +11,7 @@ _PROOF = {True: "yes", False: Text("FAILED", "bold red"), None: "-"}
 
 
 def summary_table(data: ReportData) -> Table:
-    """An operator a row, all together below: what bases and deltas are written, and what a restore now reads."""
+    """Make a table with one row per operator and their totals: bases and deltas written, and what a restore reads."""
     count = len(data.checkpoints)
     title = f"{data.stream}: {count} checkpoint{'s' * (count != 1)}, {filesize.decimal(data.stored_bytes)} stored"
     if data.amplification:
@@ -54,7 +54,8 @@ def summary_table(data: ReportData) -> Table:
 
 
 def checkpoint_table(data: ReportData, newest: int | None = None) -> Table:
-    """A checkpoint a row, oldest first; with `newest`, only so many of the newest. An operator's form and D."""
+    """Make a table with one row per checkpoint, oldest first; `newest` limits it to that many of the newest. Each
+    operator's column shows form and D."""
     table = Table(box=None)
     table.add_column("id", justify="right")
     for name in data.operators:
@@ -77,14 +78,14 @@ def checkpoint_table(data: ReportData, newest: int | None = None) -> Table:
 
 
 def _form(part: OperatorPart | None) -> Text:
-    """Form and D; bases stand out, since a chain begins with each."""
+    """Return form and D; bases are bold, since a chain begins with each."""
     if part is None:
         return Text("-")
     return Text(f"{part.form.value} {part.d}", style="bold" if part.form is Form.BASE else "")
 
 
 def _measured(data: ReportData) -> str:
-    """The newest checkpoint's measured restore, or else the last that was measured, and of which."""
+    """Return the newest checkpoint's measured restore, or else the last one measured and its checkpoint."""
     found: list[CheckpointPoint] = [point for point in data.checkpoints if point.restore_s is not None]
     if not found:
         return "-"
@@ -96,7 +97,7 @@ def _mean(sizes: list[int]) -> str:
 
 
 def _ratio(data: ReportData, operator: str) -> str:
-    """Bytes of the chain per byte of live state, as it is by now."""
+    """Return the chain's current bytes per byte of live state."""
     found = data.materialization.get(operator)
     ratio = None if found is None else found.facts.amplification
     return "-" if ratio is None else f"{ratio:.2f}"

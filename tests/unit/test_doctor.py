@@ -325,7 +325,7 @@ def test_a_deletion_that_was_killed(root: Path) -> None:
         } == {told[1]}
         place.catalog.streams.set_retention(NAME, {"keep_last": 2})
         epoch = place.catalog.runs.begin(NAME, f"{socket.gethostname()}:{os.getpid()}")
-        assert "unfinished: 2 checkpoints" in of_deletions(root) and "the run at work completes it" in of_deletions(
+        assert "unfinished: 2 checkpoints" in of_deletions(root) and "the current run completes it" in of_deletions(
             root
         )
         place.catalog.runs.end(NAME, epoch, "done")
