@@ -1,1 +1,1 @@
-"""From stored bytes to state: plan, merge, restore, scan, verify, compare, export."""
+"""Turn stored bytes into state: plan, merge, restore, scan, verify, compare, export."""

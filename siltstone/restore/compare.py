@@ -1,6 +1,6 @@
-"""Compares a restored checkpoint with its full snapshot, row by row: two witnesses of one state.
+"""Compare a restored checkpoint with its full snapshot, row by row.
 
-A snapshot is read from the working state itself and not from the changelog (`run.snapshot`).
+A snapshot is a copy of the working state, made without the changelog (`run.snapshot`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,9 +24,9 @@ from siltstone.store.paths import snapshot_of
 from siltstone.store.ranged import verified
 
 KEYS_NAMED = 5
-"""how many differing keys a comparison names"""
+"""how many differing keys a comparison lists"""
 COMPARED_BYTES = 256 << 20
-"""bytes of strings that are gathered at once, on both sides together, at most, unless one row has more"""
+"""maximum bytes compared at once, on both sides together, unless one row has more"""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class TableComparison:
 
     Attributes:
         key_groups: uint16[n], ascending.
-        restored_rows, live_rows: int64[n]; of an opaque variable, 1 where there are bytes.
-        restored_digests, live_digests: uint64[n], each of its own rows.
-        only_restored, only_live, unequal: int64[n], how many keys only one side has, and how many have other values.
-        columns: value column -> how many keys have another value there.
+        restored_rows, live_rows: int64[n]; for an opaque variable, 1 if the key group has bytes.
+        restored_digests, live_digests: uint64[n], the digests of these rows.
+        only_restored, only_live, unequal: int64[n], how many keys only one side has, and how many have unequal values.
+        columns: value column -> how many keys have unequal values in it.
         examples: some of the keys that differ.
     """
 
@@ -80,7 +80,7 @@ class TableComparison:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two tables differ: positions in the left and right one, and of keys in both the columns that differ."""
+    """Where two tables differ: row positions in the left and right table, and how many keys differ per column."""
 
     only_left: np.ndarray
     only_right: np.ndarray
@@ -90,7 +90,7 @@ class Difference:
 
 
 def compare_tasks(units: Sequence[UnitTask], objects: Sequence[StoredObject]) -> list[CompareTask]:
-    """Each unit of a checkpoint with the objects of its snapshot that hold its operator's tables."""
+    """Pair each unit of a checkpoint with the objects of its snapshot that hold its operator's tables."""
     tasks = []
     for unit in units:
         by_table: dict[str, list[StoredObject]] = {}
@@ -103,7 +103,7 @@ def compare_tasks(units: Sequence[UnitTask], objects: Sequence[StoredObject]) ->
 
 
 def compare(store: Store, task: CompareTask) -> list[TableComparison]:
-    """The restored and the live rows of every table and opaque variable of one unit.
+    """Compare the restored and the live rows of every table and opaque variable of one unit.
 
     Raises:
         CorruptObject, ProofFailed: the chain or the snapshot is damaged.
@@ -128,9 +128,9 @@ def compare(store: Store, task: CompareTask) -> list[TableComparison]:
 
 
 def differences(schema: TableSchema, left: pa.Table, right: pa.Table) -> Difference:
-    """The rows that are not the same in both tables, or only in one of them.
+    """Find the rows that differ between two tables, or are only in one of them.
 
-    Rows are aligned by the hash of the primary key; then every column is compared, bit by bit for floats.
+    Rows are aligned by the hash of the primary key; then every column is compared, floats bit by bit.
     """
     keys = schema.primary_key.names
     (left_hashes, left_order), (right_hashes, right_order) = (_by_hash(rows.select(keys)) for rows in (left, right))
@@ -139,7 +139,7 @@ def differences(schema: TableSchema, left: pa.Table, right: pa.Table) -> Differe
     columns: dict[str, int] = {}
     differs = np.zeros(len(both_left), bool)
     if len(both_left) != len(both_right):
-        # A primary key that is there twice in one of the tables.
+        # One of the tables has a primary key twice.
         differs = np.ones(len(both_left), bool)
     else:
         sizes = row_bytes(left)[both_left] + row_bytes(right)[both_right]
@@ -155,12 +155,12 @@ def differences(schema: TableSchema, left: pa.Table, right: pa.Table) -> Differe
 
 
 def _batches(table: pa.Table) -> list[pa.Table]:
-    """The table as it lies in memory, each column of each part contiguous; at least one."""
+    """Split a table into its batches in memory, at least one; each column of a batch is contiguous."""
     return [pa.Table.from_batches([batch]) for batch in table.to_batches()] or [table]
 
 
 def _by_hash(keys: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """(the hashes of some keys, ascending; the positions of those keys)."""
+    """Return (the keys' hashes, ascending; the positions of these keys)."""
     hashes = np.concatenate([np.zeros(0, np.uint64), *(xxhash64(part.columns) for part in _batches(keys))])
     order = np.argsort(hashes, kind="stable")
     return hashes[order], order

@@ -1,9 +1,9 @@
-"""Writes restored state as plain Parquet, a directory a table, for any engine to read.
+"""Write restored state as plain Parquet, one directory per table, for any engine to read.
 
     PATH/<operator>/<table>/part-<first key group>.parquet
     PATH/<operator>/<opaque variable>/part-<first key group>.parquet    columns key_group, value (binary)
 
-Everything is written to a directory beside PATH first and renamed at the end, so PATH is whole or not there.
+Everything is written to a directory beside PATH first and renamed at the end, so PATH is complete or absent.
 """
 
 import os
@@ -40,15 +40,15 @@ from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import below
 
 UNIT_BYTES = 64 << 20
-"""stored bytes that one unit reads at most, where key groups allow; in memory they are several times that"""
+"""maximum stored bytes that one unit reads, unless a key group has more; they take several times that in memory"""
 OPAQUE_SCHEMA = pa.schema([("key_group", pa.uint16()), ("value", pa.binary())])
 
 
 @dataclass(frozen=True)
 class UnitTask:
-    """One unit of a restore: what to read, and where its rows go (None: only proven).
+    """One unit of a restore: what to read, and where to write its rows (None: only prove them).
 
-    `whole`: all of the operator's variables are restored; else the unit says which, and no index is looked at.
+    `whole`: all of the operator's variables are restored; else only the unit's variables, without reading indexes.
     """
 
     unit: RestoreUnit
@@ -60,7 +60,7 @@ class UnitTask:
 
 @dataclass(frozen=True)
 class UnitResult:
-    """What a unit rebuilt: its digests per table or opaque variable, and how many live rows."""
+    """What a unit rebuilt: digests per table or opaque variable, and the number of live rows."""
 
     operator: str
     key_groups: KeyGroupRange
@@ -71,7 +71,7 @@ class UnitResult:
 def plan_units(
     handles: Mapping[int, Sequence[Handle]], checkpoint: int, max_parallelism: int, parallelism: int
 ) -> RestorePlan:
-    """Plan a restore by `parallelism` units an operator, or more where one would read more than UNIT_BYTES.
+    """Plan a restore with `parallelism` units per operator, or more if one would read more than UNIT_BYTES.
 
     Raises:
         StateError: the chain has a gap.
@@ -88,12 +88,12 @@ def unit_tasks(
     path: Path | None,
     only: Collection[tuple[str, str]] | None = None,
 ) -> tuple[list[UnitTask], int]:
-    """A task a unit of the restore of `checkpoint`, and how many bytes they read in all.
+    """Return one task per unit of the restore of `checkpoint`, and the total bytes they read.
 
-    There are at least `parallelism` units an operator, and more where one would hold more than UNIT_BYTES.
+    Each operator has at least `parallelism` units, more if one would read more than UNIT_BYTES.
 
     Args:
-        only: (operator, table or opaque variable) of what is to be restored, and so read; None for everything.
+        only: (operator, table or opaque variable) to restore; None for everything.
 
     Raises:
         StateError: the chain has a gap.
@@ -109,10 +109,10 @@ def unit_tasks(
 
 
 def select_tables(manifest: Manifest, names: Sequence[str]) -> list[tuple[str, str]]:
-    """(operator, table or opaque variable) of everything that `names`, each `OPERATOR` or `OPERATOR.VARIABLE`, name.
+    """Return (operator, table or opaque variable) of everything in `names`, each `OPERATOR` or `OPERATOR.VARIABLE`.
 
     Raises:
-        UsageError: there is none of that name, with those listed that there are.
+        UsageError: the checkpoint does not have one of them; the message lists what it has.
     """
     every = [(operator, name) for operator, digests in manifest.digests.items() for name in digests]
     found: list[tuple[str, str]] = []
@@ -127,7 +127,7 @@ def select_tables(manifest: Manifest, names: Sequence[str]) -> list[tuple[str, s
 
 
 def recorded_digest(manifest: Manifest, only: Collection[tuple[str, str]]) -> str:
-    """The digest of some tables and opaque variables of a checkpoint, as they were recorded."""
+    """Return the digest of some tables and opaque variables of a checkpoint, as recorded."""
     parts = {
         operator: {name: digest for name, digest in digests.items() if (operator, name) in only}
         for operator, digests in manifest.digests.items()
@@ -136,13 +136,13 @@ def recorded_digest(manifest: Manifest, only: Collection[tuple[str, str]]) -> st
 
 
 def whole_digest(results: Sequence[UnitResult], max_parallelism: int) -> str:
-    """The checkpoint's digest, put together from its units'."""
+    """Assemble the checkpoint's digest from those of its units."""
     found = ((result.operator, result.key_groups, result.digests) for result in results)
     return checkpoint_digest(assemble_digests(found, max_parallelism))
 
 
 def rebuild(store: Store, task: UnitTask) -> MemoryState:
-    """The unit's state in memory, proven.
+    """Rebuild a unit's state in memory and prove it.
 
     Raises:
         CorruptObject, ProofFailed: the chain is damaged.
@@ -155,7 +155,7 @@ def rebuild(store: Store, task: UnitTask) -> MemoryState:
 
 
 def restore_unit(store: Store, task: UnitTask) -> UnitResult:
-    """Rebuild one unit and write its rows as they come, proven once they have all passed.
+    """Rebuild one unit and write its rows in batches; prove them after the last one.
 
     Raises:
         CorruptObject, ProofFailed: the chain is damaged.
@@ -183,7 +183,7 @@ def restore_unit(store: Store, task: UnitTask) -> UnitResult:
 
 
 def _schemas(task: UnitTask) -> dict[str, TableSchema]:
-    """Those of the tables that are restored."""
+    """Return the schemas of the tables that are restored."""
     schemas = schemas_of(task.manifests[task.checkpoint], task.unit.operator)
     return {name: schema for name, schema in schemas.items() if task.whole or name in task.unit.tables}
 
@@ -198,15 +198,15 @@ def _prove(task: UnitTask, digests: Mapping[str, np.ndarray]) -> None:
 
 
 def staging(path: Path) -> Path:
-    """Where a restore to `path` is written until it is whole.
+    """Make the directory to which a restore to `path` is written until it is complete.
 
     Raises:
-        UsageError: there is something at `path` already, or no directory to put it in.
-        Unreachable: nothing can be written there.
+        UsageError: `path` exists, or its parent directory does not.
+        Unreachable: the directory cannot be written.
     """
     path = path.absolute()
     if path.exists():
-        raise UsageError(f"{path} exists already: name a directory that does not")
+        raise UsageError(f"{path} exists already: name a directory that does not exist")
     if not path.parent.is_dir():
         raise UsageError(f"cannot restore to {path}: make the directory {path.parent} first")
     staged = path.with_name(f".{path.name}.partial-{os.getpid()}")
@@ -218,25 +218,25 @@ def staging(path: Path) -> Path:
 
 
 def publish(staged: Path, path: Path) -> None:
-    """Make a whole restore visible under its own name."""
+    """Rename a complete restore to its final path."""
     os.rename(staged, path)
 
 
 def discard(staged: Path) -> None:
-    """Remove what a failed restore has written."""
+    """Remove what a failed restore wrote."""
     shutil.rmtree(staged, ignore_errors=True)
 
 
 def opaque_rows(values: Mapping[int, bytes]) -> pa.Table:
-    """The opaque values of some key groups as a table."""
+    """Make a table of the opaque values of some key groups."""
     return pa.table([list(values), list(values.values())], schema=OPAQUE_SCHEMA)
 
 
 def write_state(target: MemoryState, directory: Path) -> None:
-    """Write the rows of one operator's key groups below `directory`, a directory a table.
+    """Write the rows of one operator's key groups below `directory`, one directory per table.
 
     Raises:
-        Unreachable: it cannot be written.
+        Unreachable: the directory cannot be written.
     """
     for name, table in target.tables.items():
         _write_table(directory, name, table.schema, target.groups, table.scan(target.groups))
@@ -258,10 +258,10 @@ def _write_opaque(directory: Path, target: MemoryState) -> None:
 
 @contextmanager
 def _part(directory: Path, name: str, groups: KeyGroupRange) -> Iterator[Path]:
-    """The file of some key groups of one table.
+    """Give the path of the file for some key groups of one table, to be written in the block.
 
     Raises:
-        Unreachable: it cannot be written.
+        Unreachable: the file cannot be written.
     """
     try:
         path = below(directory, name)

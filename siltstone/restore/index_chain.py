@@ -1,8 +1,8 @@
-"""Follows one variable back to its base through the indexes, as US 9471438 restores from a key-value store.
+"""Follow one variable back to its base through the indexes, as US 9471438 restores from a key-value store.
 
-Field iii of an entry names the checkpoint that holds the variable's previous version, field iv the place of its entry
-in that checkpoint's index. So a variable is restored from its own chain alone, and variables that were based at
-different checkpoints restore together.
+Field iii of an entry is the checkpoint with the variable's previous version, field iv the position of its entry in
+that checkpoint's index. So a variable is restored from its own chain alone, and variables with bases at different
+checkpoints can be restored together.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ class Link:
 
 
 def follow(index_of: Callable[[int], Sequence[IndexEntry] | None], checkpoint: int, variable: str) -> list[Link]:
-    """The chain of `variable`, a table, at `checkpoint`: its base, then every delta, in the order in which they apply.
+    """Return the chain of `variable`, a table, at `checkpoint`: its base, then every delta, in order.
 
     Args:
-        index_of: the index that one subtask's key groups have at a checkpoint, asked for each of the chain; None where
-            these were other subtasks' then, and there the chain is cut.
+        index_of: returns a subtask's index at a checkpoint of the chain; None if the key groups belonged to other
+            subtasks then, which ends the chain there.
 
     Raises:
-        CorruptObject: the variable is not in the index of `checkpoint`, or a link leads to something else.
+        CorruptObject: the variable is not in the index of `checkpoint`, or a link leads to another variable.
     """
     entry = next((e for e in index_of(checkpoint) or () if e.variable == variable), None)
     if entry is None:

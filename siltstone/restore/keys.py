@@ -1,4 +1,4 @@
-"""Operator keys and key groups as a person names them."""
+"""Parse operator keys and key groups that people write."""
 
 import json
 from datetime import date
@@ -15,13 +15,13 @@ from siltstone.times import parse_time
 
 
 def parse_keys(text: str, key: pa.Schema) -> pa.Table:
-    """Operator keys written as a JSON list of objects, such as `[{"origin": "JFK", "dest": "LAX"}]`.
+    """Parse operator keys from a JSON list of objects, such as `[{"origin": "JFK", "dest": "LAX"}]`.
 
     Numbers and booleans are JSON's (NaN too); a decimal may be a string; dates and timestamps are ISO 8601 strings,
     in UTC unless they name a zone; binary is hexadecimal.
 
     Raises:
-        UsageError: not such a list, a column missing or unknown, or a value that the column's type cannot hold.
+        UsageError: it is not such a list, a column is missing or unknown, or a value does not fit its column's type.
     """
     form = f"[{{{', '.join(f'{json.dumps(name)}: ...' for name in key.names)}}}]"
     try:
@@ -32,16 +32,16 @@ def parse_keys(text: str, key: pa.Schema) -> pa.Table:
         raise UsageError(f"keys must be a list with at least one key: write {form}")
     for entry in entries:
         if not isinstance(entry, dict) or set(entry) != set(key.names) or None in entry.values():
-            raise UsageError(f"{entry} is no key of this operator: write {form}")
+            raise UsageError(f"{entry} is not a key of this operator: write {form}")
     columns = [_key_column([entry[field.name] for entry in entries], field) for field in key]
     return normalise_keys(pa.table(columns, schema=pa.schema([f.with_nullable(False) for f in key])))
 
 
 def parse_key_groups(text: str, max_parallelism: int) -> tuple[KeyGroupRange, ...]:
-    """The key groups that "a-b" (b included) or "a" means.
+    """Parse key groups written as "a-b" (b included) or "a".
 
     Raises:
-        UsageError: neither of these, or not key groups of the stream.
+        UsageError: the text has neither form, or these are not key groups of the stream.
     """
     first, dash, last = text.strip().partition("-")
     last = last if dash else first
@@ -52,7 +52,7 @@ def parse_key_groups(text: str, max_parallelism: int) -> tuple[KeyGroupRange, ..
 
 
 def rows_of_keys(rows: pa.Table, keys: pa.Table) -> pa.Table:
-    """The rows that have one of the keys; the true keys are compared, not their hashes."""
+    """Return the rows that have one of the keys; the keys themselves are compared, not their hashes."""
     both = pa.concat_tables([keys, rows.select(keys.column_names)])
     _, key = distinct(xxhash64(both.columns), both.columns)
     return rows.filter(pa.array(np.isin(key[len(keys) :], key[: len(keys)])))

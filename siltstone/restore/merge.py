@@ -1,7 +1,7 @@
-"""Merges a table's base with the deltas after it: the newest change of a primary key wins, deletes drop.
+"""Merge a table's base with the deltas after it: the newest change of a primary key wins, deletes drop.
 
-Deltas come newest first and are held by key group; the base streams past them, some key groups at a time, and of every
-key the first row found is the one that counts. A restore, a materialization and a comparison are all this.
+Deltas are added newest first and kept by key group. The base is streamed, some key groups at a time, and the first row
+found of each key wins. Restores, materializations and comparisons all use this.
 """
 
 import mmap
@@ -24,22 +24,22 @@ from siltstone.state.schema import DELETED, TableSchema
 Batch = tuple[pa.Table, np.ndarray]
 """rows, and the key group of each (uint16), ascending"""
 TOGETHER_ROWS = 1 << 19
-"""so many changes are put in order at once, or those of one delta where they are more"""
+"""changes that are sorted together; more if one delta has more"""
 TOGETHER_BYTES = 256 << 20
-"""and so many bytes of changes at most, or those of one delta: Arrow cannot gather 2 GiB of one string column"""
+"""maximum bytes of changes sorted together, unless one delta has more: Arrow cannot gather 2 GiB of a string column"""
 MERGED_BYTES = 256 << 20
-"""so many bytes of rows are copied together at most, unless one row has more"""
+"""maximum bytes of rows copied together, unless one row has more"""
 MERGED_ROWS = 1 << 16
-"""about so many changes are merged with the base at once; all of a key group at least"""
+"""about how many changes are merged with the base at once; at least those of one key group"""
 
 
 class Changes:
-    """What the deltas of one table say together: the newest row of each changed key, or that it is gone.
+    """The deltas of one table together: the newest row of each changed key, or its deletion.
 
     Args:
-        schema: of the table.
+        schema: the table's schema.
         max_parallelism: key groups of the stream.
-        scratch: a directory in which changes may wait, so that memory stays bounded; None keeps them in memory.
+        scratch: a directory to which changes are spilled, so that memory stays bounded; None keeps them in memory.
     """
 
     def __init__(self, schema: TableSchema, max_parallelism: int, scratch: Path | None = None) -> None:
@@ -51,7 +51,7 @@ class Changes:
         self._runs: list[_Run] = []
 
     def add(self, changes: pa.Table, key_groups: np.ndarray) -> None:
-        """Take one delta (`schema.changes`, one row a key), older than all before it.
+        """Add one delta (`schema.changes`, one row per key), older than all added before.
 
         Raises:
             Unreachable: `scratch` cannot be written.
@@ -65,7 +65,7 @@ class Changes:
             self._put_in_order(self._scratch)
 
     def merged(self, base: Iterable[Batch], groups: KeyGroupRange) -> Iterator[Batch]:
-        """Every live row of `groups` (`schema.rows`), key groups ascending over all batches.
+        """Yield every live row of `groups` (`schema.rows`), key groups ascending over all batches.
 
         Args:
             base: the rows (`schema.rows`) before the changes, key groups ascending over all batches.
@@ -75,7 +75,7 @@ class Changes:
         for rows, owners in base:
             if not len(owners):
                 continue
-            # The last key group of the batch before may go on in this one: its changes have passed already.
+            # The previous batch's last key group may continue in this one; its changes were yielded already.
             for part in self._parts(min(upto, int(owners[0])), int(owners[-1]) + 1):
                 first, last = np.searchsorted(owners, [part.start, part.end]).tolist()
                 yield from self._merge(rows.slice(first, last - first), owners[first:last], part, upto)
@@ -85,7 +85,7 @@ class Changes:
             yield from self._merge(*nothing, part, upto)
 
     def _put_in_order(self, scratch: Path | None) -> None:
-        """Make one run of what waits: by key group, the newest of each key group first."""
+        """Make one run of the waiting changes: sorted by key group, the newest of each key group first."""
         waiting, self._waiting = self._waiting, []
         self._waiting_rows = self._waiting_bytes = 0
         if not any(len(changes) for changes, _ in waiting):
@@ -100,14 +100,14 @@ class Changes:
         self._runs.append(_Run(rows, owners, self._max_parallelism))
 
     def _parts(self, start: int, end: int) -> Iterator[KeyGroupRange]:
-        """Key groups start to end - 1, cut wherever there have been `MERGED_ROWS` changes."""
+        """Split key groups start to end - 1 into ranges of about `MERGED_ROWS` changes."""
         before = sum((run.starts for run in self._runs), np.zeros(self._max_parallelism + 1, np.int64))
         inner = 1 + np.flatnonzero(np.diff(before[start : end + 1] // MERGED_ROWS)) + start
         return (KeyGroupRange(a, b) for a, b in pairwise(sorted({start, *inner.tolist(), end})))
 
     def _merge(self, base: pa.Table, owners: np.ndarray, part: KeyGroupRange, upto: int) -> Iterator[Batch]:
-        """The live rows of some key groups, in one batch unless they are large; of those before `upto` only the
-        base's."""
+        """Yield the live rows of some key groups, in one batch unless they are large; for key groups before `upto` only
+        the base's rows."""
         found = [run.of(part) for run in self._runs]
         changes = [change for change, _ in found if len(change)]
         if not changes:
@@ -125,10 +125,10 @@ class Changes:
         live = np.ones(len(owners), bool)
         live[:changed] = np.concatenate([~fixed_values(one_array(c.column(DELETED))).astype(bool) for c in changes])
         live[:changed] &= owners[:changed] >= upto
-        # Of a delta the values may be null where it deletes.
+        # A delta's values may be null in rows that delete.
         shape = pa.schema([field.with_nullable(True) for field in self.schema.rows])
         tables = [pa.table(table.columns[: len(shape)], schema=shape) for table in (*changes, base)]
-        # Of large rows only those that stay are copied: a key may have a value in each of very many deltas.
+        # If rows are large, only those that stay are copied: a key may have a value in each of many deltas.
         rows = pa.concat_tables([table.select(self.schema.primary_key.names) if large else table for table in tables])
         rows = rows.combine_chunks()
         chosen = self._newest(rows, owners)
@@ -141,7 +141,7 @@ class Changes:
             yield pa.table(take_from(tables, own).columns, schema=self.schema.rows), owners[own]
 
     def _newest(self, rows: pa.Table, owners: np.ndarray) -> np.ndarray:
-        """The first row of each primary key, by key group."""
+        """Return the position of each primary key's first row, by key group."""
         keys = self.schema.primary_key.names
         rank = ranks(owners, rows.column(keys[0])) if len(keys) == 1 else None
         if rank is not None:
@@ -154,20 +154,20 @@ class Changes:
 
 
 class _Run:
-    """Changes by key group, newest first; `starts` (int64[key groups + 1]) says where each key group begins."""
+    """Changes by key group, newest first; `starts` (int64[key groups + 1]) are the positions where key groups begin."""
 
     def __init__(self, rows: pa.Table, owners: np.ndarray, key_groups: int) -> None:
         self._rows, self._owners = rows, owners
         self.starts = np.searchsorted(owners, np.arange(key_groups + 1))
 
     def of(self, part: KeyGroupRange) -> Batch:
-        """Those of some key groups."""
+        """Return the changes of some key groups."""
         first, last = self.starts[[part.start, part.end]].tolist()
         return self._rows.slice(first, last - first), self._owners[first:last]
 
 
 def _spilled(rows: pa.Table, directory: Path) -> pa.Table:
-    """The same table in a file without a name, mapped: pages that the kernel may drop.
+    """Write a table to an unnamed file and return it mapped, so that the kernel may drop its pages.
 
     Raises:
         Unreachable: the disk is full or the directory cannot be written.

@@ -1,10 +1,10 @@
-"""What to read, and in which order, to restore one checkpoint or to verify many: pure plans over handles.
+"""Plan what to read, and in which order, to restore one checkpoint or to verify many: pure plans over handles.
 
 A restore reads, for each key group of each table, one base and every delta after it. Subtasks may have
-written different forms, variables may have been based at different checkpoints, and each checkpoint may have
-had a parallelism of its own; so a plan is found per key group, walking each handle's `previous` back to its
-base. Every `manifests` argument maps a checkpoint id to all its handles; those of indexes hold no state and are
-left out of every plan.
+written different forms, variables may have their bases at different checkpoints, and each checkpoint may have
+another parallelism; so a plan is made per key group, walking each handle's `previous` back to its base. Every
+`manifests` argument maps a checkpoint id to all its handles; plans leave out those of indexes, which hold no
+state.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ Manifests = Mapping[int, Sequence[Handle]]
 class Read:
     """One block to read: where it is, and which of its key groups are wanted (disjoint, ascending).
 
-    A wanted part smaller than the block matters: other key groups of a delta may have been based since.
+    Only these may be applied: other key groups of a delta may have a newer base.
     """
 
     checkpoint: int
@@ -35,7 +35,7 @@ class TableReads:
     """One table of one unit.
 
     Every wanted key group is in exactly one of `bases`. `deltas` are in the order in which they apply (by
-    checkpoint, then key group); for a key group they are all those after its base, and no other.
+    checkpoint, then key group); for each key group they are exactly those after its base.
     """
 
     bases: tuple[Read, ...]
@@ -44,7 +44,7 @@ class TableReads:
 
 @dataclass(frozen=True, slots=True)
 class RestoreUnit:
-    """One operator's state in one key-group range: a task that needs nothing from other units."""
+    """One operator's state in one key-group range: a task independent of other units."""
 
     operator: str
     key_groups: KeyGroupRange
@@ -53,14 +53,14 @@ class RestoreUnit:
 
     @property
     def reads(self) -> list[Read]:
-        """Every block of the unit in an order in which it may be applied: by checkpoint, and there by place."""
+        """Every block of the unit in an order in which it may be applied: by checkpoint, object and offset."""
         tables = [r for t in self.tables.values() for r in (*t.bases, *t.deltas)]
         opaque = [r for reads in self.opaque.values() for r in reads]
         return sorted(tables + opaque, key=lambda r: (r.checkpoint, r.handle.object, r.handle.offset))
 
     @property
     def bytes(self) -> int:
-        """Bytes of the blocks it reads, each whole."""
+        """Bytes of the blocks it reads, each in full."""
         return sum(r.handle.length for r in self.reads)
 
 
@@ -81,7 +81,7 @@ class RestorePlan:
 class VerifyStep:
     """One checkpoint of a chain: the handles to apply, after which the state is that of the checkpoint.
 
-    `proves` says whether its digest is to be compared; else the step only leads to a later one.
+    `proves`: whether its digest is compared; otherwise the step only leads to a later one.
     """
 
     checkpoint: int
@@ -91,7 +91,7 @@ class VerifyStep:
 
 @dataclass(frozen=True, slots=True)
 class VerifyChain:
-    """One operator's state in one key-group range, from a base on: a walk of its own, proving as it goes."""
+    """One operator's state in one key-group range from a base on: an independent walk that proves on the way."""
 
     operator: str
     key_groups: KeyGroupRange
@@ -107,8 +107,8 @@ def plan_restore(
 ) -> RestorePlan:
     """Plan the restore of `checkpoint` by `parallelism` units for each operator.
 
-    `key_groups` (default: all of them) is what is split evenly over the units; a unit may be empty. Only the
-    manifests of the checkpoints that are needed are looked up, so the mapping may load them as they are.
+    `key_groups` (default: all) are split evenly over the units; a unit may be empty. Only the manifests of needed
+    checkpoints are looked up, so the mapping may load them lazily.
 
     Raises:
         UnknownCheckpoint: `checkpoint` has no manifest.
@@ -149,8 +149,8 @@ def verify_plan(manifests: Manifests, max_parallelism: int, proves: Collection[i
 
     `manifests` holds these and the checkpoints that their chains need.
 
-    Every handle that is needed is in exactly one step of one chain: a chain's key-group range is never cut through
-    a block. Chains are independent of each other.
+    Every needed handle is in exactly one step of one chain: a chain's key-group range never cuts a block. Chains are
+    independent of each other.
 
     Raises:
         UnknownCheckpoint, StateError: as `plan_restore`, for any of the chains.
@@ -173,7 +173,7 @@ def verify_plan(manifests: Manifests, max_parallelism: int, proves: Collection[i
 
 
 def _runs(steps: list[tuple[int, list[Handle]]]) -> list[list[tuple[int, list[Handle]]]]:
-    """Cut where every table is a base again, and so nothing before is needed."""
+    """Split the steps wherever every table is a base again, so that nothing earlier is needed."""
     runs: list[list[tuple[int, list[Handle]]]] = []
     for checkpoint, handles in steps:
         if not runs or all(h.form is Form.BASE for h in handles if h.kind is Kind.INCREMENTAL):
@@ -183,7 +183,7 @@ def _runs(steps: list[tuple[int, list[Handle]]]) -> list[list[tuple[int, list[Ha
 
 
 def _uncut(steps: list[list[Handle]], max_parallelism: int) -> list[KeyGroupRange]:
-    """The smallest ranges of which no block, of any of the checkpoints, holds a part only."""
+    """Return the smallest ranges that cut no block of any of the checkpoints."""
     edges = [0]
     for span in sorted({handle.key_groups for handles in steps for handle in handles}):
         if span.start >= edges[-1]:
@@ -199,7 +199,7 @@ def _of_state(handles: Iterable[Handle]) -> list[Handle]:
 
 
 def _by_part(run: list[tuple[int, list[Handle]]], parts: list[KeyGroupRange]) -> list[list[tuple[int, list[Handle]]]]:
-    """The same steps for each part, each with the handles that lie in it."""
+    """Return the steps of each part, with only the handles in that part."""
     out: list[list[tuple[int, list[Handle]]]] = [[(c, []) for c, _ in run] for _ in parts]
     starts = [part.start for part in parts]
     for step, (_, handles) in enumerate(run):
@@ -215,7 +215,7 @@ def _chain(
     variables: Mapping[int, list[str]],
     wanted: Collection[int],
 ) -> VerifyChain | None:
-    """The chain up to its last wanted checkpoint, checked; None where none is wanted."""
+    """Check and return the chain up to its last wanted checkpoint; None if none is wanted."""
     last = max((i for i, (c, _) in enumerate(steps) if c in wanted), default=-1)
     at: dict[str, int] = {}
     out = []
@@ -233,14 +233,14 @@ def _chain(
 
 
 class _History:
-    """Handles by checkpoint and variable, looked up as they are needed."""
+    """Handles by checkpoint and variable, looked up lazily."""
 
     def __init__(self, manifests: Manifests) -> None:
         self._manifests = manifests
         self._sorted: dict[int, dict[tuple[str, str], list[Handle]]] = {}
 
     def variables(self, checkpoint: int) -> dict[tuple[str, str], Kind]:
-        """(operator, variable) -> kind, of one checkpoint, in order of name."""
+        """Return (operator, variable) -> kind at one checkpoint, in order of name."""
         handles = self._at(checkpoint)
         if handles is None:
             raise UnknownCheckpoint(f"checkpoint {checkpoint} has no manifest; list them with `checkpoints`")
@@ -259,7 +259,7 @@ class _History:
         return self._sorted[checkpoint]
 
     def walk(self, checkpoint: int, name: tuple[str, str], groups: KeyGroupRange) -> tuple[Read, ...]:
-        """Every read that `groups` of one variable need, oldest checkpoint first."""
+        """Return every read that `groups` of one variable need, oldest checkpoint first."""
         found: dict[tuple[int, Handle], list[KeyGroupRange]] = {}
         todo = [(checkpoint, groups)] if groups else []
         while todo:
@@ -280,7 +280,7 @@ class _History:
 def _pieces(
     handles: Sequence[Handle], wanted: KeyGroupRange, checkpoint: int, name: tuple[str, str]
 ) -> list[tuple[Handle, KeyGroupRange]]:
-    """The part of `wanted` that each handle (ordered by key group) holds; all of it, and none twice."""
+    """Return the part of `wanted` that each handle (ordered by key group) holds; every key group exactly once."""
     out = []
     upto = wanted.start
     where = f"checkpoint {checkpoint}, operator {name[0]}, variable {name[1]}"
@@ -301,7 +301,7 @@ def _pieces(
 
 
 def _joined(pieces: list[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
-    """Disjoint ranges, ascending, neighbours made one."""
+    """Sort disjoint ranges and join neighbours."""
     out: list[KeyGroupRange] = []
     for piece in sorted(pieces):
         if out and out[-1].end == piece.start:

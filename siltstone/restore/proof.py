@@ -1,4 +1,4 @@
-"""Proves some checkpoints of a stream together: each chain is walked once, whoever maps the walks over tasks."""
+"""Prove several checkpoints of a stream together: each chain is walked once, in tasks that the caller maps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,16 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.restore.verify import Failure, ProofPlan, check_indexes, plan_proof, prove
 
 Map: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-"""maps a function over pieces that need nothing of each other"""
+"""maps a function over independent pieces"""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What a proof found: why checkpoints are not proven, and what it took to rebuild each of the others, from its base
-    on: seconds of the slowest unit (with a core for each, the restore takes so long), and bytes read."""
+    """The result of a proof: why checkpoints are not proven, and the cost of rebuilding each of the others.
+
+    `restore_s` are the seconds of the slowest unit, which a restore takes with one core per unit; `restore_bytes` the
+    bytes read.
+    """
 
     failures: dict[int, Failure]
     restore_s: dict[int, float]
@@ -22,10 +25,10 @@ class Proof:
 
 
 def plan_checkpoints(place: OpenWarehouse, stream: str, wanted: Sequence[int]) -> ProofPlan:
-    """Plan the proof of some checkpoints; to be called under a lease.
+    """Plan the proof of some checkpoints; call it under a lease.
 
     Raises:
-        UnknownCheckpoint: one of them is not there, or not any more.
+        UnknownCheckpoint: one of them does not exist, or no longer.
     """
     catalog, store = place.catalog, place.warehouse.store
     chains = {c: catalog.chains.list_checkpoints(stream, c) for c in wanted}
@@ -36,10 +39,10 @@ def plan_checkpoints(place: OpenWarehouse, stream: str, wanted: Sequence[int]) -
 
 
 def prove_checkpoints(place: OpenWarehouse, stream: str, wanted: Sequence[int], run: Map) -> Proof:
-    """Prove checkpoints; to be called under a lease.
+    """Prove checkpoints; call it under a lease.
 
     Raises:
-        UnknownCheckpoint: one of them is not there, or not any more.
+        UnknownCheckpoint: one of them does not exist, or no longer.
         Unreachable: the store or the catalog failed, which says nothing about any checkpoint.
     """
     store, plan = place.warehouse.store, plan_checkpoints(place, stream, wanted)

@@ -1,8 +1,8 @@
-"""Rebuilds state from the changelog: a base, the deltas after it in order, and the proof that it is what it was.
+"""Rebuild state from the changelog: apply a base and the deltas after it in order, and prove the result.
 
-The unit of work is one operator in one key-group range (`restore.plan_rules`); units need nothing of each other, so
-a restore is a map over them, at whatever parallelism. Blocks are fetched ahead and verified by their checksums
-(`store.blocks`, promise 6), and the digest of what was rebuilt is compared with the recorded one (promise 1).
+The unit of work is one operator in one key-group range (`restore.plan_rules`). Units are independent, so a restore is a
+map over them at any parallelism. Blocks are fetched ahead and verified by their checksums at every read
+(`store.blocks`, promise 6), and the digest of the rebuilt state must equal the recorded one (promise 1).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,12 +31,12 @@ from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath, materialization_of
 
 RESERVED_ROWS = 1 << 24
-"""room is made for so many rows of a base before it is read; a table that gets more grows as they come"""
+"""maximum rows of a base that are pre-allocated before it is read; a table with more grows while it is filled"""
 
 
 @dataclass
 class MemoryState:
-    """State that is being rebuilt: tables in memory, opaque values by key group. No steps, no before-images."""
+    """State being rebuilt in memory: tables, and opaque values by key group; without steps or before-images."""
 
     groups: KeyGroupRange
     max_parallelism: int
@@ -45,7 +45,7 @@ class MemoryState:
 
     @classmethod
     def empty(cls, schemas: Mapping[str, TableSchema], groups: KeyGroupRange, max_parallelism: int) -> "MemoryState":
-        """No row yet in any of the tables."""
+        """Make state with empty tables."""
         tables = {name: HeapTable.in_memory(schema, max_parallelism) for name, schema in schemas.items()}
         return cls(groups, max_parallelism, tables, {})
 
@@ -55,26 +55,26 @@ class MemoryState:
 
 
 def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
-    """The tables of an operator as they were recorded at a checkpoint."""
+    """Return the schemas of an operator's tables, as recorded at a checkpoint."""
     variables = manifest.operators[operator]["variables"].values()
     return {name: TableSchema.from_json(shape) for v in variables for name, shape in v["tables"].items()}
 
 
 def opaque_of(manifest: Manifest, operator: str) -> tuple[str, ...]:
-    """The opaque variables of an operator as they were recorded at a checkpoint: those that have no tables."""
+    """Return an operator's opaque variables (those without tables), as recorded at a checkpoint."""
     variables = manifest.operators[operator]["variables"]
     return tuple(name for name, shape in variables.items() if not shape["tables"])
 
 
 Block: TypeAlias = pa.Buffer | pa.NativeFile
-"""a block's bytes; of a base of which a part is wanted, a file"""
+"""a block's bytes; a file, for a base that is read in parts"""
 
 
 def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRange], block: Block) -> int:
-    """Put one block's rows of some key groups into `target`; a table or column it does not have is left out.
+    """Apply one block's rows of some key groups to `target`; tables and columns that it does not have are ignored.
 
     Returns:
-        How many rows or changes were applied.
+        The number of rows or changes applied.
     """
     if handle.kind is Kind.INDEX:
         return 0
@@ -104,7 +104,7 @@ def _apply_base(target: KeyedState, handle: Handle, schema: TableSchema, groups:
 
 
 def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader, scratch: Path | None = None) -> None:
-    """Fill state that is still empty from blocks, given in the order in which they apply; each row is written once."""
+    """Fill empty state from blocks, given in the order in which they apply; each row is written once."""
     tables, others = of_tables(reads)
     for read, block in zip(others, reader.blocks(map(wanted_block, others)), strict=True):
         apply_handle(target, read.handle, read.key_groups, block)
@@ -117,9 +117,9 @@ def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader, 
 
 
 def _base_rows_wanted(read: Read) -> int:
-    """About how many rows of a base are wanted; 0 of a delta, which mostly changes what is there.
+    """Estimate how many rows of a base are wanted; 0 for a delta, which mostly changes existing rows.
 
-    No more than there are bytes, nor than `RESERVED_ROWS`: what a handle says has not been seen yet.
+    At most the block's bytes, and `RESERVED_ROWS`: the handle's count has not been verified yet.
     """
     handle = read.handle
     wanted = sum(map(len, read.key_groups)) / max(1, len(handle.key_groups))
@@ -128,8 +128,9 @@ def _base_rows_wanted(read: Read) -> int:
 
 
 def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest], checkpoint: int) -> list[Read]:
-    """What a unit reads, in order, and the indexes of the segments that begin in its key groups: these only have to be
-    intact, since the handles say all they say.
+    """Return what a unit reads, in order, and the indexes of the segments that begin in its key groups.
+
+    The indexes only have to be intact, since the handles hold the same information.
     """
     first = manifests[checkpoint].first.get(unit.operator, checkpoint)
     indexes = [
@@ -143,7 +144,7 @@ def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest], checkpoint:
 
 
 def digests_of(state: KeyedState) -> dict[str, np.ndarray]:
-    """Table or opaque variable -> uint64 per key group of the state: the digest."""
+    """Return table or opaque variable -> digest (uint64) per key group of the state."""
     part = slice(state.groups.start, state.groups.end)
     digests = {name: table.digests[part].copy() for name, table in state.tables.items()}
     return digests | {name: opaque_digests(values, state.groups) for name, values in state.opaque.items()}
@@ -156,10 +157,11 @@ def check_digests(
     manifest: Manifest,
     only: Collection[str] | None = None,
 ) -> None:
-    """Compare what was rebuilt with what was recorded, key group by key group (promise 1); `only` these variables.
+    """Compare rebuilt digests with the recorded ones, key group by key group (promise 1).
 
     Args:
-        found: as `digests_of` has it.
+        found: the result of `digests_of`.
+        only: compare only these variables; None for all.
 
     Raises:
         ProofFailed: they differ; the message names checkpoint, variable and key groups.
@@ -187,7 +189,7 @@ def compare_digests(where: str, found: np.ndarray, recorded: np.ndarray, key_gro
 
 
 def opaque_digests(values: Mapping[int, bytes], groups: KeyGroupRange) -> np.ndarray:
-    """uint64 per key group of `groups`: the digest of its opaque value, 0 where there is none."""
+    """Return the digest (uint64) of the opaque value of each of `groups`; 0 if it has none."""
     digests = np.zeros(len(groups), np.uint64)
     for group, value in values.items():
         digests[group - groups.start] = opaque_digest(value)
@@ -195,13 +197,13 @@ def opaque_digests(values: Mapping[int, bytes], groups: KeyGroupRange) -> np.nda
 
 
 def read_manifest(store: Store, stored: StoredObject, stream: str | None = None) -> Manifest:
-    """One manifest.
+    """Read one manifest.
 
     Args:
-        stream: whose it is: a fork begins with manifests that another stream wrote. None leaves the one that wrote it.
+        stream: the stream to set in it, since a fork begins with manifests of another stream; None keeps the writer's.
 
     Raises:
-        CorruptObject: it is missing, cut or altered, or another's, or states another digest than the catalog's.
+        CorruptObject: it is missing, cut or altered, or another manifest, or its digest is not the catalog's.
         NewerFormat: a newer Siltstone wrote it.
     """
     manifest = decode_manifest(store.read(stored), stored.name)
@@ -210,9 +212,9 @@ def read_manifest(store: Store, stored: StoredObject, stream: str | None = None)
 
 
 def _check_expected(manifest: Manifest, stored: StoredObject) -> None:
-    """Compare what a manifest says of itself with its name and with the catalog.
+    """Compare a manifest's content with its name and with the catalog.
 
-    Its checksum says the same already, unless that is one of version 0.1's, which can be forged.
+    Its checksum already proves this, except for a checksum of version 0.1, which can be forged.
 
     Raises:
         CorruptObject: they differ.
@@ -226,16 +228,15 @@ def _check_expected(manifest: Manifest, stored: StoredObject) -> None:
         )
     if stored.digest is not None and manifest.digest != stored.digest:
         raise CorruptObject(
-            f"object {stored.name} was altered: it states digest {manifest.digest}, where the catalog has "
-            f"{stored.digest}"
+            f"object {stored.name} was altered: its digest is {manifest.digest}, the catalog has {stored.digest}"
         )
 
 
 def read_manifests(store: Store, stored: Iterable[StoredObject], stream: str | None = None) -> dict[int, Manifest]:
-    """Checkpoint id -> manifest; the bases of materializations among them in place of what they materialized.
+    """Read checkpoint id -> manifest; bases of materializations among them replace what they materialized.
 
     Args:
-        stream: as in `read_manifest`.
+        stream: see `read_manifest`.
 
     Raises:
         CorruptObject: one of them is missing, cut or altered.
@@ -244,7 +245,7 @@ def read_manifests(store: Store, stored: Iterable[StoredObject], stream: str | N
 
 
 def with_materializations(read: Sequence[Manifest]) -> dict[int, Manifest]:
-    """Checkpoint id -> manifest, given those of checkpoints and of materializations that their chains begin with."""
+    """Return checkpoint id -> manifest, given those of checkpoints and of the materializations in their chains."""
     manifests = {m.checkpoint: m for m in read if not m.materialization}
     for materialized in sorted((m for m in read if m.materialization), key=lambda m: m.checkpoint):
         [operator], at = materialized.operators, materialized.checkpoint
@@ -257,7 +258,7 @@ def with_materializations(read: Sequence[Manifest]) -> dict[int, Manifest]:
 
 
 def objects_of(manifests: Mapping[int, Manifest]) -> list[StoredObject]:
-    """Every object that the manifests name."""
+    """Return every object in the manifests."""
     return [stored for manifest in manifests.values() for stored in manifest.objects]
 
 
@@ -270,15 +271,15 @@ def load_state(
     stream: str | None = None,
     scratch: Path | None = None,
 ) -> int:
-    """Fill empty working state from a chain, proven, and make it version `step` with no change pending.
+    """Fill empty working state from a chain, prove it, and make it version `step` with no change pending.
 
     Args:
-        stored: the chain's manifest objects, the target's last; none for an operator that is new, which stays empty.
-        stream: as in `read_manifest`.
-        scratch: as of `Changes`.
+        stored: the chain's manifest objects, the target's last; none for a new operator, which stays empty.
+        stream: see `read_manifest`.
+        scratch: see `Changes`.
 
     Returns:
-        How many bytes of blocks were read.
+        The bytes of blocks read.
 
     Raises:
         CorruptObject, ProofFailed: the chain is damaged.
@@ -288,7 +289,7 @@ def load_state(
     state.begin(step, tracking=False)
     if manifests:
         target = manifests[max(manifests)]
-        # What the operator has no longer, since it is being dropped, is not rebuilt.
+        # Variables that are being dropped are not rebuilt.
         own = {*state.tables, *state.opaque}
         handles = {
             c: [h for h in m.handles if h.operator == operator and h.variable in own] for c, m in manifests.items()

@@ -1,8 +1,8 @@
-"""Reads one table of a checkpoint, in pieces that need nothing of each other: what a query engine plugs in.
+"""Read one table of a checkpoint in independent pieces, for query engines.
 
-A piece is some key groups of the table. It reads only the blocks, and of a base only the row groups, that hold them;
-a table that is all base is streamed without being rebuilt. Every block is verified by its checksum (promise 6), and
-where all columns are asked for, so are the digests of the key groups, which are read in full (promise 1).
+A piece is some key groups of the table. It reads only the blocks, and only the row groups of bases, that hold them; a
+table without deltas is streamed without being rebuilt. Every block is verified by its checksum (promise 6). If all
+columns are read, the digests of the key groups are compared, too (a restore equals the recorded state: promise 1).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,10 +50,10 @@ class TableShape:
 
     @classmethod
     def of(cls, manifest: Manifest, operator: str, name: str) -> "TableShape":
-        """The table (such as `totals` or `window.bounds`) or opaque variable `name` of an operator.
+        """Return the shape of an operator's table (such as `totals` or `window.bounds`) or opaque variable `name`.
 
         Raises:
-            UsageError: there is none, with those listed that there are.
+            UsageError: it does not exist; the message lists what does.
         """
         where = f"checkpoint {manifest.checkpoint} of {manifest.stream}"
         if operator not in manifest.operators:
@@ -68,31 +68,31 @@ class TableShape:
 
     @property
     def columns(self) -> pa.Schema:
-        """What rows of it look like: `TableSchema.rows`, or key_group and value (binary) of an opaque variable."""
+        """The columns of its rows: `TableSchema.rows`, or key_group and value (binary) for an opaque variable."""
         return OPAQUE_SCHEMA if self.schema is None else self.schema.rows
 
     def select(self, names: Sequence[str]) -> pa.Schema:
-        """Some of the columns, in the order of `names`.
+        """Return some of the columns, in the order of `names`.
 
         Raises:
-            UsageError: there is none of that name, or one is named twice.
+            UsageError: a column does not exist, or is named twice.
         """
         for i, name in enumerate(names):
             if name not in self.columns.names or name in names[:i]:
-                what = "is named twice" if name in self.columns.names else "is not there"
+                what = "is named twice" if name in self.columns.names else "does not exist"
                 raise UsageError(f"column {name!r} of {self.name} {what}: it has {', '.join(self.columns.names)}")
         return pa.schema([self.columns.field(name) for name in names])
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Which part of a table is wanted; None is all of it.
+    """The part of a table to read; None means all.
 
     Attributes:
         columns: names, in the order wanted.
         key_groups: disjoint, ascending.
-        keys: rows of operator key columns (`restore.keys`); of an opaque variable, which has no keys, they select the
-            key groups only.
+        keys: rows of operator key columns (`restore.keys`); for an opaque variable, which has no keys, they only select
+            key groups.
     """
 
     columns: tuple[str, ...]
@@ -118,12 +118,12 @@ class ScanTask:
 def plan_scan(
     manifests: Mapping[int, Manifest], shape: TableShape, selection: Selection, parallelism: int | None = None
 ) -> list[ScanTask]:
-    """Cut a scan into tasks of about as many key groups each, at least one.
+    """Split a scan into tasks with about equally many key groups, at least one task.
 
     Args:
-        manifests: those of the chain; the newest is of the checkpoint to read.
-        parallelism: how many tasks, where there are as many key groups; by default as many as there were subtasks,
-            or more where one would read more than `UNIT_BYTES`.
+        manifests: those of the chain; the newest belongs to the checkpoint to read.
+        parallelism: the number of tasks, at most one per key group; by default the number of subtasks that wrote the
+            checkpoint, or more if one would read more than `UNIT_BYTES`.
 
     Raises:
         UsageError: the keys are in none of the key groups.
@@ -158,9 +158,9 @@ def plan_scan(
 
 
 def scan(store: Store, task: ScanTask) -> Iterator[pa.Table]:
-    """The rows of one task, in bounded batches that have its columns.
+    """Yield the rows of one task, in bounded batches with its columns.
 
-    The digests are compared after the last batch: whoever wants proof takes all of them.
+    The digests are compared after the last batch: for a proof, read all batches.
 
     Raises:
         CorruptObject, ProofFailed: what was stored is damaged.
@@ -182,19 +182,19 @@ def scan(store: Store, task: ScanTask) -> Iterator[pa.Table]:
 
 
 def _wanted_groups(selection: Selection, max_parallelism: int) -> np.ndarray:
-    """int64[n], ascending."""
+    """Return the selected key groups (int64[n]), ascending."""
     ranges = selection.key_groups or (KeyGroupRange(0, max_parallelism),)
     groups = np.concatenate([np.arange(r.start, r.end) for r in ranges])
     if selection.keys is not None:
         groups = np.intersect1d(groups, key_groups(xxhash64(selection.keys.columns), max_parallelism))
     if not len(groups):
-        raise UsageError("the keys are in none of the key groups asked for: leave one of the two out")
+        raise UsageError("none of the keys is in the given key groups: give only keys, or only key groups")
     return groups
 
 
 def _reads(manifests: Mapping[int, Manifest], shape: TableShape, wanted: np.ndarray) -> tuple[list[Read], int]:
-    """What the wanted key groups need, bases first, then deltas in the order in which they apply; and how many
-    subtasks wrote them at the newest checkpoint."""
+    """Return what the wanted key groups need, in the order in which it applies, and how many subtasks wrote them at the
+    newest checkpoint."""
     manifest = manifests[max(manifests)]
     handles = {
         c: [h for h in m.handles if (h.operator, h.variable) == (shape.operator, shape.name)]
@@ -207,7 +207,7 @@ def _reads(manifests: Mapping[int, Manifest], shape: TableShape, wanted: np.ndar
 
 
 def _narrowed(reads: Sequence[Read], groups: np.ndarray) -> tuple[Read, ...]:
-    """Each read with only those of its key groups, or not at all."""
+    """Restrict each read to these key groups; drop reads without any of them."""
     narrowed = []
     ranges = _ranges(groups)
     for read in reads:
@@ -225,7 +225,7 @@ def _ranges(groups: np.ndarray) -> list[KeyGroupRange]:
 def _streamed(
     reader: BlockReader, task: ScanTask, schema: TableSchema, needed: list[str], whole: bool
 ) -> Iterator[pa.Table]:
-    """Nothing to merge: the bases as they are."""
+    """Yield the rows of bases, without deltas to merge."""
     found = np.zeros(task.max_parallelism, np.uint64)
     wanted = (replace(wanted_block(read), in_parts=wanted_block(read).in_parts or not whole) for read in task.reads)
     for read, block in zip(task.reads, reader.blocks(wanted), strict=True):
@@ -242,7 +242,7 @@ def _streamed(
 def _merged(
     reader: BlockReader, task: ScanTask, schema: TableSchema, needed: list[str], whole: bool
 ) -> Iterator[pa.Table]:
-    """With the primary key and only the value columns that are needed."""
+    """Yield merged rows, with the primary key and only the value columns that are needed."""
     pruned = TableSchema(schema.key, schema.subkey, pa.schema([f for f in schema.value if f.name in needed]))
     hull = KeyGroupRange(int(task.key_groups[0]), int(task.key_groups[-1]) + 1)
     found = np.zeros(task.max_parallelism, np.uint64)

@@ -1,12 +1,12 @@
-"""Restores many checkpoints of a stream, walking each chain once: what they share is read once.
+"""Restore many checkpoints of a stream, walking each chain once, so that shared blocks are read once.
 
-    ROOT/<label>/                      one restored checkpoint (`restore.export`), whole or not there
+    ROOT/<label>/                      one restored checkpoint (`restore.export`), complete or absent
        |- <operator>/<table>/part-<first key group>.parquet
-       '- _restored.json               which checkpoint, with which digest, how many rows
+       '- _restored.json               its checkpoint, digest and number of rows
     ROOT/.series-<id>/<checkpoint>/    being written
 
-Labels are the caller's, such as the days of a year; several may show the same checkpoint, and then share its files on a
-disk that can link them. Killed anywhere, it leaves labels that are whole, and the next time goes on with the others.
+The caller chooses the labels, such as the days of a year. Several may show the same checkpoint, and share its files if
+the file system has links. If it is killed, published labels are complete, and the next call continues with the others.
 """
 
 import json
@@ -31,12 +31,12 @@ from siltstone.store.base import Store
 from siltstone.store.paths import below
 
 NOTE = "_restored.json"
-"""Spark and Arrow leave files that begin with an underscore out of what they read"""
+"""the file that describes a label; Spark and Arrow ignore files whose names begin with an underscore"""
 
 
 @dataclass(frozen=True)
 class RestoredLabel:
-    """What lies under one label: `digest` is proven to be that of `checkpoint`."""
+    """The restored checkpoint under one label; its `digest` is proven."""
 
     label: str
     checkpoint: int
@@ -46,7 +46,7 @@ class RestoredLabel:
 
 @dataclass(frozen=True)
 class SeriesPart:
-    """What one chain gave: per checkpoint, the digests of its key groups (table -> uint64[n]) and its rows."""
+    """The result of one chain: per checkpoint, the digests of its key groups (table -> uint64[n]) and its rows."""
 
     operator: str
     key_groups: KeyGroupRange
@@ -56,10 +56,10 @@ class SeriesPart:
 
 
 def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
-    """Walk one chain and write the state of every checkpoint that it is to give, below `directory/<checkpoint>`.
+    """Walk one chain and write the state of every checkpoint that the task proves below `directory/<checkpoint>`.
 
     Raises:
-        Unreachable: it cannot be written.
+        Unreachable: the directory cannot be written.
     """
     chain = task.chain
     part = SeriesPart(chain.operator, chain.key_groups, {}, {}, [])
@@ -74,7 +74,7 @@ def restore_chain(store: Store, task: ProofTask, directory: Path) -> SeriesPart:
 
 
 def digest_of(parts: Iterable[SeriesPart], manifest: Manifest) -> tuple[str, int]:
-    """(the digest of a checkpoint, put together from its parts; its rows)."""
+    """Return (a checkpoint's digest, assembled from its parts; its rows)."""
     own = [part for part in parts if manifest.checkpoint in part.digests]
     found = ((part.operator, part.key_groups, part.digests[manifest.checkpoint]) for part in own)
     digest = checkpoint_digest(assemble_digests(found, manifest.max_parallelism))
@@ -82,7 +82,7 @@ def digest_of(parts: Iterable[SeriesPart], manifest: Manifest) -> tuple[str, int
 
 
 def read_label(root: Path, label: str) -> RestoredLabel | None:
-    """What lies under a label; None where nothing does, or nothing that can be told."""
+    """Read the description of a label; None if it is missing or cannot be read."""
     try:
         said = json.loads((root / label / NOTE).read_text())
         return RestoredLabel(label, int(said["checkpoint"]), str(said["digest"]), int(said["rows"]))
@@ -91,9 +91,9 @@ def read_label(root: Path, label: str) -> RestoredLabel | None:
 
 
 def prove_label(root: Path, label: str, manifest: Manifest) -> str | None:
-    """Why the files under a label are not the state that a manifest's digests are of; None where they are.
+    """Compare the files under a label with a manifest's digests; return why they differ, or None.
 
-    Every row is read again, batch by batch: a file that was changed, lost or added since the restore is found.
+    Every row is read again, batch by batch, so that a file changed, lost or added since the restore is found.
     """
     opaque = {(h.operator, h.variable) for h in manifest.handles if h.kind is Kind.OPAQUE}
     for operator, tables in manifest.digests.items():
@@ -109,7 +109,7 @@ def prove_label(root: Path, label: str, manifest: Manifest) -> str | None:
 
 
 def _table_digest(directory: Path, opaque: bool) -> int:
-    """The sum of the digests of all rows below a directory, modulo 2**64."""
+    """Return the sum of the digests of all rows below a directory, modulo 2**64."""
     total = np.zeros(1, np.uint64)
     for file in sorted(directory.glob("*.parquet")):
         with pq.ParquetFile(file) as opened:
@@ -123,10 +123,10 @@ def _table_digest(directory: Path, opaque: bool) -> int:
 
 
 def publish_labels(root: Path, restored: Path, labels: Sequence[RestoredLabel]) -> None:
-    """Show one restored checkpoint under its labels; each is whole or not there. `restored` is used up.
+    """Publish one restored checkpoint under its labels, each complete or absent. `restored` is moved away.
 
     Raises:
-        Unreachable: it cannot be written.
+        Unreachable: the labels cannot be written.
     """
     try:
         for label in labels[:-1]:
@@ -141,20 +141,20 @@ def publish_labels(root: Path, restored: Path, labels: Sequence[RestoredLabel]) 
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # a file system without links, or with as many as it can have
+    except OSError:  # the file system has no links, or allows no more of them
         shutil.copy2(source, target)
 
 
 def _publish(root: Path, restored: Path, label: RestoredLabel) -> None:
     (restored / NOTE).write_text(json.dumps(asdict(label)) + "\n")
     final = root / label.label
-    if final.exists():  # of another checkpoint, or damaged: what replaces it is proven and waits beside it
+    if final.exists():  # of another checkpoint, or damaged; its replacement is proven and ready
         os.rename(final, restored.with_name(f"{restored.name}-replaced"))
     os.rename(restored, final)
 
 
 def labels_by_checkpoint(labels: Mapping[str, int]) -> dict[int, list[str]]:
-    """Checkpoint -> its labels, both ascending."""
+    """Return checkpoint -> its labels, both ascending."""
     found: dict[int, list[str]] = {}
     for label, checkpoint in sorted(labels.items(), key=lambda item: (item[1], item[0])):
         found.setdefault(checkpoint, []).append(label)

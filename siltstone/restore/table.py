@@ -1,4 +1,4 @@
-"""Reads one table of a checkpoint into this process, as Arrow."""
+"""Read one table of a checkpoint into this process, as Arrow."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from siltstone.restore.scan import Selection, TableShape, plan_scan, scan
 from siltstone.store.base import Store
 
 LIMIT_BYTES = 1 << 30
-"""how much of a table is read into this process, if the caller does not say"""
+"""default maximum bytes of a table that is read into this process"""
 
 
 def read_table(
@@ -22,17 +22,17 @@ def read_table(
     columns: Sequence[str] | None = None,
     limit_bytes: int = LIMIT_BYTES,
 ) -> ds.Dataset:
-    """Read one table of the newest of these manifests, every digest compared where all columns are read.
+    """Read one table of the newest of these manifests; if all columns are read, every digest is compared.
 
     Args:
         manifests: those of a checkpoint's chain, by id.
         variable: a variable or one of its tables, such as `window.bounds`. An opaque variable has the columns
             `key_group` and `value` (binary).
         columns: only these; None for all.
-        limit_bytes: how much memory the rows may take.
+        limit_bytes: maximum bytes of memory for the rows.
 
     Raises:
-        UsageError: there is no such operator, variable or column, or the rows take more than `limit_bytes`.
+        UsageError: the operator, variable or column does not exist, or the rows take more than `limit_bytes`.
         CorruptObject, ProofFailed: what was stored is damaged.
     """
     shape = TableShape.of(manifests[max(manifests)], operator, variable)

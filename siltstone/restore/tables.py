@@ -1,4 +1,4 @@
-"""Reads the tables of a chain: their rows as they are after the last of its deltas, in order of key group."""
+"""Read the tables of a chain: their rows after the last of its deltas, in order of key group."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from siltstone.state.schema import DELETED, TableSchema
 from siltstone.store.blocks import BlockReader, Wanted
 
 PART_SHARE = 0.5
-"""a base of which so much or less is wanted is read in parts"""
+"""a base is read in parts if at most this share of it is wanted"""
 WHOLE_BYTES = 64 << 20
-"""a larger base is read in parts in any case, so that memory stays bounded"""
+"""a larger base is always read in parts, so that memory stays bounded"""
 
 
 def merged_tables(
@@ -30,11 +30,11 @@ def merged_tables(
     max_parallelism: int,
     scratch: Path | None = None,
 ) -> Iterator[tuple[str, Iterator[Batch]]]:
-    """Each table of some key groups with its live rows, key groups ascending; each is used up before the next is taken.
+    """Yield each table of some key groups with its live rows, key groups ascending; consume one before the next.
 
     Args:
-        reads: blocks of tables in the order in which they apply; what is in none of `schemas` is left out.
-        scratch: as of `Changes`.
+        reads: blocks of tables in the order in which they apply; tables not in `schemas` are ignored.
+        scratch: see `Changes`.
 
     Raises:
         CorruptObject: a block is missing, cut or altered.
@@ -52,7 +52,7 @@ def merged_tables(
 
 
 def _base_rows(schema: TableSchema, bases: Sequence[Read], reader: BlockReader) -> Iterator[Batch]:
-    """The rows of bases, key groups ascending: a base may hold several ranges, with those of others in between."""
+    """Yield the rows of bases, key groups ascending: the ranges of several bases may alternate."""
     pieces = sorted((part, i) for i, read in enumerate(bases) for part in read.key_groups)
     ordered = [Read(bases[i].checkpoint, bases[i].handle, (part,)) for part, i in pieces]
     for read, block in zip(ordered, reader.blocks(map(wanted_block, ordered)), strict=True):
@@ -60,20 +60,20 @@ def _base_rows(schema: TableSchema, bases: Sequence[Read], reader: BlockReader) 
 
 
 def digested(batches: Iterable[Batch], found: np.ndarray) -> Iterator[Batch]:
-    """The same batches; their digests are added to `found` (uint64[max_parallelism]) as they pass."""
+    """Yield the same batches and add their digests to `found` (uint64[max_parallelism])."""
     for rows, owners in batches:
         found += group_sums(row_digests(rows), owners, len(found))
         yield rows, owners
 
 
 def of_tables(reads: Sequence[Read]) -> tuple[list[Read], list[Read]]:
-    """(the reads of tables, the others), each in the same order."""
+    """Return (the reads of tables, the others), each in the same order."""
     tables = [read for read in reads if read.handle.kind is Kind.INCREMENTAL]
     return tables, [read for read in reads if read.handle.kind is not Kind.INCREMENTAL]
 
 
 def wanted_block(read: Read) -> Wanted:
-    """How a block is to be read: of a base, the pages of the wanted key groups only, where that is worth it."""
+    """Decide how to read a block: only the pages of the wanted key groups, if it is a base and that pays."""
     handle = read.handle
     base = handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL
     share = sum(map(len, read.key_groups)) / max(len(handle.key_groups), 1)
@@ -83,10 +83,10 @@ def wanted_block(read: Read) -> Wanted:
 def changes_of(
     handle: Handle, schema: TableSchema, groups: Sequence[KeyGroupRange], block: pa.Buffer
 ) -> tuple[pa.Table, np.ndarray]:
-    """A delta's changes of some key groups (`schema.changes`) and their key groups (uint16), ascending.
+    """Decode a delta's changes of some key groups (`schema.changes`) and their key groups (uint16), ascending.
 
     Raises:
-        CorruptObject: it is no block of changes, or has not as many as recorded.
+        CorruptObject: it is not a block of changes, or not of as many as recorded.
     """
     changes, key_groups = decode_block(block, f"{handle.variable} in object {handle.object}", handle.rows)
     _check_shape(changes, schema, handle)
@@ -99,10 +99,10 @@ def changes_of(
 
 
 def _check_shape(changes: pa.Table, schema: TableSchema, handle: Handle) -> None:
-    """Refuse changes of another table: a value column may be missing, or not be wanted, and that is all.
+    """Refuse changes of another table; a value column may be missing, or not be wanted.
 
     Raises:
-        CorruptObject: they are.
+        CorruptObject: the changes do not fit the schema.
     """
     needed = {DELETED, *schema.primary_key.names}
     for field in schema.changes:
@@ -119,7 +119,7 @@ def _check_shape(changes: pa.Table, schema: TableSchema, handle: Handle) -> None
 
 
 def _widened(changes: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of `schema`, null where an older definition did not have them."""
+    """Return the columns of `schema`, null where an older definition did not have them."""
     if changes.schema.names == schema.names:
         return changes
     have = set(changes.column_names)

@@ -1,8 +1,8 @@
-"""Proves checkpoints: walks each chain once, reads each block once, compares every recorded digest on the way.
+"""Prove checkpoints: walk each chain once, read each block once, and compare every recorded digest on the way.
 
 One task is one operator in one key-group range from a base on (`restore.plan_rules.verify_plan`). It keeps the state
-in memory, applies checkpoint after checkpoint, and its digests, built from the rows that were read, must equal those
-that the stream kept change by change (promise 1).
+in memory and applies checkpoint after checkpoint. Its digests, built from the rows that were read, must equal those
+that the stream updated change by change (promise 1).
 """
 
 import time
@@ -38,7 +38,7 @@ from siltstone.store.paths import CheckpointPath
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a checkpoint is not proven; `object` is the damaged object, where there is one."""
+    """Why a checkpoint is not proven; `object` is the damaged object, if one is known."""
 
     checkpoint: int
     reason: str
@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class ProofTask:
-    """One chain, and what is needed to prove it: the manifests that it runs through."""
+    """One chain, and the manifests of its checkpoints."""
 
     chain: VerifyChain
     manifests: Mapping[int, Manifest]
@@ -55,7 +55,7 @@ class ProofTask:
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """The indexes that one subtask wrote at one checkpoint, which must say what the manifest's handles say.
+    """The indexes that one subtask wrote at one checkpoint, which must agree with the manifest's handles.
 
     `dependents` are the checkpoints that are not proven without them.
     """
@@ -69,7 +69,7 @@ class IndexCheck:
 
 @dataclass(frozen=True)
 class ProofPlan:
-    """Tasks that need nothing of each other, and what has failed already."""
+    """Independent tasks, and the failures found while planning."""
 
     tasks: list[ProofTask]
     indexes: list[list[IndexCheck]]
@@ -86,10 +86,10 @@ def plan_proof(
     """Plan the proof of some checkpoints.
 
     Args:
-        stored: the manifest object of every checkpoint that is needed.
-        chains: the checkpoints to prove -> those that each of them is restored from, itself included.
+        stored: the manifest object of every needed checkpoint.
+        chains: the checkpoints to prove -> the checkpoints of their chains, themselves included.
         materialized: the manifests of the materializations that their chains begin with.
-        stream: whose they are, as in `read_manifest`.
+        stream: see `read_manifest`.
     """
     read: list[Manifest] = []
     broken: dict[int, tuple[str, CorruptObject]] = {}
@@ -125,8 +125,10 @@ def plan_proof(
 
 
 def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list[list[IndexCheck]]:
-    """The index of every segment that some of the `provable` depend on, which no chain reads; a list for each operator
-    and key-group range, checkpoints ascending."""
+    """Return the indexes of the segments that the `provable` depend on, which no chain reads.
+
+    There is one list per operator and key-group range, checkpoints ascending.
+    """
     found: dict[tuple[str, KeyGroupRange], list[IndexCheck]] = {}
     for checkpoint, manifest in manifests.items():
         objects = {stored.name: stored for stored in manifest.objects}
@@ -134,11 +136,11 @@ def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list
         for handle in manifest.handles:
             by_writer.setdefault((handle.operator, handle.key_groups), []).append(handle)
         for (operator, groups), handles in by_writer.items():
-            # Chains only ever begin later: those that reach back to this checkpoint follow each other.
+            # A newer checkpoint's chain never begins earlier, so those that reach this checkpoint are consecutive.
             later = islice(provable, bisect_left(provable, checkpoint), None)
             reaching = list(takewhile(lambda c: manifests[c].first.get(operator, c) <= checkpoint, later))  # noqa: B023
             indexes = [h for h in handles if h.kind is Kind.INDEX]
-            if reaching and indexes:  # what a materialization wrote has none
+            if reaching and indexes:  # materializations write none
                 data = [h for h in handles if h.kind is not Kind.INDEX]
                 named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
                 check = IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(reaching))
@@ -148,9 +150,9 @@ def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list
 
 @dataclass(frozen=True)
 class ChainProof:
-    """What walking one chain found; no failure means that every checkpoint it proves is proven.
+    """The result of walking one chain; without failures, all its checkpoints are proven.
 
-    `restore_s` and `restore_bytes`: what it took to rebuild each proven checkpoint, from its base on.
+    `restore_s` and `restore_bytes`: seconds and bytes it took to rebuild each proven checkpoint, from its base on.
     """
 
     failures: list[Failure]
@@ -162,7 +164,7 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
     """Walk one chain.
 
     Args:
-        visit: called with each checkpoint that is proven and the state that it had, which is only lent.
+        visit: called with each proven checkpoint and its state, which is valid only during the call.
     """
     start, read = time.perf_counter(), 0
     restore_s: dict[int, float] = {}
@@ -199,15 +201,16 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
 
 
 def _set_opaque(target: MemoryState, handles: Sequence[Handle], reader: BlockReader) -> None:
-    """Opaque variables are whole in each checkpoint: those of others are not looked at, and may be gone."""
+    """Apply a checkpoint's opaque values. Each checkpoint holds them whole, so older ones are not read; they may be
+    deleted."""
     target.opaque.clear()
     for handle, block in zip(handles, reader.blocks(map(Wanted, handles)), strict=True):
         apply_handle(target, handle, [handle.key_groups], block)
 
 
 def check_indexes(store: Store, checks: Sequence[IndexCheck]) -> list[Failure]:
-    """Do the indexes of one operator's key groups say what the manifests say, and does each entry lead to the one
-    before?"""
+    """Check that the indexes of one operator's key groups agree with the manifests, and that each entry leads to the
+    previous one."""
     failures: list[Failure] = []
     indexes: dict[int, list[IndexEntry]] = {}
     for check in checks:
@@ -219,13 +222,13 @@ def check_indexes(store: Store, checks: Sequence[IndexCheck]) -> list[Failure]:
             continue
         indexes[check.checkpoint] = said
         if differing := _differing(check, said):
-            what = f"the index of checkpoint {check.checkpoint} does not say what its manifest says of {differing}"
+            what = f"the index of checkpoint {check.checkpoint} and its manifest disagree about {differing}"
             failures += [Failure(c, what) for c in check.dependents]
     return failures or _broken_links(checks, indexes)
 
 
 def _broken_links(checks: Sequence[IndexCheck], indexes: Mapping[int, Sequence[IndexEntry]]) -> list[Failure]:
-    """Follow every chain back once, from its newest link; a chain may begin before the parallelism was changed."""
+    """Follow every chain back once, from its newest link; a chain may begin before a change of parallelism."""
     failures: list[Failure] = []
     seen: set[tuple[int, str]] = set()
     for check in reversed(checks):
@@ -239,7 +242,7 @@ def _broken_links(checks: Sequence[IndexCheck], indexes: Mapping[int, Sequence[I
 
 
 def _differing(check: IndexCheck, said: Sequence[IndexEntry]) -> str:
-    """The tables of which index and manifest say different things, or of which one says nothing."""
+    """Return the tables about which index and manifest disagree, including those missing from one of them."""
     named = {(h.variable, h.sqn): h for h in check.data if h.kind is Kind.INCREMENTAL}
     unsaid = named.keys() - {(e.variable, e.sqn) for e in said}
     wrong = {e.variable for e in said if not _agree(e, named.get((e.variable, e.sqn)))}
@@ -254,7 +257,7 @@ def _agree(entry: IndexEntry, handle: Handle | None) -> bool:
 
 
 def check_objects(store: Store, objects: Sequence[tuple[StoredObject, Sequence[int]]]) -> list[Failure]:
-    """Verify objects that nothing else reads, each given with the checkpoints that are not proven without it."""
+    """Verify objects that no other check reads, each given with the checkpoints that are not proven without it."""
     failures = []
     for stored, dependents in objects:
         try:
@@ -271,7 +274,8 @@ def _apply(target: MemoryState, handle: Handle, block: Block) -> None:
 
 
 def _clear(target: MemoryState, handle: Handle) -> None:
-    """A base in the middle of a chain (one subtask fell back to it) replaces whatever its key groups held."""
+    """Delete the rows of a base's key groups: a base in the middle of a chain (one subtask fell back to it) replaces
+    them."""
     table = target.tables.get(handle.variable)
     if table is None or not table.rows:
         return

@@ -1,1 +1,1 @@
-"""What is kept and what goes: leases, savepoints, truncation, deletion, orphans, sweeping."""
+"""Decide what is kept and delete the rest: leases, savepoints, truncation, deletion, orphans, sweeping."""

@@ -1,16 +1,16 @@
-"""Deletes checkpoints and what only they refer to, so that a crash at any point leaves a deletion to be completed.
+"""Delete checkpoints and what only they refer to; a crash at any point leaves a deletion that can be completed.
 
-    1  one transaction marks them: from here on nobody sees them, and nobody begins to read them
-    2  one transaction writes down what will be deleted (`catalog.tombstones`): not what another stream refers to, a
-       fork of this one or the one it is a fork of, which is only let go of
-    3  the store deletes the objects of those that no other checkpoint builds on; of those that wait for others, what no
-       other ever reads: opaque variables, which every checkpoint holds whole, and snapshots. What somebody reads under
-       a lease stays
+    1  one transaction marks them: from here on they are invisible, and no reader can begin to read them
+    2  one transaction records tombstones for the objects to delete (`catalog.tombstones`); objects that another stream
+       refers to (a fork, or the stream that this one was forked from) are only released, not deleted
+    3  the store deletes the objects of checkpoints that no other builds on. Of checkpoints that others still need, it
+       deletes what no other ever reads: opaque variables, which every checkpoint holds whole, and snapshots. Objects
+       read under a lease stay
     4  one transaction removes the rows of these objects and checkpoints
-    5  one transaction removes the steps of the input log that no checkpoint that is left needs (`catalog.input_log`)
+    5  one transaction removes the steps of the input log that no remaining checkpoint needs (`catalog.input_log`)
 
-The catalog never refers to less than the store holds, and what is marked says what is left to do: the next deletion in
-the stream, of these checkpoints again or of others, completes it.
+The catalog refers to every object that may still be in the store, and the marks show what is left to do: the stream's
+next deletion, of these checkpoints or of others, completes it.
 """
 
 from collections.abc import Collection, Sequence
@@ -39,9 +39,9 @@ SUBSUMED = "of a checkpoint that retention does not keep"
 class DeletionResult(Result):
     """What a deletion did.
 
-    `deleted` checkpoints are gone, among them any that were marked before; `marked` are all that wait for others to be
-    deleted, and `leased` for those who read them, marked or spared. `objects` were deleted from the store, of `bytes`
-    together; those that another stream refers to are not among them. `left` could go, beyond the limit.
+    `deleted` checkpoints are gone, including any that were marked before. `marked` checkpoints wait until others that
+    build on them are deleted, `leased` ones until their readers end, marked or spared. `objects` of `bytes` in total
+    were deleted from the store, without those that another stream refers to. `left` more could go, beyond the limit.
     """
 
     deleted: tuple[int, ...]
@@ -65,35 +65,35 @@ def delete_checkpoints(
     input_log: timedelta | None = None,
     restores_from: int | None = None,
 ) -> DeletionResult:
-    """Delete checkpoints of a stream, and complete what earlier deletions left. Those gone already are no error.
+    """Delete checkpoints of a stream, and complete earlier deletions. Checkpoints that are already gone are no error.
 
-    A run of the stream may be at work: it needs only what its newest checkpoint builds on, and that stays. No object is
-    taken from whoever reads one of `ids` under a lease. Whoever chose `ids` by what it had read before passes the
-    writer epoch of then.
+    The stream may be running: a run needs only what its newest checkpoint builds on, and that stays. Objects that a
+    reader of one of `ids` has leased are not deleted.
 
     Args:
-        spare_leased: leave those of `ids` alone that somebody reads; otherwise they are marked, too, and whoever has
-            only just begun may not find them any more.
-        who: what the records of the deletions say did it; this process, for None.
-        reason: why, as they say.
-        limit: how many checkpoints go now, at most; the others wait, marked, for the next deletion.
-        input_log: also prune the input log of what no checkpoint that is left can be replayed with, except steps of
-            this length of time; None leaves the log as it is.
-        restores_from: the checkpoint from which on a step of a run at work may restore: the run that deletes passes
-            it. A chain may have been materialized since the step began, so the catalog does not tell.
+        epoch: the writer epoch under which `ids` were chosen, if the choice depends on what was read then; default the
+            current one.
+        spare_leased: leave leased checkpoints in `ids` alone; otherwise they are marked, too, and a reader that has
+            only just begun may miss them.
+        who: recorded as the author of the deletions; default this process.
+        reason: recorded as the reason.
+        limit: maximum checkpoints to delete now; the others wait, marked, for the next deletion.
+        input_log: also prune steps of the input log that no remaining checkpoint needs for a replay, except those of
+            this length of time; None leaves the log alone.
+        restores_from: the oldest checkpoint that the current step of a run may restore, passed by the run that deletes.
+            The catalog does not know it, since a chain may have been materialized after the step began.
 
     Raises:
-        UnknownStream: no such stream has run here.
+        UnknownStream: the stream has not run here.
         UnknownCheckpoint: the stream never had one of these; nothing is deleted.
-        UsageError: the newest is among them, which the stream resumes from, or one that a savepoint keeps; nothing is
-            deleted.
+        UsageError: they include the newest, from which the stream resumes, or one with a savepoint; nothing is deleted.
         WrongWarehouse: the catalog is older than the store; nothing is deleted.
-        Fenced: a run has taken the stream over meanwhile; what is marked stays so, delete again.
+        Fenced: a run has taken the stream over meanwhile; marked checkpoints stay marked, delete again.
         Unreachable: the store or the catalog failed; likewise.
     """
     catalog = place.catalog
     epoch = catalog.streams.get(stream).epoch if epoch is None else epoch
-    catalog.checkpoints.latest(stream)  # or there is nothing to delete, and perhaps no epoch either
+    catalog.checkpoints.latest(stream)  # raises if there is nothing to delete; there may be no epoch then
     check_catalog(place, stream)
     by = Pass.begin(reason, who or this_process())
     spared = catalog.deletions.mark(stream, epoch, ids, spare_leased=spare_leased, by=by)
@@ -115,10 +115,10 @@ def delete_checkpoints(
 
 
 def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[DeletionPlan, list[ObjectRecord]]:
-    """What would go if `ids` were deleted beside those that are marked, and the objects that would go with it.
+    """Return what deleting `ids`, besides the marked checkpoints, would do, and the objects that it would delete.
 
     Raises:
-        UnknownStream: no such stream has run here.
+        UnknownStream: the stream has not run here.
     """
     plan, objects = _plan(catalog, stream, ids, catalog.references.view(stream, ()).leases)
     shared = catalog.references.find_shared(stream, [stored.name for stored in objects])

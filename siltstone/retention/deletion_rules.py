@@ -1,8 +1,7 @@
-"""Which deleted checkpoints can go and which others still build on: a pure decision.
+"""Decide which marked checkpoints can be deleted, and which others still build on: a pure decision.
 
-As in US 9471438: a checkpoint that others depend on is only marked; it goes when the last of them goes, and with it
-every marked predecessor that nothing else needs. Whether it goes depends on what is marked, never on the order in
-which it was marked.
+As in US 9471438, a checkpoint that others depend on is only marked. It is deleted with the last of them, together with
+every marked predecessor that nothing else needs. The result depends on what is marked, not on the order of marking.
 """
 
 import math
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeletionPlan:
-    """Marked checkpoints, ascending: `goes` are needed by none, `waits` by one that is not marked, `leased` by somebody
-    who reads them right now."""
+    """Marked checkpoints, ascending: `goes` are not needed, `waits` are needed by one that is not marked, `leased` by a
+    reader."""
 
     goes: tuple[int, ...]
     waits: tuple[int, ...]
@@ -23,16 +22,16 @@ class DeletionPlan:
 def plan_deletion(
     first: Mapping[int, int], marked: Set[int], leased: Callable[[int], bool] = lambda _: False
 ) -> DeletionPlan:
-    """Tell apart the marked checkpoints that can go.
+    """Decide which of the marked checkpoints can be deleted.
 
-    A marked checkpoint is never restored itself, so only the chains of the others count. Once a checkpoint can go it
-    always can: a new checkpoint builds on what the newest builds on, or on nothing, and the newest is never marked.
+    A marked checkpoint is never restored, so only the chains of the others count. A checkpoint that can be deleted
+    stays so: a new checkpoint builds on what the newest builds on, or on nothing, and the newest is never marked.
 
     Args:
-        first: each checkpoint that is not marked -> the first one that its restore reads, the earliest of any
-            operator's; it reads every one from there to itself.
-        marked: the checkpoints to delete, and those that waited for that already.
-        leased: whether somebody reads a checkpoint.
+        first: each unmarked checkpoint -> the first one that its restore reads, the earliest of all operators; it reads
+            every checkpoint from there to itself.
+        marked: the checkpoints to delete, including those still waiting from earlier deletions.
+        leased: whether a checkpoint is being read.
     """
     goes, waits, read = [], [], []
     earliest = math.inf

@@ -1,12 +1,11 @@
-"""Keeps a running stream's storage bounded, in the background: sweeps what its killed runs left, applies retention.
+"""Keep a running stream's storage bounded, in the background: sweep after killed runs, and apply retention.
 
-What no rule keeps is marked as checkpoints complete, and deleted by the same steps as any deletion
-(`retention.deletion`), guarded by the run's writer epoch. To tell what goes, all that is retained is looked at; so that
-this takes the same work per checkpoint however much is retained, it happens once a twentieth as many checkpoints are
-new. Until then that twentieth is kept, too.
+As checkpoints complete, those that no rule keeps are marked and deleted like any others (`retention.deletion`), guarded
+by the run's writer epoch. A round looks at all retained checkpoints. To keep the work per checkpoint constant, a round
+happens only once a twentieth of them are new; until then, that twentieth is kept, too.
 
-A step that is under way may restore from a chain that has been materialized since it began, by this run or by another
-process. So the run says what its steps restore from, and that stays, whatever the catalog says by now.
+A step in progress may restore from a chain that was materialized after it began, by this run or by another process. So
+the run passes what its steps may restore, and that is kept, whatever the catalog says by then.
 """
 
 import logging
@@ -19,45 +18,45 @@ from siltstone.retention.truncate import Truncation, Waiting, truncate
 
 _LOG = get_logger(__name__)
 _PART = 20
-"""one look at all that is retained for this part of it that is new"""
+"""a round happens once this part (1/20) of the retained checkpoints is new"""
 _AT_ONCE = 500
-"""checkpoints marked or deleted at a time, so that no transaction keeps a commit waiting"""
+"""checkpoints marked or deleted at a time, so that no transaction delays a commit for long"""
 
 
 class Housekeeper:
     """The housekeeping of one run; for use by one thread.
 
     Args:
-        epoch: the run's own; once it is fenced, nothing is deleted any more.
-        given: rules that stand in for those recorded with the stream.
+        epoch: the run's writer epoch; once it is fenced, nothing more is deleted.
+        given: rules that override those recorded with the stream.
     """
 
     def __init__(self, place: OpenWarehouse, stream: str, epoch: int, given: RetentionOptions) -> None:
         self._place, self._stream, self._epoch, self._given = place, stream, epoch, given
         self._swept = False
         self._look_from = 1
-        """look once the run has completed so many checkpoints"""
+        """the next round happens once the run has completed this many checkpoints"""
         self._told = False
         self._waiting: tuple[Waiting, ...] = ()
 
     def work(self, completed: int, restores_from: int | None = None, *, ended: bool = False) -> None:
-        """Do what is to be done now.
+        """Sweep once, and apply retention if it is time.
 
         Args:
             completed: how many checkpoints the run has completed.
-            restores_from: the checkpoint from which on its steps may restore (`Completed.restores_from`).
+            restores_from: the oldest checkpoint that its steps may restore (`Completed.restores_from`).
             ended: no further step will begin.
 
         Raises:
-            Fenced: a newer run has the stream.
+            Fenced: a newer run has taken the stream over.
             UsageError: the rules keep nothing.
-            Unreachable: the store or the catalog failed; what is left is done the next time.
+            Unreachable: the store or the catalog failed; the next call continues.
         """
         if not self._swept:
             found = sweep_killed(self._place, self._stream, self._epoch)
             self._swept = True
             if found.deleted:
-                _LOG.info("swept what killed runs left", stream=self._stream, objects=found.deleted, bytes=found.bytes)
+                _LOG.info("swept after killed runs", stream=self._stream, objects=found.deleted, bytes=found.bytes)
         if completed and (ended or completed >= self._look_from):
             self._apply_retention(completed, None if ended else restores_from)
 
@@ -74,7 +73,7 @@ class Housekeeper:
         if done.deleted or done.objects:
             self._tell(done, rules)
         elif done.waiting and done.waiting != self._waiting:
-            # Nothing has gone yet; what is marked nobody sees any more.
+            # Nothing is deleted yet, but marked checkpoints are no longer visible.
             _LOG.info(
                 "retention marked checkpoints as deleted",
                 stream=stream,
@@ -85,11 +84,11 @@ class Housekeeper:
         self._waiting = done.waiting
 
     def _tell(self, done: Truncation, rules: RetentionOptions) -> None:
-        """The first time where people see it; who runs a stream for weeks need not read it each time."""
+        """Log a deletion: the first time as a warning, so that people see it, then at level info."""
         level, more = logging.INFO, {}
         if not self._told:
             level, self._told = logging.WARNING, True
-            more = {"note": f"further ones at level info; see or change the rules: siltstone retention {self._stream}"}
+            more = {"note": f"later ones at level info; see or change the rules: siltstone retention {self._stream}"}
         _LOG.log(
             level,
             "retention deleted checkpoints",

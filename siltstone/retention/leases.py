@@ -1,4 +1,4 @@
-"""Holds a lease on checkpoints while a block reads them, so that nobody deletes what it reads (promise 3)."""
+"""Hold a lease on checkpoints while a block reads them, so that they are not deleted meanwhile (promise 3)."""
 
 import os
 import socket
@@ -19,14 +19,14 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaseOptions:
-    """How long a lease lives that is not renewed, and how often it is renewed, in seconds."""
+    """How long a lease lasts without being renewed, and how often it is renewed, in seconds."""
 
     lasts_s: float = 120.0
     renewed_every_s: float = 30.0
 
 
 def this_process() -> str:
-    """What tells people which process it is: `host:pid`."""
+    """Return this process's name for people: `host:pid`."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -40,22 +40,22 @@ def hold_lease(
     id: str | None = None,
     options: LeaseOptions | None = None,
 ) -> Iterator[None]:
-    """Lease checkpoints and all that their restores read (the whole stream, for None) until the block ends.
+    """Lease checkpoints and all that their restores read (the whole stream if None) until the block ends.
 
-    A thread renews the lease. If this process dies, it expires and is forgotten.
+    A thread renews the lease. If this process dies, the lease expires and is removed.
 
-    A lease is a courtesy, not a lock: a reader without one finds objects missing, and says so, but reads nothing wrong.
-    So where the catalog cannot be written, such as by somebody who may only read it, the block runs all the same, after
-    a warning; and so it does when a lease could not be renewed in time.
+    A lease is not needed for correct results: a reader without one may find objects missing, and reports that, but
+    never reads wrong data. So if the catalog cannot be written, for example by a user who may only read it, the block
+    runs after a warning; likewise if the lease could not be renewed in time.
 
     Args:
         what: what the block does, for people.
-        id: the lease's own, where others are to know it.
+        id: the lease's id, if others must know it; default a new one.
 
     Raises:
-        UnknownStream: there is no such stream.
-        UnknownCheckpoint: one of the checkpoints is not there, or was deleted meanwhile: what the block misses then is
-            no damage.
+        UnknownStream: the stream does not exist.
+        UnknownCheckpoint: one of the checkpoints does not exist, or was deleted meanwhile: objects that the block
+            misses then are not damage.
     """
     options = options or LeaseOptions()
     checkpoints = None if checkpoints is None else list(checkpoints)
@@ -63,7 +63,7 @@ def hold_lease(
     try:
         catalog.leases.take(stream, checkpoints, id=id, who=f"{this_process()} {what}", lasts=lasts)
     except Unreachable as error:
-        _LOG.warning("no lease: a deletion may take away what is read", stream=stream, error=str(error))
+        _LOG.warning("no lease: a deletion may remove what is read", stream=stream, error=str(error))
         yield
         return
     ended = threading.Event()
@@ -92,7 +92,7 @@ def _renew(renew: Callable[[], bool], ended: Callable[[], bool], stream: str) ->
     while not ended():
         try:
             if not renew():
-                _LOG.warning("lease expired: a deletion may take away what is read", stream=stream)
+                _LOG.warning("lease expired: a deletion may remove what is read", stream=stream)
                 return
         except Unreachable as error:
             _LOG.warning("lease not renewed, trying again", stream=stream, error=str(error))

@@ -1,25 +1,25 @@
-"""Which stored objects can be deleted since nothing refers to them and nothing ever will: a pure decision.
+"""Decide which stored objects are orphans: nothing refers to them and nothing ever will. A pure decision.
 
-By name and catalog alone, at once:
+By name and catalog alone:
 
-    FENCED     of a writer epoch that is not the newest, which can commit nothing any more (promise 5)
+    FENCED     of a writer epoch that is not the newest, which can no longer commit (promise 5)
     ENDED      of the newest epoch, whose run has ended
-    LATE       of a checkpoint up to the newest completed one: commits are of the next one only, so this checkpoint
-               refers for good to what it refers to now, and its other objects are of attempts that lost. It does not
-               matter which epoch completed it: a newer one has nothing to write for it
+    LATE       of a checkpoint up to the newest completed one. A commit is always of the next checkpoint, so the
+               references of this one are final, and its other objects are of attempts that lost. It does not matter
+               which epoch completed it: a newer one has nothing to write for it
 
 By age as well, since a run may be writing them right now:
 
     ABANDONED  of the newest epoch, for the checkpoint it is writing, and older than the age guard
 
-By the time of a rollback (`catalog.rollbacks`), since it may be all that is left for somebody to look at:
+By the time of a rollback (`catalog.rollbacks`), so that people can still examine them:
 
     GIVEN_UP   of a checkpoint that was given up longer ago than the age guard
 
-Nothing refers later to what is FENCED, ENDED, LATE or GIVEN_UP: epochs only grow, checkpoints of one epoch do, and a
-rollback gives up only what older epochs wrote. The one exception is work beside a run, such as a snapshot of a
-checkpoint that completed: it covers its objects with a lease until they are referred to. Everything else is kept, and
-told of if it is strange.
+Nothing ever refers again to objects that are FENCED, ENDED, LATE or GIVEN_UP: epochs only grow, as do the checkpoints
+of one epoch, and a rollback gives up only what older epochs wrote. The exception is work beside a run, such as a
+snapshot of a completed checkpoint: a lease covers its objects until they are referred to. Everything else is kept, and
+reported if its name is not Siltstone's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from siltstone.store.base import Unfinished
 
 AGE_GUARD = timedelta(days=3)
-"""how old what a run may be writing must be to be taken for abandoned"""
+"""the age from which on an object that a run may be writing counts as abandoned"""
 ENDED_WELL = frozenset({"done", "stopped"})
-"""outcomes of runs that have swept what they left of their last checkpoint"""
+"""outcomes of runs that have swept what was left of their last checkpoint"""
 KILLED_SWEPT = 10
-"""behind how many runs that did not end well the next run sweeps"""
+"""how many failed runs the next run sweeps after"""
 IN_FLIGHT = 1
-"""how many checkpoints after the newest completed one a run may have objects of"""
+"""for how many checkpoints after the newest completed one a run may have objects"""
 
 
 class Reason(StrEnum):
@@ -71,13 +71,12 @@ DELETES = frozenset({Reason.FENCED, Reason.ENDED, Reason.LATE, Reason.ABANDONED,
 
 
 def judge(name: str, view: "CatalogView", age_guard: timedelta, modified_at: datetime | None = None) -> Reason | None:
-    """Why an object found in the store is to be deleted or kept; None if it is referred to.
+    """Decide why an object found in the store is to be deleted or kept; None if it is referred to.
 
     Args:
         name: an object under the prefix of the view's stream.
-        view: with references to `name`, from after the object was found.
-        modified_at: when it was stored, None where that is not known. It matters where the answer without it is
-            WRITING.
+        view: a view with references to `name`, taken after the object was found.
+        modified_at: when it was stored, None if not known. It matters only if the result without it is WRITING.
     """
     if name in view.referenced:
         return None
@@ -87,9 +86,9 @@ def judge(name: str, view: "CatalogView", age_guard: timedelta, modified_at: dat
 
 
 def judge_unfinished(write: "Unfinished", view: "CatalogView", age_guard: timedelta) -> Reason:
-    """Why an unfinished write is to be discarded or kept. By its age, but for those of runs that commit nothing more.
+    """Decide why an unfinished write is to be discarded or kept: by its age, unless its run can no longer commit.
 
-    One whose object is not known may be of another stream.
+    A write whose object is not known may belong to another stream.
     """
     if write.name is not None:
         if not is_built_here(write.name):
@@ -110,7 +109,7 @@ def _judge_place(name: str, view: "CatalogView", age_guard: timedelta, modified_
     if any(lease.covers(place.checkpoint) for lease in view.leases):
         return Reason.LEASED
     given_up = next((r for r in later if r.gave_up(place.epoch, place.checkpoint)), None)
-    if given_up is not None:  # by the first that did: what others gave up is of later epochs
+    if given_up is not None:  # the first rollback counts: later ones gave up objects of later epochs
         return Reason.GIVEN_UP if view.at - given_up.rolled_back_at > age_guard else Reason.LEFT_OVER
     if place.epoch < view.epoch:
         return Reason.FENCED
@@ -124,13 +123,13 @@ def _judge_place(name: str, view: "CatalogView", age_guard: timedelta, modified_
 
 
 def incomplete_prefixes(runs: Sequence["RunRecord"], view: "CatalogView") -> list[str]:
-    """What the names of all objects begin with that are of checkpoints that never completed.
+    """Return prefixes of the names of all objects of checkpoints that never completed, one per run.
 
-    One for each run: the whole epoch, where no checkpoint of it is left, or else the checkpoint it had begun when the
-    next run took over.
+    It is the prefix of the epoch if none of its checkpoints is left, else that of the checkpoint that the run had begun
+    when the next run took over.
 
     Args:
-        runs: all of the stream, oldest first.
+        runs: all runs of the stream, oldest first.
     """
     return [
         CheckpointPath(view.stream, epoch, checkpoint).prefix
@@ -141,11 +140,12 @@ def incomplete_prefixes(runs: Sequence["RunRecord"], view: "CatalogView") -> lis
 
 
 def killed_prefixes(runs: Sequence["RunRecord"], view: "CatalogView", epoch: int) -> list[str]:
-    """Those of `incomplete_prefixes` of the newest runs before `epoch` that did not end well, a few: whoever ends well
-    sweeps behind itself, and what is older, a run before this one has swept.
+    """Return the `incomplete_prefixes` of the newest runs before `epoch` that did not end well, at most `KILLED_SWEPT`.
+
+    A run that ends well sweeps its own; older ones were swept by earlier runs.
 
     Args:
-        runs: all of the stream, oldest first.
+        runs: all runs of the stream, oldest first.
     """
     at = [index for index, run in enumerate(runs) if run.epoch < epoch and run.outcome not in ENDED_WELL]
     prefixes = incomplete_prefixes([run for run in runs if run.epoch <= epoch], view)
@@ -153,7 +153,7 @@ def killed_prefixes(runs: Sequence["RunRecord"], view: "CatalogView", epoch: int
 
 
 def _begun(runs: Sequence["RunRecord"], newest: int) -> Iterable[tuple[int, int]]:
-    """(epoch, the checkpoint it began and did not complete) of each run."""
+    """Yield (epoch, the checkpoint it began and did not complete) of each run."""
     for run, later in pairwise(runs):
         yield run.epoch, later.first_checkpoint
     for run in runs[-1:]:

@@ -1,22 +1,22 @@
-"""Which checkpoints a stream keeps and why, and which retention subsumes: a pure decision.
+"""Decide which checkpoints a stream keeps and why, and which retention subsumes: a pure decision.
 
-Rules as those of backup tools (restic `forget`, borg `prune`): a checkpoint that any of them keeps is kept.
+The rules are those of backup tools (restic `forget`, borg `prune`): a checkpoint is kept if any rule keeps it.
 
     keep_last N         the newest N
-    keep_within D       those committed in the last D before now, and those committed just D ago
-    keep_hourly N       of each of the newest N hours in which there is one, its newest; so too
+    keep_within D       those committed at most D ago
+    keep_hourly N       the newest of each of the newest N hours with a checkpoint; likewise
     keep_daily, keep_weekly, keep_monthly
-    keep_all        every one
+    keep_all            all
 
-Hours, days, weeks (ISO 8601, from Monday on) and months are those of UTC. 0 keeps none by that rule. Whatever the rules
-say, the newest is kept, and each with a savepoint that has not expired, the newest `min_count`, and those younger than
-`min_age`. Without a rule all are kept: the minimums alone make nothing go.
+Hours, days, weeks (ISO 8601, beginning on Monday) and months are in UTC. 0 keeps none by that rule. Always kept are the
+newest checkpoint, those with a savepoint that has not expired, the newest `min_count`, and those younger than
+`min_age`. Without any rule all are kept: minimums alone delete nothing.
 
-Newer is of a higher id: where a clock was wrong, times do not grow with ids. What bears a time that has yet to come is
-younger than any age.
+Newer means a higher id, since times do not grow with ids after a clock was wrong. A checkpoint with a time in the
+future is younger than any age.
 
-A new stream begins with `NEW_STREAM`, recorded with it in the catalog (`siltstone retention` shows and changes that).
-Rules in the settings or on the command line stand in for all recorded ones, and a minimum for the one of its name.
+A new stream begins with `NEW_STREAM`, recorded with it in the catalog (`siltstone retention` shows and changes it).
+Rules in the settings or on the command line replace all recorded rules; a minimum there replaces the one of its name.
 
 [retention]
 keep_last = 10
@@ -24,8 +24,7 @@ keep_daily = 7
 min_age = "1h"
 input_log = "30d"
 
-The input log is kept as far back as the oldest checkpoint that is kept, so that a replay can begin there; `input_log`
-keeps more of it.
+The input log is kept back to the oldest kept checkpoint, so that a replay can begin there; `input_log` keeps more.
 """
 
 import re
@@ -45,11 +44,11 @@ if TYPE_CHECKING:
 _DURATION = re.compile(r"([0-9]+)([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _BUCKETS = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
-"""a rule -> what two times have in common that it keeps one of; also how its reason names it"""
+"""rule -> format of the bucket of which it keeps one; the reason shows the bucket, too"""
 
 
 def parse_duration(text: object) -> timedelta:
-    """A length of time written as a whole number with its unit: 90s, 15m, 12h, 7d or 4w.
+    """Parse a length of time, a whole number with its unit: 90s, 15m, 12h, 7d or 4w.
 
     Raises:
         UsageError: it is not one, or longer than 2.7 million years.
@@ -70,22 +69,22 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class RetentionOptions(BaseModel):
-    """The rules of one stream's retention, None for a rule that is not set; unknown names are refused."""
+    """The retention rules of one stream; None for a rule that is not set. Unknown names are refused."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     keep_last: Count | None = Field(default=None, description="keep the newest N checkpoints")
-    keep_within: Duration | None = Field(default=None, description="keep those committed so recently")
+    keep_within: Duration | None = Field(default=None, description="keep those committed at most this long ago")
     keep_hourly: Count | None = Field(default=None, description="keep the newest of each of the last N hours")
     keep_daily: Count | None = Field(default=None, description="keep the newest of each of the last N days")
     keep_weekly: Count | None = Field(default=None, description="keep the newest of each of the last N weeks")
     keep_monthly: Count | None = Field(default=None, description="keep the newest of each of the last N months")
-    keep_all: Literal[True] | None = Field(default=None, description="keep every one")
-    min_count: Count = Field(default=0, description="keep the newest N whatever the rules say")
-    min_age: Duration = Field(default=timedelta(0), description="keep those younger whatever the rules say")
+    keep_all: Literal[True] | None = Field(default=None, description="keep all")
+    min_count: Count = Field(default=0, description="keep the newest N, whatever the rules say")
+    min_age: Duration = Field(default=timedelta(0), description="keep those younger than this, whatever the rules say")
     input_log: Duration = Field(
         default=timedelta(0),
-        description="keep the input log so far back even where no checkpoint is left to replay from",
+        description="keep this much of the input log, even if no checkpoint is left to replay from",
     )
 
     @property
@@ -100,7 +99,7 @@ class RetentionOptions(BaseModel):
         return ", ".join(f"{name} {value}" for name, value in self.to_record().items()) or "keep everything"
 
     def to_record(self) -> dict[str, Any]:
-        """As JSON that validates to the same options; what is not set is left out."""
+        """Return JSON that validates to the same options, without those that are not set."""
         set_ = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
         return {
             name: f"{int(value.total_seconds())}s" if isinstance(value, timedelta) else value
@@ -110,11 +109,11 @@ class RetentionOptions(BaseModel):
 
 
 NEW_STREAM = RetentionOptions(keep_last=100, keep_hourly=48, keep_daily=30)
-"""what a new stream keeps until it is told otherwise"""
+"""the rules of a new stream"""
 
 
 def retention_in_force(recorded: Mapping[str, Any] | None, given: RetentionOptions) -> RetentionOptions:
-    """What a stream keeps: by the rules that are given, or else by those recorded with it (`to_record`)."""
+    """Return the rules in force: the given rules, or else those recorded with the stream (`to_record`)."""
     if given.rules or recorded is None:
         return given
     return RetentionOptions.model_validate({**recorded, **given.to_record()})
@@ -122,7 +121,7 @@ def retention_in_force(recorded: Mapping[str, Any] | None, given: RetentionOptio
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """Ids, ascending: each checkpoint that is `kept`, with every reason, and those that are `subsumed`."""
+    """Ids, ascending: the `kept` checkpoints with all their reasons, and the `subsumed` ones."""
 
     kept: dict[int, tuple[str, ...]]
     subsumed: tuple[int, ...]
@@ -134,18 +133,18 @@ def plan_retention(
     options: RetentionOptions,
     now: datetime,
 ) -> RetentionPlan:
-    """Tell apart what is kept and what is not.
+    """Decide which checkpoints are kept.
 
-    What one plan keeps, the next keeps too as long as time stands still, whatever else is gone by then.
+    The plan is stable: at the same time, a second plan keeps the same checkpoints after the others are deleted.
 
     Args:
         committed_at: each checkpoint that is not deleted -> when it was committed, by clocks that may have jumped.
-        savepoints: those of the stream, expired ones too; of checkpoints not in `committed_at` they mean nothing.
+        savepoints: those of the stream, expired ones too; those of checkpoints not in `committed_at` are ignored.
         options: the rules.
-        now: the time to go by.
+        now: the current time.
 
     Raises:
-        UsageError: some would go, and not one is kept by a rule or a minimum.
+        UsageError: some would be deleted, but no rule or minimum keeps any.
     """
     newest_first = sorted(committed_at, reverse=True)
     reasons: dict[int, list[str]] = {id: [] for id in newest_first}
@@ -165,7 +164,7 @@ def plan_retention(
     if subsumed and not by_rule:
         rules = ", ".join(f"{name} {value}" for name, value in options.rules.items())
         raise UsageError(
-            f"these rules of retention keep none of {len(reasons)} checkpoints ({rules}): "
+            f"these retention rules keep none of {len(reasons)} checkpoints ({rules}): "
             "keep more, or name the checkpoints to delete (siltstone delete)"
         )
     return RetentionPlan(kept, subsumed)
@@ -174,7 +173,7 @@ def plan_retention(
 def _by_rules(
     newest_first: Sequence[int], committed_at: Mapping[int, datetime], options: RetentionOptions, now: datetime
 ) -> Iterator[tuple[int, str]]:
-    """What each rule keeps."""
+    """Yield (checkpoint, reason) of what each rule keeps."""
     if options.keep_all:
         yield from ((id, "all") for id in newest_first)
     yield from ((id, "last") for id in newest_first[: options.keep_last or 0])
@@ -194,7 +193,7 @@ def _by_rules(
 def _by_minimums(
     newest_first: Sequence[int], committed_at: Mapping[int, datetime], options: RetentionOptions, now: datetime
 ) -> Iterator[tuple[int, str]]:
-    """What is kept whatever the rules say."""
+    """Yield (checkpoint, reason) of what the minimums keep."""
     yield from ((id, "minimum count") for id in newest_first[: options.min_count])
-    if options.min_age:  # or a clock that is behind would make one of what has yet to come
+    if options.min_age:  # else a checkpoint with a time in the future would count as younger
         yield from ((id, "minimum age") for id in newest_first if now - committed_at[id] < options.min_age)

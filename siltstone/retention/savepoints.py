@@ -11,41 +11,41 @@ from siltstone.model import LATEST
 def set_savepoint(
     catalog: Catalog, stream: str, name: str, *, at: str = LATEST, expires_in: timedelta | None = None
 ) -> SavepointRecord:
-    """Name the checkpoint that `at` means (as `Checkpoints.resolve`); it is kept until the name expires or is dropped.
+    """Name the checkpoint at `at` (see `Checkpoints.resolve`); it is kept until the name expires or is dropped.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: nothing is there to name.
-        UsageError: not a savepoint's name, one that is taken, or a time to expire that is out of range.
-        Fenced: a run has taken the stream over in between; try again.
+        UnknownStream, UnknownCheckpoint: the stream or the checkpoint does not exist.
+        UsageError: the name is not valid or is taken, or the expiry is out of range.
+        Fenced: a run has taken the stream over meanwhile; try again.
     """
     epoch = catalog.streams.get(stream).epoch
     return catalog.savepoints.add(stream, epoch, name, catalog.checkpoints.resolve(stream, at), expires_in)
 
 
 def drop_savepoint(catalog: Catalog, stream: str, name: str) -> None:
-    """Forget a savepoint. Its checkpoint stays until retention or somebody deletes it.
+    """Drop a savepoint. Its checkpoint stays until it is deleted.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: the stream has nothing that could have a name.
-        UsageError: there is no savepoint of that name.
-        Fenced: a run has taken the stream over in between; try again.
+        UnknownStream, UnknownCheckpoint: the stream does not exist or has no checkpoint.
+        UsageError: the savepoint does not exist.
+        Fenced: a run has taken the stream over meanwhile; try again.
     """
     epoch = catalog.streams.get(stream).epoch
-    catalog.checkpoints.latest(stream)  # or there is no savepoint, and perhaps no epoch either
+    catalog.checkpoints.latest(stream)  # raises if there can be no savepoint; there may be no epoch then
     catalog.savepoints.drop(stream, epoch, name)
 
 
 def list_savepoints(catalog: Catalog, stream: str) -> list[dict[str, Any]]:
-    """A stream's savepoints by name, as plain JSON values; expired ones too, until their checkpoint is deleted.
+    """List a stream's savepoints by name, as plain JSON values; expired ones too, until their checkpoint is deleted.
 
     Raises:
-        UnknownStream: no such stream has run here.
+        UnknownStream: the stream has not run here.
     """
     return [describe_savepoint(catalog, savepoint) for savepoint in catalog.savepoints.list(stream)]
 
 
 def describe_savepoint(catalog: Catalog, savepoint: SavepointRecord) -> dict[str, Any]:
-    """One savepoint as plain JSON values."""
+    """Describe one savepoint as plain JSON values."""
     expires = savepoint.expires_at
     return {
         "name": savepoint.name,

@@ -1,15 +1,14 @@
-"""Deletes what the store holds and nothing refers to; `retention.orphan_rules` says what that is.
+"""Delete stored objects that nothing refers to; `retention.orphan_rules` decides which.
 
-    1  list the store, then read the catalog: what came to be in between is referred to in the catalog already, or is of
+    1  list the store, then read the catalog: an object that appeared in between is already referred to, or belongs to
        the checkpoint being written
-    2  some hundred objects at a time: judge them once more, in the transaction that writes their deletion down
+    2  in batches of some hundred objects: judge them again, in the transaction that records their tombstones
        (`catalog.tombstones`), and delete those that are orphans in both views
 
-A sweep takes no writer epoch and stops no run. Whatever happens while it is at work, a commit, a new run that fences
-the one it saw, another sweep, a lease, is seen by the second judgement, or comes after the deletion was written down:
-then the commit is refused. So a sweep that a new run has overtaken is still right, and goes on: what the new run fenced
-only becomes more of an orphan. Killed at any point, it leaves records of deletions of which some did not happen; the
-next sweep finds these objects and deletes them.
+A sweep takes no writer epoch and stops no run. Whatever happens meanwhile (a commit, a new run, another sweep, a lease)
+is either seen by the second judgement or comes after the tombstones, and then the commit is refused. So a sweep may
+continue when a new run takes over: what that run fenced stays an orphan. If it is killed, some recorded deletions did
+not happen; the next sweep finds these objects and deletes them.
 """
 
 import time
@@ -43,7 +42,7 @@ _LOG = get_logger(__name__)
 ORPHANS = "objects that nothing refers to"
 _BATCH = 500
 _NAMED = 5
-"""how many names a result shows for each reason"""
+"""how many names a result lists for each reason"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,10 @@ class SweepOptions:
     """What a sweep may do.
 
     Attributes:
-        limit: the most it deletes, None for no limit.
-        dry_run: only say what it would do; changes nothing.
-        incomplete: look only where checkpoints that never completed have left objects, rather than list everything.
-        age_guard: how old what a run may be writing must be to be taken for abandoned.
+        limit: maximum objects to delete, None for no limit.
+        dry_run: only report what it would do; change nothing.
+        incomplete: list only the prefixes of checkpoints that never completed, instead of everything.
+        age_guard: the age from which on an object that a run may be writing counts as abandoned.
     """
 
     limit: int | None = None
@@ -65,7 +64,7 @@ class SweepOptions:
 
 @dataclass(slots=True)
 class Finding:
-    """What was found for one reason: how many objects, of how many bytes, and some of their names."""
+    """What was found for one reason: the number of objects, their bytes, and some of their names."""
 
     reason: str
     deletes: bool
@@ -74,7 +73,7 @@ class Finding:
     names: list[str] = field(default_factory=list)
 
     def add(self, name: str, size_bytes: int) -> None:
-        """Count one more."""
+        """Count one more object."""
         self.objects += 1
         self.bytes += size_bytes
         if len(self.names) < _NAMED:
@@ -85,8 +84,8 @@ class Finding:
 class SweepResult(Result):
     """What a sweep did.
 
-    `found` objects and unfinished writes are referred to by nothing: `deleted`, with `bytes` together, and `kept`. In a
-    dry run all are kept, and `bytes` is what would be freed; `reasons` say what would be deleted.
+    Nothing refers to the `found` objects and unfinished writes: `deleted` of them, with `bytes` in total, are gone, and
+    `kept` stay. In a dry run all are kept, `bytes` would be freed, and `reasons` show what would be deleted.
     """
 
     stream: str
@@ -102,20 +101,20 @@ class SweepResult(Result):
 def sweep(
     place: OpenWarehouse, stream: str, options: SweepOptions | None = None, who: str | None = None
 ) -> SweepResult:
-    """Delete the orphans of a stream, and discard writes that never ended. A run may be at work meanwhile.
+    """Delete the orphans of a stream, and discard unfinished writes. The stream may be running.
 
     Args:
-        who: what the records of the deletions say did it; this process, for None.
+        who: recorded as the author of the deletions; default this process.
 
     Raises:
-        UnknownStream: no such stream has run here.
+        UnknownStream: the stream has not run here.
         UnknownCheckpoint: it has no checkpoint yet.
         WrongWarehouse: the catalog is older than the store; nothing is deleted.
-        Unreachable: the store or the catalog failed; what was deleted until then is recorded, sweep again.
+        Unreachable: the store or the catalog failed; deletions so far are recorded, sweep again.
     """
     options, start = options or SweepOptions(), time.perf_counter()
     catalog, store = place.catalog, place.warehouse.store
-    if not catalog.rollbacks.list(stream):  # to before the first, perhaps
+    if not catalog.rollbacks.list(stream):  # a rollback may have removed every checkpoint
         catalog.checkpoints.latest(stream)
     store.check(writable=not options.dry_run)
     check_catalog(place, stream)
@@ -128,10 +127,10 @@ def sweep(
 
 
 def sweep_ended(place: OpenWarehouse, stream: str, epoch: int) -> None:
-    """Delete what a run left of the checkpoint it was writing when it ended: one short listing.
+    """Delete what a run left of the checkpoint that it was writing when it ended, by one short listing.
 
-    For the run itself, when its end is in the catalog; one that was fenced meanwhile deletes nothing (promise 5). What
-    it cannot do is left to the next sweep.
+    Called by the run itself, once its end is in the catalog; a fenced run deletes nothing (promise 5). On failure the
+    next sweep does the rest.
     """
     try:
         path = CheckpointPath(stream, epoch, place.catalog.checkpoints.last_id(stream) + 1)
@@ -140,7 +139,7 @@ def sweep_ended(place: OpenWarehouse, stream: str, epoch: int) -> None:
         found = work.result(0.0)
         if found.deleted:
             _LOG.info(
-                "swept what the run left of a checkpoint that did not complete",
+                "swept an incomplete checkpoint of the run",
                 stream=stream,
                 epoch=epoch,
                 checkpoint=path.checkpoint,
@@ -148,17 +147,17 @@ def sweep_ended(place: OpenWarehouse, stream: str, epoch: int) -> None:
                 bytes=found.bytes,
             )
     except Unreachable as error:
-        _LOG.warning("what the last checkpoint left is not swept", stream=stream, epoch=epoch, error=str(error))
+        _LOG.warning("the run's incomplete checkpoint is not swept", stream=stream, epoch=epoch, error=str(error))
 
 
 def sweep_killed(place: OpenWarehouse, stream: str, epoch: int) -> SweepResult:
-    """Delete what the stream's newest runs left that did not end well, before the run `epoch`: a short listing each.
+    """Delete what the newest runs before `epoch` left if they did not end well, by one short listing each.
 
-    For that run, and nobody else: once it is fenced, it deletes nothing (promise 5).
+    Only the run `epoch` calls it; once fenced, it deletes nothing (promise 5).
 
     Raises:
-        UnknownStream: no such stream has run here.
-        Unreachable: the store or the catalog failed; the next sweep goes on.
+        UnknownStream: the stream has not run here.
+        Unreachable: the store or the catalog failed; the next sweep continues.
     """
     start, catalog = time.perf_counter(), place.catalog
     work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), epoch=epoch)
@@ -167,8 +166,8 @@ def sweep_killed(place: OpenWarehouse, stream: str, epoch: int) -> SweepResult:
 
 
 class _Work:
-    """One sweep: what it found so far. It deletes for some `reasons` only, all that there are by default; with `epoch`,
-    only as long as that is the newest."""
+    """One sweep and its findings so far. It deletes only for some `reasons` (default all) and, with `epoch`, only while
+    that is the newest."""
 
     def __init__(
         self,
@@ -187,14 +186,14 @@ class _Work:
         self._found: dict[Reason, Finding] = {}
 
     def sweep(self, prefixes: Sequence[str]) -> None:
-        """Objects under the prefixes, and unfinished writes of the stream."""
-        # Before the objects: a write that ends in between is found as an object, in its turn.
+        """Sweep objects under the prefixes, and unfinished writes of the stream."""
+        # Listed before the objects: a write that finishes in between is then found as an object.
         unfinished = list(self._store.unfinished(stream_prefix(self._stream)))
         self.sweep_objects(prefixes)
         self._sweep_unfinished(unfinished)
 
     def sweep_objects(self, prefixes: Sequence[str]) -> None:
-        """Objects under the prefixes."""
+        """Sweep objects under the prefixes."""
         sizes = dict(chain.from_iterable(self._store.list(prefix) for prefix in prefixes))
         view = self._catalog.references.view(self._stream, sizes if self._options.incomplete else None)
         ages: dict[str, datetime] = {}
@@ -219,7 +218,7 @@ class _Work:
     def _sweep_unfinished(self, unfinished: Sequence[Unfinished]) -> None:
         view = self._catalog.references.view(self._stream, ())
         by_name = {f"unfinished {write.token}": write for write in unfinished}
-        sizes = dict.fromkeys(by_name, 0)  # not told by stores
+        sizes = dict.fromkeys(by_name, 0)  # stores do not report them
         ages = {name: write.began_at for name, write in by_name.items()}
 
         def reason(name: str, view: CatalogView) -> Reason:
@@ -240,7 +239,8 @@ class _Work:
         ages: dict[str, datetime],
         delete: Callable[[Iterable[str]], None],
     ) -> None:
-        """Judge some orphans again, write down those that still are, and delete these; in a dry run only judge."""
+        """Judge some orphans again, record tombstones for those that still are, and delete them; in a dry run only
+        judge."""
         judged: dict[str, Reason | None] = {}
 
         def decide(view: CatalogView) -> list[Tombstone]:
@@ -263,7 +263,7 @@ class _Work:
                 self._count(why, name, sizes[name])
 
     def _within_limit(self, orphans: list[str], sizes: dict[str, int]) -> list[str]:
-        """As many as this sweep may still delete; the others are counted."""
+        """Return as many as this sweep may still delete; count the others."""
         if self._left is None:
             return orphans
         taken, rest = orphans[: self._left], orphans[self._left :]
@@ -276,7 +276,7 @@ class _Work:
         self._found.setdefault(why, Finding(why.value, why.deletes)).add(name, size_bytes)
 
     def result(self, seconds: float) -> SweepResult:
-        """All of it."""
+        """Return all findings."""
         findings = [self._found[reason] for reason in Reason if reason in self._found]
         found, orphans = sum(f.objects for f in findings), sum(f.objects for f in findings if f.deletes)
         deleted = 0 if self._options.dry_run else orphans
@@ -293,7 +293,7 @@ class _Work:
 
 
 def _known(store: Store, names: Sequence[str]) -> dict[str, datetime]:
-    """When objects were written, for the record of their deletion only: a store that does not say stops nothing."""
+    """Return when objects were written, for the records of their deletion; none if the store cannot be read."""
     try:
         return store.modified_at(names)
     except Unreachable:

@@ -246,7 +246,7 @@ def test_a_manifest_is_not_believed_against_the_catalog_even_where_its_checksum_
     older, newest = (catalog.checkpoints.get(SMALL.name, id).manifest for id in (3, 4))
     whole = _bytes(store, newest)
     digests = forged_manifest(whole, decode_manifest(whole))
-    for data, why in ((_bytes(store, older), "it is the manifest of checkpoint 3"), (digests, "it states digest")):
+    for data, why in ((_bytes(store, older), "it is the manifest of checkpoint 3"), (digests, "its digest is")):
         replace_object(store, newest.name, data)
         weak = replace(newest, bytes=len(data), checksum=checksum_of(data, "xxh3-128"))
         store.read(weak)

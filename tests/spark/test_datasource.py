@@ -285,7 +285,7 @@ def test_as_of_picks_by_event_time(ran: Ran) -> None:
         ({"columns": "code,nosuch"}, "column 'nosuch' of row is not there: it has name, code, c0"),
         ({"columns": "code,code"}, "column 'code' of row is named twice"),
         ({"keys": "[{"}, "keys are not JSON"),
-        ({"keys": '[{"name": "a"}]'}, r"is no key of this operator: write \[\{\"name\": ..., \"code\": ...\}\]"),
+        ({"keys": '[{"name": "a"}]'}, r"is not a key of this operator: write \[\{\"name\": ..., \"code\": ...\}\]"),
         ({"keys": '[{"name": "a", "code": 1.5}]'}, "keys: code is int64: not an integer"),
         ({"key_groups": "3-16"}, "key_groups '3-16': write FIRST-LAST, from 0 to 15"),
         ({"parallelism": "0"}, "parallelism '0' is not a positive number"),
@@ -303,7 +303,7 @@ def test_bad_options_are_refused(ran: Ran, options: dict[str, Any], message: str
 def test_a_refusal_comes_at_load_and_ends_in_its_one_line(ran: Ran) -> None:
     with pytest.raises(AnalysisException, match=r"UsageError: .* has no operator 'nosuch': it has kinds\n"):
         ran.read(operator="nosuch")
-    with pytest.raises(AnalysisException, match=r"UsageError: the keys are in none of the key groups asked for"):
+    with pytest.raises(AnalysisException, match=r"UsageError: none of the keys is in the given key groups"):
         keys = json.dumps([{"name": "a", "code": 1}])
         group = int(key_groups(xxhash64([pa.array(["a"]), pa.array([1])]), MAX_PARALLELISM)[0])
         ran.read(keys=keys, key_groups=str((group + 1) % MAX_PARALLELISM)).collect()

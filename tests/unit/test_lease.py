@@ -122,7 +122,7 @@ def test_who_may_only_read_the_catalog_reads_without_a_lease(
     with hold_lease(place.catalog, NAME, [3]):
         manifests = read_manifests(place.warehouse.store, place.catalog.chains.list_manifests(NAME, 3))
     assert len(manifests) == 3
-    assert "no lease: a deletion may take away what is read stream=sums" in "\n".join(caplog.messages)
+    assert "no lease: a deletion may remove what is read stream=sums" in "\n".join(caplog.messages)
     assert "readonly" in "\n".join(caplog.messages)
 
 
@@ -146,7 +146,7 @@ def test_a_lease_that_is_lost_or_not_renewed_is_told_of(
         while "expired" not in "\n".join(caplog.messages) and time.monotonic() < end:
             time.sleep(0.01)
     assert 'lease not renewed, trying again stream=sums error="the catalog is away"' in "\n".join(caplog.messages)
-    assert "lease expired: a deletion may take away what is read stream=sums" in "\n".join(caplog.messages)
+    assert "lease expired: a deletion may remove what is read stream=sums" in "\n".join(caplog.messages)
 
 
 def test_what_is_not_there_is_not_read(place: OpenWarehouse) -> None:

@@ -289,7 +289,7 @@ def test_an_index_that_says_something_else_than_the_manifest_fails_the_proof(pla
     assert not check_indexes(store, checks)
     altered = [checks[0], replace(checks[1], data=tuple(replace(h, rows=h.rows + 1) for h in checks[1].data))]
     assert [(f.checkpoint, f.reason) for f in check_indexes(store, altered)] == [
-        (2, "the index of checkpoint 2 does not say what its manifest says of totals")
+        (2, "the index of checkpoint 2 and its manifest disagree about totals")
     ]
     # The right index of the wrong checkpoint: what it builds on is not there.
     [failure] = check_indexes(store, [replace(checks[0], indexes=(), data=()), checks[1]])

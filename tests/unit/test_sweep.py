@@ -274,7 +274,7 @@ def test_a_store_that_is_away_does_not_keep_a_run_from_ending(
     run.region.close("done")
     assert place.catalog.runs.list(NAME)[-1].outcome == "done"
     told = "\n".join(caplog.messages)  # others may have given the text another form
-    assert "what the last checkpoint left is not swept" in told and 'error="the disk is gone"' in told
+    assert "the run's incomplete checkpoint is not swept" in told and 'error="the disk is gone"' in told
 
 
 # Bad input
