@@ -1,1 +1,1 @@
-"""What exists and who refers to it: catalog tables, the repository, fencing."""
+"""The catalog records what exists and who refers to it: tables, one class per noun, fencing."""

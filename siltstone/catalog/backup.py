@@ -1,11 +1,11 @@
-"""Backs a catalog up into one file, and brings it back from there, whatever database it is in.
+"""Back a catalog up into one file, and restore it from there into any kind of database.
 
-A backup is a SQLite database that holds the tables of the catalog's revision and all of their rows as they were at one
-moment, while runs may go on. It is a catalog itself: `--catalog sqlite:///BACKUP` reads from it. Of a SQLite catalog it
-is SQLite's own online backup, page by page; of PostgreSQL it is read in one snapshot.
+A backup is a SQLite database with the tables of the catalog's revision and all their rows at one moment; runs may
+continue meanwhile. It is a catalog itself: `--catalog sqlite:///BACKUP` reads from it. A SQLite catalog is copied by
+SQLite's online backup, page by page; PostgreSQL is read in one snapshot.
 
-It gets its name once it is whole, synced and checked. A process that is killed before leaves `NAME.part`, which the
-next one to the same name removes (`drafts`); of a backup that was given no name, the next one in that directory.
+The file gets its name once it is complete, synced and checked. A process that is killed before that leaves `NAME.part`,
+which the next backup to the same name removes (`drafts`); for default names, the next backup in that directory.
 """
 
 import os
@@ -33,12 +33,12 @@ from siltstone.store.private import make_private_directory
 _SQLITE = "sqlite:///"
 _TIMEOUT_S = 10.0
 _LOCKED_S = 60.0
-"""how long a SQLite database is waited for that another process has locked against readers"""
+"""seconds to wait for a SQLite database that another process has locked against readers"""
 
 
 @dataclass(frozen=True, slots=True)
 class Backup(Result):
-    """A catalog in a file: its revision, and how many rows it holds."""
+    """A catalog in a file: its revision, and the number of its rows."""
 
     file: str
     revision: str
@@ -48,11 +48,11 @@ class Backup(Result):
 
 @contextmanager
 def open_database(url: str) -> Iterator[Engine]:
-    """The database of the catalog at `url`, whatever revision its tables are of; its errors are ours.
+    """Open the database of the catalog at `url`, whatever its revision, and translate its errors.
 
     Raises:
-        NoCatalog: there is no file.
-        Unreachable: it cannot be read or written.
+        NoCatalog: the file does not exist.
+        Unreachable: the database cannot be read or written.
     """
     parsed = parse_url(url)
     if parsed.drivername == "sqlite":
@@ -66,10 +66,10 @@ def open_database(url: str) -> Iterator[Engine]:
 
 
 def existing_revision(connection: Connection) -> str:
-    """The revision of a catalog that must be there, and not newer than this Siltstone.
+    """Return the revision of a catalog that must exist, and not be newer than this Siltstone.
 
     Raises:
-        NoCatalog: there is none.
+        NoCatalog: the database has no catalog.
         UsageError: a newer Siltstone wrote it.
     """
     found = revision(connection)
@@ -80,14 +80,14 @@ def existing_revision(connection: Connection) -> str:
 
 
 def back_up(url: str, file: Path | None, directory: Path) -> Backup:
-    """Back the catalog at `url` up into `file`, which must not exist, while it may be written.
+    """Back up the catalog at `url` into `file`, which must not exist; the catalog may be written meanwhile.
 
     Args:
-        file: None for a name with the time in it, beside a SQLite catalog, for another in `directory`.
+        file: default a name with the current time, beside a SQLite catalog, else in `directory`.
 
     Raises:
-        NoCatalog: there is none.
-        UsageError: a newer Siltstone wrote it, or the file is there already or cannot be there.
+        NoCatalog: the catalog does not exist.
+        UsageError: a newer Siltstone wrote it, or the file exists or cannot be made.
         Unreachable: the catalog cannot be read, or the file cannot be written; there is no backup.
     """
     with open_database(url) as engine, engine.connect() as connection:
@@ -98,7 +98,7 @@ def back_up(url: str, file: Path | None, directory: Path) -> Backup:
 
 
 def default_file(url: URL, directory: Path, revision: str) -> Path:
-    """Where a backup of this moment goes that was given no name, once what killed ones left there is removed."""
+    """Return the default path of a backup taken now, after removing what killed backups left there."""
     if url.drivername == "sqlite":
         directory = Path(str(url.database)).parent
     else:
@@ -108,7 +108,7 @@ def default_file(url: URL, directory: Path, revision: str) -> Path:
 
 
 def write_backup(connection: Connection, found: str, file: Path) -> Backup:
-    """Write what the connection sees into `file`: of PostgreSQL, what its transaction does.
+    """Write what the connection sees into `file`; for PostgreSQL, what its transaction sees.
 
     Args:
         found: the catalog's revision.
@@ -128,11 +128,11 @@ def write_backup(connection: Connection, found: str, file: Path) -> Backup:
 
 
 def bring_back(file: Path, url: str) -> Backup:
-    """Make the catalog at `url`, where there is none, from a backup; it is of the backup's revision then.
+    """Restore a backup to a new catalog at `url`, with the backup's revision.
 
     Raises:
-        UsageError: the file is no backup, is damaged, or is of a newer Siltstone; or a catalog is there already.
-        Unreachable: the catalog cannot be written; there is none then.
+        UsageError: the file is not a backup, is damaged, or is of a newer Siltstone; or a catalog exists at `url`.
+        Unreachable: the catalog cannot be written; none was made.
     """
     file = file.absolute()
     if not file.is_file():
@@ -147,24 +147,24 @@ def bring_back(file: Path, url: str) -> Backup:
             check_file(path, target, create=True)
             with whole_file(path, _check_absent) as draft:
                 _copy_pages(engine, draft)
-                _settle(draft, "WAL")  # as every catalog that was made in its place
+                _settle(draft, "WAL")  # like every catalog that was created
         else:
             _bring_rows_back(source, found, target)
     return _described(file)
 
 
 def _check_absent(path: Path) -> None:
-    """Nothing of another database may be there: SQLite would take its log for that of the one that is brought back."""
+    """Check that no file of another database exists: SQLite would apply its log to the restored one."""
     there = [str(path) + suffix for suffix in SQLITE_FILES if os.path.lexists(str(path) + suffix)]
     if there:
         raise UsageError(
-            f"a catalog is there already, and is left as it is: move {' and '.join(there)} away first, once nothing "
+            f"a catalog exists already, and was not changed: move {' and '.join(there)} away first, once nothing "
             "runs on it"
         )
 
 
 def _copy_pages(engine: Engine, draft: Path) -> None:
-    """Copy a SQLite database as it stands, in one step that sees one state of it."""
+    """Copy a SQLite database page by page, in one call that sees one state of it."""
     until = time.monotonic() + _LOCKED_S
 
     def give_up(_status: int, remaining: int, _total: int) -> None:
@@ -173,7 +173,7 @@ def _copy_pages(engine: Engine, draft: Path) -> None:
                 f"cannot read the catalog {redacted_url(engine.url)}: another process has it locked; try again"
             )
 
-    source = engine.raw_connection()  # one that writes would not be read from
+    source = engine.raw_connection()  # SQLite cannot copy from a connection in a write transaction
     try:
         with closing(sqlite3.connect(draft)) as target:
             assert isinstance(source.driver_connection, sqlite3.Connection)
@@ -185,7 +185,7 @@ def _copy_pages(engine: Engine, draft: Path) -> None:
 def _copy_tables(source: Connection, target: Connection, found: str, made: MetaData) -> None:
     """Copy all rows of a catalog into a database of another kind that has none of its tables.
 
-    Tables that are not those of their revision are copied as they are: an upgrade repairs them, there as here.
+    Tables that differ from those of their revision are copied unchanged; an upgrade can repair them there, too.
 
     Args:
         found: the catalog's revision.
@@ -209,8 +209,8 @@ def _bring_rows_back(source: Connection, found: str, url: URL) -> None:
             taken = tables_found(target, made.tables).tables
             if taken:
                 raise UsageError(
-                    f"the database {redacted_url(url)} has tables {', '.join(sorted(taken))} already, and is left as "
-                    "it is: name an empty database or schema"
+                    f"the database {redacted_url(url)} has tables {', '.join(sorted(taken))} already, and was not "
+                    "changed: name an empty database or schema"
                 )
             _copy_tables(source, target, found, made)
     finally:
@@ -218,7 +218,7 @@ def _bring_rows_back(source: Connection, found: str, url: URL) -> None:
 
 
 def _settle(draft: Path, journal_mode: str) -> None:
-    """Make the draft one file with this journal from now on, once SQLite finds it whole."""
+    """Set the draft's journal mode, so that it is one file, and check that SQLite finds it intact."""
     with closing(sqlite3.connect(draft)) as connection:
         connection.execute(f"PRAGMA journal_mode = {journal_mode}")
         [(verdict,)] = connection.execute("PRAGMA quick_check(1)").fetchall()

@@ -1,4 +1,4 @@
-"""Chains: which checkpoints, and which materializations, a restore of a checkpoint reads."""
+"""Chains: the checkpoints and materializations that a restore of a checkpoint reads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,22 +18,22 @@ class Chains(CatalogPart):
     """The chains of checkpoints."""
 
     def list_checkpoints(self, stream: str, id: int) -> list[int]:
-        """Every checkpoint whose objects a restore of `id` may read, itself included; ids ascending.
+        """List every checkpoint whose objects a restore of `id` may read, itself included; ids ascending.
 
-        Those it builds on may be deleted ones that are kept for it; itself may not.
+        Earlier ones may be marked as deleted and kept for it; `id` itself may not.
 
         Raises:
-            UnknownCheckpoint
+            UnknownCheckpoint: it does not exist or is marked as deleted.
         """
         with self._transactions.reading() as connection:
             return self._visible_chain(connection, stream, id)
 
     def list_manifests(self, stream: str, id: int) -> list[StoredObject]:
-        """The manifests that a restore of `id` reads, as things stand at one moment: of every checkpoint of its chain,
+        """List the manifests that a restore of `id` reads, at one moment: those of every checkpoint of its chain,
         oldest first, and of the materializations that its chains begin with.
 
         Raises:
-            UnknownCheckpoint
+            UnknownCheckpoint: it does not exist or is marked as deleted.
         """
         with self._transactions.reading() as connection:
             chain = self._visible_chain(connection, stream, id)
@@ -44,7 +44,7 @@ class Chains(CatalogPart):
             return manifests + [StoredObject(m.manifest, m.manifest_bytes, m.manifest_checksum) for m in begun]
 
     def get_firsts(self, stream: str, id: int) -> dict[str, int]:
-        """Operator -> the checkpoint that its chain at checkpoint `id` begins with, as it is by now."""
+        """Return operator -> the checkpoint that its chain at checkpoint `id` now begins with."""
         with self._transactions.reading() as connection:
             return read_firsts(connection, stream, id)
 
@@ -54,15 +54,15 @@ class Chains(CatalogPart):
         return chain
 
     def _check_visible(self, connection: Connection, stream: str, id: int) -> None:
-        """Last of all: of a checkpoint that is not marked now, what was read before is whole."""
+        """Check last that the checkpoint is not marked: then everything read before is complete."""
         if find_newest(connection, stream, has_id(id)) is None:
             raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
 
 
 def read_chain(connection: Connection, stream: str, id: int) -> list[int]:
-    """Every checkpoint that a restore of `id` reads from, itself included; ascending.
+    """Return every checkpoint that a restore of `id` reads, itself included; ascending.
 
-    All operators take part in every checkpoint, so those of a chain follow each other without a gap.
+    All operators take part in every checkpoint, so a chain has no gaps.
     """
     d = t.dependency.c
     first = connection.scalar(select(func.min(d.first)).where(d.stream == stream, d.checkpoint == id))
@@ -70,14 +70,14 @@ def read_chain(connection: Connection, stream: str, id: int) -> list[int]:
 
 
 def read_firsts(connection: Connection, stream: str, checkpoint: int) -> dict[str, int]:
-    """Operator -> the checkpoint that its chain at `checkpoint` begins with."""
+    """Return operator -> the checkpoint that its chain at `checkpoint` begins with."""
     d = t.dependency.c
     found = connection.execute(select(d.operator, d.first).where(d.stream == stream, d.checkpoint == checkpoint))
     return {operator: first for operator, first in found}
 
 
 def read_materializations(connection: Connection, stream: str, checkpoint: int) -> list[Row[Any]]:
-    """The rows of those whose bases a restore of `checkpoint` begins with, one an operator at most."""
+    """Return the rows of the materializations that a restore of `checkpoint` begins with, at most one per operator."""
     d = t.dependency.c
     joined = t.materialization.join(
         t.dependency, (d.stream == _M.stream) & (d.operator == _M.operator) & (d.first == _M.checkpoint)
@@ -90,7 +90,7 @@ def read_materializations(connection: Connection, stream: str, checkpoint: int) 
 def follow_chains(
     connection: Connection, stream: str, before: Row[Any] | None, forms: Mapping[str, Form], first: Mapping[str, int]
 ) -> dict[str, int]:
-    """Where the chains of a new checkpoint begin: a delta's where that of the checkpoint `before` it does by now."""
+    """Return where the chains of a new checkpoint begin: for a delta, where the chain of `before` now begins."""
     if before is None:
         return dict(first)
     begins = read_firsts(connection, stream, before.id)

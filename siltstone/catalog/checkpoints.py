@@ -1,4 +1,4 @@
-"""Checkpoints: which there are, which one a name or a time means, and whether they were proven."""
+"""Checkpoints: list them, find one by name or time, and record whether they were proven."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from siltstone.times import as_utc, parse_time
 class CheckpointRecord:
     """A completed checkpoint; fields as in `commits.CheckpointCommit`.
 
-    `event_time_max` is that of all steps up to this checkpoint. `proof` is why the newest proof failed.
-    `restore_s` and `restore_bytes` are what its newest measured restore took and read. `deleted_at` is when it was
-    deleted, None while it is not.
+    `event_time_max` is the highest event time up to this checkpoint. `proof` is why the newest proof failed.
+    `restore_s` and `restore_bytes` are the seconds and bytes of its newest measured restore. `deleted_at` is when it
+    was marked as deleted, or None.
     """
 
     stream: str
@@ -45,15 +45,15 @@ class CheckpointRecord:
 
     @property
     def proven(self) -> bool | None:
-        """Did the newest proof hold? None where none was tried."""
+        """Whether the newest proof succeeded; None if none was tried."""
         return True if self.proven_at else None if self.proof is None else False
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:
-    """A checkpoint the catalog still has. Restoring it reads from checkpoint `first` on.
+    """A checkpoint that the catalog still has. A restore of it reads from checkpoint `first` on.
 
-    One marked as deleted is never restored: its `first` is itself.
+    A checkpoint marked as deleted is never restored: its `first` is itself.
     """
 
     id: int
@@ -71,14 +71,14 @@ class Checkpoints(CatalogPart):
     """The completed checkpoints of streams."""
 
     def last_id(self, stream: str) -> int:
-        """The newest checkpoint's id; 0 where there is none."""
+        """Return the newest checkpoint's id, 0 if there is none."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             newest = find_newest(connection, stream)
             return newest.id if newest else 0
 
     def latest(self, stream: str) -> CheckpointRecord:
-        """The newest checkpoint.
+        """Return the newest checkpoint.
 
         Raises:
             UnknownCheckpoint: there is none yet.
@@ -86,21 +86,21 @@ class Checkpoints(CatalogPart):
         return self._newest(stream, "no latest checkpoint")
 
     def get(self, stream: str, id: int) -> CheckpointRecord:
-        """One checkpoint; a deleted one too, while it is kept for those that build on it (`deleted_at`).
+        """Return one checkpoint; also one marked as deleted (`deleted_at`), while others build on it.
 
         Raises:
-            UnknownCheckpoint: says which there are.
+            UnknownCheckpoint: it does not exist; the message says which do.
         """
         return self._newest(stream, f"no checkpoint {id}", has_id(id), marked=True)
 
     def resolve(self, stream: str, at: str) -> int:
-        """The id that `at` means: `latest`, an id, a savepoint, or a time (ISO 8601, UTC): the last commit by then.
+        """Return the id for `at`: `latest`, an id, a savepoint, or a time (ISO 8601, UTC): the last commit by then.
 
-        That is the one of the highest id among those that bear that time or an earlier one. Ids say the order of
-        commits; their times do too unless a clock was wrong.
+        For a time, that is the highest id among the checkpoints committed then or earlier. Ids are in the order of
+        commits; so are times, unless a clock was wrong.
 
         Raises:
-            UnknownCheckpoint: none answers to it; says which there are.
+            UnknownCheckpoint: none matches; the message says which exist.
         """
         if at == LATEST:
             return self.latest(stream).id
@@ -120,17 +120,17 @@ class Checkpoints(CatalogPart):
         return self._newest(stream, missing, t.checkpoint.c.committed_at <= time).id
 
     def as_of(self, stream: str, event_time: datetime) -> int:
-        """The id of the last checkpoint whose highest event time is not later than `event_time`.
+        """Return the id of the last checkpoint whose highest event time is not later than `event_time`.
 
         Raises:
-            UnknownCheckpoint: there is none; says which there are.
+            UnknownCheckpoint: there is none; the message says which exist.
         """
         time = as_utc(event_time)
         missing = f"no checkpoint of events up to {time.isoformat()}"
         return self._newest(stream, missing, t.checkpoint.c.event_time_max <= time).id
 
     def successor(self, stream: str, id: int) -> CheckpointRecord | None:
-        """The checkpoint after `id`, even if it is marked as deleted; None if it is gone, or there is none yet."""
+        """Return the checkpoint after `id`, even if it is marked as deleted; None if it does not exist."""
         with self._transactions.reading() as connection:
             found = find_newest(connection, stream, has_id(id + 1), marked=True)
             return None if found is None else to_checkpoint(found)
@@ -146,16 +146,16 @@ class Checkpoints(CatalogPart):
         restore_s: float | None = None,
         restore_bytes: int | None = None,
     ) -> None:
-        """Note the outcome of a proof, in place of the one before; `reason` says why it failed.
+        """Record the outcome of a proof, replacing the previous one; `reason` says why it failed.
 
-        A proof that restored this checkpoint alone also says what that took and read (`restore_s`,
-        `restore_bytes`), in place of what was measured before; one that did not leaves that as it is.
+        A proof that restored this checkpoint alone also records its seconds and bytes (`restore_s`, `restore_bytes`);
+        without them, the earlier measurement stays.
 
         Args:
-            epoch: the writer epoch of what was proven: given up and made again meanwhile, it is another's.
+            epoch: the writer epoch of the checkpoint that was proven, in case it was given up and made again meanwhile.
 
         Raises:
-            UnknownCheckpoint
+            UnknownCheckpoint: it does not exist.
         """
         values: dict[str, Any] = {"proof": None if proven else reason or "failed"}
         if restore_s is not None:
@@ -175,7 +175,7 @@ class Checkpoints(CatalogPart):
             return to_checkpoint(found)
 
     def _savepoints(self, stream: str) -> Mapping[str, int]:
-        """The checkpoint that each savepoint names."""
+        """Return savepoint -> checkpoint."""
         s = t.savepoint.c
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
@@ -189,15 +189,15 @@ class Checkpoints(CatalogPart):
             return [to_checkpoint(row) for row in connection.execute(later.limit(limit))]
 
     def list_retained(self, stream: str) -> list[RetainedCheckpoint]:
-        """Every checkpoint the catalog still has, marked ones too, ascending."""
+        """List every checkpoint that the catalog still has, marked ones too, ascending."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             return _read_retained(connection, stream)
 
     def list(self, stream: str, limit: int | None = None, *, marked: bool = False) -> list[CheckpointRecord]:
-        """All checkpoints, or the newest `limit`; oldest first.
+        """List all checkpoints, or the newest `limit`; oldest first.
 
-        With `marked`, deleted ones that are kept for those that build on them are among them.
+        With `marked`, also those marked as deleted that others build on.
         """
         query = select_checkpoints(stream, marked=marked).limit(limit)
         with self._transactions.reading() as connection:
@@ -206,10 +206,10 @@ class Checkpoints(CatalogPart):
 
 
 def unknown_checkpoint(connection: Connection, stream: str, missing: str) -> UnknownCheckpoint:
-    """The error for a checkpoint that is not there: `missing` says which, what is there follows.
+    """Make the error for a missing checkpoint: `missing` says which; the message lists what exists.
 
     Raises:
-        UnknownStream: not even the stream is there.
+        UnknownStream: the stream does not exist, either.
     """
     get_stream(connection, stream)
     c = t.checkpoint.c
@@ -224,26 +224,26 @@ def unknown_checkpoint(connection: Connection, stream: str, missing: str) -> Unk
 
 
 def select_checkpoints(stream: str, *, marked: bool = False) -> Select[Any]:
-    """All checkpoints of one stream, newest first; those that are marked as deleted only if asked for."""
+    """Select all checkpoints of one stream, newest first; those marked as deleted only with `marked`."""
     c = t.checkpoint.c
     found = select(t.checkpoint).where(c.stream == stream).order_by(c.id.desc())
     return found if marked else found.where(c.deleted_at.is_(None))
 
 
 def has_id(id: int) -> ColumnElement[bool]:
-    """The checkpoint of that id, whatever number it is."""
+    """Match the checkpoint with this id, which may be any number."""
     return t.checkpoint.c.id == (id if 0 < id < ID_END else 0)
 
 
 def find_newest(
     connection: Connection, stream: str, *where: ColumnElement[bool], marked: bool = False
 ) -> Row[Any] | None:
-    """The checkpoint of the highest id that fits."""
+    """Return the checkpoint with the highest id that matches."""
     return connection.execute(select_checkpoints(stream, marked=marked).where(*where).limit(1)).first()
 
 
 def to_checkpoint(row: Row[Any]) -> CheckpointRecord:
-    """A row of table checkpoint as a record."""
+    """Convert a row of table checkpoint to a record."""
     values = dict(row._mapping)
     size, checksum = values.pop("manifest_bytes"), values.pop("manifest_checksum")
     values["manifest"] = StoredObject(values["manifest"], size, checksum, digest=values["digest"])
@@ -252,7 +252,7 @@ def to_checkpoint(row: Row[Any]) -> CheckpointRecord:
 
 
 def _read_retained(connection: Connection, stream: str) -> list[RetainedCheckpoint]:
-    """Every checkpoint of which there is a row, ascending."""
+    """Return every checkpoint that has a row, ascending."""
     c, d = t.checkpoint.c, t.dependency.c
     first = func.coalesce(func.min(d.first), c.id)
     joined = t.checkpoint.outerjoin(t.dependency, (d.stream == c.stream) & (d.checkpoint == c.id))

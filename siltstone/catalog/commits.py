@@ -1,6 +1,6 @@
-"""Commits: everything that makes one checkpoint exist, in one transaction.
+"""Commits: make one checkpoint exist, in one transaction.
 
-A checkpoint exists from the end of `Commits.add` on: before it nothing is visible, after it everything is.
+A checkpoint exists once `Commits.add` ends: before that nothing of it is visible, afterwards everything is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,18 +34,24 @@ _LOG = get_logger(__name__)
 class CheckpointCommit:
     """Everything that makes one checkpoint exist.
 
-    `rows` is the live rows of the whole state, `bytes` what this checkpoint wrote, `digest` the hex digest of
-    the state. `forms` and `d` say per operator whether it wrote a base or a delta, and its D.
-    `first` says per operator from which checkpoint on a restore of this one reads that
-    operator's objects: this one itself for a base (patent US 9471438: dependencies are kept).
-    `event_time_max` is the highest event time seen. `edit` says what was changed by hand. With `parallelism`, runs that
-    name none have that one from this checkpoint on. `definition` is what this checkpoint is the first to be made under,
-    None where it is that of the one before; with it, the state of `dropped` (`OPERATOR` or `OPERATOR.VARIABLE`) was
-    given up. `outputs` are what sinks are to have once it exists. `repeats`: it was given up, and its steps must be
-    those logged for it, whose output is decided already (`catalog.outbox`).
+    Attributes:
+        digest: the hex digest of the state.
+        rows: live rows of the whole state.
+        bytes: bytes that this checkpoint wrote.
+        forms, d: per operator, whether it wrote a base or a delta, and its D.
+        first: per operator, the first checkpoint whose objects a restore of this one reads; for a base, this one itself
+            (patent US 9471438: dependencies are kept).
+        event_time_max: the highest event time seen.
+        edit: the edit by hand that this checkpoint contains.
+        parallelism: from this checkpoint on, the parallelism of runs that name none.
+        definition: the definition, if this checkpoint is the first made under it; `dropped` (`OPERATOR` or
+            `OPERATOR.VARIABLE`) was given up with it.
+        outputs: what sinks get once the checkpoint exists.
+        repeats: the checkpoint was given up, and its steps must be those logged for it, whose output is decided already
+            (`catalog.outbox`).
 
     Raises:
-        UsageError: an object name that could leave the store, or a dependency that is not earlier.
+        UsageError: an object name could leave the store, or a dependency is not earlier.
     """
 
     id: int
@@ -81,20 +87,21 @@ class Commits(CatalogPart):
     """Commits of checkpoints."""
 
     def add(self, stream: str, epoch: int, commit: CheckpointCommit) -> dict[str, int]:
-        """Make a checkpoint exist, whole, in one transaction guarded by the writer epoch (promise 5).
+        """Make a checkpoint exist in one transaction, guarded by the writer epoch (a fenced writer commits nothing:
+        promise 5).
 
-        Its time is the database's own. Where clocks jump, that may be before the time of the checkpoint it follows. Its
-        highest event time never is. What the input log held for it gives way to its own steps (`catalog.rollbacks`).
+        Its time is the database's. If clocks jump, it may be earlier than that of the previous checkpoint; its highest
+        event time never is. Its own steps replace those that the input log held for it (`catalog.rollbacks`).
 
         Returns:
-            operator -> the checkpoint its chain begins with: later than `commit.first` says, where a materialization
-            has been completed meanwhile.
+            operator -> the checkpoint its chain begins with: later than in `commit.first` if a materialization has
+            completed meanwhile.
 
         Raises:
             Fenced: `epoch` is not the stream's newest.
             UsageError: the id does not follow the newest, or an object, step or dependency does not fit.
             StateError: its output is decided already, and it would bring other rows (`catalog.outbox`).
-            Unreachable: whether it exists is known when the catalog answers again.
+            Unreachable: the outcome is unknown until the catalog answers.
         """
         with self._transactions.writing(f"checkpoint {commit.id} of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
@@ -120,10 +127,10 @@ def _insert(
     now: datetime,
     first: Mapping[str, int],
 ) -> None:
-    """All rows of one checkpoint, its chains beginning at `first`; `before` is the one it follows.
+    """Insert all rows of one checkpoint, whose chains begin at `first`; `before` is the previous one.
 
-    The highest event time never goes back from one to the next. The time of commit is what the clock says: a wrong one
-    is not carried on to those that follow.
+    The highest event time never decreases. The commit time is the clock's, so that a wrong time does not affect later
+    checkpoints.
     """
     if before is not None and as_utc(now) < before.committed_at:
         _LOG.warning(

@@ -1,7 +1,7 @@
-"""Definitions: what each checkpoint was made under.
+"""Definitions: the stream definition under which each checkpoint was made.
 
-A definition is recorded with the first checkpoint made under it, in the same transaction, and holds for those after it
-until the next one. So a run that completes no checkpoint leaves none, and what gives checkpoints up gives up theirs.
+A definition is recorded with the first checkpoint made under it, in the same transaction, and applies until the next
+one. So a run that completes no checkpoint records none, and giving checkpoints up gives up their definitions.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionRecord:
-    """What the checkpoints from `checkpoint` on were made under, until the next record; fields as in
-    `CheckpointCommit`."""
+    """The definition of the checkpoints from `checkpoint` on, until the next record; fields see `CheckpointCommit`."""
 
     stream: str
     checkpoint: int
@@ -32,22 +31,22 @@ class DefinitionRecord:
 
 
 class Definitions(CatalogPart):
-    """What the checkpoints of streams were made under."""
+    """The definitions under which checkpoints were made."""
 
     def get(self, stream: str, checkpoint: int) -> dict[str, Any]:
-        """The definition (JSON) that a checkpoint was made under.
+        """Return the definition (JSON) under which a checkpoint was made.
 
         Raises:
-            UnknownStream
+            UnknownStream: the stream does not exist.
         """
         with self._transactions.reading() as connection:
             return definition_at(connection, stream, checkpoint)
 
     def list(self, stream: str) -> list[DefinitionRecord]:
-        """All definitions that checkpoints were made under, oldest first.
+        """List all definitions under which checkpoints were made, oldest first.
 
         Raises:
-            UnknownStream
+            UnknownStream: the stream does not exist.
         """
         d = t.definition.c
         query = select(t.definition).where(d.stream == stream).order_by(d.checkpoint)
@@ -57,7 +56,7 @@ class Definitions(CatalogPart):
 
 
 def definition_at(connection: Connection, stream: str, checkpoint: int) -> dict[str, Any]:
-    """See `Definitions.get`; the stream's newest where none is recorded that early."""
+    """Return the definition under which a checkpoint was made; the stream's newest if none is recorded that early."""
     d = t.definition.c
     query = select(t.definition).where(d.stream == stream, d.checkpoint <= checkpoint)
     found = connection.execute(query.order_by(d.checkpoint.desc()).limit(1)).mappings().first()
@@ -65,7 +64,7 @@ def definition_at(connection: Connection, stream: str, checkpoint: int) -> dict[
 
 
 def record_definition(connection: Connection, stream: str, commit: "CheckpointCommit", now: datetime) -> None:
-    """Record what a checkpoint is the first to be made under, if it is the first."""
+    """Record a checkpoint's definition, if it is the first made under it."""
     if commit.definition is None:
         return
     record = DefinitionRecord(stream, commit.id, dict(commit.definition), tuple(commit.dropped), now)
@@ -74,7 +73,7 @@ def record_definition(connection: Connection, stream: str, commit: "CheckpointCo
 
 
 def forget_definitions(connection: Connection, stream: str, checkpoint: int) -> None:
-    """Checkpoints after `checkpoint` are given up: the stream is defined as that one is."""
+    """Forget the definitions of checkpoints after `checkpoint`, which are given up; the stream's is then that one's."""
     d = t.definition.c
     connection.execute(delete(t.definition).where(d.stream == stream, d.checkpoint > checkpoint))
     _set(connection, stream, definition_at(connection, stream, checkpoint))

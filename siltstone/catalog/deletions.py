@@ -1,4 +1,4 @@
-"""Deletions of checkpoints: they are marked, their objects are deleted, and their rows are removed."""
+"""Deletions of checkpoints: mark them, and remove their rows once their objects are deleted."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -23,19 +23,19 @@ class Deletions(CatalogPart):
     def mark(
         self, stream: str, epoch: int, ids: Iterable[int], *, spare_leased: bool = False, by: Pass | None = None
     ) -> tuple[int, ...]:
-        """Mark checkpoints as deleted, guarded by the writer epoch: from here on nobody sees them or their copies.
+        """Mark checkpoints as deleted, guarded by the writer epoch: from here on they and their copies are invisible.
 
-        Their rows and objects stay until `forget`. One that is marked or gone already stays as it is.
+        Their rows and objects stay until `forget`. Checkpoints that are already marked or gone stay as they are.
 
         Args:
-            spare_leased: leave those alone that somebody has a lease on, and return them.
-            by: the pass that it is written down as a part of.
+            spare_leased: leave leased checkpoints alone, and return them.
+            by: the pass to record this under.
 
         Raises:
-            UnknownCheckpoint: the stream never had one of that id; nothing is marked.
-            UsageError: the newest is among them, which the stream resumes from, or one that a savepoint keeps;
-                nothing is marked.
-            Fenced
+            UnknownCheckpoint: the stream never had one of these ids; nothing is marked.
+            UsageError: they include the newest, from which the stream resumes, or one with a savepoint; nothing is
+                marked.
+            Fenced: `epoch` is not the stream's newest.
         """
         ids = set(ids)
         with self._transactions.writing(f"the deletion of checkpoints of stream {stream}") as connection:
@@ -51,11 +51,11 @@ class Deletions(CatalogPart):
     def forget(self, stream: str, epoch: int, ids: Iterable[int], objects: Iterable[str]) -> None:
         """Remove the rows of deleted objects and then of deleted checkpoints, guarded by the writer epoch.
 
-        To be called when the objects are gone from the store. Nothing of a checkpoint that is not marked is removed.
+        Call it once the objects are gone from the store. Checkpoints that are not marked are left alone.
 
         Raises:
             UsageError: a checkpoint has objects left, or another one's chain begins with it; nothing is removed.
-            Fenced
+            Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.writing(f"the deletion of checkpoints of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
@@ -63,8 +63,7 @@ class Deletions(CatalogPart):
 
 
 def _mark(connection: Connection, stream: str, ids: Iterable[int], now: datetime) -> int:
-    """Mark checkpoints that are not the newest, unknown or kept by a savepoint; what only they need is forgotten.
-    How many were not marked before.
+    """Mark checkpoints, remove what only they need, and return how many were not marked before.
 
     Raises:
         UnknownCheckpoint, UsageError: as `Deletions.mark`.
@@ -96,7 +95,7 @@ def _mark(connection: Connection, stream: str, ids: Iterable[int], now: datetime
 
 
 def _forget(connection: Connection, stream: str, ids: Iterable[int], objects: Iterable[str]) -> None:
-    """Remove rows of objects, then of checkpoints, as far as the checkpoints are marked."""
+    """Remove rows of objects, then of checkpoints, but only of marked checkpoints."""
     c, o = t.checkpoint.c, t.object_.c
     marked = select(c.id).where(c.stream == stream, c.deleted_at.is_not(None))
     for names in in_batches(objects):

@@ -1,12 +1,13 @@
-"""Files that get their name once they are whole and synced; until then they are drafts, beside that name.
+"""Write files that get their name once they are complete and synced; until then they are drafts beside that name.
 
     NAME.part         the draft: a SQLite database, which may have a log beside it
     NAME.part.lock    locked by the process that writes the draft
 
-The lock comes first and goes last, and ends with its process. So a draft whose lock nobody holds is what a killed
-process left, and the next process that writes the same file removes it. A draft that has no lock beside it is not ours.
+The lock is made first and removed last, and is released if its process dies. So a draft whose lock is free was left by
+a killed process, and the next process that writes the same file removes it. A draft without a lock is not ours.
 
-The lock is a file of its own because SQLite locks the draft itself: some file systems count both kinds of locks as one.
+The lock is a separate file because SQLite locks the draft itself, and some file systems do not tell both kinds of
+locks apart.
 """
 
 import fcntl
@@ -21,23 +22,23 @@ from siltstone.store.files import make_durable
 from siltstone.store.private import own_umask
 
 SQLITE_FILES = ("", "-wal", "-shm", "-journal")
-"""endings of the files that are a SQLite database together"""
+"""suffixes of the files that make up a SQLite database"""
 _LOCK = ".part.lock"
 
 
 def check_absent(path: Path) -> None:
-    """Make sure that there is nothing at `path`.
+    """Check that `path` does not exist.
 
     Raises:
-        UsageError
+        UsageError: it does.
     """
     if os.path.lexists(path):
-        raise UsageError(f"{path} is there already: name another file")
+        raise UsageError(f"{path} exists already: name another file")
 
 
 @contextmanager
 def whole_file(path: Path, check: Callable[[Path], None] = check_absent) -> Iterator[Path]:
-    """Yield an empty draft that becomes `path`, synced, when the block ends well, and is gone when it does not.
+    """Yield an empty draft that becomes `path`, synced, if the block succeeds, and is removed if it fails.
 
     Args:
         check: refuses a `path` that is taken.
@@ -55,14 +56,14 @@ def whole_file(path: Path, check: Callable[[Path], None] = check_absent) -> Iter
             os.link(draft, path)
         make_durable(path.parent)
     except FileExistsError as error:
-        raise UsageError(f"{path} is there already: name another file") from error
+        raise UsageError(f"{path} exists already: name another file") from error
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise Unreachable(f"cannot write {path}: {reason}; check its directory and the space left there") from error
+        raise Unreachable(f"cannot write {path}: {reason}; check its directory and its free space") from error
 
 
 def remove_leftovers(directory: Path, pattern: str) -> None:
-    """Remove the drafts that killed processes left in a directory, of files whose name matches `pattern`.
+    """Remove drafts that killed processes left in a directory, of files whose names match `pattern`.
 
     Raises:
         Unreachable: they cannot be removed.
@@ -78,10 +79,10 @@ def remove_leftovers(directory: Path, pattern: str) -> None:
 
 @contextmanager
 def _own_draft(path: Path) -> Iterator[Path]:
-    """The draft of `path`, which is not there yet, for this process alone; removed at the end."""
+    """Lock the draft of `path` for this process, and remove it at the end."""
     draft, lock = path.with_name(f"{path.name}.part"), path.with_name(path.name + _LOCK)
     if os.path.lexists(draft) and not os.path.lexists(lock):
-        raise UsageError(f"{draft} is there, and no backup left it: move it away, or name another file")
+        raise UsageError(f"{draft} exists and was not left by a backup: move it away, or name another file")
     with _held_lock(lock) as held:
         if not held:
             raise UsageError(f"another process writes {path}: wait until it has ended, or name another file")
@@ -99,7 +100,7 @@ def _remove(draft: Path) -> None:
 
 @contextmanager
 def _held_lock(path: Path) -> Iterator[bool]:
-    """Hold the lock `path`, made if need be, and remove it at the end; False if another process holds it."""
+    """Hold the lock `path`, made if needed, and remove it at the end; yield False if another process holds it."""
     descriptor = _lock(path)
     try:
         yield descriptor is not None
@@ -111,7 +112,7 @@ def _held_lock(path: Path) -> Iterator[bool]:
 
 
 def _lock(path: Path) -> int | None:
-    """A descriptor that holds the lock, which is at `path`; None if another process holds it."""
+    """Return a descriptor that holds the lock at `path`; None if another process holds it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -127,4 +128,4 @@ def _lock(path: Path) -> int | None:
             raise
         if there:
             return descriptor
-        os.close(descriptor)  # who held it has just removed it
+        os.close(descriptor)  # its holder has just removed it

@@ -1,4 +1,4 @@
-"""Edits: what people changed in the state by hand."""
+"""Edits: changes that people made to the state by hand."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,9 +12,9 @@ from siltstone.catalog.transactions import CatalogPart
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A change of one variable's rows by hand: how many rows were put, and how many that were there were deleted.
+    """A change of one variable's rows by hand: how many rows were put, and how many existing ones were deleted.
 
-    `source` says where the rows came from; of a file, `source_checksum` is that of its bytes (`store.checksums`).
+    `source` says where the rows came from; for a file, `source_checksum` is its checksum (`store.checksums`).
     """
 
     operator: str
@@ -28,7 +28,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class EditRecord(Edit):
-    """A recorded edit: it is what makes a checkpoint, which `epoch` wrote, differ from the one before."""
+    """A recorded edit: the difference between a checkpoint, which `epoch` wrote, and the previous one."""
 
     stream: str = field(kw_only=True)
     checkpoint: int = field(kw_only=True)

@@ -1,8 +1,8 @@
-"""One SQLAlchemy engine for one catalog database, and its errors as ours.
+"""Open a SQLAlchemy engine for a catalog database, and translate its errors.
 
 SQLite: write-ahead log, synchronous FULL (a commit is durable when it returns), writers queue at BEGIN
 IMMEDIATE for at most the busy timeout. PostgreSQL: driver psycopg 3; each wait for a connection, a lock or a
-silent peer ends.
+silent peer is bounded.
 """
 
 import os
@@ -26,7 +26,7 @@ WRITE = "siltstone_write"
 """execution option of a connection whose transactions write"""
 _SQLITE = "sqlite:///"
 _LOGGED = "PRAGMA journal_mode = WAL"
-"""kept in the file from then on"""
+"""the mode is stored in the file"""
 _PASSING_CLASSES = ("08",)
 """SQLSTATE classes: connection exceptions"""
 _PASSING_CODES = frozenset(
@@ -34,7 +34,7 @@ _PASSING_CODES = frozenset(
         "25006",  # read-only transaction: a standby that is about to be the primary
         "25P03",  # idle in a transaction for too long: this process was frozen
         "40001",  # serialization failure
-        "40003",  # it is not known whether the statement was carried out
+        "40003",  # statement completion unknown
         "40P01",  # deadlock
         "53300",  # too many connections
         "55P03",  # a lock is not available
@@ -49,19 +49,19 @@ _REFUSED = re.compile(
     r"certificate|invalid connection option|unsupported frontend protocol",
     re.IGNORECASE,
 )
-"""why a server lets a client not in, whenever it comes"""
+"""reasons for which a server refuses a client permanently"""
 _FORMS = "use sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
 
 
 def parse_url(url: str) -> URL:
-    """The database `url` names, with its driver; nothing is opened.
+    """Parse the URL of a catalog database and set its driver; nothing is opened.
 
     Raises:
-        UsageError: not a URL, or not of SQLite (in a file) or PostgreSQL. Never shows the URL: it may hold a
-            password.
+        UsageError: it is not a URL, or not one of SQLite (in a file) or PostgreSQL. The message never shows the URL,
+            which may contain a password.
     """
     if url.startswith(_SQLITE):
-        # Taken as it stands: whether % is an escape in there depends on SQLAlchemy's version.
+        # Not parsed by SQLAlchemy: whether it unescapes % depends on its version.
         path = url.removeprefix(_SQLITE)
         if not path or path == ":memory:" or path.startswith("file:") or "?" in path or "\0" in path:
             raise UsageError(f"a SQLite catalog is a plain path without options: {_FORMS}")
@@ -70,7 +70,7 @@ def parse_url(url: str) -> URL:
         parsed = make_url(url)
     except (sa.ArgumentError, ValueError):
         raise UsageError(f"the catalog URL cannot be read: {_FORMS}") from None
-    if "@" in (parsed.host or ""):  # the rest of a password, which would be shown, and asked for as a host
+    if "@" in (parsed.host or ""):  # the rest of a password, which would be shown and looked up as a host
         raise UsageError("the catalog URL cannot be read: write @ in a user's name or password as %40")
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
@@ -78,7 +78,7 @@ def parse_url(url: str) -> URL:
 
 
 def redacted_url(url: URL) -> str:
-    """The URL as people may see it: no password, wherever it stands."""
+    """Return the URL for people: without any password."""
     if url.drivername == "sqlite":
         return f"{_SQLITE}{url.database}"
     return redacted(url.render_as_string(hide_password=True))
@@ -86,11 +86,11 @@ def redacted_url(url: URL) -> str:
 
 @contextmanager
 def translate_errors(url: URL, what: str = "") -> Iterator[None]:
-    """Turn the driver's errors into ours; `what` names the thing being written, where one is.
+    """Translate the driver's errors into ours; `what` names what is being written, if anything.
 
     Raises:
-        UsageError: the database refuses the values (a key that is taken, a row that is not there).
-        Unreachable: anything else; transient where the same may well succeed a little later.
+        UsageError: the database refuses the values (a key is taken, a row is missing).
+        Unreachable: anything else; transient if the same may succeed a little later.
     """
     try:
         yield
@@ -104,11 +104,11 @@ def translate_errors(url: URL, what: str = "") -> Iterator[None]:
 
 
 def is_passing(error: sa.SQLAlchemyError) -> bool:
-    """Whether the same may well succeed a little later: nothing is wrong with what was asked, or with who asked.
+    """Whether the same call may succeed a little later, since neither the request nor the client is at fault.
 
-    A connection that failed, broke, or is not to be had: so it is while a PostgreSQL server restarts or fails over,
-    also one that is no primary yet and refuses to write. A lock that somebody holds, a deadlock, and SQLite's busy.
-    Of a connection that could not be made PostgreSQL's driver has no code, only text.
+    These are connections that fail or break, as while a PostgreSQL server restarts or fails over, a server that is not
+    the primary yet and refuses to write, held locks, deadlocks, and SQLite's busy errors. If no connection could be
+    made, PostgreSQL's driver has no code, only text.
     """
     if isinstance(error, sa.TimeoutError):
         return True
@@ -127,11 +127,11 @@ def is_passing(error: sa.SQLAlchemyError) -> bool:
 
 
 def check_reachable(url: str, what: str) -> None:
-    """Connect to a PostgreSQL database that others are to use, once.
+    """Check, by one connection, a PostgreSQL database that other processes will use.
 
     Raises:
-        UsageError: not a URL of PostgreSQL, or its driver is not installed.
-        Unreachable: no connection.
+        UsageError: the URL is not one of PostgreSQL, or its driver is not installed.
+        Unreachable: it cannot be connected to.
     """
     try:
         parsed = parse_url(url)
@@ -160,9 +160,9 @@ def _advice(url: URL) -> str:
 
 
 def open_engine(url: URL, *, create: bool, timeout_s: float) -> Engine:
-    """An engine whose transactions start as they should; connects to nothing yet.
+    """Make an engine with the right kind of transactions; it does not connect yet.
 
-    With `create` a missing SQLite file is made at the first connection, otherwise no file ever is.
+    With `create`, a missing SQLite file is made at the first connection, otherwise never.
 
     Raises:
         UsageError: the driver of PostgreSQL is not installed.
@@ -171,7 +171,7 @@ def open_engine(url: URL, *, create: bool, timeout_s: float) -> Engine:
         path = Path(str(url.database))
         waiting: dict[str, Any] = {"pool_timeout": timeout_s}
         if not os.access(path.parent, os.W_OK):
-            # Where we may not write, we see no other process's changes to the log: connect anew each time.
+            # Without write permission we do not see other processes' changes to the log, so each use reconnects.
             waiting = {"poolclass": NullPool}
         engine = create_engine(url, creator=_sqlite(path, create, timeout_s), **waiting)
         event.listen(engine, "begin", _begin_sqlite)
@@ -187,7 +187,7 @@ def open_engine(url: URL, *, create: bool, timeout_s: float) -> Engine:
 
     def limit_waiting(connection: Any, _record: Any) -> None:
         connection.execute(f"SET lock_timeout = {int(timeout_s * 1000)}")
-        # A process that is frozen within a transaction, or cut off, holds its locks no longer than this.
+        # A process that is frozen or cut off within a transaction loses its locks after this time.
         connection.execute(f"SET idle_in_transaction_session_timeout = {int(timeout_s * 3000)}")
         connection.commit()
 
@@ -201,7 +201,7 @@ def _sqlite(path: Path, create: bool, timeout_s: float) -> Callable[[], sqlite3.
         if create:
             make_private_file(path, _keep_log)  # SQLite gives the files beside it the same permissions
         if not os.access(path.parent, os.W_OK):
-            # Without a log beside it the file is whole; with one, its readers share it.
+            # Without a log beside it, the file is complete; with one, readers share the log.
             mode = "ro" if Path(f"{path}-wal").exists() else "ro&immutable=1"
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={mode}",
@@ -224,19 +224,19 @@ def _sqlite(path: Path, create: bool, timeout_s: float) -> Callable[[], sqlite3.
 
 
 def _keep_log(file: Path) -> None:
-    # Before others see the file: the change needs it for itself, and does not wait where it has not got that.
+    # Done before others see the file: the change needs exclusive access, and fails at once without it.
     with closing(sqlite3.connect(file)) as connection:
         connection.execute(_LOGGED)
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A deferred transaction that reads and then writes fails at once when another writer came between.
+    # A deferred transaction that reads and then writes fails at once if another writer came in between.
     write = connection.get_execution_options().get(WRITE)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
 
 def _postgres_options(url: URL, timeout_s: float) -> dict[str, int]:
-    """libpq options that bound every wait; what the URL says itself stays."""
+    """Return libpq options that bound every wait; options in the URL take precedence."""
     seconds = max(1, int(timeout_s))
     options = {
         "connect_timeout": seconds,

@@ -1,20 +1,20 @@
-"""Begins writer epochs, in the catalog and in the store, so that a catalog that went back in time is noticed.
+"""Begin writer epochs, in the catalog and in the store, so that a catalog restored from an older backup is noticed.
 
-An epoch is begun in the catalog first and then marked in the store, by an object of its own, before it is used for
-anything. So the store never knows a higher epoch than the catalog, unless the catalog was restored from a backup: then
-what runs since the backup have written is unknown to it, and looks like orphans. Stopped between the two, an epoch has
-no mark, and has done nothing. A mark is written once: of two catalogs that begin the same epoch, as the catalog of a
-copy does that was given no identity of its own, one is refused.
+An epoch is begun in the catalog first and then marked in the store, by its own object, before it is used. So the store
+never has a higher epoch than the catalog, unless the catalog was restored from a backup: then it does not know what
+runs since the backup have written, which would look like orphans. If a process is killed between the two, its epoch has
+no mark and has done nothing. A mark is written once: of two catalogs that begin the same epoch (one of them a copy
+without its own identity), one is refused.
 
-A backup may also be of the newest epoch, taken while its run was at work. It is noticed by the manifest of a checkpoint
-that is two above the catalog's newest, which is written only when the one between has been committed.
+A backup may also hold the newest epoch, if it was taken during that run. It is noticed by the manifest of the
+checkpoint two above the catalog's newest, which is written only after the one in between was committed.
 
-A fork shares objects with the stream it was made from, and is marked beside that stream's epochs: a catalog that does
-not know the fork is older than the store, too, and would delete what it shares. A stream whose name the catalog knows
-only as new is not begun over the objects of another one that it does not know.
+A fork shares objects with its parent, and is marked beside the parent's epochs: a catalog that does not know the fork
+is older than the store, too, and would delete shared objects. A new stream is refused if the store holds objects under
+its name that the catalog does not know.
 
-Of the marks of epochs only the highest matters. Each epoch deletes those that it found of older ones, so a process that
-wakes up late deletes only lower marks, too.
+Only the highest epoch mark matters. Each epoch deletes the older marks that it found, so a process that wakes up late
+deletes only lower ones.
 """
 
 import re
@@ -32,17 +32,17 @@ from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_
 _LOG = get_logger(__name__)
 _EPOCH = re.compile(r"[0-9]{8}")
 _PLAUSIBLE = 1_000_000
-"""how many epochs or checkpoints the store may be ahead of a catalog that was restored from a backup"""
+"""maximum epochs or checkpoints that the store may be ahead of a catalog restored from a backup"""
 
 
 def begin_epoch(place: OpenWarehouse, stream: str, who: str) -> int:
     """Take a stream over: begin its next writer epoch, in the catalog and in the store.
 
     Args:
-        who: tells people which process this is.
+        who: this process's name for people.
 
     Raises:
-        UnknownStream: there is no such stream.
+        UnknownStream: the stream does not exist.
         WrongWarehouse: the catalog is older than the store, or another catalog writes to the same store.
         Unreachable: the store or the catalog failed; an epoch that was begun has done nothing.
     """
@@ -59,10 +59,10 @@ def begin_epoch(place: OpenWarehouse, stream: str, who: str) -> int:
 
 
 def mark_fork(place: OpenWarehouse, stream: str) -> None:
-    """Mark a fork in the store, for all streams that it was made from; for a stream that is no fork, do nothing.
+    """Mark a fork in the store, beside all its ancestors' epochs; do nothing for a stream that is not a fork.
 
     Raises:
-        UnknownStream: there is no such stream.
+        UnknownStream: the stream does not exist.
         Unreachable: the store or the catalog failed.
     """
     _, *ancestors = place.catalog.forks.get_lineage(stream)
@@ -72,7 +72,7 @@ def mark_fork(place: OpenWarehouse, stream: str) -> None:
 
 
 def check_new_name(place: OpenWarehouse, stream: str) -> None:
-    """Make sure that the store holds nothing of a stream that the catalog does not know.
+    """Check that the store holds nothing of a stream that the catalog does not know.
 
     Raises:
         WrongWarehouse: it does; nothing was changed.
@@ -83,22 +83,22 @@ def check_new_name(place: OpenWarehouse, stream: str) -> None:
     if there and all(record.name != stream for record in place.catalog.streams.list()):
         raise WrongWarehouse(
             f"the store at {place.warehouse.label} holds a stream {stream} that the catalog {place.catalog.url} does "
-            "not know: was the catalog restored from a backup? Name the newer one with --catalog, or give the new "
+            "not know: was the catalog restored from a backup? Name the newer catalog with --catalog, or give the new "
             "stream another name"
         )
 
 
 def go_on_from_backup(place: OpenWarehouse, stream: str, who: str, outcome: str) -> bool:
-    """Where the catalog is older than the store, take the stream over under an epoch above the store's, and end it.
+    """If the catalog is older than the store, take the stream over with an epoch above the store's, and end it.
 
-    What newer runs have written, and the catalog does not know of, is given up: it is kept for a while, as after any
-    recovery, and the working state of those runs is not used. Forks that the catalog does not know are given up, too.
+    What newer runs wrote, and the catalog does not know, is given up: it is kept for a while, as after any recovery,
+    and the working state of those runs is not used. Forks that the catalog does not know are given up, too.
 
     Args:
-        outcome: how that epoch ends.
+        outcome: the outcome to record for the new epoch.
 
     Returns:
-        Whether the catalog was older; if not, nothing is changed.
+        Whether the catalog was older; if not, nothing was changed.
 
     Raises:
         WrongWarehouse: an object's epoch or checkpoint is too far above the catalog's to be of a newer run; nothing was
@@ -122,28 +122,28 @@ def go_on_from_backup(place: OpenWarehouse, stream: str, who: str, outcome: str)
     epoch = catalog.rollbacks.skip_epochs(stream, who, above=newest, newest=stored)
     _mark(place, stream, epoch, who, marks.epochs)
     if forks:
-        _LOG.warning("forks are given up, which the catalog does not know", stream=stream, forks=forks)
+        _LOG.warning("forks that the catalog does not know are given up", stream=stream, forks=forks)
         store.delete([fork_mark(stream, fork) for fork in forks])
     catalog.runs.end(stream, epoch, outcome)
     return True
 
 
 def check_catalog(place: OpenWarehouse, stream: str) -> None:
-    """Make sure that the catalog knows every writer epoch of a stream, and every fork of it, that the store knows.
+    """Check that the catalog knows every writer epoch and every fork of a stream that the store has.
 
-    For whatever deletes: what it takes for orphans may be newer than the catalog.
+    Call it before deleting anything: apparent orphans may be newer than the catalog.
 
     Raises:
-        UnknownStream: there is no such stream.
+        UnknownStream: the stream does not exist.
         WrongWarehouse: it does not; nothing was changed.
     """
-    # The store first: an epoch is begun in the catalog before it is marked.
+    # The store is read first: an epoch is begun in the catalog before it is marked.
     _refuse_older(place, stream, _marks(place.warehouse.store, stream))
 
 
 @dataclass(frozen=True)
 class _Marks:
-    """What is marked in the store of one stream: writer epochs, and forks by name."""
+    """One stream's marks in the store: writer epochs, and forks by name."""
 
     epochs: list[int]
     forks: list[str]
@@ -171,7 +171,7 @@ def _refuse_implausible(place: OpenWarehouse, name: str, ahead: int) -> None:
 
 
 def _unknown_forks(catalog: Catalog, stream: str, marks: _Marks) -> list[str]:
-    """The marked forks that the catalog does not know, or knows as something else; read after the marks."""
+    """Return the marked forks that the catalog does not know as forks of this stream; call it after reading marks."""
     unknown = []
     for fork in marks.forks:
         try:
@@ -184,7 +184,7 @@ def _unknown_forks(catalog: Catalog, stream: str, marks: _Marks) -> list[str]:
 
 
 def _mark(place: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[int]) -> None:
-    """Mark an epoch in the store, in place of those `marked` before it."""
+    """Mark an epoch in the store, and delete the older ones among `marked`."""
     store, catalog = place.warehouse.store, place.catalog
     try:
         store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
@@ -199,12 +199,12 @@ def _mark(place: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[
         raise
     try:
         store.delete([epoch_mark(stream, each) for each in marked if each < epoch])
-    except Unreachable as error:  # the next epoch does it
+    except Unreachable as error:  # the next epoch deletes them
         _LOG.warning("old epoch marks stay", stream=stream, epoch=epoch, error=str(error))
 
 
 def _is_older(place: OpenWarehouse, stream: str, marks: _Marks) -> bool:
-    """Whether the store, whose marks were read before, knows runs of the stream that the catalog does not."""
+    """Whether the store, whose marks were read before, has runs of the stream that the catalog does not know."""
     catalog, store = place.catalog, place.warehouse.store
     while True:
         epoch, newest = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
@@ -213,12 +213,12 @@ def _is_older(place: OpenWarehouse, stream: str, marks: _Marks) -> bool:
         if epoch:
             manifest = CheckpointPath(stream, epoch, newest + 2).manifest()
             newer = _first(store, manifest) == manifest
-        else:  # it has never run, so whatever there is of its name is of another stream
+        else:  # it has never run, so any object under its name belongs to another stream
             newer = _first(store, stream_prefix(stream)) is not None
         if not newer:
             return False
         if (catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)) == (epoch, newest):
-            return True  # else a run at work has gone on meanwhile
+            return True  # otherwise a run made progress meanwhile
 
 
 def _refuse_older(place: OpenWarehouse, stream: str, marks: _Marks) -> None:
@@ -227,15 +227,15 @@ def _refuse_older(place: OpenWarehouse, stream: str, marks: _Marks) -> None:
     if not forks and not _is_older(place, stream, marks):
         return
     known, newest = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
-    for epoch in marks.epochs:  # to accept the loss would be refused because of it
+    for epoch in marks.epochs:  # such a mark would also make `recover --accept-loss` fail
         _refuse_implausible(place, epoch_mark(stream, epoch), epoch - known)
     if forks:
         why = f"it does not know {', '.join(forks)}, made from stream {stream}, and might delete what it shares"
     else:
-        why = f"of stream {stream} it knows writer epochs up to {known} and checkpoints up to {newest}, the store has "
+        why = f"it knows stream {stream} with writer epochs up to {known} and checkpoints up to {newest}, the store has "
         why += "newer ones"
     raise WrongWarehouse(
         f"the catalog {catalog.url} is older than the store at {place.warehouse.label}: {why}; was it restored from a "
-        "backup? Name the newer one with --catalog, or give up what it does not know of with `siltstone recover "
+        "backup? Name the newer one with --catalog, or give up what it does not know with `siltstone recover "
         f"{stream} --accept-loss`"
     )

@@ -1,9 +1,9 @@
 """Forks: streams that begin at a checkpoint of another, without copying an object.
 
-A fork is rows, copied in one transaction: the checkpoint, those before it that its chain reads (marked as deleted: they
-are kept for it, and go with it), the rows that say which objects these need, and the input log up to it. The objects
-are then referred to by both streams. A deletion spares what another stream refers to (`catalog.tombstones`), so neither
-ever harms the other, and the last one that lets go of an object deletes it.
+A fork is made of rows, copied in one transaction: the checkpoint, the earlier ones that its chain reads (marked as
+deleted: they are kept for it and go with it), the rows of the objects that these need, and the input log up to it. Both
+streams then refer to the objects. A deletion spares objects that another stream refers to (`catalog.tombstones`); the
+last stream that releases an object deletes it.
 """
 
 from collections.abc import Collection
@@ -28,18 +28,18 @@ from siltstone.store.paths import is_opaque, materialization_of
 
 
 class Forks(CatalogPart):
-    """Streams that began as a checkpoint of another."""
+    """Streams that began at a checkpoint of another."""
 
     def create(self, stream: str, new: str, checkpoint: int) -> StreamRecord:
         """Begin the stream `new` at a checkpoint of `stream`, whose objects both refer to from then on.
 
-        A run of `stream` may be at work. The newest writer epoch of `new` is that of `stream`, so that all its runs
-        have later ones than any checkpoint it begins with.
+        `stream` may be running. `new` starts with the newest writer epoch of `stream`, so that its runs have higher
+        epochs than any checkpoint it begins with.
 
         Raises:
-            UsageError: `new` is not a stream's name, or there is such a stream.
-            UnknownStream: there is no stream `stream`.
-            UnknownCheckpoint: it has no such checkpoint, or it is marked as deleted.
+            UsageError: `new` is not a valid name, or the stream exists.
+            UnknownStream: `stream` does not exist.
+            UnknownCheckpoint: the checkpoint does not exist, or is marked as deleted.
         """
         check_name("stream", new)
         with self._transactions.writing(f"stream {new}, a fork of {stream},") as connection:
@@ -61,10 +61,10 @@ class Forks(CatalogPart):
             return get_stream(connection, new)
 
     def get_lineage(self, stream: str) -> list[str]:
-        """The stream, the one it is a fork of, the one that is a fork of, and so on.
+        """Return the stream, its parent (the stream it was forked from), its parent's parent, and so on.
 
         Raises:
-            UnknownStream
+            UnknownStream: the stream does not exist.
         """
         with self._transactions.reading() as connection:
             found, name = [], stream
@@ -75,7 +75,7 @@ class Forks(CatalogPart):
 
 
 def _taken(name: str) -> UsageError:
-    return UsageError(f"there is a stream {name} already: give the fork another name")
+    return UsageError(f"stream {name} exists already: give the fork another name")
 
 
 def _copy(connection: Connection, table: Table, where: ColumnElement[bool], **changed: Any) -> None:
@@ -85,7 +85,7 @@ def _copy(connection: Connection, table: Table, where: ColumnElement[bool], **ch
 
 
 def _copy_chain(connection: Connection, stream: str, new: str, checkpoint: int, now: datetime) -> None:
-    """The rows of a checkpoint, of those that its chain reads, and of all that they need for it."""
+    """Copy the rows of a checkpoint, of those that its chain reads, and of the objects that it needs."""
     chain = read_chain(connection, stream, checkpoint)
     c, d, m = t.checkpoint.c, t.dependency.c, t.materialization.c
     before = (c.stream == stream) & c.id.between(chain[0], checkpoint - 1)
@@ -104,7 +104,7 @@ def _copy_chain(connection: Connection, stream: str, new: str, checkpoint: int, 
 
 
 def _copy_history(connection: Connection, stream: str, new: str, checkpoint: int) -> None:
-    """The input log up to a checkpoint, the edits by hand that are part of it, and its definitions."""
+    """Copy the input log up to a checkpoint, the edits that are part of it, and its definitions."""
     s, e, r, d = t.step.c, t.edit.c, t.rollback.c, t.definition.c
     _copy(connection, t.definition, (d.stream == stream) & (d.checkpoint <= checkpoint), stream=new)
     _copy(connection, t.step, (s.stream == stream) & (s.checkpoint <= checkpoint), stream=new)
@@ -115,10 +115,10 @@ def _copy_history(connection: Connection, stream: str, new: str, checkpoint: int
 
 
 def _is_needed(stored: ObjectRecord, checkpoint: int, materialized: Collection[str]) -> bool:
-    """Whether a restore of the checkpoint may read it, given the materializations its chains begin with."""
+    """Whether a restore of the checkpoint may read the object, given the materializations its chains begin with."""
     if stored.kind is ObjectKind.REFERENCE_COPY:
         return False
     if stored.kind is ObjectKind.MATERIALIZATION:
         return materialization_of(stored.name) in materialized
-    # Opaque variables are whole in every checkpoint, so no other reads those of this one.
+    # Every checkpoint holds opaque variables whole, so it does not read those of others.
     return stored.checkpoint == checkpoint or not is_opaque(stored.name)

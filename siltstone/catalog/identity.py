@@ -1,7 +1,7 @@
-"""Makes sure that a store and a catalog belong together, before anything is read, written or deleted.
+"""Check that a store and a catalog belong together, before anything is read, written or deleted.
 
-`catalog.identity_rules` decides. Both are read in the order in which they are written the other way round, and read
-once more before anything is refused, so that a warehouse that another process is just creating is not refused.
+`catalog.identity_rules` decides. Both are read in the reverse order of writing, and again before a refusal, so that a
+warehouse that another process is creating right now is not refused.
 """
 
 import uuid
@@ -19,22 +19,22 @@ from siltstone.store.open import Warehouse
 from siltstone.store.paths import IDENTITY
 
 _LOOKS = 4
-"""how often an answer is looked at that another process may just be changing"""
+"""how often to read again what another process may be changing"""
 
 
 @dataclass(frozen=True, slots=True)
 class Reidentified(Result):
-    """A warehouse was given the identity `identity` in place of `before` (None: it had none)."""
+    """The warehouse's new identity, and the one `before` (None: it had none)."""
 
     identity: str
     before: str | None
 
 
 def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> None:
-    """Make sure that the store is that of the catalog; a new warehouse gets an identity, one of 0.1 is adopted.
+    """Check that the store is the catalog's; give a new warehouse an identity, and adopt one of version 0.1.
 
     Args:
-        create: whether a warehouse without streams gets an identity; one with streams is adopted in any case.
+        create: whether a warehouse without streams gets an identity; one with streams is always adopted.
 
     Raises:
         WrongWarehouse: they do not belong together; nothing was changed.
@@ -52,14 +52,14 @@ def check_identity(warehouse: Warehouse, catalog: Catalog, *, create: bool) -> N
             catalog.identity.settle(str(found.stored))
         else:
             _write(warehouse.store, catalog, None)
-    raise Unreachable(f"other processes change the identity of the warehouse {warehouse.label}: try again")
+    raise Unreachable(f"other processes are changing the identity of the warehouse {warehouse.label}: try again")
 
 
 def inspect_identity(warehouse: Warehouse, catalog: Catalog) -> str | None:
-    """Make sure, as `check_identity` does, that a store and a catalog belong together, and change nothing.
+    """Check that a store and a catalog belong together, like `check_identity`, but change nothing.
 
     Returns:
-        Their identity; None where they have none yet, and the next run gives them one.
+        Their identity; None if they have none yet: the next run gives them one.
 
     Raises:
         WrongWarehouse, CorruptObject, NewerFormat, Unreachable: as `check_identity`.
@@ -71,33 +71,34 @@ def inspect_identity(warehouse: Warehouse, catalog: Catalog) -> str | None:
 
 
 def confirm_store(warehouse: Warehouse, catalog: Catalog) -> None:
-    """Make sure, right before something is believed to be missing, that the store still shows what must be there.
+    """Check that the store still shows its identity, before believing that something else is missing.
 
     Raises:
-        Unreachable: it does not: then it answers wrongly of other objects, too.
+        Unreachable: it does not; then its answers about other objects may be wrong, too.
         WrongWarehouse: it shows another warehouse's identity.
     """
     recorded = catalog.identity.read()
     try:
         stored = read_identity(warehouse.store)
     except CorruptObject as error:
-        raise Unreachable(f"what the store says is missing is not believed: {error}") from error
+        raise Unreachable(f"the store's answer that objects are missing is not trusted: {error}") from error
     if stored is None or recorded.identity is None:
         raise Unreachable(
-            f"the store at {warehouse.label} does not show the identity of the warehouse, so what it says is missing "
-            "is not believed: check that it is the right one, is mounted and answers; nothing was given up"
+            f"the store at {warehouse.label} does not show the identity of the warehouse, so its answer that objects "
+            "are missing is not trusted: check that it is the right one, is mounted and answers; nothing was given up"
         )
     if stored != recorded.identity:
         raise mismatch(Found(recorded, stored, True, False, warehouse.label, catalog.url))
 
 
 def reidentify(warehouse: Warehouse, catalog: Catalog) -> Reidentified:
-    """Give a warehouse a new identity, in the store and in the catalog: the copy of a warehouse one of its own, or one
-    whose identity was lost a new one. Stopped at any point, it is completed by doing it again.
+    """Give a warehouse a new identity, in the store and in the catalog, for a copy or after its identity was lost.
+
+    If it is interrupted, call it again.
 
     Raises:
-        WrongWarehouse: the store does not hold what the catalog says; nothing was changed.
-        Unreachable: the store or the catalog does not answer: do it again.
+        WrongWarehouse: the store does not hold what the catalog has recorded; nothing was changed.
+        Unreachable: the store or the catalog does not answer: try again.
     """
     store, recorded = warehouse.store, catalog.identity.read()
     try:
@@ -108,12 +109,12 @@ def reidentify(warehouse: Warehouse, catalog: Catalog) -> Reidentified:
         _prove_any(store, catalog)
     settled = _write(store, catalog, recorded.identity)
     if settled.identity is None or settled.next is not None:
-        raise Unreachable("another process changes the identity of the warehouse: do it again")
+        raise Unreachable("another process is changing the identity of the warehouse: try again")
     return Reidentified(settled.identity, recorded.identity)
 
 
 def _decide(warehouse: Warehouse, catalog: Catalog) -> tuple[Found, Action]:
-    """What is found and what to do about it; a refusal is given only after several looks."""
+    """Return what was found and what to do about it; refuse only after several attempts."""
     refusal: WrongWarehouse | None = None
     for _ in range(_LOOKS):
         found = _look(warehouse, catalog)
@@ -135,7 +136,7 @@ def _look(warehouse: Warehouse, catalog: Catalog) -> Found:
 
 
 def _write(store: Store, catalog: Catalog, replacing: str | None) -> CatalogIdentity:
-    """Write a new identity into catalog, store and catalog, in this order."""
+    """Write a new identity into the catalog, the store, and the catalog again, in this order."""
     recorded = catalog.identity.propose(uuid.uuid4().hex, replacing=replacing)
     if recorded.next is None:
         return recorded  # another process was first
@@ -156,20 +157,20 @@ def _is_empty(store: Store) -> bool:
 
 
 def _prove_newest(store: Store, catalog: Catalog) -> None:
-    """Read each stream's newest manifest: a warehouse without an identity is adopted only if they are all there."""
+    """Read each stream's newest manifest: a warehouse without an identity is adopted only if all are there."""
     newest = [records[-1].manifest for s in catalog.streams.list() if (records := catalog.checkpoints.list(s.name, 1))]
     for manifest in newest:
         _read_manifests(store, catalog, [manifest])
     if not newest and not _is_empty(store):
         raise WrongWarehouse(
-            f"the store at {store.label} has no identity, and the catalog {catalog.url} no checkpoint that would show "
-            "whether it is the right one: name an empty store with --warehouse, or the catalog of this one with "
+            f"the store at {store.label} has no identity, and the catalog {catalog.url} has no checkpoint to show "
+            "whether it is the right store: name an empty store with --warehouse, or this store's catalog with "
             "--catalog"
         )
 
 
 def _prove_any(store: Store, catalog: Catalog) -> None:
-    """Read a manifest of each stream, the newest that can be read."""
+    """Read the newest readable manifest of each stream."""
     for stream in catalog.streams.list():
         manifests = [checkpoint.manifest for checkpoint in catalog.checkpoints.list(stream.name)][::-1]
         if manifests:
@@ -177,10 +178,10 @@ def _prove_any(store: Store, catalog: Catalog) -> None:
 
 
 def _read_manifests(store: Store, catalog: Catalog, manifests: Iterable[StoredObject]) -> None:
-    """Read one of the manifests, the first that can be read.
+    """Read the first readable one of the manifests.
 
     Raises:
-        WrongWarehouse: none can be.
+        WrongWarehouse: none can be read.
     """
     first: CorruptObject | None = None
     for manifest in manifests:
@@ -191,6 +192,6 @@ def _read_manifests(store: Store, catalog: Catalog, manifests: Iterable[StoredOb
             first = first or error
     raise WrongWarehouse(
         f"the store at {store.label} does not hold the warehouse of the catalog {catalog.url}: {first}; check "
-        "--warehouse and --catalog (if it is the right one but damaged, `siltstone reidentify` takes it if each stream "
-        "has a checkpoint whose manifest can be read)"
+        "--warehouse and --catalog (if it is the right one but damaged, `siltstone reidentify` accepts it if each "
+        "stream has a checkpoint whose manifest can be read)"
     )

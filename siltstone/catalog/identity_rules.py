@@ -1,15 +1,15 @@
-"""Decides whether a store and a catalog belong together: a pure decision over what both say.
+"""Decide whether a store and a catalog belong together: a pure decision over both their identities.
 
-    catalog       store      what it is
+    catalog       store      meaning
     K             K          one warehouse: open it
-    K             none       another store, or one that does not answer as it should: refused
-    K             L          two warehouses: refused
-    none          L          the store of another catalog, such as where --catalog was forgotten: refused
-    none          none       no streams, no objects: a new warehouse, whose identity is written now
-    none          none       streams: a warehouse of Siltstone 0.1, adopted if the store shows that it is the right one
-    none          none       objects, but no streams: a store of another catalog: refused
-    next K        none, K    the writing of an identity was cut short: gone on with
-    K, next L     any        a `reidentify` was cut short: refused until it is run again
+    K             none       another store, or one that answers wrongly: refuse
+    K             L          two warehouses: refuse
+    none          L          the store of another catalog, for example if --catalog was forgotten: refuse
+    none          none       no streams, no objects: a new warehouse; write its identity
+    none          none       streams: a warehouse of Siltstone 0.1; adopt it if the store proves to be the right one
+    none          none       objects, but no streams: the store of another catalog: refuse
+    next K        none, K    writing an identity was interrupted: continue
+    K, next L     any        a `reidentify` was interrupted: refuse until it is run again
 
 The catalog's row is written before the store's object, and settled after it.
 """
@@ -22,7 +22,7 @@ from siltstone.errors import WrongWarehouse
 
 @dataclass(frozen=True, slots=True)
 class CatalogIdentity:
-    """What a catalog says of its warehouse: its identity, and the one that is being written, if any."""
+    """A catalog's record of its warehouse's identity, and of the next one, if it is being written."""
 
     identity: str | None = None
     next: str | None = None
@@ -34,24 +34,24 @@ class Action(Enum):
     OPEN = auto()
     """nothing: store and catalog belong together"""
     SETTLE = auto()
-    """note in the catalog what the store says: another process was stopped before it did"""
+    """record the store's identity in the catalog: another process was interrupted before it did"""
     CREATE = auto()
     """write an identity into both"""
     ADOPT = auto()
-    """prove that the store holds what the catalog says, then write an identity into both"""
+    """prove that the store holds what the catalog has recorded, then write an identity into both"""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found.
+    """What was found in the catalog and in the store.
 
     Attributes:
-        recorded: what the catalog says.
-        stored: the identity in the store, None where it holds none.
-        has_streams: whether the catalog knows a stream.
-        is_empty: whether the store holds no object; matters only where neither has an identity nor a stream.
-        store: how the store is named to people.
-        catalog: how the catalog is named to people.
+        recorded: the catalog's record.
+        stored: the identity in the store, or None.
+        has_streams: whether the catalog has a stream.
+        is_empty: whether the store holds no object; only used if there is neither an identity nor a stream.
+        store: the store's name for people.
+        catalog: the catalog's name for people.
     """
 
     recorded: CatalogIdentity
@@ -63,17 +63,17 @@ class Found:
 
 
 def decide(found: Found) -> Action:
-    """What to do before the warehouse is used.
+    """Decide what to do before the warehouse is used.
 
     Raises:
-        WrongWarehouse: store and catalog do not belong together; names both identities, and says what to do.
+        WrongWarehouse: store and catalog do not belong together; the message names both identities.
     """
     recorded, stored = found.recorded, found.stored
     if recorded.identity is not None:
         if recorded.next is not None:
             raise WrongWarehouse(
                 f"the warehouse at {found.store} is being given a new identity ({recorded.next}, was "
-                f"{recorded.identity}) and that was cut short: run `siltstone reidentify` again"
+                f"{recorded.identity}), which was interrupted: run `siltstone reidentify` again"
             )
         if stored == recorded.identity:
             return Action.OPEN
@@ -93,7 +93,7 @@ def decide(found: Found) -> Action:
 
 
 def mismatch(found: Found) -> WrongWarehouse:
-    """The error where store and catalog are of two warehouses, or the store shows no identity."""
+    """Make the error for a store and a catalog of two warehouses, or a store without an identity."""
     catalog = f"the catalog {found.catalog}"
     recorded = found.recorded.identity or found.recorded.next
     if found.stored is None:
@@ -105,6 +105,6 @@ def mismatch(found: Found) -> WrongWarehouse:
     of_catalog = f"has identity {recorded}" if recorded else "has none"
     return WrongWarehouse(
         f"the store at {found.store} does not hold this catalog's warehouse: it has identity {found.stored}, {catalog} "
-        f"{of_catalog}; check --warehouse and --catalog (of a copied warehouse, `siltstone reidentify` makes one of "
-        "its own)"
+        f"{of_catalog}; check --warehouse and --catalog (a copied warehouse gets its own identity by `siltstone "
+        "reidentify`)"
     )

@@ -1,15 +1,14 @@
-"""The input log: where a stream's sources begin, and what was read of them since.
+"""The input log: where a stream's sources begin, and what each step has read of them.
 
     step 0       batch -1, of no checkpoint: where the sources begin, recorded before the first batch is processed
-    step 1 ...   what each step read, recorded with the checkpoint that it is part of
+    step 1 ...   what each step read, recorded with its checkpoint
 
-A source that begins at "latest" says something else each time it is asked. Step 0 holds its first answer, and every
-writer epoch begins with that one until a checkpoint says how far the stream has come.
+A source that begins at "latest" gives another answer each time. Step 0 holds its first answer, and every writer epoch
+begins there until a checkpoint records how far the stream has read.
 
-Steps are kept as far back as something can be replayed from: those after the oldest checkpoint that is not deleted,
-and the newest two up to it, which Spark needs to go on. Older ones are pruned, some hundred at a time; which files
-they read stays known, as entries of step 0. What a pruning removes depends on nothing but what is kept, so it may run
-at any time, beside a run too.
+Steps are kept as far back as a replay may begin: those after the oldest checkpoint that is not deleted, and the newest
+two up to it, which Spark needs to continue. Older ones are pruned, some hundred at a time; the files that they read are
+kept as entries of step 0. A pruning depends only on what is kept, so it may run at any time, also during a run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,9 +30,9 @@ from siltstone.errors import StateError
 from siltstone.times import as_utc
 
 PRUNE_AT_LEAST = 100
-"""so many steps are pruned at once, or none"""
+"""minimum steps to prune at once"""
 _GROWTH = 8
-"""where files are read, at least the eighth part of those known: each pruning writes the list of them anew"""
+"""if steps read files, at least an eighth as many steps as known files: each pruning rewrites the list of files"""
 _PAGE = 1000
 
 
@@ -41,11 +40,12 @@ class InputLog(CatalogPart):
     """Where sources begin, and the steps that were recorded."""
 
     def record_beginning(self, stream: str, epoch: int, beginning: Step) -> None:
-        """Record where a stream's sources begin, guarded by the writer epoch; to be done before the first batch is
-        processed. What is recorded stays: a second call changes nothing.
+        """Record where a stream's sources begin, guarded by the writer epoch, before the first batch is processed.
+
+        A second call changes nothing.
 
         Raises:
-            Fenced
+            Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.writing(f"the initial offsets of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
@@ -54,7 +54,7 @@ class InputLog(CatalogPart):
                 connection.execute(insert(t.step), place | {"offsets": beginning.offsets, "sources": beginning.sources})
 
     def get_position(self, stream: str, upto: int) -> InputPosition:
-        """What a query needs to read on after checkpoint `upto`; 0 is before the first."""
+        """Return what a query needs to continue after checkpoint `upto`; 0 is before the first."""
         s = t.step.c
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
@@ -63,11 +63,11 @@ class InputLog(CatalogPart):
                 s.stream == stream, s.step > 0, s.sources.is_not(None), s.checkpoint.between(1, upto)
             )
             entries = [to_step(row) for row in connection.execute(with_entries.order_by(s.step))]
-            # Last: what is pruned meanwhile has been read above, is in it, or both.
+            # Step 0 is read last: a step pruned meanwhile was read above, or its files are in step 0, or both.
             return InputPosition(_beginning(connection, stream), entries, newest)
 
     def replayable_from(self, stream: str) -> int:
-        """The first checkpoint that the input log leads on from, whether it is still there; 0 is the start."""
+        """Return the first checkpoint from which the input log continues, even if it is gone; 0 is the start."""
         s = t.step.c
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
@@ -84,25 +84,25 @@ class InputLog(CatalogPart):
         at_least: int = PRUNE_AT_LEAST,
         by: Pass | None = None,
     ) -> int:
-        """Remove the steps that no checkpoint can be replayed with, in one transaction guarded by the writer epoch.
+        """Remove the steps that no replay from a checkpoint needs, in one transaction guarded by the writer epoch.
 
         Args:
-            keep: steps that Spark planned no longer ago stay.
-            at_least: remove nothing where it would be fewer steps.
-            by: the pass that it is written down as a part of.
+            keep: steps that Spark planned at most this long ago stay.
+            at_least: minimum steps; remove nothing if there are fewer.
+            by: the pass to record this under.
 
         Returns:
-            how many steps were removed.
+            The number of steps removed.
 
         Raises:
-            Fenced
+            Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.writing(f"the input log of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             needed = _first_needed(connection, stream)
             if needed is None or needed.batch_id - _first_batch(connection, stream) < at_least:
                 return 0
-            # A length of time longer than time goes back keeps all.
+            # A length of time that reaches back before year 1 keeps all.
             now = self._transactions.time(connection)
             since = now - min(keep, now - datetime.min.replace(tzinfo=UTC)) if keep else None
             pruned = list(_planned_before(connection, stream, needed.step, since))
@@ -122,8 +122,8 @@ class InputLog(CatalogPart):
             return len(pruned)
 
     def list_logged(self, stream: str) -> list[StepRecord]:
-        """The steps that are to come next, oldest first, each with the checkpoint that is to hold it: those of
-        checkpoints that were given up and have not been made again."""
+        """List the steps to run next, oldest first, each with its checkpoint: those of checkpoints that were given up
+        and not yet made again."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             newest = find_newest(connection, stream)
@@ -132,9 +132,9 @@ class InputLog(CatalogPart):
             return [to_step(row) for row in connection.execute(query.order_by(s.step))]
 
     def list(self, stream: str, upto: int, after: int = 0) -> list[StepRecord]:
-        """The input log: the steps of every checkpoint after `after`, up to and with `upto`, in order.
+        """List the steps of every checkpoint after `after`, up to and including `upto`, in order.
 
-        Those of deleted checkpoints are among them.
+        Includes those of deleted checkpoints.
         """
         within = t.step.c.checkpoint.between(min(after, ID_END - 2) + 1, min(upto, ID_END - 1))
         with self._transactions.reading() as connection:
@@ -144,8 +144,8 @@ class InputLog(CatalogPart):
 
 
 def forget_input(connection: Connection, stream: str) -> bool:
-    """Where older steps were pruned, forget all the others and every file, so that the stream begins anew; whether
-    that was so."""
+    """If older steps were pruned, forget all others and every file, so that the stream begins again; return whether
+    they were."""
     s = t.step.c
     pruned = _first_batch(connection, stream) > 0
     if pruned:
@@ -168,7 +168,7 @@ def _insert_beginning(connection: Connection, stream: str, beginning: Step) -> N
 
 
 def _note_entries(connection: Connection, stream: str, beginning: Step | None, sources: str) -> None:
-    """Let step 0 have these entries of sources' logs."""
+    """Set the entries of sources' logs in step 0."""
     if beginning is None:
         if sources != NO_ENTRIES:
             _insert_beginning(connection, stream, Step(0, BEFORE_FIRST, "", sources))
@@ -190,7 +190,7 @@ def _newest_two(connection: Connection, stream: str, upto: int) -> list[StepReco
 
 
 def _first_needed(connection: Connection, stream: str) -> Step | None:
-    """The oldest step that a replay from the oldest checkpoint there is needs; None where all are needed."""
+    """Return the oldest step that a replay from the oldest checkpoint needs; None if all are needed."""
     c = t.checkpoint.c
     oldest = connection.scalar(select(func.min(c.id)).where(c.stream == stream, c.deleted_at.is_(None)))
     newest = _newest_two(connection, stream, oldest) if oldest else []
@@ -206,7 +206,8 @@ def _first_batch(connection: Connection, stream: str) -> int:
 def _planned_before(
     connection: Connection, stream: str, end: int, since: datetime | None
 ) -> Iterator[tuple[int, str | None]]:
-    """The steps before step `end`, oldest first, up to the first that Spark planned since a time: number, entries."""
+    """Yield (number, entries) of the steps before `end`, oldest first, up to the first that Spark planned at or after
+    `since`."""
     s, at = t.step.c, 0
     columns = [s.step, s.sources] if since is None else [s.step, s.sources, s.offsets]
     while True:
@@ -222,7 +223,7 @@ def _planned_before(
 
 
 def _planned_at(offsets: str) -> datetime:
-    """When Spark planned a batch, as its offset log says; long ago where it does not."""
+    """Return when Spark planned a batch, from its offset log; the year 1970 if the log does not say."""
     lines: Sequence[str] = offsets.splitlines()
     with decoding("a step of the input log in the catalog", "offsets", StateError):
         header = check_object(parse_json(lines[1]), "the header") if len(lines) > 1 else {}

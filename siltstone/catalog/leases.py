@@ -1,10 +1,9 @@
-"""Leases: who is at work on checkpoints right now, each with a time-out.
+"""Leases: who is working on checkpoints right now, each with a time-out.
 
-A lease covers checkpoints from `first` to `last`. While it lives, deletions let these checkpoints wait and sweeps leave
-everything named under them alone: for a reader, what it reads; for a writer beside the run, such as a snapshot, what it
-has written and nothing refers to yet. Whoever finds a lease expired removes it before acting, so that one that was
-not renewed in time cannot come back to life. A process of the same machine that has died holds nobody up: its leases
-are gone as soon as somebody looks.
+A lease covers checkpoints from `first` to `last`. While it lives, deletions of these checkpoints wait, and sweeps leave
+alone every object named under them: what a reader reads, or what a writer beside the run, such as a snapshot, has
+written and nothing refers to yet. An expired lease is removed by the next process that finds it, before it acts, so
+that a late renewal fails. Leases of dead processes on the same machine are removed at once.
 """
 
 from collections.abc import Iterable
@@ -25,9 +24,9 @@ _ALL = (0, 2**63 - 1)
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """One lease on checkpoints `first` to `last` of a stream; `id` is its own, `who` tells people whose.
+    """One lease on checkpoints `first` to `last` of a stream; `who` is the holder's name for people.
 
-    `process` tells whether its holder lives (`processes`), None where that cannot be told.
+    `process` is the holder's identity, by which to check whether it lives (`processes`); None if not known.
     """
 
     id: str
@@ -40,7 +39,7 @@ class LeaseRecord:
     process: str | None = None
 
     def covers(self, checkpoint: int) -> bool:
-        """Whether the checkpoint is among its own."""
+        """Whether the lease covers the checkpoint."""
         return self.first <= checkpoint <= self.last
 
 
@@ -50,16 +49,16 @@ class Leases(CatalogPart):
     def take(
         self, stream: str, checkpoints: Iterable[int] | None, *, id: str, who: str, lasts: timedelta
     ) -> LeaseRecord:
-        """Lease some checkpoints and all that their restores read; the whole stream, for None.
+        """Lease some checkpoints and all that their restores read; the whole stream if None.
 
-        From here on none of it is deleted while the lease lives: a deletion either marked one of them before, and
-        then there is no lease, or sees the lease.
+        None of it is deleted while the lease lives: a deletion either marked one of them earlier, and then the lease is
+        refused, or it sees the lease.
 
         Args:
-            id: at most 32 characters that no other lease has.
+            id: at most 32 characters, unique among leases.
 
         Raises:
-            UnknownCheckpoint: one of them is not there, or marked as deleted.
+            UnknownCheckpoint: one of them does not exist, or is marked as deleted.
         """
         with self._transactions.writing(f"a lease on stream {stream}") as connection:
             fencing.lock(connection, stream)
@@ -71,7 +70,7 @@ class Leases(CatalogPart):
         return lease
 
     def renew(self, id: str, lasts: timedelta) -> bool:
-        """Let a lease live on from now; False if it expired and somebody has acted on that."""
+        """Extend a lease by `lasts` from now; return False if it expired and was removed."""
         with self._transactions.writing("a lease") as connection:
             changed = (
                 update(t.lease).where(t.lease.c.id == id).values(expires_at=self._transactions.time(connection) + lasts)
@@ -79,25 +78,25 @@ class Leases(CatalogPart):
             return connection.execute(changed).rowcount > 0
 
     def release(self, id: str) -> None:
-        """End a lease; one that is gone is no error."""
+        """End a lease; it is no error if it is already gone."""
         with self._transactions.writing("a lease") as connection:
             connection.execute(delete(t.lease).where(t.lease.c.id == id))
 
     def list_live(self, stream: str) -> list[LeaseRecord]:
-        """The leases that live, oldest first; expired ones, and those of dead processes, are removed."""
+        """List live leases, oldest first; remove expired ones, and those of dead processes."""
         with self._transactions.writing(f"the leases of stream {stream}") as connection:
             fencing.lock(connection, stream)
             remove_expired(connection, stream, self._transactions.time(connection))
             return read_leases(connection, stream)
 
     def list(self, stream: str) -> list[LeaseRecord]:
-        """Every lease there is a row of, oldest first: expired ones, and those of dead processes, too."""
+        """List every recorded lease, oldest first; also expired ones, and those of dead processes."""
         with self._transactions.reading() as connection:
             return read_leases(connection, stream)
 
 
 def read_leases(connection: Connection, stream: str, now: datetime | None = None) -> list[LeaseRecord]:
-    """The leases of a stream, oldest first; with `now`, only those that live."""
+    """Return the leases of a stream, oldest first; with `now`, only live ones."""
     c = t.lease.c
     query = select(t.lease).where(c.stream == stream).order_by(c.taken_at, c.id)
     if now is not None:
@@ -107,7 +106,7 @@ def read_leases(connection: Connection, stream: str, now: datetime | None = None
 
 
 def remove_expired(connection: Connection, stream: str, now: datetime) -> None:
-    """Remove leases that have expired, and those of processes that are known to have died."""
+    """Remove expired leases, and those of processes that are known to have died."""
     c = t.lease.c
     connection.execute(delete(t.lease).where(c.stream == stream, c.expires_at <= now))
     held = connection.execute(select(c.id, c.process).where(c.stream == stream, c.process.is_not(None)))
@@ -117,7 +116,7 @@ def remove_expired(connection: Connection, stream: str, now: datetime) -> None:
 
 
 def _span(connection: Connection, stream: str, checkpoints: Iterable[int]) -> tuple[int, int]:
-    """(the first checkpoint that a restore of any of them reads, the last of them)."""
+    """Return (the first checkpoint that a restore of any of them reads, the last of them)."""
     c, d = t.checkpoint.c, t.dependency.c
     joined = t.checkpoint.outerjoin(t.dependency, (d.stream == c.stream) & (d.checkpoint == c.id))
     first, last = _ALL[1], 0

@@ -1,11 +1,11 @@
 """Materializations: bases, made in the background, that chains begin with.
 
-A materialization at a checkpoint makes every chain that runs through that checkpoint begin there: completing it moves
-the dependencies of all checkpoints from it on, and a checkpoint that is committed later follows its predecessor's
-(`chains.follow_chains`). So what a chain reads is always said by the dependencies alone.
+A materialization at a checkpoint makes every chain through that checkpoint begin there: completing it moves the
+dependencies of all checkpoints from it on, and a later checkpoint takes over its predecessor's
+(`chains.follow_chains`). So the dependencies alone determine what a chain reads.
 
-It runs under a lease of the same id (`catalog.leases`), which keeps what it reads and writes. At most one runs for
-an operator: the next may begin when it has ended, or its lease has.
+It runs under a lease of the same id (`catalog.leases`), which protects what it reads and writes. At most one runs per
+operator: the next may begin when it has ended, or its lease has.
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ _M = t.materialization.c
 class MaterializationRecord:
     """A materialization of one operator at one checkpoint: running, done (`manifest` is set) or failed (`error` is).
 
-    `id` is that of the lease under which it runs, and part of the names of its objects. `rows` and `bytes` are of its
-    bases; `seconds` is what it took.
+    `id` is also the id of its lease, and part of its objects' names. `rows` and `bytes` are those of its bases;
+    `seconds` is its duration.
     """
 
     stream: str
@@ -65,8 +65,8 @@ class Materializations(CatalogPart):
         """Begin to materialize one operator at a checkpoint, under the lease `id`.
 
         Raises:
-            UsageError: another process is at it, or there is no such operator.
-            UnknownCheckpoint
+            UsageError: another process is at it, or the checkpoint has no such operator.
+            UnknownCheckpoint: the checkpoint does not exist.
         """
         with self._transactions.writing(f"a materialization of stream {stream}") as connection:
             fencing.lock(connection, stream)
@@ -84,7 +84,7 @@ class Materializations(CatalogPart):
             connection.execute(insert(t.materialization), values | {"began_at": self._transactions.time(connection)})
 
     def _forget_old(self, connection: Connection, stream: str, operator: str) -> None:
-        """Of long ago and at checkpoints that are gone; the newest that was completed stays, whenever that was."""
+        """Remove old materializations at checkpoints that are gone; the newest completed one always stays."""
         mine = (_M.stream == stream) & (_M.operator == operator)
         newest = select(func.max(_M.ended_at)).where(mine, _M.manifest.is_not(None)).scalar_subquery()
         there = select(t.checkpoint.c.id).where(t.checkpoint.c.stream == stream)
@@ -100,7 +100,7 @@ class Materializations(CatalogPart):
                     f"operator {operator} of stream {stream} is being materialized at checkpoint {row.checkpoint} by "
                     f"{row.who}, since {row.began_at.isoformat(timespec='seconds')}: wait for that"
                 )
-            died = {"ended_at": self._transactions.time(connection), "error": "its process died, or hung for too long"}
+            died = {"ended_at": self._transactions.time(connection), "error": "its process died or hung too long"}
             connection.execute(update(t.materialization).where(running, _M.id == row.id).values(died))
 
     def complete(
@@ -114,7 +114,7 @@ class Materializations(CatalogPart):
         bytes_: int,
         seconds: float,
     ) -> None:
-        """Let every chain through its checkpoint begin with the new bases, in one transaction guarded by the lease.
+        """Make every chain through its checkpoint begin with the new bases, in one transaction guarded by the lease.
 
         Raises:
             Fenced: the lease was lost; nothing changed.
@@ -153,21 +153,21 @@ class Materializations(CatalogPart):
             connection.execute(update(t.dependency).where(through).values(first=begun.checkpoint))
 
     def fail(self, stream: str, id: str, error: str) -> None:
-        """Note why nothing came of it; one that has ended already stays as it is."""
+        """Record why a materialization failed; one that has already ended stays as it is."""
         with self._transactions.writing(f"a materialization of stream {stream}") as connection:
             mine = (_M.stream == stream) & (_M.id == id) & _M.ended_at.is_(None)
             failed = {"ended_at": self._transactions.time(connection), "error": error}
             connection.execute(update(t.materialization).where(mine).values(failed))
 
     def get_last_completed(self, stream: str) -> dict[str, datetime]:
-        """Operator -> when its newest materialization was completed."""
+        """Return operator -> when its newest materialization was completed."""
         done = (_M.stream == stream) & _M.manifest.is_not(None)
         query = select(_M.operator, func.max(_M.ended_at, type_=t.UtcTime())).where(done).group_by(_M.operator)
         with self._transactions.reading() as connection:
             return {operator: ended for operator, ended in connection.execute(query)}
 
     def count_failed(self, stream: str, operator: str, since: datetime) -> tuple[int, MaterializationRecord | None]:
-        """How many materializations of one operator that began at `since` or later failed, and the last of them."""
+        """Count one operator's failed materializations that began at `since` or later; return also the last of them."""
         failed = (_M.stream == stream) & (_M.operator == operator) & _M.error.is_not(None) & (_M.began_at >= since)
         with self._transactions.reading() as connection:
             count = connection.scalar(select(func.count()).where(failed)) or 0
@@ -176,18 +176,18 @@ class Materializations(CatalogPart):
             return count, None if last is None else _record(last)
 
     def abandon(self, stream: str, id: str) -> None:
-        """Forget one that was begun and is not wanted any more: that is no failure. One that has ended stays."""
+        """Forget a materialization that is no longer wanted, which is not a failure. One that has ended stays."""
         with self._transactions.writing(f"a materialization of stream {stream}") as connection:
             mine = (_M.stream == stream) & (_M.id == id) & _M.ended_at.is_(None)
             connection.execute(delete(t.materialization).where(mine))
 
     def list_in_chain(self, stream: str, id: int) -> list[MaterializationRecord]:
-        """Those whose bases a restore of checkpoint `id` begins with, one an operator at most."""
+        """List those whose bases a restore of checkpoint `id` begins with, at most one per operator."""
         with self._transactions.reading() as connection:
             return [_record(row) for row in read_materializations(connection, stream, id)]
 
     def list(self, stream: str) -> list[MaterializationRecord]:
-        """All materializations of a stream, oldest first."""
+        """List all materializations of a stream, oldest first."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             query = select(t.materialization).where(_M.stream == stream).order_by(_M.began_at, _M.id)

@@ -1,4 +1,4 @@
-"""Objects: what checkpoints refer to in the store."""
+"""Objects: the stored objects that checkpoints refer to."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Objects(CatalogPart):
     """The objects that checkpoints refer to."""
 
     def list(self, stream: str, checkpoints: Iterable[int] | None = None) -> list[ObjectRecord]:
-        """The objects these checkpoints wrote (all, for None), by checkpoint and name."""
+        """List the objects that these checkpoints wrote (default all), by checkpoint and name."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             if checkpoints is None:
@@ -56,7 +56,7 @@ class Objects(CatalogPart):
 
 
 def read_objects(connection: Connection, stream: str, ids: Iterable[int] | None) -> list[ObjectRecord]:
-    """Objects of some checkpoints (all, for None), by checkpoint and name."""
+    """Return the objects of some checkpoints (all if None), by checkpoint and name."""
     o = t.object_.c
     query = select(o.name, o.kind, o.checkpoint, o.epoch, o.bytes, o.checksum).where(o.stream == stream)
     if ids is not None:
@@ -74,7 +74,7 @@ def insert_objects(
     checkpoint: int,
     objects: Sequence[tuple[ObjectKind, StoredObject]],
 ) -> None:
-    """Objects that one checkpoint refers to.
+    """Insert rows for objects that one checkpoint refers to.
 
     Raises:
         StateError: one of them was deleted, or is about to be.
@@ -90,10 +90,10 @@ def insert_objects(
 
 
 def refuse_deleted(connection: Connection, names: Iterable[str]) -> None:
-    """What a sweep has written down as deleted, nothing can refer to any more (`catalog.tombstones`).
+    """Refuse names that have a tombstone: nothing can refer to them again (`catalog.tombstones`).
 
     Raises:
-        StateError: one of these names is.
+        StateError: one of these names has one.
     """
     d = t.deletion.c
     for part in in_batches(names):
@@ -105,5 +105,5 @@ def refuse_deleted(connection: Connection, names: Iterable[str]) -> None:
             when = found.deleted_at.isoformat(timespec="seconds")
             raise StateError(
                 f"object {found.name} ({found.reason}) was deleted by {found.who} at {when}, before anything referred "
-                "to it: do again what wrote it"
+                "to it: repeat the operation that wrote it"
             )

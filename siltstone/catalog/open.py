@@ -1,4 +1,4 @@
-"""From a catalog URL to an open catalog."""
+"""Open a catalog by its URL."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -28,14 +28,16 @@ def open_catalog(
 ) -> Catalog:
     """Open the catalog at `url` (`sqlite:///PATH` or `postgresql://...`).
 
-    With `create`, its tables (and the SQLite file, in a directory that exists) are made where missing, else nothing is.
-    Tables of another revision are left as they are (`upgrade`).
-    `now` gives the time to go by in tests; else the database does. `timeout_s` bounds each wait for a connection or a
-    lock. Once open, a catalog that goes away is waited for: `outage_s` bounds that for each call of its methods.
+    Args:
+        create: make missing tables (and the SQLite file, in an existing directory). Tables of another revision are
+            never changed (`upgrade`).
+        now: the current time, in tests; default the database's.
+        timeout_s: maximum seconds of each wait for a connection or a lock.
+        outage_s: maximum seconds that each call of the open catalog waits while the database is unreachable.
 
     Raises:
-        NoCatalog: there is none, and none is to be made.
-        UsageError: a URL of another kind, or a catalog that an older or a newer Siltstone wrote; says what to do.
+        NoCatalog: it does not exist, and `create` is false.
+        UsageError: a URL of another kind, or a catalog that an older or a newer Siltstone wrote.
         Unreachable: the database cannot be reached, read or written.
     """
     parsed = parse_url(url)
@@ -56,12 +58,12 @@ def open_catalog(
 
 
 def no_catalog(url: URL) -> NoCatalog:
-    """The error where there is none."""
+    """Make the error for a missing catalog."""
     return NoCatalog(f"no catalog at {redacted_url(url)}: run a stream first, or check --warehouse")
 
 
 def check_file(path: Path, url: URL, create: bool) -> None:
-    """Make sure that a catalog's SQLite file is there, or, with `create`, that it can be made there.
+    """Check that a catalog's SQLite file exists or, with `create`, that it can be made.
 
     Raises:
         NoCatalog, UsageError, Unreachable: as `open_catalog`.

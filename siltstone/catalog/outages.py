@@ -1,8 +1,8 @@
-"""Waits for a catalog that has gone away, as a database does that fails over, and calls again what failed meanwhile.
+"""Wait for an unreachable catalog, for example during a database failover, and retry failed calls.
 
-Every public method of the catalog is one call, made again as a whole (`Transactions`). That is safe for a write too: a
-transaction that failed before its COMMIT did nothing, and of one whose COMMIT got no answer the outcome is looked up
-first (`receipts`).
+Every public method of the catalog is one call, retried as a whole (`Transactions`). That is safe for writes, too: a
+transaction that failed before its COMMIT did nothing, and if a COMMIT got no answer, its outcome is looked up first
+(`receipts`).
 """
 
 import sys
@@ -21,14 +21,14 @@ Answer = TypeVar("Answer")
 
 
 class Outages:
-    """The outages of one catalog, as the calls of all threads see them.
+    """The outages of one catalog, shared by the calls of all threads.
 
-    Once a call has waited `timeout_s` in vain, further ones make one attempt each until one of them succeeds: a process
-    that cannot go on ends after one wait, not after one for each call that it ends with.
+    Once a call has waited `timeout_s` in vain, later calls make one attempt each until one of them succeeds: a process
+    that cannot continue ends after one wait, not after one for each call that it still makes.
 
     Args:
-        label: the catalog, as people may see it.
-        timeout_s: no further attempt of a call begins after so many seconds; with 0 there is one.
+        label: the catalog's name for people.
+        timeout_s: seconds after which no further attempt of a call begins; 0 means one attempt.
     """
 
     def __init__(self, label: str, timeout_s: float) -> None:
@@ -38,12 +38,12 @@ class Outages:
         self._given_up = timeout_s <= 0
         self._local = threading.local()
         self._away_since: float | None = None
-        """when the first call of any thread failed since the last that succeeded"""
+        """when the first call of any thread failed since the last success"""
         self._changing = threading.Lock()
 
     def call(self, function: Callable[[], Answer]) -> Answer:
-        """What `function` returns; called again while it raises a transient `Unreachable`. One within another is not
-        called again by itself: the outer one is.
+        """Return the result of `function`, retrying while it raises a transient `Unreachable`. A nested call is not
+        retried by itself; the outer one is.
 
         Raises:
             Unreachable: the error of the last attempt.
@@ -57,7 +57,7 @@ class Outages:
             self._local.inside = False
 
     def persist(self, function: Callable[[], Answer]) -> Answer:
-        """As `call`, within another call too."""
+        """Retry like `call`, also within another call."""
 
         def attempt() -> Answer:
             try:
@@ -78,11 +78,11 @@ class Outages:
         return answer
 
     def _failed(self, error: Unreachable) -> None:
-        """Tell of an outage once, whichever thread sees it first, and not at each attempt."""
+        """Log an outage once, by whichever thread sees it first, and not at each attempt."""
         with self._changing:
             if self._away_since is None:
                 self._away_since = time.monotonic()
-                _LOG.warning("catalog is away, trying again", error=str(error), up_to_s=self._timeout_s)
+                _LOG.warning("catalog is unreachable, trying again", error=str(error), up_to_s=self._timeout_s)
 
     def _succeeded(self) -> None:
         with self._changing:

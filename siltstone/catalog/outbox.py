@@ -1,19 +1,19 @@
-"""The outbox: which outputs are still to be delivered to sinks.
+"""The outbox: outputs that are still to be delivered to sinks.
 
-An output is what one checkpoint hands to one sink. Its rows lie staged in the store, and the transaction that makes the
-checkpoint exist makes the output outstanding. It is decided then, for good:
+An output is one checkpoint's rows for one sink. They are staged in the store, and the transaction that makes the
+checkpoint exist makes the output outstanding. From then on its rows are decided:
 
-    outstanding   its rows are to be delivered, from what is staged
-    lost          what was staged is damaged and its checkpoint was given up: the rows come again with that checkpoint
-    delivered     the sink has the rows; what is staged may be deleted
+    outstanding   the staged rows are to be delivered
+    lost          the staged rows are damaged and the checkpoint was given up: they come again with that checkpoint
+    delivered     the sink has the rows; the staged objects may be deleted
 
-A rollback leaves outputs as they are: a checkpoint that was given up completed once, so its sink has its rows or gets
-them from what is staged, and when the checkpoint is made again, of the same logged steps, it brings no output. That is
-why these rows refer to no row of table checkpoint, and why retention, which deletes checkpoints, never touches them.
+A rollback leaves outputs alone: a checkpoint that was given up was complete once, so its sink has the rows or gets the
+staged ones. When the checkpoint is made again from the same logged steps, it brings no output. So these rows do not
+refer to table checkpoint, and retention, which deletes checkpoints, never touches them.
 
-A sink knows an output by its checkpoint's id, plus the stream's offset, which is 0 unless checkpoints were lost for
-good: their input was pruned, or the catalog was restored from a backup. Their ids are used again for other rows then,
-which would be lost to a sink that skips ids it has; so the offset goes up by as many ids as sinks may know of.
+A sink knows an output by its checkpoint's id plus the stream's offset. The offset is 0 unless checkpoints were lost for
+good, because their input was pruned or the catalog was restored from a backup. Their ids are then used again for other
+rows, which a sink that skips known ids would lose; so the offset grows by as many ids as sinks may know.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,10 +36,9 @@ _O, _S = t.output.c, t.output_object.c
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a checkpoint hands to one sink: `rows` rows, staged in `objects`, in this order.
+    """A checkpoint's rows for one sink: `rows` rows, staged in `objects`, in this order.
 
-    `name` says whose it is: the operator's whose output it is. `arrow_schema` is that of the rows, in Arrow's own
-    serialization.
+    `name` is the operator whose output it is. `arrow_schema` is the rows' schema, in Arrow's serialization.
     """
 
     name: str
@@ -50,8 +49,8 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class OutputRecord(Output):
-    """A recorded output: of which checkpoint, by which id its sink knows it, which writer epoch staged it, and what
-    became of it."""
+    """A recorded output: its checkpoint, the id by which its sink knows it, the writer epoch that staged it, and its
+    state."""
 
     stream: str
     checkpoint: int
@@ -65,10 +64,10 @@ class Outbox(CatalogPart):
     """Outputs of completed checkpoints, and whether sinks have them."""
 
     def mark_delivered(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:
-        """Note that a sink has an output, guarded by the writer epoch; one that is noted already stays as it is.
+        """Record that a sink has an output, guarded by the writer epoch; a delivered one stays as it is.
 
         Raises:
-            Fenced
+            Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.writing(f"the delivery of checkpoint {checkpoint} of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
@@ -76,10 +75,10 @@ class Outbox(CatalogPart):
             connection.execute(update(t.output).where(mine).values(delivered_at=self._transactions.time(connection)))
 
     def mark_lost(self, stream: str, epoch: int, checkpoint: int, name: str) -> None:
-        """Let an output come again with its checkpoint, which was given up, since what was staged cannot be read.
+        """Let an output come again with its checkpoint, which was given up, because the staged rows cannot be read.
 
         Raises:
-            Fenced
+            Fenced: `epoch` is not the stream's newest.
             StateError: the checkpoint exists, or the output was delivered.
         """
         with self._transactions.writing(f"the outputs of stream {stream}") as connection:
@@ -91,13 +90,13 @@ class Outbox(CatalogPart):
             _delete_objects(connection, stream, [(checkpoint, name)])
 
     def forget_delivered(self, stream: str, epoch: int) -> list[str]:
-        """Remove the rows of outputs that are delivered, guarded by the writer epoch.
+        """Remove the rows of delivered outputs, guarded by the writer epoch.
 
         Returns:
-            The names of what they had staged: nothing refers to these objects any more, and nothing ever will.
+            The names of their staged objects, to which nothing refers now or later.
 
         Raises:
-            Fenced
+            Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.writing(f"the outputs of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
@@ -110,7 +109,7 @@ class Outbox(CatalogPart):
             return names
 
     def list(self, stream: str, *, outstanding: bool = False) -> list[OutputRecord]:
-        """Every output there is a row of, by checkpoint and name; with `outstanding`, those not delivered yet."""
+        """List every recorded output, by checkpoint and name; with `outstanding`, those not delivered yet."""
         with self._transactions.reading() as connection:
             query = select(t.output).where(_O.stream == stream).order_by(_O.checkpoint, _O.name)
             found = connection.execute(query.where(_O.delivered_at.is_(None)) if outstanding else query).all()
@@ -141,7 +140,7 @@ def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: 
     """Make the outputs of a new checkpoint outstanding.
 
     Raises:
-        StateError: the sink has, or is to have, other rows under this id; or an object was deleted.
+        StateError: the sink has, or will get, other rows under this id; or an object was deleted.
     """
     if not outputs:
         return
@@ -155,8 +154,8 @@ def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: 
         sink_ids[output.name] = checkpoint + offset
         if connection.scalar(select(_O.epoch).where(_one(stream, checkpoint, output.name))) is not None:
             raise StateError(
-                f"checkpoint {checkpoint} of stream {stream} has brought output {output.name} before: other rows under "
-                "its id would be lost or doubled"
+                f"checkpoint {checkpoint} of stream {stream} has already brought output {output.name}: other rows "
+                "under its id would be lost or doubled"
             )
     refuse_deleted(connection, [stored.name for output in outputs for stored in output.objects])
     place = {"stream": stream, "checkpoint": checkpoint}
@@ -177,14 +176,14 @@ def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: 
 
 
 def skip_sink_ids(connection: Connection, stream: str, count: int) -> None:
-    """Let sinks know new checkpoints by ids that are `count` higher: as many were lost for good, and are used again."""
+    """Raise the ids by which sinks know new checkpoints by `count`: that many ids were lost and are used again."""
     s = t.stream.c
     connection.execute(update(t.stream).where(s.name == stream).values(sink_offset=s.sink_offset + count))
 
 
 def forget_outputs(connection: Connection, stream: str) -> None:
-    """Forget all outputs: the stream begins anew, and their input comes again, if at all, under other ids. What they
-    staged is left to a sweep."""
+    """Forget all outputs: the stream begins again, and their input comes again, if at all, under other ids. A sweep
+    deletes what they staged."""
     for table in (t.output_object, t.output):
         connection.execute(delete(table).where(table.c.stream == stream))
 
@@ -194,7 +193,7 @@ def _one(stream: str, checkpoint: int, name: str) -> ColumnElement[bool]:
 
 
 def _delete_objects(connection: Connection, stream: str, outputs: Iterable[tuple[int, str]]) -> list[str]:
-    """Forget what these outputs staged; its names."""
+    """Remove the rows of these outputs' staged objects, and return the objects' names."""
     wanted = set(outputs)
     names = []
     for part in in_batches(checkpoint for checkpoint, _ in wanted):

@@ -1,13 +1,13 @@
-"""Text of the catalog in few bytes: what is the same in nearly all of it is in a dictionary here.
+"""Compress text of the catalog with a dictionary of what is the same in nearly all of it.
 
-Each step of the input log has Spark's offsets, of which more than a thousand characters name its options and never
-change; each checkpoint has statistics, whose names never do. Deflate (RFC 1950) is given both beforehand, so that
-little more is stored than what differs.
+Each step of the input log has Spark's offsets, with more than a thousand characters of option names that never change;
+each checkpoint has statistics with fixed names. Both are in the dictionary that deflate (RFC 1950) is given, so that
+little more is stored than the differences.
 
     version (1 byte, 1) | zlib stream with the dictionary of that version
 
-The dictionary of a version is fixed for good: another one is another version. Text it does not foresee, such as that of
-a later Spark, takes more bytes and nothing else.
+The dictionary of a version never changes; a new one needs a new version. Other text, such as that of a later Spark,
+only takes more bytes.
 """
 
 import zlib
@@ -18,7 +18,7 @@ from siltstone.errors import StateError
 _VERSION = 1
 _FREE_BYTES = 8 << 20
 _RATIO = 64
-"""text takes up to `_FREE_BYTES` in memory, and more only where it is stored in as many bytes as this goes into it"""
+"""unpacked text may take `_FREE_BYTES` in memory, plus `_RATIO` bytes per stored byte"""
 _OPTIONS = (
     "sql.streaming.stateStore.providerClass",
     "sql.dropDuplicates.deterministicKeyOrder.enabled",
@@ -62,17 +62,17 @@ _DICTIONARY = (_STATISTICS + _SOURCE + _OFFSETS).encode()
 
 
 def pack(text: str) -> bytes:
-    """The text in few bytes; if it would be too few for `unpack` to trust them, as it is."""
+    """Compress text; store it uncompressed if it compresses so well that `unpack` would refuse it."""
     data = text.encode()
     packed = _deflate(data, 9)
     return packed if len(data) < _bound(packed) else _deflate(data, 0)
 
 
 def unpack(data: bytes) -> str:
-    """The inverse of `pack`.
+    """Return the text that `pack` compressed.
 
     Raises:
-        StateError: it is not what `pack` made, or a later Siltstone did.
+        StateError: `pack` did not make these bytes, or a newer Siltstone did.
     """
     if data[:1] != bytes([_VERSION]):
         raise StateError("packed text of the catalog is damaged, or of a newer Siltstone: upgrade siltstone")
@@ -92,5 +92,5 @@ def _deflate(data: bytes, level: int) -> bytes:
 
 
 def _bound(packed: bytes) -> int:
-    """How many bytes packed text may unpack to."""
+    """Return the maximum bytes that packed text may unpack to."""
     return _FREE_BYTES + _RATIO * len(packed)

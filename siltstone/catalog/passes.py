@@ -1,7 +1,7 @@
-"""Passes: what each deletion took away, automatic ones too, one row per pass.
+"""Passes: what each deletion removed, also automatic ones, one row per pass.
 
-Which objects it were stands beside it, one row each (`catalog.tombstones`). A pass may be written down in several
-transactions, each of which adds to its row what it decides to delete, before that happens.
+The deleted objects are recorded separately, one row each (`catalog.tombstones`). Several transactions may add to a
+pass; each adds what it decides to delete, before the deletion.
 """
 
 import uuid
@@ -15,7 +15,7 @@ from siltstone.catalog.transactions import CatalogPart
 
 PASSES_KEPT = timedelta(days=90)
 PASSES_MAX = 10_000
-"""how many passes over a stream are remembered, at most"""
+"""maximum passes kept per stream"""
 RUNS = "records of old runs"
 
 
@@ -29,14 +29,14 @@ class Pass:
 
     @classmethod
     def begin(cls, what: str, who: str) -> "Pass":
-        """A pass that has taken nothing away yet."""
+        """Begin a pass that has not removed anything yet."""
         return cls(uuid.uuid4().hex, what, who)
 
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """What one pass took away: `checkpoints` that it marked as deleted, `objects` of `bytes` together, and `rows` of
-    the catalog alone, such as steps of the input log. `began_at` is when it first did."""
+    """What one pass removed: `checkpoints` marked as deleted, `objects` of `bytes` in total, and other `rows` of the
+    catalog, such as steps of the input log. `began_at` is when it first removed something."""
 
     stream: str
     id: str
@@ -53,7 +53,7 @@ class Passes(CatalogPart):
     """Passes of deletions."""
 
     def list(self, stream: str, limit: int | None = None) -> list[PassRecord]:
-        """What passes took away, or the newest `limit` of them; oldest first."""
+        """List all passes, or the newest `limit`; oldest first."""
         p = t.deletion_pass.c
         newest = select(t.deletion_pass).where(p.stream == stream).order_by(p.began_at.desc(), p.id).limit(limit)
         with self._transactions.reading() as connection:
@@ -71,7 +71,7 @@ def note_pass(
     bytes: int = 0,
     rows: int = 0,
 ) -> None:
-    """Add to what a pass takes away, in the transaction that decides it; nothing is written for nothing."""
+    """Add to the counts of a pass, in the transaction that decides to delete; write nothing if all are 0."""
     if not (checkpoints or objects or rows):
         return
     p, counts = t.deletion_pass.c, {"checkpoints": checkpoints, "objects": objects, "bytes": bytes, "rows": rows}

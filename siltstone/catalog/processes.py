@@ -1,8 +1,8 @@
-"""Tells whether a process of this machine has died, so that nobody waits for the leases that it left (Linux).
+"""Find out whether a process of this machine has died, so that its leases do not have to expire (Linux).
 
-A process is known by the boot of its machine, its host name, its PID namespace, its PID, and when it was started, in
-ticks of that boot. Only one of the same boot, host and namespace can be judged from here: another container counts
-other processes under the same PIDs.
+A process is identified by the boot of its machine, its host name, its PID namespace, its PID, and its start time in
+ticks since that boot. Only processes of the same boot, host and namespace can be judged from here: another container
+uses the same PIDs for other processes.
 """
 
 import os
@@ -17,7 +17,7 @@ _STATE, _THREADS, _STARTED = 0, 17, 19
 
 
 def this_process_identity() -> str | None:
-    """What tells this process from any other there is or was; None where the system does not say."""
+    """Return an identity of this process that no other process has or had; None if the system does not provide it."""
     try:
         return f"{_namespace()} {os.getpid()} {_stat(os.getpid())[_STARTED]}"
     except (OSError, IndexError):
@@ -25,7 +25,7 @@ def this_process_identity() -> str | None:
 
 
 def is_known_dead(identity: str | None) -> bool:
-    """Whether the process is certain to have died; False where it lives, or that cannot be told from here."""
+    """Whether the process has certainly died; False if it lives, or if that is not known here."""
     try:
         namespace, pid, started = (identity or "").rsplit(" ", 2)
         if namespace != _namespace():
@@ -33,7 +33,7 @@ def is_known_dead(identity: str | None) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # there is one of that PID, and it is another user's
+    except PermissionError:  # another user's process has this PID
         pass
     except (OSError, ValueError, OverflowError):
         return False
@@ -44,9 +44,9 @@ def is_known_dead(identity: str | None) -> bool:
 
 
 def is_known_gone(who: str) -> bool:
-    """Whether `host:pid`, as people are told of a process, is one of this host, and there is none of that PID.
+    """Whether `host:pid`, a process's name for people, is of this host, and no process has that PID.
 
-    Less sure than `is_known_dead`: another container may bear this host's name, and a PID may be used again.
+    Less certain than `is_known_dead`: another container may have this host's name, and PIDs are used again.
     """
     host, _, pid = who.rpartition(":")
     if host != socket.gethostname() or not pid.isdecimal():
@@ -63,12 +63,12 @@ def is_known_gone(who: str) -> bool:
 
 
 def _ended(stat: list[str]) -> bool:
-    """Of a process that is listed: nobody has asked yet how it ended."""
+    """Whether a listed process has ended and only waits for its parent to collect it."""
     return stat[_STATE] in _DEAD and int(stat[_THREADS]) <= 1
 
 
 def _namespace() -> str:
-    """The boot, the host, and in which namespaces PIDs and times of starting mean what they mean here."""
+    """Return the boot, the host, and the namespaces of PIDs and start times."""
     boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.readlink(_PROC / "self/ns" / name) for name in ("pid", "time") if (_PROC / "self/ns" / name).exists()]
     return " ".join([boot, socket.gethostname(), *spaces])

@@ -1,12 +1,12 @@
-"""Tells whether a transaction was committed whose COMMIT got no answer.
+"""Find out whether a transaction was committed whose COMMIT got no answer.
 
-Each transaction that writes first inserts a row with an id of its own, its receipt: the receipt is there if and only
-if all else that the transaction wrote is. To look is to insert the same row: a database lets that wait for a
-transaction that has it and has not ended, as one may whose client is gone. So once the look has an answer, the answer
-stays true. Where a database lost the transaction in its failover, the receipt is lost with it; its own transaction
-numbers (`pg_xact_status`) would be given out anew there, and tell of another one.
+Each writing transaction first inserts a row with a unique id, its receipt: the receipt exists if and only if the rest
+of the transaction was committed. The check inserts the same row, which waits for an open transaction that has it, even
+if its client is gone. So the answer, once there, stays true. If a database lost the transaction in a failover, the
+receipt is lost with it; the database's own transaction numbers (`pg_xact_status`) would be used again there, for
+another transaction.
 
-SQLite needs none: its COMMIT is a call in this process, which returns or dies with it.
+SQLite needs no receipts: its COMMIT is a call in this process, which returns or dies with it.
 """
 
 import uuid
@@ -19,7 +19,7 @@ from sqlalchemy import exc as sa
 from siltstone.catalog import tables as t
 
 _KEPT = timedelta(days=1)
-"""how long the receipt of a client that died stays; no client asks for one so old"""
+"""how long the receipt of a dead client stays; no client asks for an older one"""
 
 
 class Receipts:
@@ -30,7 +30,7 @@ class Receipts:
         self._used: deque[str] = deque()
 
     def begin(self, connection: Connection) -> str:
-        """Insert the receipt of a transaction that has just begun; those that nobody asks for any more go."""
+        """Insert the receipt of a transaction that has just begun, and delete receipts that are no longer needed."""
         receipt = uuid.uuid4().hex
         used = [self._used.popleft() for _ in range(len(self._used))]
         r = t.receipt.c
@@ -39,11 +39,11 @@ class Receipts:
         return receipt
 
     def end(self, receipt: str) -> None:
-        """Its transaction is known to have been committed."""
+        """Note that the transaction was committed, so that its receipt may be deleted."""
         self._used.append(receipt)
 
     def committed(self, receipt: str) -> bool:
-        """Whether its transaction was committed; waits while that is open."""
+        """Whether the transaction was committed; waits while it is open."""
         with self._engine.connect() as connection:
             connection.begin()
             try:

@@ -1,4 +1,4 @@
-"""The identity of the warehouse as the catalog records it: one row, written before the store's object is."""
+"""The identity of the warehouse in the catalog: one row, written before the store's object."""
 
 from sqlalchemy import exc as sa
 from sqlalchemy import insert, select, update
@@ -11,23 +11,23 @@ _ROW = 1
 
 
 class RecordedIdentity(CatalogPart):
-    """The identity of the warehouse; see `catalog.identity` for what is done with it."""
+    """The identity of the warehouse; `catalog.identity` uses it."""
 
     def read(self) -> CatalogIdentity:
-        """What is recorded."""
+        """Return the record."""
         w = t.warehouse.c
         with self._transactions.reading() as connection:
             found = connection.execute(select(w.identity, w.next).where(w.id == _ROW)).first()
             return CatalogIdentity() if found is None else CatalogIdentity(found.identity, found.next)
 
     def propose(self, identity: str, *, replacing: str | None = None) -> CatalogIdentity:
-        """Note that an identity is about to be written into the store in place of another (None: of none).
+        """Record that an identity is about to be written into the store, replacing another (or none).
 
-        Where another process has noted one and not settled it, that one goes first; where what is recorded is not
-        `replacing` any more, nothing changes.
+        Another process's proposal that is not settled stays first. If the recorded identity is no longer `replacing`,
+        nothing changes.
 
         Returns:
-            What is recorded then; its `next` is the one to write.
+            The record after that; its `next` is the identity to write.
         """
         w = t.warehouse.c
         with self._transactions.writing("the identity of the warehouse") as connection:
@@ -36,7 +36,7 @@ class RecordedIdentity(CatalogPart):
                     connection.execute(
                         insert(t.warehouse), {"id": _ROW, "changed_at": self._transactions.time(connection)}
                     )
-            except sa.IntegrityError:  # there is a row
+            except sa.IntegrityError:  # the row exists
                 pass
             as_before = (w.id == _ROW) & w.next.is_(None) & w.identity.is_not_distinct_from(replacing)
             connection.execute(
@@ -48,8 +48,7 @@ class RecordedIdentity(CatalogPart):
             return CatalogIdentity(found.identity, found.next)
 
     def settle(self, identity: str) -> CatalogIdentity:
-        """Note that the store has the identity that was proposed; nothing, if another process has done it. What is
-        recorded then."""
+        """Record that the store has the proposed identity, unless another process did; return the record."""
         w = t.warehouse.c
         with self._transactions.writing("the identity of the warehouse") as connection:
             proposed = (w.id == _ROW) & (w.next == identity)

@@ -1,4 +1,4 @@
-"""Reference copies: the live state of a checkpoint copied in full, to compare a restore with, row by row."""
+"""Reference copies: full copies of a checkpoint's live state, to compare with a restore row by row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from siltstone.store.paths import check_object_name
 
 @dataclass(frozen=True, slots=True)
 class ReferenceCopyRecord:
-    """A full copy of the state as it was live at one checkpoint, for row by row comparison."""
+    """A full copy of the live state at one checkpoint."""
 
     stream: str
     checkpoint: int
@@ -35,11 +35,12 @@ class ReferenceCopies(CatalogPart):
     def add(self, stream: str, epoch: int, checkpoint: int, objects: Sequence[StoredObject], copied_rows: int) -> None:
         """Record a reference copy of the state at a checkpoint, guarded by the writer epoch.
 
-        A process other than the run passes the epoch it saw in `streams.get(name).epoch` when it began.
+        A process other than the run passes the epoch in `streams.get(name).epoch` when it began.
 
         Raises:
-            UsageError: an object name that could leave the store, or the checkpoint has a reference copy already.
-            Fenced, UnknownCheckpoint
+            UsageError: an object name could leave the store, or the checkpoint has a reference copy already.
+            Fenced: `epoch` is not the stream's newest.
+            UnknownCheckpoint: the checkpoint does not exist.
         """
         for stored in objects:
             check_object_name(stored.name)
@@ -59,12 +60,12 @@ class ReferenceCopies(CatalogPart):
             insert_objects(connection, stream, epoch, checkpoint, kinds)
 
     def drop(self, stream: str, epoch: int, checkpoint: int) -> None:
-        """Forget the reference copy of a checkpoint, if there is one, guarded by the writer epoch.
+        """Drop the reference copy of a checkpoint, if it has one, guarded by the writer epoch.
 
-        Its objects belong to nothing from here on; sweeps delete them.
+        Its objects become orphans, which sweeps delete.
 
         Raises:
-            Fenced
+            Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.writing(
             f"the reference copy of checkpoint {checkpoint} of stream {stream}"
@@ -76,14 +77,14 @@ class ReferenceCopies(CatalogPart):
             connection.execute(delete(t.object_).where(of_it))
 
     def list(self, stream: str) -> list[ReferenceCopyRecord]:
-        """All reference copies, oldest checkpoint first."""
+        """List all reference copies, oldest checkpoint first."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             return read_copies(connection, stream)
 
 
 def read_copies(connection: Connection, stream: str) -> list[ReferenceCopyRecord]:
-    """All reference copies of a stream, oldest checkpoint first."""
+    """Return all reference copies of a stream, oldest checkpoint first."""
     o, s = t.object_.c, t.reference_copy.c
     stored: dict[int, list[StoredObject]] = {}
     query = select(o.checkpoint, o.name, o.bytes, o.checksum).where(

@@ -1,6 +1,6 @@
 """References: which objects the catalog refers to, and what else decides whether an object may be deleted.
 
-What several streams refer to, as forks do, none of them deletes but the last.
+An object that several streams refer to, because of forks, is deleted only by the last of them.
 """
 
 from collections.abc import Iterable
@@ -19,22 +19,22 @@ from siltstone.catalog.transactions import CatalogPart
 from siltstone.store.paths import stream_prefix
 
 _REFERRING = (t.object_, t.output_object)
-"""the tables whose rows keep objects"""
+"""the tables whose rows refer to objects"""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogView:
-    """What the catalog says at one moment about a stream's objects.
+    """What the catalog knows at one moment about a stream's objects.
 
     Attributes:
         epoch: the newest writer epoch; `ended` if its run has ended.
         newest: the newest completed checkpoint, 0 before the first.
-        epochs: those of which there is a checkpoint, deleted ones that wait among them.
-        leases: those that live.
-        referenced: names that a checkpoint, a reference copy or an output of any stream refers to, among those asked
-            for.
-        at: this moment, UTC.
-        rollbacks: all there were, oldest first.
+        epochs: the epochs that have a checkpoint, including those marked as deleted.
+        leases: the live leases.
+        referenced: names, among those asked for, that a checkpoint, a reference copy or an output of any stream refers
+            to.
+        at: the time of the view, UTC.
+        rollbacks: all rollbacks, oldest first.
     """
 
     stream: str
@@ -49,24 +49,27 @@ class CatalogView:
 
 
 class References(CatalogPart):
-    """What refers to objects."""
+    """References to objects."""
 
     def view(self, stream: str, names: Iterable[str] | None = None) -> CatalogView:
-        """What the catalog says at this moment; references among `names`, or for None among all names of the stream."""
+        """Return a view of now, with references among `names`, or, if None, among all names of the stream."""
         with self._transactions.reading() as connection:
             return read_view(connection, stream, names, self._transactions.time(connection))
 
     def find_shared(self, stream: str, names: Iterable[str]) -> frozenset[str]:
-        """Those of the names that another stream refers to."""
+        """Return the names that another stream refers to."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             return read_shared(connection, stream, names)
 
 
 def read_view(connection: Connection, stream: str, names: Iterable[str] | None, now: datetime) -> CatalogView:
-    """The order matters where statements see what is committed between them: a lease ends after what its holder wrote
-    is referred to, and a checkpoint is the newest when all it refers to is; so references are read last, but for
-    rollbacks, which take references away."""
+    """Read a view.
+
+    The order matters, since each statement sees commits made between them: a lease ends after its holder's objects are
+    referred to, and a checkpoint becomes the newest together with its references. So references are read last, except
+    for rollbacks, which remove references.
+    """
     c, r = t.checkpoint.c, t.run.c
     epoch = get_stream(connection, stream).epoch
     ended = connection.scalar(select(r.ended_at).where(r.stream == stream, r.epoch == epoch)) is not None
@@ -90,7 +93,7 @@ def read_shared(connection: Connection, stream: str, names: Iterable[str]) -> fr
 
 
 def _referenced(connection: Connection, stream: str, names: Iterable[str] | None) -> frozenset[str]:
-    """By any stream: a fork refers to objects of the stream it was made from."""
+    """Return the names that any stream refers to: a fork refers to objects of its parent."""
     if names is None:
         return frozenset(
             name
@@ -103,7 +106,7 @@ def _referenced(connection: Connection, stream: str, names: Iterable[str] | None
 
 
 def _referring(connection: Connection, streams: Select[tuple[str]], names: Iterable[str]) -> frozenset[str]:
-    """The names that one of these streams refers to. That streams are named lets the primary key find the names."""
+    """Return the names that one of these streams refers to. Naming the streams lets the query use the primary key."""
 
     def query(part: list[str]) -> CompoundSelect[Any]:
         return union_all(

@@ -1,4 +1,4 @@
-"""The catalog: what exists and who refers to it, one class per noun."""
+"""The catalog records what exists and who refers to it, with one class per noun."""
 
 from datetime import datetime
 from types import TracebackType
@@ -29,7 +29,7 @@ from siltstone.catalog.transactions import Transactions
 
 
 class Catalog:
-    """What exists and who refers to it. Close it, or use it in a `with` block. Safe for use by many threads.
+    """An open catalog. Close it, or use it in a `with` block. Safe for use by many threads.
 
     Each method of each part is one transaction. Writes that belong to a run are guarded by its writer epoch
     (`fencing`). Any method may raise Unreachable, and UnknownStream if it takes a stream's name.
@@ -40,49 +40,49 @@ class Catalog:
         self.url = transactions.url
         """where the catalog is, without its password"""
         self.identity = RecordedIdentity(transactions)
-        """which warehouse it is of"""
+        """the identity of its warehouse"""
         self.streams = Streams(transactions)
         self.runs = Runs(transactions)
         """who wrote to a stream under which writer epoch"""
         self.definitions = Definitions(transactions)
-        """what checkpoints were made under"""
+        """the definitions under which checkpoints were made"""
         self.commits = Commits(transactions)
-        """what makes checkpoints exist"""
+        """make checkpoints exist"""
         self.checkpoints = Checkpoints(transactions)
         self.chains = Chains(transactions)
         """what a restore of a checkpoint reads"""
         self.materializations = Materializations(transactions)
         self.objects = Objects(transactions)
-        """what checkpoints refer to in the store"""
+        """the stored objects that checkpoints refer to"""
         self.references = References(transactions)
-        """whether an object is referred to, by any stream"""
+        """whether any stream refers to an object"""
         self.reference_copies = ReferenceCopies(transactions)
-        """live state copied in full, to compare a restore with"""
+        """full copies of live state, to compare with a restore"""
         self.edits = Edits(transactions)
-        """what people changed in the state by hand"""
+        """changes that people made to the state by hand"""
         self.input_log = InputLog(transactions)
-        """where sources begin, and what was read of them since"""
+        """where sources begin, and what each step has read"""
         self.outbox = Outbox(transactions)
         """outputs of checkpoints, and whether sinks have them"""
         self.savepoints = Savepoints(transactions)
         self.leases = Leases(transactions)
-        """who is at work on checkpoints"""
+        """who is working on checkpoints"""
         self.deletions = Deletions(transactions)
         """checkpoints that are being deleted"""
         self.tombstones = Tombstones(transactions)
-        """what was deleted from the store"""
+        """objects that were deleted from the store"""
         self.passes = Passes(transactions)
-        """what each deletion took away"""
+        """what each deletion removed"""
         self.rollbacks = Rollbacks(transactions)
         """checkpoints that were given up"""
         self.forks = Forks(transactions)
-        """streams that began as a checkpoint of another"""
+        """streams that began at a checkpoint of another"""
 
     def now(self) -> datetime:
-        """The time it goes by, UTC: the database's own, so that all hosts that use it go by the same.
+        """Return the current time, UTC: the database's own, so that all its clients use the same.
 
         Raises:
-            Unreachable
+            Unreachable: the database does not answer.
         """
         return self.transactions.now()
 

@@ -1,21 +1,21 @@
-"""Rollbacks: what cannot be restored any more is given up, and made again from its input.
+"""Rollbacks: give up checkpoints that can no longer be restored, and make them again from their input.
 
-A rollback to checkpoint c lets every checkpoint above c cease to exist, and c be the newest. Their ids are used again.
-The output of what is given up stays decided (`catalog.outbox`): its sinks have it, or get it from what is staged. So
-that each input row reaches them exactly once, the same id has to come again with the same steps, and then brings no
-output; therefore the rows of `step` above c stay. They are then no record of what happened but a log of what comes next
+A rollback to checkpoint c removes every checkpoint above c, so that c is the newest. Their ids are used again. The
+output of what is given up stays decided (`catalog.outbox`): its sinks have it, or get the staged rows. For each input
+row to reach them exactly once, the same id must come again with the same steps, and then brings no output. So the rows
+of `step` above c stay. They are no longer a record of what happened, but a log of what comes next
 (`input_log.InputLog.list_logged`):
 
-    a run that follows it      commits checkpoint c + 1 with the steps logged for it; they are replaced by its own
-    a run that does not        commits others: from there on the log is of a stream that will never be, and goes, all of
-                               it, in the same transaction (`settle_log`)
+    a run that follows it      commits checkpoint c + 1 with the steps logged for it, which its own replace
+    a run that does not        commits other steps: the rest of the log no longer applies, and is removed in the same
+                               transaction (`settle_log`)
 
-Where the input log was pruned, the steps of the first checkpoints are gone. A rollback to 0 then leaves no log: the
-stream begins at its initial offsets, with boundaries of its own.
+So a logged step never becomes a recorded one without being run, and a step that was run is never logged as one to come.
+If the input log was pruned, the steps of the first checkpoints are gone. A rollback to 0 then leaves no log: the stream
+begins at its initial offsets, with new batch boundaries.
 
-so a logged step never becomes a recorded one without having been run, and a step that has been run is never logged as
-one to come. What runs again writes under its own writer epoch, which is newer than any that wrote what was given up: of
-one epoch, a checkpoint is committed once for good, and no name of an object comes twice.
+The next run writes under its own epoch, newer than any that wrote what was given up. Within one epoch, a checkpoint is
+committed once, and no object name is used twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RollbackRecord:
-    """One rollback, by the writer epoch `epoch`: from checkpoint `newest` to `checkpoint`; 0 is before the first."""
+    """One rollback by writer epoch `epoch`, from checkpoint `newest` to `checkpoint`; 0 is before the first."""
 
     stream: str
     epoch: int
@@ -55,14 +55,14 @@ class RollbackRecord:
     rolled_back_at: datetime
 
     def gave_up(self, epoch: int, checkpoint: int) -> bool:
-        """Whether what that epoch wrote for that checkpoint was given up by this one."""
+        """Whether this rollback gave up what that epoch wrote for that checkpoint."""
         return epoch < self.epoch and self.checkpoint < checkpoint <= self.newest
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackLoss:
-    """What a rollback gives up: checkpoints, ascending; the savepoints of these, by name; and those of these
-    checkpoints that held an edit by hand, which no input brings back."""
+    """What a rollback gives up: checkpoints, ascending; their savepoints, by name; and those of the checkpoints with an
+    edit by hand, which no input brings back."""
 
     given_up: tuple[int, ...] = ()
     savepoints: tuple[str, ...] = ()
@@ -83,18 +83,18 @@ class Rollbacks(CatalogPart):
     ) -> RollbackLoss:
         """Give up every checkpoint after `checkpoint`, or all for 0, in one transaction guarded by the writer epoch.
 
-        With them go their savepoints, reference copies, materializations and definitions. Their steps stay, as the log
-        of what comes next, and so does the record of their edits. Nothing is deleted from the store. Rolling back to
+        Their savepoints, reference copies, materializations and definitions are removed, too. Their steps stay, as the
+        log of what comes next, and so does the record of their edits. Nothing is deleted from the store. A rollback to
         the newest checkpoint does nothing.
 
         Args:
-            reason: why, in a line.
-            accept: is told what is about to be given up, and raises if it may not be; nothing is then.
+            reason: why, in one line.
+            accept: called with what is about to be given up; it raises to refuse, and then nothing changes.
 
         Raises:
-            UnknownCheckpoint: there is none of that id, or it is marked as deleted.
-            UsageError: this epoch has rolled back before, or one that is to be given up is its own: take a new epoch.
-            Fenced
+            UnknownCheckpoint: the checkpoint does not exist, or is marked as deleted.
+            UsageError: this epoch has already rolled back, or would give up its own checkpoint: begin a new epoch.
+            Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.writing(f"the rollback of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
@@ -122,10 +122,10 @@ class Rollbacks(CatalogPart):
             return lost
 
     def skip_epochs(self, stream: str, who: str, *, above: int, newest: int) -> int:
-        """Take the stream over under a writer epoch higher than `above`, one that this catalog does not know of: it was
-        restored from a backup, and runs since have written what it never refers to.
+        """Take the stream over with a writer epoch higher than `above`, for a catalog restored from a backup.
 
-        In the same transaction, what they wrote is given up: up to checkpoint `newest`, the highest in the store.
+        In the same transaction, what runs since the backup have written is given up, up to checkpoint `newest`, the
+        highest in the store.
         """
         with self._transactions.writing(f"a run of stream {stream}") as connection:
             now = self._transactions.time(connection)
@@ -139,27 +139,27 @@ class Rollbacks(CatalogPart):
             return epoch
 
     def foresee(self, stream: str, checkpoint: int, newest: int | None = None) -> RollbackLoss:
-        """What `roll_back` would give up; of checkpoints up to `newest` only, if that is given."""
+        """Return what `roll_back` would give up, up to checkpoint `newest` if given."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             return _foresee(connection, stream, checkpoint, newest)
 
     def list(self, stream: str) -> list[RollbackRecord]:
-        """All rollbacks of a stream, oldest first."""
+        """List all rollbacks of a stream, oldest first."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             return list(read_rollbacks(connection, stream))
 
 
 def read_rollbacks(connection: Connection, stream: str) -> tuple[RollbackRecord, ...]:
-    """All rollbacks of a stream, oldest first."""
+    """Return all rollbacks of a stream, oldest first."""
     r = t.rollback.c
     query = select(*(column.label(column.key) for column in r)).where(r.stream == stream).order_by(r.epoch)
     return tuple(RollbackRecord(**row) for row in connection.execute(query).mappings())
 
 
 def _foresee(connection: Connection, stream: str, checkpoint: int, newest: int | None = None) -> RollbackLoss:
-    """What lies above a checkpoint, up to `newest`; of edits only those that have not been given up before."""
+    """Return what is above a checkpoint, up to `newest`; only edits that were not given up before."""
     c, s, e = t.checkpoint.c, t.savepoint.c, t.edit.c
     end = ID_END - 1 if newest is None else newest
 
@@ -185,13 +185,13 @@ def _refuse_second(connection: Connection, stream: str, epoch: int, checkpoint: 
 
 
 def settle_log(connection: Connection, stream: str, commit: "CheckpointCommit") -> None:
-    """Make room in the input log for the steps of a checkpoint, before they are recorded.
+    """Remove logged steps from the input log before a checkpoint's own steps are recorded.
 
-    Those logged for it go, since its own are recorded in their place. If its own are others, or others than these, the
-    run does not follow the log: then all that is logged goes.
+    If the checkpoint's steps equal those logged for it, they replace these. If they differ, the run does not follow the
+    log, and all logged steps are removed.
 
     Raises:
-        StateError: the checkpoint was to repeat what is logged, and does not: sinks have other rows under its id.
+        StateError: the checkpoint must repeat the logged steps, and does not: sinks have other rows under its id.
     """
     s = t.step.c
     logged = (s.stream == stream) & (s.checkpoint >= commit.id)
@@ -200,8 +200,8 @@ def settle_log(connection: Connection, stream: str, commit: "CheckpointCommit") 
     follows = _follows(commit.steps, [to_step(row) for row in next_ if row.checkpoint == commit.id])
     if commit.repeats and not follows:
         raise StateError(
-            f"checkpoint {commit.id} of stream {stream} was given up and has to hold the steps that are logged for it, "
-            "since sinks have their rows under its id: run the stream again, which follows the log first"
+            f"checkpoint {commit.id} of stream {stream} was given up and must have the steps logged for it, since "
+            "sinks have their rows under its id: run the stream again, which follows the log first"
         )
     if not next_:
         return
@@ -211,7 +211,7 @@ def settle_log(connection: Connection, stream: str, commit: "CheckpointCommit") 
 
 
 def _follows(steps: Sequence[Step], logged: Sequence[Step]) -> bool:
-    """Whether steps have read what was logged; what Spark notes of the time of reading may differ."""
+    """Whether steps have read what was logged; Spark's note of when it was read may differ."""
     return [_input(step) for step in steps] == [_input(step) for step in logged]
 
 

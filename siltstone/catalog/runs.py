@@ -17,14 +17,14 @@ from siltstone.model import MAX_EPOCH
 _LOG = get_logger(__name__)
 
 RUNS_KEPT = 1000
-"""how many runs of a stream are remembered, at least"""
+"""minimum runs kept per stream"""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One writer epoch of a stream, whose first checkpoint, if it completed any, is `first_checkpoint`.
+    """One writer epoch of a stream; its first checkpoint, if it completed any, is `first_checkpoint`.
 
-    `outcome` says how it ended, None while it has not.
+    `outcome` says how it ended; None while it runs.
     """
 
     stream: str
@@ -37,33 +37,33 @@ class RunRecord:
 
 
 class Runs(CatalogPart):
-    """The runs of streams, each under a writer epoch of its own."""
+    """The runs of streams, each with its own writer epoch."""
 
     def begin(self, stream: str, who: str) -> int:
         """Take the stream over: begin its next writer epoch, which fences older ones.
 
-        For runs and recoveries, `catalog.epochs.begin_epoch` does this, and marks it in the store.
+        Runs and recoveries use `catalog.epochs.begin_epoch`, which also marks the epoch in the store.
         """
         with self._transactions.writing(f"a run of stream {stream}") as connection:
             return take_over(connection, stream, who, self._transactions.time(connection))
 
     def end(self, stream: str, epoch: int, outcome: str) -> None:
-        """Note how a run ended; one that has ended already (superseded, say) stays as it is."""
+        """Record how a run ended; one that has already ended (for example, superseded) stays as it is."""
         with self._transactions.writing(f"the end of a run of stream {stream}") as connection:
             get_stream(connection, stream)
             end_runs(connection, stream, epoch, outcome, self._transactions.time(connection))
 
     def check_epoch(self, stream: str, epoch: int) -> None:
-        """Make sure that `epoch` is the newest writer of the stream.
+        """Check that `epoch` is the newest writer of the stream.
 
         Raises:
-            Fenced
+            Fenced: it is not.
         """
         with self._transactions.reading() as connection:
             fencing.hold(connection, stream, epoch)
 
     def is_open(self, stream: str) -> bool:
-        """Whether a run is open: its newest writer epoch has not ended. One that was killed has not, either."""
+        """Whether the newest writer epoch has not ended; a killed run's has not, either."""
         r = run.c
         newest = select(r.ended_at).where(r.stream == stream).order_by(r.epoch.desc()).limit(1)
         with self._transactions.reading() as connection:
@@ -71,7 +71,7 @@ class Runs(CatalogPart):
             return found is not None and found.ended_at is None
 
     def list_superseded(self, stream: str, epoch: int) -> list[RunRecord]:
-        """The runs of a stream that had not ended when `epoch` began, and are fenced by it."""
+        """List the runs of a stream that had not ended when `epoch` began and fenced them."""
         r = run.c
         fenced = (r.stream == stream) & (r.epoch < epoch) & (r.outcome == superseded_by(epoch))
         with self._transactions.reading() as connection:
@@ -79,7 +79,7 @@ class Runs(CatalogPart):
             return [RunRecord(**row) for row in found.mappings()]
 
     def list(self, stream: str) -> list[RunRecord]:
-        """All writer epochs of a stream, oldest first."""
+        """List all writer epochs of a stream, oldest first."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             found = connection.execute(select(run).where(run.c.stream == stream).order_by(run.c.epoch))
@@ -87,11 +87,11 @@ class Runs(CatalogPart):
 
 
 def take_over(connection: Connection, name: str, who: str, now: datetime, above: int = 0) -> int:
-    """Begin the next epoch of a stream, which is higher than `above`; older runs that have not ended are ended by it.
+    """Begin the next epoch of a stream, higher than `above`, and end older runs that have not ended.
 
     Raises:
-        UnknownStream: there is no such stream.
-        WrongWarehouse: the store already has the highest writer epoch there can be.
+        UnknownStream: the stream does not exist.
+        WrongWarehouse: the store already has the highest possible writer epoch.
     """
     next_ = case((stream.c.epoch < above, above + 1), else_=stream.c.epoch + 1)
     raised = update(stream).where(stream.c.name == name).values(epoch=next_)
@@ -112,15 +112,15 @@ def take_over(connection: Connection, name: str, who: str, now: datetime, above:
 
 
 def superseded_by(epoch: int) -> str:
-    """The outcome of a run that had not ended when `epoch` began."""
+    """Return the outcome of a run that had not ended when `epoch` began."""
     return f"superseded by epoch {epoch}"
 
 
 def _forget_old(connection: Connection, name: str, newest: int, who: str, now: datetime) -> None:
-    """Forget runs before the newest `RUNS_KEPT`, whose epochs nothing can be written under any more.
+    """Remove runs before the newest `RUNS_KEPT`, whose epochs can no longer write.
 
-    Those of which there is a checkpoint stay, and the one after each of these: it says which checkpoint such a run had
-    begun and not completed, whose objects a sweep looks for (`retention.orphan_rules`).
+    Runs that have a checkpoint stay, and so does the run after each of these: it records which checkpoint the earlier
+    run had begun and not completed, whose objects a sweep looks for (`retention.orphan_rules`).
     """
     if newest <= RUNS_KEPT:
         return
@@ -130,11 +130,11 @@ def _forget_old(connection: Connection, name: str, newest: int, who: str, now: d
     forgotten = connection.execute(delete(run).where(old & ~needed)).rowcount
     note_pass(connection, name, Pass.begin(RUNS, who), now, rows=forgotten)
     if forgotten:
-        _LOG.info("records of old runs are forgotten", stream=name, epoch=newest, runs=forgotten)
+        _LOG.info("records of old runs were removed", stream=name, epoch=newest, runs=forgotten)
 
 
 def end_runs(connection: Connection, name: str, epoch: int | None, outcome: str, now: datetime) -> None:
-    """Note how a run ended (every run still open, for None); one that has ended stays as it is."""
+    """Record how a run (all open runs if `epoch` is None) ended; one that has ended stays as it is."""
     open_ = (run.c.stream == name) & run.c.ended_at.is_(None)
     chosen = open_ if epoch is None else open_ & (run.c.epoch == epoch)
     connection.execute(update(run).where(chosen).values(ended_at=now, outcome=outcome))

@@ -16,7 +16,7 @@ from siltstone.model import LATEST, check_name
 
 @dataclass(frozen=True, slots=True)
 class SavepointRecord:
-    """A name that keeps one checkpoint from deletion until `expires_at`; for good, where that is None."""
+    """A name that keeps one checkpoint from deletion until `expires_at`, or for good if that is None."""
 
     stream: str
     name: str
@@ -25,7 +25,7 @@ class SavepointRecord:
     expires_at: datetime | None
 
     def expired(self, now: datetime) -> bool:
-        """Whether it keeps its checkpoint no longer."""
+        """Whether it no longer keeps its checkpoint."""
         return self.expires_at is not None and self.expires_at <= now
 
 
@@ -35,14 +35,14 @@ class Savepoints(CatalogPart):
     def add(
         self, stream: str, epoch: int, name: str, checkpoint: int, expires_in: timedelta | None = None
     ) -> SavepointRecord:
-        """Give a checkpoint a name, which keeps it from deletion; guarded by the writer epoch as a reference copy is.
+        """Give a checkpoint a name that keeps it from deletion; guarded by the writer epoch like a reference copy.
 
-        With `expires_in`, only for so long: then the name stays until the checkpoint is deleted, and keeps nothing.
+        With `expires_in`, only for that time; an expired name stays until the checkpoint is deleted.
 
         Raises:
-            UsageError: not a savepoint's name, one that is taken, or a time to expire that is out of range.
-            UnknownCheckpoint: there is none of that id, or it is marked as deleted.
-            Fenced
+            UsageError: the name is not valid or is taken, or the expiry is out of range.
+            UnknownCheckpoint: the checkpoint does not exist, or is marked as deleted.
+            Fenced: `epoch` is not the stream's newest.
         """
         if check_name("savepoint", name) == LATEST:
             raise UsageError(f"a savepoint cannot be named {LATEST}, which means the newest checkpoint: choose another")
@@ -54,34 +54,34 @@ class Savepoints(CatalogPart):
         return savepoint
 
     def drop(self, stream: str, epoch: int, name: str) -> None:
-        """Forget a savepoint, guarded by the writer epoch; its checkpoint stays until it is deleted.
+        """Drop a savepoint, guarded by the writer epoch; its checkpoint stays until it is deleted.
 
         Raises:
-            UsageError: there is none of that name; says which there are.
-            Fenced
+            UsageError: it does not exist; the message lists those that do.
+            Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.writing(f"savepoint {name} of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
             _delete(connection, stream, name)
 
     def list(self, stream: str) -> list[SavepointRecord]:
-        """All savepoints of a stream, by name; expired ones too, until their checkpoint is deleted."""
+        """List all savepoints of a stream, by name; expired ones too, until their checkpoint is deleted."""
         with self._transactions.reading() as connection:
             get_stream(connection, stream)
             return read_savepoints(connection, stream)
 
 
 def read_savepoints(connection: Connection, stream: str) -> list[SavepointRecord]:
-    """All savepoints of a stream, by name; expired ones too."""
+    """Return all savepoints of a stream, by name; expired ones too."""
     query = select(t.savepoint).where(t.savepoint.c.stream == stream).order_by(t.savepoint.c.name)
     return [SavepointRecord(**row) for row in connection.execute(query).mappings()]
 
 
 def _insert(connection: Connection, savepoint: SavepointRecord) -> None:
-    """A savepoint of a checkpoint that is not marked as deleted.
+    """Insert a savepoint of a checkpoint that is not marked as deleted.
 
     Raises:
-        UnknownCheckpoint: there is no such checkpoint.
+        UnknownCheckpoint: the checkpoint does not exist.
         UsageError: the name is taken.
     """
     stream, name, id = savepoint.stream, savepoint.name, savepoint.checkpoint
@@ -100,7 +100,7 @@ def _delete(connection: Connection, stream: str, name: str) -> None:
     """Remove a savepoint; its checkpoint stays.
 
     Raises:
-        UsageError: there is none of that name; says which there are.
+        UsageError: it does not exist; the message lists those that do.
     """
     s = t.savepoint.c
     if connection.execute(delete(t.savepoint).where(s.stream == stream, s.name == name)).rowcount == 0:
@@ -109,10 +109,10 @@ def _delete(connection: Connection, stream: str, name: str) -> None:
 
 
 def _expiry(name: str, created: datetime, expires_in: timedelta | None) -> datetime | None:
-    """When a savepoint that was created then expires.
+    """Return when a savepoint created at `created` expires.
 
     Raises:
-        UsageError: it cannot, or has already.
+        UsageError: the time is out of range or already over.
     """
     try:
         expires = None if expires_in is None else created + expires_in

@@ -1,8 +1,8 @@
-"""What tables a database has, beside those that a revision makes; and rows carried from the ones into the others.
+"""Compare a database's tables with those that its revision makes, and carry rows from one into the other.
 
-Revisions 0001 and 0008 were edited before the first release, so a catalog may say that it is of one of them and lack
-some of its columns. What it has is told from what it should have by looking at both. Its tables are made anew as its
-revision makes them, and the rows carried over; what cannot be carried without loss is refused.
+Revisions 0001 and 0008 were edited before the first release, so a catalog may claim one of them and lack some of its
+columns. Both are compared. The tables are then made again as the revision makes them, and the rows carried over; what
+cannot be carried without loss is refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ _KINDS: Mapping[type, type[TypeEngine[Any]]] = {
     bool: Boolean,
     datetime: UtcTime,
 }
-"""what a column holds in Python -> a type that stores it so in every database"""
+"""Python type of a column -> a column type that works in every database"""
 _ROWS = 500
 """rows carried at a time"""
 _OLD = "superseded_"
@@ -54,7 +54,7 @@ _ALWAYS = frozenset({"stream", "run", "checkpoint", "object", "dependency", "ste
 _PACKED = frozenset({("checkpoint", "statistics"), ("step", "offsets"), ("step", "sources")})
 """columns that were plain text once"""
 _LEFT = frozenset({("materialization", "expires_at")})
-"""columns that were given up for good: leases say it"""
+"""columns that were removed: leases hold it now"""
 _COMPUTED: Mapping[tuple[str, str], str] = {
     ("run", "first_checkpoint"): (
         "SELECT 1 + coalesce(max(c.id), 0) FROM {old}checkpoint c "
@@ -62,12 +62,13 @@ _COMPUTED: Mapping[tuple[str, str], str] = {
     ),
     ("output", "sink_id"): "{old}output.checkpoint",
 }
-"""columns that can be told from others where they are missing"""
+"""columns that can be computed from others if they are missing"""
 
 
 @cache  # an upgrade asks for each several times, and Alembic makes them all
 def tables_made_by(revision: str) -> MetaData:
-    """The tables that a revision makes, as a database says them, that of revisions included. Not to be changed."""
+    """Return the tables that a revision makes, reflected from a database, including that of revisions. Do not change
+    the result."""
     engine = create_engine("sqlite://")
     made = MetaData()
     try:
@@ -80,7 +81,7 @@ def tables_made_by(revision: str) -> MetaData:
 
 
 def tables_found(connection: Connection, names: Mapping[str, Any]) -> MetaData:
-    """Those of the tables `names` that there are: their columns, of types that every database has; nothing else."""
+    """Return the existing tables among `names`: only their columns, with types that every database has."""
     inspector = inspect(connection)
     found = MetaData()
     for name in sorted(set(inspector.get_table_names()) & set(names)):
@@ -94,12 +95,12 @@ def tables_found(connection: Connection, names: Mapping[str, Any]) -> MetaData:
 
 
 def differences(found: MetaData, made: MetaData) -> list[str]:
-    """What is missing, too much or of another type in what was found, in words; empty if it is as it was made."""
+    """Describe what is missing, unexpected or of another type in the tables found; empty if they are as made."""
     told = []
     for table in made.tables.values():
         there = found.tables.get(table.name)
         if there is None:
-            told.append(f"there is no table {table.name}")
+            told.append(f"table {table.name} is missing")
             continue
         told += [f"{table.name} lacks {c.name}" for c in table.c if c.name not in there.c]
         told += [f"{table.name} has {c.name}" for c in there.c if c.name not in table.c]
@@ -112,9 +113,9 @@ def differences(found: MetaData, made: MetaData) -> list[str]:
 
 
 def rebuild(connection: Connection, revision: str, found: MetaData, made: MetaData) -> None:
-    """Make the tables of `revision` anew in place of those found, and carry their rows over, in one transaction.
+    """Replace the tables found with newly made ones of `revision`, and carry their rows over, in one transaction.
 
-    On SQLite foreign keys must be off. What cannot be carried over, `check_carried` has refused.
+    On SQLite, foreign keys must be off. Call `check_carried` first, which refuses what cannot be carried over.
     """
     inspector = inspect(connection)
     connection.execute(text(f"DROP TABLE {REVISION_TABLE}"))
@@ -135,28 +136,28 @@ def rebuild(connection: Connection, revision: str, found: MetaData, made: MetaDa
 
 
 def copy_rows(source: Connection, target: Connection, tables: MetaData, made: MetaData) -> dict[str, int]:
-    """Copy all rows of these tables into another database that has them as well, empty; table -> rows.
+    """Copy all rows of these tables into another database that has the same tables, empty; return table -> rows.
 
     Args:
-        tables: as `tables_found` says them of the source.
-        made: the same with foreign keys, which say what comes first.
+        tables: the result of `tables_found` for the source.
+        made: the same tables with foreign keys, which determine the order.
     """
     return {table.name: _carry(source, target, table, table) for table in _in_order(tables, made)}
 
 
 def row_counts(connection: Connection, tables: MetaData) -> dict[str, int]:
-    """Table -> how many rows it has."""
+    """Return table -> its number of rows."""
     quoted = {name: _quoted(connection, name) for name in tables.tables}
     return {n: connection.scalar(text(f"SELECT count(*) FROM {q}")) or 0 for n, q in quoted.items()}
 
 
 def _in_order(tables: MetaData, made: MetaData) -> list[Table]:
-    """Those of the tables that are made, each after the ones it refers to."""
+    """Return the tables that are made, each after those it refers to."""
     return [tables.tables[table.name] for table in made.sorted_tables if table.name in tables.tables]
 
 
 def _carry(source: Connection, target: Connection, table: Table, into: Table) -> int:
-    """Carry a table's rows, and say how many; packs what was plain text, and computes what was not there."""
+    """Carry a table's rows and return their number; pack columns that were plain text, and compute missing ones."""
     name = into.name
     packed = [c.name for c in into.c if c.name in table.c and _kind(c) is not _kind(table.c[c.name])]
     columns = [table.c[c.name] for c in into.c if c.name in table.c]
@@ -175,7 +176,7 @@ def _carry(source: Connection, target: Connection, table: Table, into: Table) ->
 
 
 def _parts(source: Connection, table: Table, query: Select[Any]) -> Iterator[list[dict[str, Any]]]:
-    """A table's rows, some at a time; of streams, which may refer to each other, parents come before forks."""
+    """Yield a table's rows, some at a time; in table stream, parents come before their forks."""
     if "forked_from" not in table.c:
         with source.execute(query.execution_options(stream_results=True)) as rows:
             yield from ([dict(row) for row in part] for part in rows.mappings().partitions(_ROWS))
@@ -185,19 +186,19 @@ def _parts(source: Connection, table: Table, query: Select[Any]) -> Iterator[lis
     while left:
         ready = [row for row in left if row["forked_from"] in carried]
         if not ready:
-            raise UsageError(f"a stream of {redacted_url(source.engine.url)} was made from one that is not there")
+            raise UsageError(f"a stream of {redacted_url(source.engine.url)} is a fork of one that is missing")
         carried |= {row["name"] for row in ready}
         left = [row for row in left if row["name"] not in carried]
         yield ready
 
 
 def check_carried(connection: Connection, found: MetaData, made: MetaData) -> None:
-    """Make sure that `rebuild` loses nothing.
+    """Check that `rebuild` loses nothing.
 
     Raises:
-        UsageError: some of it cannot be carried over; says which.
+        UsageError: something cannot be carried over; the message says what.
     """
-    lost = [f"there is no table {name}" for name in sorted(_ALWAYS - found.tables.keys())]
+    lost = [f"table {name} is missing" for name in sorted(_ALWAYS - found.tables.keys())]
     for table in found.tables.values():
         should = made.tables[table.name]
         for column in should.c:
@@ -214,7 +215,7 @@ def check_carried(connection: Connection, found: MetaData, made: MetaData) -> No
     if lost:
         raise UsageError(
             f"the catalog {redacted_url(connection.engine.url)} cannot be upgraded without loss: {', '.join(lost)}; "
-            "read it with the version of Siltstone that made it, and run its streams anew into another warehouse"
+            "read it with the version of Siltstone that made it, and run its streams again into another warehouse"
         )
 
 

@@ -1,11 +1,11 @@
-"""The entries of Spark's logs of its sources, as a step keeps them (`Step.sources`): source -> number -> text, as JSON.
+"""Entries of Spark's logs of its sources, as recorded with a step (`Step.sources`): source -> number -> text, as JSON.
 
-A file source's entry is a line about each file that a batch of that number was given, after a line with the version:
+A file source's entry has a line with the version, and then one line per file of the batch with that number:
 
     v1
     {"path":"file:///in/a.parquet","timestamp":1372896000000,"batchId":7}
 
-Other sources write one entry: where they begin.
+Other sources write one entry, with their initial offset.
 """
 
 import json
@@ -16,7 +16,7 @@ from siltstone.decoding import check_integer, check_object, decoding, parse_json
 from siltstone.errors import StateError
 
 NO_ENTRIES = "{}"
-"""of a step that added nothing to any source's log"""
+"""the entries of a step that added nothing to any source's log"""
 _SOURCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _NUMBER_MAX = 10**18
@@ -24,19 +24,20 @@ _WHERE, _WHAT = "an entry of the input log in the catalog", "what a source's log
 
 
 def decode_sources(sources: str) -> dict[str, dict[int, str]]:
-    """The entries of a step: source -> number -> text. Sources and numbers become names of files (promise 8).
+    """Decode a step's entries: source -> number -> text. Both become file names, so they are checked (no path may lead
+    outside the warehouse: promise 8).
 
     Raises:
-        StateError: that is not what the catalog has; none of it may be used.
+        StateError: the text is damaged; none of it may be used.
     """
     with decoding(_WHERE, _WHAT, StateError):
         found: dict[str, dict[int, str]] = {}
         for source, numbered in check_object(parse_json(sources), "the step").items():
             if not _SOURCE.fullmatch(source):
-                raise ValueError(f"{source[:80]!r} is no source of Spark's")
+                raise ValueError(f"{source[:80]!r} is not a source of Spark's")
             for number, text in check_object(numbered, f"source {source}").items():
                 if not _NUMBER.fullmatch(number) or not isinstance(text, str):
-                    raise ValueError(f"{number[:80]!r} of source {source} is no entry of a log")
+                    raise ValueError(f"{number[:80]!r} of source {source} is not an entry of a log")
                 found.setdefault(source, {})[int(number)] = text
         return found
 
@@ -45,7 +46,7 @@ def is_file_log(entry: str) -> bool:
     """Whether a file source wrote this entry.
 
     Raises:
-        StateError: it is damaged.
+        StateError: the entry is damaged.
     """
     lines = entry.splitlines()[1:]
     if not lines or not lines[-1].startswith("{"):
@@ -54,10 +55,10 @@ def is_file_log(entry: str) -> bool:
 
 
 def path_of(line: str) -> str:
-    """The URL of the file that a line of a file source's log is about.
+    """Return the URL of the file in a line of a file source's log.
 
     Raises:
-        StateError: it is damaged.
+        StateError: the line is damaged.
     """
     with decoding(_WHERE, _WHAT, StateError):
         path = _parse_line(line)["path"]
@@ -72,8 +73,8 @@ def _parse_line(line: str) -> dict[str, object]:
 
 
 def merge(sources: Iterable[str]) -> str:
-    """The entries of many steps as those of one: of each file source one entry, under the newest number, that holds the
-    lines of all of them in their order. `split` takes it apart again.
+    """Merge the entries of many steps: each file source gets one entry, under its newest number, with all lines in
+    order. `split` is the inverse.
 
     Args:
         sources: `Step.sources` of each step, oldest first; the first may be merged already.
@@ -95,7 +96,7 @@ def merge(sources: Iterable[str]) -> str:
 
 
 def split(numbered: dict[int, str]) -> dict[int, str]:
-    """The entries of one source, each under its own number again, however they were merged.
+    """Split the merged entries of one source, each under its own number again.
 
     Raises:
         StateError: one of them is damaged.
@@ -114,13 +115,13 @@ def split(numbered: dict[int, str]) -> dict[int, str]:
 
 
 def count_files(sources: str) -> int:
-    """How many files these entries say have been read."""
+    """Count the files in these entries."""
     texts = [entry for numbered in decode_sources(sources).values() for entry in numbered.values()]
     return sum(len(text.splitlines()) - 1 for text in texts if is_file_log(text))
 
 
 def without_files(sources: str) -> str:
-    """These entries but those of file sources, as if no file had been read yet."""
+    """Return the entries without those of file sources, as if no file had been read."""
     kept = {
         source: {str(number): entry for number, entry in numbered.items() if not is_file_log(entry)}
         for source, numbered in decode_sources(sources).items()

@@ -1,4 +1,4 @@
-"""Streams: their names, what they are defined as and what they keep."""
+"""Streams: their names, definitions and retention."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from siltstone.model import MAX_MAX_PARALLELISM, check_name
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """A stream the catalog knows. `epoch` is its newest writer epoch, 0 before the first run.
+    """A stream in the catalog. `epoch` is its newest writer epoch, 0 before the first run.
 
-    `parallelism` is that of runs that name none, where it was set. A fork began as a copy of checkpoint `forked_at` of
-    the stream `forked_from`. `retention` is what it keeps (`retention.retention_rules`): None, everything. Sinks know a
+    `parallelism`, if set, is that of runs that name none. A fork began as a copy of checkpoint `forked_at` of the
+    stream `forked_from`. `retention` are its rules (`retention.retention_rules`); None keeps everything. Sinks know a
     new checkpoint by its id plus `sink_offset` (`catalog.outbox`).
     """
 
@@ -46,11 +46,11 @@ class Streams(CatalogPart):
         definition: Mapping[str, Any],
         retention: Mapping[str, Any] | None = None,
     ) -> StreamRecord:
-        """The stream of that name, created with this definition and retention (JSON) where it is new.
+        """Return the stream of this name; create it with this definition and retention (JSON) if it is new.
 
         Raises:
             SchemaConflict: it is recorded with another `max_parallelism`.
-            UsageError: not a stream's name, or a `max_parallelism` out of range.
+            UsageError: the name is not valid, or `max_parallelism` is out of range.
         """
         check_name("stream", stream)
         if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
@@ -81,10 +81,10 @@ class Streams(CatalogPart):
         return found
 
     def set_retention(self, stream: str, retention: Mapping[str, Any] | None) -> StreamRecord:
-        """Replace what a stream keeps, as recorded with it; everything, for None. A run takes it up by itself.
+        """Replace a stream's recorded retention; None keeps everything. A current run picks it up.
 
         Raises:
-            UnknownStream
+            UnknownStream: the stream does not exist.
         """
         with self._transactions.writing(f"the retention of stream {stream}") as connection:
             fencing.lock(connection, stream)
@@ -93,33 +93,33 @@ class Streams(CatalogPart):
             return get_stream(connection, stream)
 
     def get(self, name: str) -> StreamRecord:
-        """One stream.
+        """Return one stream.
 
         Raises:
-            UnknownStream: lists the streams there are.
+            UnknownStream: it does not exist; the message lists those that do.
         """
         check_name("stream", name)
         with self._transactions.reading() as connection:
             return get_stream(connection, name)
 
     def list(self) -> list[StreamRecord]:
-        """All streams, by name."""
+        """List all streams, by name."""
         with self._transactions.reading() as connection:
             found = connection.execute(select(t.stream).order_by(t.stream.c.name))
             return [StreamRecord(**row) for row in found.mappings()]
 
 
 def find_stream(connection: Connection, name: str) -> StreamRecord | None:
-    """One stream, None where it is not recorded."""
+    """Return one stream, None if it is not recorded."""
     row = connection.execute(select(t.stream).where(t.stream.c.name == name)).mappings().first()
     return StreamRecord(**row) if row else None
 
 
 def get_stream(connection: Connection, name: str) -> StreamRecord:
-    """One stream.
+    """Return one stream.
 
     Raises:
-        UnknownStream: lists the streams there are.
+        UnknownStream: it does not exist; the message lists those that do.
     """
     found = find_stream(connection, name)
     if found is None:

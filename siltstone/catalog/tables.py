@@ -1,40 +1,40 @@
 """The catalog's tables. It grows with objects, not with subtasks times variables (patent US 9471438).
 
-    warehouse                  one row: which warehouse this is the catalog of
+    warehouse                  one row: the identity of the catalog's warehouse
 
-    stream 1--n run            one row for each writer epoch, of the newest 1000 and of those that checkpoints are of
-           1--n lease          who reads, or writes what nothing refers to yet
-           1--n deletion       what was deleted from the store, of checkpoints and of orphans
-           1--n deletion_pass  what each pass of a deletion took away, of the catalog too: counts and bytes
-           1--n rewinding      rollbacks: which checkpoints were given up, since they cannot be restored any more
-           1--n edit           what people changed in the state by hand
-           1--n definition     what its checkpoints were made under, from which one on, and what was dropped with it
-           1--n output         what a completed checkpoint hands to a sink, until the sink has it
+    stream 1--n run            one row per writer epoch: the newest 1000, and those that have checkpoints
+           1--n lease          who reads, or writes objects that nothing refers to yet
+           1--n deletion       tombstones: objects deleted from the store, of checkpoints and orphans
+           1--n deletion_pass  what each pass of a deletion removed, also from the catalog: counts and bytes
+           1--n rewinding      rollbacks: the checkpoints that were given up
+           1--n edit           changes that people made to the state by hand
+           1--n definition     definitions with their first checkpoints, and what was dropped with them
+           1--n output         a completed checkpoint's rows for a sink, until the sink has them
            1--n checkpoint 1--n object       what it wrote
-                           1--n dependency   from which checkpoint on its restore reads, per operator
+                           1--n dependency   the first checkpoint that its restore reads, per operator
                            1--1 snapshot     its reference copy
                            1--n savepoint    names that keep it
-           1--n step                         the input log; step 0 says where it begins (`catalog.input_log`)
-    receipt                 transactions that may be asked about, of databases that are servers
+           1--n step                         the input log; step 0 holds its beginning (`catalog.input_log`)
+    receipt                 transactions whose outcome a client may look up (database servers only)
 
-A deleted checkpoint that others build on is marked (`deleted_at`): nobody sees it, it depends on nothing any more, and
-its row and objects stay until the last of those others is deleted. Steps stay as far back as there is a checkpoint to
-replay them from; older ones are pruned, some hundred at a time, and only which files they read stays (`input_log`).
+A deleted checkpoint that others build on is marked (`deleted_at`): it is invisible and has no dependencies, and its row
+and objects stay until the last of those others is deleted. Steps stay as far back as a checkpoint can be replayed from;
+older ones are pruned, some hundred at a time, and only the files they read are kept (`input_log`).
 
-How large it gets, in bytes with all indexes (tests/contract/catalog/test_size.py holds it to that):
+Its size, in bytes with all indexes (checked by tests/contract/catalog/test_size.py):
 
-    800  a checkpoint that is not deleted, of one operator; about 300 more for each further operator
-    250  an object it refers to: its manifest, segments, bases
-    250  a step of the input log, where one new file is what it read, about 60 more a further file; once it is pruned,
-         60 a file, and nothing of other sources
-    300  a deletion, for 90 days; of what deleted checkpoints wrote only the newest 100 000 in a stream
-    400  a pass of a deletion, for 90 days; only the newest 10 000 in a stream
+    800  per checkpoint that is not deleted, with one operator; about 300 more per further operator
+    250  per object it refers to: its manifest, segments, bases
+    250  per step of the input log that read one new file, about 60 more per further file; once pruned, 60 per file,
+         and nothing for other sources
+    300  per deletion, for 90 days; for objects of deleted checkpoints only the newest 100 000 of a stream
+    400  per pass of a deletion, for 90 days; only the newest 10 000 of a stream
 
-So ten checkpoints a second for an hour, of which the last thousand are kept, come to less than 35 MB: 1.5 of
-checkpoints, 9 of steps, 22 of deletions, and what further operators add; the next hour adds steps only as far as
-their checkpoints are kept. A run, an edit and a rollback are a row of some hundred bytes each, and so is a
-materialization, for 90 days; a client has a receipt or two. SQLite's file does not shrink when rows go; it uses their
-room again. A manifest holds one checkpoint's handles, digests and policy and grows with nothing else.
+So ten checkpoints per second for an hour, of which the last thousand are kept, take less than 35 MB: 1.5 for
+checkpoints, 9 for steps, 22 for deletions, plus further operators; the next hour adds steps only for the checkpoints
+that are kept. A run, an edit and a rollback take some hundred bytes each, and so does a materialization, for 90 days; a
+client has a receipt or two. SQLite's file does not shrink when rows are deleted; it reuses their space. A manifest
+holds one checkpoint's handles, digests and policy and grows with nothing else.
 
 A change here needs a new file in `migrations/versions`, which is never edited once it has landed
 (tests/unit/test_revisions.py), and its number in `REVISION`.
@@ -70,25 +70,25 @@ from siltstone.times import as_utc
 REVISION = "0011"
 """the newest revision in `migrations/versions`"""
 CHECKSUM_CHARACTERS = 96
-"""room for the text of a checksum (`store.checksums`)"""
+"""maximum length of a checksum's text (`store.checksums`)"""
 REVISION_TABLE = "siltstone_revision"
-"""our own name, so that a database shared with another Alembic user is not mistaken for ours"""
+"""not Alembic's default, so that the database of another Alembic user is not mistaken for a catalog"""
 
 METADATA = MetaData()
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A time, stored and read in UTC; SQLite keeps no zone, PostgreSQL answers in the session's."""
+    """A time, stored and read in UTC; SQLite stores no zone, PostgreSQL returns the session's."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To UTC."""
+        """Convert to UTC."""
         return None if value is None else as_utc(value)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """From UTC."""
+        """Convert from UTC."""
         return None if value is None else as_utc(value)
 
 
@@ -99,46 +99,46 @@ class Json(TypeDecorator[dict[str, Any]]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """To text; NaN and infinity are no JSON and are refused."""
+        """Convert to text; NaN and infinity are not JSON and are refused."""
         return None if value is None else json.dumps(value, allow_nan=False)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, Any] | None:
-        """From text."""
+        """Convert from text."""
         return None if value is None else json.loads(value)
 
 
 class Packed(TypeDecorator[str]):
-    """Text of which there is much (`packing`)."""
+    """Compressed text (`packing`)."""
 
     impl = LargeBinary
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
-        """To bytes."""
+        """Convert to bytes."""
         return None if value is None else pack(value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> str | None:
-        """From bytes."""
+        """Convert from bytes."""
         return None if value is None else unpack(value)
 
 
 class PackedJson(TypeDecorator[dict[str, Any]]):
-    """A JSON object of which there is much (`packing`)."""
+    """A compressed JSON object (`packing`)."""
 
     impl = LargeBinary
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> bytes | None:
-        """To bytes; NaN and infinity are no JSON and are refused."""
+        """Convert to bytes; NaN and infinity are not JSON and are refused."""
         return None if value is None else pack(json.dumps(value, allow_nan=False))
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> dict[str, Any] | None:
-        """From bytes."""
+        """Convert from bytes."""
         return None if value is None else json.loads(unpack(value))
 
 
 def _of_checkpoint(column: str, *, primary_key: bool = False) -> tuple[Any, ...]:
-    """The columns that refer to one checkpoint of one stream."""
+    """Return the columns that refer to one checkpoint of one stream."""
     return (
         Column("stream", String(64), primary_key=True),
         Column(column, BigInteger, nullable=False, primary_key=primary_key),
@@ -265,8 +265,8 @@ step = Table(
     Column("batch_id", BigInteger, nullable=False),
     Column("offsets", Packed, nullable=False),
     Column("sources", Packed),
-    Index("step_in_order", "stream", "checkpoint", "step"),
-    # A run reads these when it starts, of sources that are not files there are next to none.
+Index("step_in_order", "stream", "checkpoint", "step"),
+    # A run reads these when it starts; sources other than files have almost none.
     Index("step_with_entries", "stream", "step", sqlite_where=_HAS_ENTRIES, postgresql_where=_HAS_ENTRIES),
 )
 

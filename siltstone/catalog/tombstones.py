@@ -1,12 +1,12 @@
-"""Tombstones: what was deleted from the store, and what may be.
+"""Tombstones: objects that were deleted from the store, or are about to be.
 
-A row is written before the object is deleted, in one transaction that holds the stream. It stays, and is two things:
-the record of a deletion, and a tombstone: nothing can refer to an object of that name any more
-(`objects.insert_objects`). So of a commit and a deletion of the same object, whichever comes first keeps the other from
-happening (promise 3).
+A tombstone is written before the object is deleted, in one transaction that locks the stream, and stays: this name can
+never be referenced again (`objects.insert_objects`). So if a commit and a deletion of the same object compete, the
+first one prevents the other (nothing referenced is ever deleted: promise 3).
 
-What several streams refer to, as forks do, none of them deletes but the last: the others only let go of it. Where the
-last two let go at once, each may see the other still; then the object is an orphan of the stream it is named after.
+An object that several streams refer to, because of forks, is deleted only by the last of them; the others only release
+it. If the last two release it at once, each may still see the other; the object is then an orphan of the stream in its
+name.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -25,14 +25,14 @@ from siltstone.catalog.streams import get_stream
 from siltstone.catalog.transactions import CatalogPart
 
 RECORDS_KEPT = timedelta(days=90)
-"""how long the deletion of an orphan can be looked up, at least"""
+"""minimum time for which the tombstone of an orphan is kept"""
 RECORDS_MAX = 100_000
-"""how many newer deletions a stream may have until that of what a deleted checkpoint wrote is forgotten"""
+"""tombstones of deleted checkpoints' objects are removed once a stream has this many newer deletions"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """What is to be deleted: a name in the store, its bytes, why, and when it was written, if that is known."""
+    """An object to delete: its name in the store, its bytes, why, and when it was written, if known."""
 
     name: str
     bytes: int
@@ -42,7 +42,7 @@ class Tombstone:
 
 @dataclass(frozen=True, slots=True)
 class TombstoneRecord:
-    """One deletion: as `Tombstone`, by whom and when."""
+    """A recorded tombstone: who deleted the object, and when; other fields as in `Tombstone`."""
 
     stream: str
     name: str
@@ -64,12 +64,12 @@ class Tombstones(CatalogPart):
         decide: Callable[[CatalogView], Sequence[Tombstone]],
         by: Pass | None = None,
     ) -> list[Tombstone]:
-        """Write down what is about to be deleted of objects that nothing refers to; only that may be deleted then.
+        """Record tombstones for orphans and return them; only these objects may then be deleted.
 
         Args:
-            names: those in question.
-            decide: which of them, as things stand now: no commit and no lease comes between it and the record.
-            by: the pass that it is written down as a part of.
+            names: the candidates.
+            decide: chooses among them, given a current view; no commit and no lease can come between it and the record.
+            by: the pass to record this under.
         """
         with self._transactions.writing(f"the deletion of orphans of stream {stream}") as connection:
             fencing.lock(connection, stream)
@@ -82,14 +82,14 @@ class Tombstones(CatalogPart):
     def record_deletion(
         self, stream: str, epoch: int, who: str, tombstones: Sequence[Tombstone], by: Pass | None = None
     ) -> list[Tombstone]:
-        """Write down what is about to be deleted of checkpoints marked as deleted, guarded by the writer epoch; `by` is
-        the pass that it is a part of.
+        """Record tombstones for objects of checkpoints marked as deleted, guarded by the writer epoch; `by` is the pass
+        to record this under.
 
         Returns:
-            Only that may be deleted then: what another stream refers to, such as a fork, is left out.
+            The tombstones without objects that another stream, such as a fork, refers to; only these may be deleted.
 
         Raises:
-            Fenced
+            Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.writing(f"the deletion of checkpoints of stream {stream}") as connection:
             fencing.hold(connection, stream, epoch)
@@ -100,7 +100,7 @@ class Tombstones(CatalogPart):
             return tombstones
 
     def list(self, stream: str, limit: int | None = None) -> list[TombstoneRecord]:
-        """What was deleted, or the newest `limit` of it; oldest first."""
+        """List all tombstones, or the newest `limit`; oldest first."""
         d = t.deletion.c
         query = select(t.deletion).where(d.stream == stream).order_by(d.deleted_at.desc(), d.name.desc()).limit(limit)
         with self._transactions.reading() as connection:
@@ -111,9 +111,9 @@ class Tombstones(CatalogPart):
 def _record(
     connection: Connection, stream: str, who: str, tombstones: Sequence[Tombstone], now: datetime, by: Pass | None
 ) -> None:
-    """Insert one row each, and add their sum to the row of the pass.
+    """Insert one row per tombstone, add their total to the row of the pass, and remove old rows.
 
-    What an interrupted deletion has written down already stays as it is. Old rows make room.
+    Rows of an interrupted deletion stay as they are.
     """
     d = t.deletion.c
     if by is not None:
@@ -129,10 +129,10 @@ def _record(
 
 
 def _forget_old(connection: Connection, stream: str, reasons: Collection[str]) -> None:
-    """Old records of these reasons, of deletions of checkpoints, make room for many new ones.
+    """Remove old tombstones with these reasons, of checkpoints' objects, once there are many newer ones.
 
-    As tombstones they are not needed any more: what a checkpoint wrote is named in its one commit, and under names that
-    nothing writes again. Of orphans, in contrast, a process that hangs might still make something refer to them.
+    They are no longer needed: a checkpoint's objects are named only in its commit, and their names are never written
+    again. Orphans, in contrast, might still be referred to by a process that hangs.
     """
     d = t.deletion.c
     of_stream = select(d.deleted_at).where(d.stream == stream).order_by(d.deleted_at.desc())

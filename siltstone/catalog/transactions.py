@@ -1,4 +1,4 @@
-"""What every part of the catalog is made of: one transaction per method, one clock."""
+"""Transactions of the catalog, shared by all its parts: one transaction per method, one clock."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from siltstone.times import as_utc
 
 
 def database_time(connection: Connection) -> datetime:
-    """The database's time: of this moment, not of the transaction's beginning. SQLite's host is this one."""
+    """Return the database's current time, not that of the transaction's beginning; for SQLite, this host's."""
     if connection.dialect.name == "sqlite":
         return datetime.now(UTC)
     return as_utc(connection.execute(select(func.clock_timestamp())).scalar_one())
@@ -29,15 +29,15 @@ class Transactions:
 
     Args:
         engine: the database.
-        now: the time to go by in tests, UTC; None: the database's own.
-        outage_s: how long a call waits for a database that is away, in seconds (`outages`).
+        now: returns the current time, UTC, in tests; None uses the database's.
+        outage_s: seconds that a call waits for an unreachable database (`outages`).
     """
 
     def __init__(self, engine: Engine, now: Callable[[], datetime] | None, outage_s: float) -> None:
         self.engine = engine
-        """the database, for looking at what it holds and counting what is asked of it"""
+        """the database, for inspecting it and counting queries"""
         self.writer = engine.execution_options(**{WRITE: True})
-        """the same database; its transactions are those that write"""
+        """the same database, for transactions that write"""
         self.url = redacted_url(engine.url)
         """where the catalog is, without its password"""
         self.outages = Outages(self.url, outage_s)
@@ -49,10 +49,10 @@ class Transactions:
         self.engine.dispose()
 
     def now(self) -> datetime:
-        """The time to go by, UTC: the database's own, so that all hosts that use it go by the same.
+        """Return the current time, UTC: the database's own, so that all its clients use the same.
 
         Raises:
-            Unreachable
+            Unreachable: the database does not answer.
         """
 
         def ask() -> datetime:
@@ -62,7 +62,7 @@ class Transactions:
         return self.outages.call(ask)
 
     def time(self, connection: Connection) -> datetime:
-        """The same as `now`, within a transaction."""
+        """Return the current time like `now`, within a transaction."""
         if self._now is not None:
             return as_utc(self._now())
         return database_time(connection)
@@ -72,14 +72,14 @@ class Transactions:
         """Read in one transaction.
 
         Raises:
-            Unreachable
+            Unreachable: the database does not answer.
         """
         with translate_errors(self.engine.url), self.engine.begin() as connection:
             yield connection
 
     @contextmanager
     def writing(self, what: str) -> Iterator[Connection]:
-        """Write `what` in one transaction. Raises a transient `Unreachable` only where it was not committed."""
+        """Write `what` in one transaction. Raises a transient `Unreachable` only if it was not committed."""
         receipts, receipt, lost = self._receipts, "", False
         with (
             translate_errors(self.engine.url, what),
@@ -101,10 +101,10 @@ class Transactions:
             receipts.end(receipt)
 
     def _look_up(self, what: str, receipts: Receipts, receipt: str) -> None:
-        """Return if the transaction that got no answer to its COMMIT was committed.
+        """Return if a transaction whose COMMIT got no answer was committed.
 
         Raises:
-            Unreachable: transient where it was not, so that it is run again; else the catalog does not say.
+            Unreachable: transient if it was not, so that it is retried; otherwise the outcome is unknown.
         """
 
         def look() -> bool:
@@ -114,15 +114,15 @@ class Transactions:
         try:
             committed = self.outages.persist(look)
         except Unreachable as error:
-            raise Unreachable(f"whether {what} was written is not known: {error}") from error
+            raise Unreachable(f"it is not known whether {what} was written: {error}") from error
         if not committed:
-            raise Unreachable(f"the catalog {self.url} lost {what} when it was to be committed", transient=True)
+            raise Unreachable(f"the catalog {self.url} lost {what} at its commit", transient=True)
 
 
 class CatalogPart:
-    """What the catalog knows of one noun. Safe for many threads.
+    """The catalog's part for one noun. Safe for many threads.
 
-    Each public method of a subclass is called again, as a whole, while the database is away (`outages`).
+    Each public method of a subclass is retried, as a whole, while the database is unreachable (`outages`).
     """
 
     def __init__(self, transactions: Transactions) -> None:
@@ -138,7 +138,7 @@ class CatalogPart:
 def _persistent(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: CatalogPart, *args: Any, **named: Any) -> Any:
-        # What can be gone through once only is kept for the next attempt.
+        # Iterators can be consumed only once, so their items are kept for the next attempt.
         kept = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
         kept_named = {name: list(arg) if isinstance(arg, Iterator) else arg for name, arg in named.items()}
         return self._transactions.outages.call(lambda: method(self, *kept, **kept_named))

@@ -1,7 +1,7 @@
-"""Which revision a catalog's tables are of, and Alembic, inside the program, that brings them to a newer one.
+"""Check and change the revision of a catalog's tables, with Alembic.
 
-A catalog without tables gets those of today. One that has tables of another revision is never changed by being opened:
-processes of an older Siltstone may be at work on it. `catalog.upgrading` upgrades it when people say so.
+A database without tables gets the current ones. Opening a catalog never changes tables of another revision, since
+processes of an older Siltstone may be using them; `catalog.upgrading` upgrades it on request.
 """
 
 from pathlib import Path
@@ -20,23 +20,23 @@ UPGRADE = "stop what runs on it, then `siltstone upgrade`"
 _LOCK = 0x5117_5707E
 """PostgreSQL advisory lock: one process upgrades, the others wait"""
 _ALEMBIC = Lock()
-"""Alembic keeps its environment in a global: one thread of a process at a time"""
+"""Alembic keeps its environment in a global, so only one thread of a process may use it at a time"""
 _UNDEFINED = ("42703", "42P01")
 """SQLSTATE: undefined column, undefined table"""
 
 
 def revision(connection: Connection) -> str | None:
-    """The catalog's revision; None where there is no catalog in the database."""
+    """Return the catalog's revision; None if the database has no catalog."""
     if not inspect(connection).has_table(REVISION_TABLE):
         return None
     return connection.scalar(select(named("version_num")).select_from(table(REVISION_TABLE)))
 
 
 def create_tables(engine: Engine) -> None:
-    """Make the tables where there are none, in one transaction, safe for many processes at once.
+    """Make the tables if there are none, in one transaction, safe for many processes at once.
 
     Raises:
-        UsageError: there are some, of another revision; nothing is changed.
+        UsageError: there are tables of another revision; nothing is changed.
     """
     with engine.connect() as connection:
         if is_current(connection):
@@ -48,15 +48,15 @@ def create_tables(engine: Engine) -> None:
 
 
 def make_tables(connection: Connection) -> None:
-    """Make today's tables where there are none, in the connection's transaction."""
+    """Make the current tables in an empty database, in the connection's transaction."""
     run_migrations(connection, REVISION)
 
 
 def is_current(connection: Connection) -> bool:
-    """Whether the tables are today's; False where there are none.
+    """Whether the tables are the current ones; False if there are none.
 
     Raises:
-        UsageError: they are of another revision, older or newer, or of none that was released; says what to do.
+        UsageError: they have an older or newer revision, or one that was never released.
     """
     found, url = revision(connection), redacted_url(connection.engine.url)
     if found is None:
@@ -69,17 +69,17 @@ def is_current(connection: Connection) -> bool:
         )
     if not _has_columns(connection):
         raise UsageError(
-            f"the catalog {url} says that it is of revision {found}, and lacks some of that revision's columns, as one "
-            f"does that a version before the first release has made: {UPGRADE}"
+            f"the catalog {url} has revision {found} but lacks some of its columns, like one made by a version before "
+            f"the first release: {UPGRADE}"
         )
     return True
 
 
 def check_not_newer(found: str, url: str) -> None:
-    """Make sure that the revision is one that this Siltstone knows; `url` is the catalog as people may see it.
+    """Check that this Siltstone knows the revision; `url` is the catalog's URL without its password.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it does not.
     """
     if found not in revisions():
         raise UsageError(
@@ -89,21 +89,21 @@ def check_not_newer(found: str, url: str) -> None:
 
 
 def revisions() -> list[str]:
-    """Every revision there is, oldest first."""
+    """Return all revisions, oldest first."""
     from alembic.script import ScriptDirectory
 
     return [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()][::-1]
 
 
 def lock_upgrades(connection: Connection) -> None:
-    """Let other processes that make or change tables wait until the transaction ends; one that writes SQLite does."""
+    """Make other processes that make or change tables wait until the transaction ends; SQLite always does that."""
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
 
 
 def run_migrations(connection: Connection, to: str) -> None:
-    """Bring the tables to the revision `to`, from the one they are of or from none, in the connection's transaction."""
-    # Imported here: Alembic is needed once in the life of a catalog, not at every command.
+    """Migrate the tables, or make them, to the revision `to`, in the connection's transaction."""
+    # Imported here: Alembic is needed only when tables change, not for every command.
     from alembic import command
     from alembic.config import Config
 
@@ -115,7 +115,7 @@ def run_migrations(connection: Connection, to: str) -> None:
 
 
 def _has_columns(connection: Connection) -> bool:
-    """Whether every table has every column: one statement that names them all, and reads nothing."""
+    """Whether every table has every column, by one statement that names them all and reads nothing."""
     tables = [exists(select(*each.c).where(false())) for each in METADATA.sorted_tables]
     try:
         connection.execute(select(literal(1)).where(or_(*tables)))

@@ -1,8 +1,8 @@
-"""Upgrades a catalog to today's revision: a backup first, then everything in one transaction that also fences.
+"""Upgrade a catalog to the current revision: back up, migrate and fence in one transaction.
 
-The transaction locks all writers out before it looks who is at work, and what it backs up is what it changes. Killed
-anywhere, the catalog is the old one or the new one; done again, it finishes, or finds nothing to do. Runs that have not
-ended are given epochs that end them: an older process that wakes up after all can commit nothing (promise 5).
+The transaction locks out all writers before it checks who is using the catalog, so the backup is exactly what it
+changes. If it is killed, the catalog is either the old or the new one; running it again finishes, or finds nothing to
+do. Runs that have not ended are fenced by new epochs: an older process that wakes up can commit nothing (promise 5).
 """
 
 import sqlite3
@@ -25,19 +25,19 @@ from siltstone.result import Result
 from siltstone.times import as_utc
 
 _KEPT = ("stream", "checkpoint", "object", "step", "savepoint", "snapshot", "deletion")
-"""tables that an upgrade leaves with as many rows as they had"""
+"""tables whose number of rows an upgrade does not change"""
 
 
 @dataclass(frozen=True, slots=True)
 class Upgraded(Result):
-    """What an upgrade did.
+    """The result of an upgrade.
 
     Attributes:
-        before: the revision that the catalog was of.
-        after: the one it is of now.
-        rebuilt: what its tables lacked of the revision that they said, and have now.
-        fenced: streams whose last run had not ended, and was given up.
-        backup: what it held before; None if there was nothing to do.
+        before: the old revision.
+        after: the new revision.
+        rebuilt: what its tables lacked of the old revision, and have now.
+        fenced: streams whose last run had not ended, and was fenced.
+        backup: the catalog before the upgrade; None if there was nothing to do.
     """
 
     before: str
@@ -50,19 +50,19 @@ class Upgraded(Result):
 def upgrade_catalog(
     url: str, directory: Path, *, file: Path | None = None, fence: bool = False, who: str = "siltstone upgrade"
 ) -> Upgraded:
-    """Upgrade the catalog at `url`; one of today's revision is left as it is.
+    """Upgrade the catalog at `url`; one of the current revision is not changed.
 
     Args:
-        directory: where the backup goes if it is not given a file of its own and the catalog is not in one.
+        directory: where the backup goes if `file` is not given and the catalog is not a SQLite file.
         file: the backup, which must not exist.
-        fence: end runs and readers that are, or may be, at work.
-        who: tells people which process this is.
+        fence: end runs and readers that are, or may be, using the catalog.
+        who: this process's name for people.
 
     Raises:
-        NoCatalog: there is none.
-        UsageError: a newer Siltstone wrote it, somebody is at work on it, or it cannot be upgraded without loss;
-            nothing was changed.
-        Unreachable: the database failed, or the backup could not be written: do it again.
+        NoCatalog: the catalog does not exist.
+        UsageError: a newer Siltstone wrote it, it is in use, or it cannot be upgraded without loss; nothing was
+            changed.
+        Unreachable: the database failed, or the backup could not be written: try again.
     """
     with open_database(url) as engine:
         with engine.connect() as connection:
@@ -107,24 +107,24 @@ def _fits(connection: Connection) -> bool:
 
 
 def _let_tables_be_replaced(connection: Connection) -> None:
-    """SQLite: a table that others refer to cannot be dropped otherwise; `_verify` looks at what that kept."""
+    """Turn off SQLite's foreign keys: tables that others refer to could not be dropped. `_verify` checks them."""
     driver = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
         driver.execute("PRAGMA foreign_keys = OFF")
 
 
 def _lock_writers(connection: Connection, found: MetaData) -> None:
-    """Let nobody write until the transaction ends; on SQLite nobody can."""
+    """Lock out other writers until the transaction ends; SQLite does so by itself."""
     if connection.dialect.name == "postgresql":
         quote = connection.dialect.identifier_preparer.quote
         connection.execute(text(f"LOCK TABLE {', '.join(quote(name) for name in found.tables)} IN EXCLUSIVE MODE"))
 
 
 def _check_stopped(connection: Connection, found: MetaData, fence: bool) -> list[str]:
-    """The streams whose last run has not ended, once none of these runs, and no reader, is alive as far as one can see.
+    """Check that no run and no reader seems to be alive, and return the streams whose last run has not ended.
 
     Raises:
-        UsageError: somebody may be at work, and is not to be fenced.
+        UsageError: a process may be using the catalog, and `fence` is false.
     """
     url, now = redacted_url(connection.engine.url), database_time(connection)
     runs = found.tables["run"].c
@@ -138,14 +138,14 @@ def _check_stopped(connection: Connection, found: MetaData, fence: bool) -> list
                 alive.append(f"{lease['who']} on stream {lease['stream']} (its lease ends at {until} unless renewed)")
     if alive and not fence:
         raise UsageError(
-            f"the catalog {url} is in use: {'; '.join(alive)}. Stop that first; of processes that are certain to have "
-            "ended, `siltstone upgrade --fence` says so, and fences them"
+            f"the catalog {url} is in use: {'; '.join(alive)}. Stop that first; if these processes have certainly "
+            "ended, use `siltstone upgrade --fence`, which fences them"
         )
     return sorted({stream for stream, _, _ in open_})
 
 
 def _verify(connection: Connection, before: dict[str, int]) -> None:
-    """Make sure that today's tables are there, with all the rows that were."""
+    """Check that the current tables exist, with all the rows from before."""
     made = tables_made_by(REVISION)
     found = tables_found(connection, made.tables)
     wrong = differences(found, made)
@@ -155,9 +155,9 @@ def _verify(connection: Connection, before: dict[str, int]) -> None:
     ]
     if connection.dialect.name == "sqlite":
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
-        wrong += [f"{len(broken)} rows refer to rows that are not there"] if broken else []
+        wrong += [f"{len(broken)} rows refer to missing rows"] if broken else []
     if wrong:
         raise Unreachable(
-            f"the upgraded catalog would not be as it should ({'; '.join(wrong)}), so it was left as it was: tell the "
+            f"the upgraded catalog would be wrong ({'; '.join(wrong)}), so it was not changed: report this to the "
             "makers of Siltstone"
         )

@@ -1,7 +1,4 @@
-"""A warehouse and the catalog that says what is in it, opened together: the one door to both.
-
-Before anything else, they are made sure to belong together (`catalog.identity`).
-"""
+"""Open a warehouse and its catalog together, after checking that they belong together (`catalog.identity`)."""
 
 from dataclasses import dataclass
 from types import TracebackType
@@ -22,19 +19,19 @@ _LOG = get_logger(__name__)
 
 @dataclass(frozen=True)
 class OpenWarehouse:
-    """Where streams live. Close it, or use it in a `with` block."""
+    """An open warehouse and its catalog. Close it, or use it in a `with` block."""
 
     warehouse: Warehouse
     catalog: Catalog
 
     @classmethod
     def existing(cls, warehouse_url: str, catalog_url: str | None = None) -> Self:
-        """Open what is there to be read; makes nothing.
+        """Open an existing warehouse and catalog for reading; create nothing.
 
         Raises:
-            UsageError: no warehouse or no catalog is there.
+            UsageError: the warehouse or the catalog does not exist.
             WrongWarehouse: they do not belong together.
-            CorruptObject, NewerFormat: as `check_identity`.
+            CorruptObject, NewerFormat: see `check_identity`.
             Unreachable: they cannot be reached or read.
         """
         warehouse = Warehouse.at(warehouse_url)
@@ -43,26 +40,26 @@ class OpenWarehouse:
 
     @classmethod
     def writable(cls, warehouse_url: str, catalog_url: str | None = None, outage_s: float = OUTAGE_S) -> Self:
-        """Open for a run, and make what is missing; `outage_s` as of `open_catalog`.
+        """Open for a run, and create what is missing; see `open_catalog` for `outage_s`.
 
         Raises:
-            UsageError: the warehouse cannot be there.
+            UsageError: the warehouse cannot be at that URL.
             WrongWarehouse: store and catalog do not belong together; no catalog was made.
-            CorruptObject, NewerFormat: as `check_identity`.
-            Unreachable: it cannot be reached or written.
+            CorruptObject, NewerFormat: see `check_identity`.
+            Unreachable: they cannot be reached or written.
         """
         warehouse = Warehouse.at(warehouse_url)
         warehouse.prepare()
         if warehouse.remote and catalog_url is None:
             _LOG.warning(
-                "the catalog lies on this machine: to run or restore elsewhere too, name a database with --catalog",
+                "the catalog is on this machine: to run or restore elsewhere too, name a database with --catalog",
                 warehouse=warehouse.label,
                 catalog=warehouse.local.catalog,
             )
         url = catalog_url or warehouse.catalog_url
         stored = read_identity(warehouse.store)
         try:
-            # A store that has an identity has a catalog: none is made beside it.
+            # A store with an identity already has a catalog, so none is made.
             catalog = open_catalog(url, create=stored is None, outage_s=outage_s)
         except NoCatalog as error:
             raise WrongWarehouse(
@@ -73,18 +70,18 @@ class OpenWarehouse:
 
     @classmethod
     def reidentify(cls, warehouse_url: str, catalog_url: str | None = None) -> Reidentified:
-        """Give what is there a new identity, as `catalog.identity.reidentify`."""
+        """Give an existing warehouse a new identity (`catalog.identity.reidentify`)."""
         warehouse = Warehouse.at(warehouse_url)
         warehouse.check_readable()
         with open_catalog(catalog_url or warehouse.catalog_url, create=False) as catalog:
             return reidentify(warehouse, catalog)
 
     def confirm_store(self) -> None:
-        """Make sure that the store shows the identity of the warehouse, as `catalog.identity.confirm_store`."""
+        """Check that the store shows the identity of the warehouse (`catalog.identity.confirm_store`)."""
         confirm_store(self.warehouse, self.catalog)
 
     def checked(self, *, create: bool) -> Self:
-        """This place, once its warehouse and its catalog are known to belong together; closed where they do not."""
+        """Return this warehouse if it and its catalog belong together; close it if they do not."""
         try:
             check_identity(self.warehouse, self.catalog, create=create)
         except BaseException:

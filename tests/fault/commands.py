@@ -112,7 +112,7 @@ COMMANDS = {
     "delete": Command(_delete, [OVERTAKEN, GONE, (2, KEPT)]),
     "sweep": Command(_sweep, weight=2),
     "savepoint": Command(_savepoint, [OVERTAKEN, GONE, (2, "no savepoint|has a savepoint")]),
-    "fork": Command(_fork, [GONE, (2, "there is a stream")]),
+    "fork": Command(_fork, [GONE, (2, "exists already")]),
     "snapshot": Command(
         _nothing, [OVERTAKEN, GONE, (1, "live state|working state"), (2, "has a reference copy already")]
     ),

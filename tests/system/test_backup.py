@@ -56,11 +56,11 @@ def test_a_lost_catalog_comes_back_from_a_backup_and_the_stream_goes_on(
     assert siltstone("run", "little", "--batches", 2).code == 0
     before = siltstone("checkpoints", "little", "--json").json["checkpoints"]
     if second is None:
-        siltstone(*restore).failed(2, "a catalog is there already", "catalog.db", "away first")
+        siltstone(*restore).failed(2, "a catalog exists already", "catalog.db", "away first")
         for path in (tmp_path / "w").glob("catalog.db*"):
             path.unlink()
     else:
-        siltstone(*restore).failed(2, "already, and is left as it is: name an empty database or schema")
+        siltstone(*restore).failed(2, "already, and was not changed: name an empty database or schema")
         monkeypatch.setenv("SILTSTONE_CATALOG", second)
     assert siltstone(*restore).code == 0
     siltstone("run", "little").failed(2, "older than the store", "siltstone recover little --accept-loss")

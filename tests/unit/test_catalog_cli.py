@@ -48,7 +48,7 @@ def test_an_upgrade_says_what_it_needs(tmp_path: Path) -> None:
     siltstone("upgrade").failed(2, "no catalog at")
     older_warehouse(tmp_path / "warehouse")
     (tmp_path / "there").touch()
-    siltstone("upgrade", "--backup", "there").failed(2, "there is there already: name another file")
+    siltstone("upgrade", "--backup", "there").failed(2, "there exists already: name another file")
     siltstone("upgrade", "--backup", "nosuch/file").failed(3, "cannot write nosuch/file", "No such file")
     assert siltstone("upgrade", "--backup", "mine", "--json").json["backup"]["file"] == "mine"
 

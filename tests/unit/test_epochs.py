@@ -326,7 +326,7 @@ def test_a_stream_of_the_name_of_an_unknown_fork_overwrites_and_sweeps_nothing_o
         with pytest.raises(WrongWarehouse, match=r"holds a stream what-if that the catalog .* does not know"):
             fork(place, NAME, FORK.name)
         for _ in range(2):
-            with pytest.raises(WrongWarehouse, match="of stream what-if it knows writer epochs up to 0"):
+            with pytest.raises(WrongWarehouse, match="it knows stream what-if with writer epochs up to 0"):
                 RegionRun(place, FORK, POLICY)
         sweep(place, NAME, SweepOptions(age_guard=timedelta(0)))
         theirs = {name for name in names if name.startswith(f"{FORK.name}/")}

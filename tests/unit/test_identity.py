@@ -235,7 +235,7 @@ def test_stopped_while_a_new_identity_is_written(root: Path, after: bool) -> Non
         stop_at_identity(patch, after=after)
         OpenWarehouse.reidentify(str(root))
     for opened in (OpenWarehouse.existing, OpenWarehouse.writable):
-        with pytest.raises(WrongWarehouse, match="was cut short: run `siltstone reidentify` again"):
+        with pytest.raises(WrongWarehouse, match="was interrupted: run `siltstone reidentify` again"):
             opened(str(root))
     made = OpenWarehouse.reidentify(str(root))
     with OpenWarehouse.existing(str(root)) as place:

@@ -136,7 +136,7 @@ def test_an_outage_is_told_of_once_not_at_each_attempt_or_thread(caplog: pytest.
         thread.join()
     assert back.is_set() and len(attempts) >= 6
     said = [message.partition(" catalog=")[0].partition(" error=")[0] for message in caplog.messages]
-    assert said == ["catalog is away, trying again", "catalog answers again"]
+    assert said == ["catalog is unreachable, trying again", "catalog answers again"]
 
 
 def test_an_unknown_level_or_format_is_an_error_of_usage(monkeypatch: pytest.MonkeyPatch) -> None:

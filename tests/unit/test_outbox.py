@@ -317,7 +317,7 @@ def test_other_boundaries_under_an_id_that_was_delivered_are_refused(place: Open
     rewind(place, 1)
     run = Outboxed(place, heard, checkpoint_steps=2)
     run.step(batch(2))
-    with pytest.raises(StateError, match="checkpoint 2 of stream tallies was given up and has to hold the steps"):
+    with pytest.raises(StateError, match="checkpoint 2 of stream tallies was given up and must have the steps"):
         run.step(batch(3))
     assert (place.catalog.checkpoints.last_id(NAME), heard.ids) == (1, [1, 2, 3])
     follow_log(Outboxed(place, heard))

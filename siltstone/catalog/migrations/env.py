@@ -1,4 +1,4 @@
-"""What Alembic runs: every revision still missing, on the connection and in the transaction it was given."""
+"""Alembic's environment: run all missing revisions on the given connection, in its transaction."""
 
 from alembic import context
 

@@ -149,11 +149,11 @@ def test_mistakes_end_in_one_line_and_change_nothing(catalog_url: str, tmp_path:
         bring_back(tmp_path / "b", catalog_url)
     open_catalog(catalog_url).close()
     (tmp_path / "there").write_text("mine")
-    with pytest.raises(UsageError, match="is there already: name another file"):
+    with pytest.raises(UsageError, match="exists already: name another file"):
         back_up(catalog_url, tmp_path / "there", tmp_path)
     assert (tmp_path / "there").read_text() == "mine"
     (tmp_path / "b.part").touch()
-    with pytest.raises(UsageError, match=r"b\.part is there, and no backup left it: move it away"):
+    with pytest.raises(UsageError, match=r"b\.part exists and was not left by a backup: move it away"):
         back_up(catalog_url, tmp_path / "b", tmp_path)
     assert (tmp_path / "b.part").exists() and not (tmp_path / "b.part.lock").exists()
     with pytest.raises(Unreachable, match="file is not a database"):

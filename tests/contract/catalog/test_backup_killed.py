@@ -104,7 +104,7 @@ def test_a_backup_killed_anywhere_is_taken_again_under_its_name(catalog_url: str
         if file.exists():
             whole += 1
             assert content(f"sqlite:///{file}") == before
-            with pytest.raises(UsageError, match="backup is there already: name another file"):
+            with pytest.raises(UsageError, match="backup exists already: name another file"):
                 back_up(catalog_url, file, tmp_path)
             assert not list(tmp_path.glob("*.part*"))
             file.unlink()

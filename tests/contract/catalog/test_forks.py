@@ -187,8 +187,8 @@ def test_edits_come_along_that_were_not_given_up(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        (("flights", "flights", 3), UsageError, "there is a stream flights already: give the fork another name"),
-        (("flights", "idle", 3), UsageError, "there is a stream idle already"),
+        (("flights", "flights", 3), UsageError, "stream flights exists already: give the fork another name"),
+        (("flights", "idle", 3), UsageError, "stream idle exists already"),
         (("flights", "../x", 3), UsageError, "'../x' is not a stream name"),
         (("flights", "", 3), UsageError, "'' is not a stream name"),
         (("fligths", "new", 3), UnknownStream, "no stream 'fligths' in this catalog: it has flights, idle"),
@@ -260,7 +260,7 @@ def test_of_two_forks_of_one_name_at_once_one_is_made(catalog: Catalog) -> None:
             lambda new=new: catalog.forks.create("other", new, 4),
         )
         [refused] = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-        assert isinstance(refused, UsageError) and f"there is a stream {new} already" in str(refused)
+        assert isinstance(refused, UsageError) and f"stream {new} exists already" in str(refused)
         origin, at = catalog.streams.get(new).forked_from, catalog.streams.get(new).forked_at
         assert [c.id for c in catalog.checkpoints.list(new)] == [at] and (origin, at) in {("flights", 3), ("other", 4)}
 

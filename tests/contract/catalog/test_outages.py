@@ -281,7 +281,7 @@ def test_a_commit_whose_outcome_cannot_be_asked_for_says_so(through: str, proxy:
         proxy.next(Fault(answer_bytes=0), holding=COMMIT)
         watch = threading.Thread(target=lambda: (wait_until(lambda: proxy.met > 0), proxy.down()))
         watch.start()
-        with pytest.raises(Unreachable, match="whether checkpoint 1 of stream flights was written is not known"):
+        with pytest.raises(Unreachable, match="it is not known whether checkpoint 1 of stream flights was written"):
             catalog.commits.add("flights", epoch, commit_of(1))
         watch.join()
 

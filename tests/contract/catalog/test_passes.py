@@ -61,7 +61,7 @@ def test_records_of_runs_that_are_forgotten_are_told_of(
     gone = before + 5 - len(flights.runs.list("flights"))
     found = flights.passes.list("flights")
     assert gone and sum(p.rows for p in found) == gone and {p.what for p in found} == {RUNS}
-    assert "\n".join(caplog.messages).count("records of old runs are forgotten stream=flights") == len(found)
+    assert "\n".join(caplog.messages).count("records of old runs were removed stream=flights") == len(found)
 
 
 def test_passes_make_room_for_newer_ones(flights: Catalog, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""One file a revision, numbered; a revision that was released is never changed."""
+"""One numbered file per revision; a released revision is never changed."""
