@@ -232,8 +232,8 @@ def _refuse_older(place: OpenWarehouse, stream: str, marks: _Marks) -> None:
     if forks:
         why = f"it does not know {', '.join(forks)}, made from stream {stream}, and might delete what it shares"
     else:
-        why = f"it knows stream {stream} with writer epochs up to {known} and checkpoints up to {newest}, the store has "
-        why += "newer ones"
+        why = f"it knows stream {stream} with writer epochs up to {known} and checkpoints up to {newest}, the store "
+        why += "has newer ones"
     raise WrongWarehouse(
         f"the catalog {catalog.url} is older than the store at {place.warehouse.label}: {why}; was it restored from a "
         "backup? Name the newer one with --catalog, or give up what it does not know with `siltstone recover "
