@@ -120,7 +120,7 @@ class HttpStore:
     def put(self, name: str, data: bytes) -> StoredObject:
         status, _ = self._call("PUT", name, data)
         if status == http.client.PRECONDITION_FAILED:
-            raise ObjectExists(f"object {name} in {self.label} is already there: objects are written once")
+            raise ObjectExists(f"object {name} in {self.label} already exists: objects are written once")
         return StoredObject(name, len(data), checksum_of(data))
 
     def read(self, stored: StoredObject) -> pa.Buffer:

@@ -14,7 +14,7 @@
     |  |- NoLiveState             1   a checkpoint's live state is not, or no longer, on this machine
     |  '- ProofFailed             1   a restore's digest differs from the recorded one
     |- Unreachable                3   the store or the catalog cannot be reached, read or written
-    |  '- ObjectExists            3   a write-once object is already there
+    |  '- ObjectExists            3   a write-once object already exists
     |- Fenced                     4   a newer writer epoch has taken the stream over
     '- Stopped                130, 143   SIGINT or SIGTERM ended a run, with a checkpoint, before its input did
 

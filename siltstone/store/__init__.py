@@ -1,1 +1,1 @@
-"""Where bytes lie: the store protocol, its implementations, and every path."""
+"""Stores: the protocol, its implementations, and every object name and path."""

@@ -1,9 +1,9 @@
-"""Buffered reading of blocks: what a restore needs is fetched once, ahead of its use, and dropped after it.
+"""Buffered reading of blocks: each is fetched once, ahead of its use, and dropped after it.
 
-Only the wanted ranges of an object are fetched, each verified by its handle's checksum, or, where a part of a handle's
-bytes is wanted, by the object's range checksums (`store.ranged`, promise 6): damage to what is not wanted harms nobody.
-The buffered restore of US 9471438: data come in chunks, each is fetched once and dropped when the read offset has
-passed it.
+Only the wanted ranges of an object are fetched. Each is verified by its handle's checksum, or, if only part of the
+handle's bytes is wanted, by the object's range checksums (`store.ranged`); damage to unwanted bytes does not matter.
+Source: the buffered restore of US 9471438, in which data come in chunks, each fetched once and dropped when the read
+offset has passed it.
 """
 
 from collections import deque
@@ -21,17 +21,17 @@ from siltstone.store.checksums import recorded
 from siltstone.store.ranged import RangedFile, with_ranges
 
 AHEAD_BYTES = 64 << 20
-"""how much is fetched before it is used, at most, unless one block holds more"""
+"""maximum bytes fetched ahead of their use, unless one block has more"""
 FETCHES = 4
-"""how many fetches are under way at once"""
+"""number of concurrent fetches"""
 GAP_BYTES = 64 << 10
-"""ranges of an object that lie no further apart are fetched as one"""
+"""ranges of an object at most this far apart are fetched together"""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A block to read: whole, or `in_parts`, as a file of which only what is read is fetched and verified. A block that
-    is wanted in parts is an object by itself."""
+    """A block to read: whole, or `in_parts`, as a file of which only the parts read are fetched and verified; such a
+    block is a whole object."""
 
     handle: Handle
     in_parts: bool = False
@@ -41,7 +41,7 @@ class BlockReader:
     """Reads blocks of objects that the manifests name.
 
     Args:
-        objects: what the manifests say of each object that may be asked for.
+        objects: the objects that may be read, as recorded in the manifests.
     """
 
     def __init__(self, store: Store, objects: Iterable[StoredObject]) -> None:
@@ -51,16 +51,16 @@ class BlockReader:
 
     @property
     def fetched_bytes(self) -> int:
-        """How many bytes were fetched so far."""
+        """Bytes fetched so far."""
         return sum(self._fetched)
 
     def blocks(self, wanted: Iterable[Wanted]) -> Generator[pa.Buffer | pa.NativeFile, None, None]:
-        """Each block's bytes, or file if it is wanted in parts, in order.
+        """Yield each block's bytes, or a file if it is wanted in parts, in order.
 
-        Blocks of one object that follow each other are fetched together.
+        Consecutive blocks of one object are fetched together.
 
         Raises:
-            CorruptObject: when its turn comes: the object is missing, cut or altered, or named by no manifest.
+            CorruptObject: the next block's object is missing, cut or altered, or in no manifest.
             Unreachable: the store does not answer.
         """
         runs = [list(run) for _, run in groupby(wanted, key=lambda w: (w.handle.object, w.in_parts))]
@@ -90,15 +90,15 @@ class BlockReader:
     def _fetch(self, run: Sequence[Wanted]) -> list[pa.Buffer | pa.NativeFile]:
         name = run[0].handle.object
         if name not in self._objects:
-            raise CorruptObject(f"{name} is named by a handle but by no manifest: restore another checkpoint")
+            raise CorruptObject(f"{name} is in a handle but not in a manifest: restore another checkpoint")
         stored = self._objects[name]
         for wanted in run:
             if wanted.handle.offset + wanted.handle.length > stored.bytes:
-                raise CorruptObject(f"{name}: {wanted.handle.variable} should lie beyond its end")
+                raise CorruptObject(f"{name}: {wanted.handle.variable} would be beyond its end")
         if run[0].in_parts:
             place = 0, stored.bytes, stored.checksum
             if any((w.handle.offset, w.handle.length, w.handle.checksum) != place for w in run):
-                raise CorruptObject(f"object {name} is not what a handle of {run[0].handle.variable} says that it is")
+                raise CorruptObject(f"object {name} does not match a handle of {run[0].handle.variable}")
             self._objects[name] = stored = with_ranges(self._store, stored, self._fetched.append)
             return [pa.PythonFile(RangedFile(self._store, stored, self._fetched.append), mode="r") for _ in run]
         if len(run) == 1 and run[0].handle.length == stored.bytes:
@@ -107,7 +107,7 @@ class BlockReader:
         return self._fetch_ranges([w.handle for w in run])
 
     def _fetch_ranges(self, handles: Sequence[Handle]) -> list[pa.Buffer]:
-        """The blocks of one object, ranges that lie close together in one fetch, each block verified."""
+        """Fetch blocks of one object, close ranges together, and verify each block."""
         spans: list[tuple[int, int]] = []
         for start, end in sorted((h.offset, h.offset + h.length) for h in handles):
             if spans and start <= spans[-1][1] + GAP_BYTES:
@@ -126,5 +126,5 @@ def _verified(handle: Handle, fetched: Sequence[tuple[int, pa.Buffer]]) -> pa.Bu
     found.update(memoryview(block))
     if found.text() != handle.checksum:
         what = f"{handle.variable}, {handle.length} bytes at {handle.offset},"
-        raise CorruptObject(f"object {handle.object} was altered: {what} has not the checksum {handle.checksum}")
+        raise CorruptObject(f"object {handle.object} was altered: {what} does not have checksum {handle.checksum}")
     return block

@@ -1,15 +1,15 @@
-"""Checksums of stored bytes: which algorithms there are, how a checksum is written, how bytes are compared with it.
+"""Checksums of stored bytes: the algorithms, the text format, and verification.
 
-A checksum is a text that says by itself what it is:
+A checksum is a text that names its algorithm:
 
-    sha-256:<64 hex digits>       what is written, unless the warehouse's URL says otherwise (`?checksums=NAME`)
-    blake2b-256:<64 hex digits>   as good, and faster on processors without instructions for SHA-256
+    sha-256:<64 hex digits>       written by default (the warehouse URL's option `?checksums=NAME` chooses another)
+    blake2b-256:<64 hex digits>   as strong, and faster on processors without instructions for SHA-256
     <32 hex digits>               xxh3-128, as version 0.1 wrote it
 
-The first two show that bytes are what was written, whoever could alter them since; xxh3-128 guards against faults, not
-against people, who find other bytes of the same checksum at once. All are verified whatever the option says, each by
-its own algorithm: the text comes from the catalog, or from a manifest whose own checksum the catalog has, so nobody who
-can only write to the store can choose a weaker one (docs/threat-model.md).
+The first two prove that bytes were not altered by anyone; xxh3-128 detects faults, but not attacks, since other bytes
+with the same checksum are easily found. All are verified by their own algorithm, whatever the option: the text comes
+from the catalog, or from a manifest whose checksum is in the catalog, so a writer to the store alone cannot choose a
+weaker one (docs/threat-model.md).
 """
 
 import hashlib
@@ -23,11 +23,11 @@ import xxhash
 from siltstone.errors import CorruptObject, UsageError
 
 Algorithm = Literal["sha-256", "blake2b-256", "xxh3-128"]
-"""what a warehouse may choose from"""
+"""the algorithms that a warehouse may use"""
 DEFAULT = "sha-256"
-"""the algorithm of what is written where no other was chosen"""
+"""the default algorithm"""
 BARE = "xxh3-128"
-"""the algorithm whose checksums are hex digits alone"""
+"""the algorithm whose checksums are only hex digits"""
 OPTION = "checksums"
 """the option of a warehouse's or store's URL that chooses the algorithm"""
 
@@ -35,14 +35,14 @@ Data = bytes | bytearray | memoryview | pa.Buffer
 
 
 class Hash(Protocol):
-    """An object of hashlib, or one like it."""
+    """A hash object of hashlib, or a similar one."""
 
     def update(self, data: Any, /) -> None:
         """Append bytes."""
         ...
 
     def digest(self) -> bytes:
-        """The digest of all that was appended."""
+        """Return the digest of all that was appended."""
         ...
 
 
@@ -55,16 +55,16 @@ _HASHES: dict[str, tuple[Callable[[], Hash], int, int]] = {
     "blake2b-256": (_blake2b, 32, 2),
     BARE: (xxhash.xxh3_128, 16, 0),
 }
-"""algorithm -> what makes its hash, bytes of a digest, and the byte that stands for it in a packed checksum"""
+"""algorithm -> its constructor, bytes of a digest, and its tag byte in a packed checksum"""
 _TAGGED = {tag: name for name, (_, _, tag) in _HASHES.items() if tag}
 _RANGES = {name: _HASHES[name][:2] for name in get_args(Algorithm) if name != BARE} | {"xxh3-64": (xxhash.xxh3_64, 8)}
-"""the algorithms of the ranges of an object: those of version 0.1 are shorter"""
+"""the algorithms of range checksums; version 0.1 used a shorter one"""
 _TEXT = re.compile(r"(?:([a-z0-9-]{1,32}):)?((?:[0-9a-f]{2}){1,64})")
 PACKED_BYTES_MAX = 1 + 32
 
 
 class Checksum:
-    """The checksum of what comes piece by piece."""
+    """A checksum computed piece by piece."""
 
     def __init__(self, algorithm: str = DEFAULT) -> None:
         self.algorithm = algorithm
@@ -72,34 +72,34 @@ class Checksum:
         self.update = self._hash.update
 
     def text(self) -> str:
-        """That of all that came so far."""
+        """Return the checksum of all bytes so far."""
         digest = self._hash.digest().hex()
         return digest if self.algorithm == BARE else f"{self.algorithm}:{digest}"
 
 
 def check_algorithm(name: str) -> str:
-    """Return `name` if a warehouse can have it.
+    """Return `name` if it is a known algorithm.
 
     Raises:
-        UsageError: it is not known.
+        UsageError: it is not.
     """
     if name not in _HASHES:
-        raise UsageError(f"there are no checksums {name!r}: use {', '.join(get_args(Algorithm))}")
+        raise UsageError(f"{name!r} is not a checksum algorithm: use {', '.join(get_args(Algorithm))}")
     return name
 
 
 def checksum_of(data: Data, algorithm: str = DEFAULT) -> str:
-    """The checksum of some bytes."""
+    """Compute the checksum of some bytes."""
     checksum = Checksum(algorithm)
     checksum.update(memoryview(data))
     return checksum.text()
 
 
 def algorithm_of(checksum: str) -> str:
-    """The algorithm that a recorded checksum was made with.
+    """Return the algorithm of a recorded checksum.
 
     Raises:
-        ValueError: it is no checksum, or of an algorithm that is not known here.
+        ValueError: it is not a checksum, or of an unknown algorithm.
     """
     found = _TEXT.fullmatch(checksum)
     name = (found[1] or BARE) if found else ""
@@ -109,10 +109,10 @@ def algorithm_of(checksum: str) -> str:
 
 
 def recorded(checksum: str, what: str) -> Checksum:
-    """A checksum of nothing yet, by the algorithm of a recorded one, to compare with it.
+    """Start a checksum with the algorithm of a recorded one, to compare with it.
 
     Raises:
-        CorruptObject: what is recorded is no checksum; names `what`.
+        CorruptObject: the recorded text is not a checksum; the message names `what`.
     """
     try:
         return Checksum(algorithm_of(checksum))
@@ -124,7 +124,7 @@ def verify(data: Data, checksum: str, what: str) -> None:
     """Compare bytes with their recorded checksum.
 
     Raises:
-        CorruptObject: they are not what was written; names `what`.
+        CorruptObject: they differ from what was written; the message names `what`.
     """
     found = recorded(checksum, what)
     found.update(memoryview(data))
@@ -132,27 +132,27 @@ def verify(data: Data, checksum: str, what: str) -> None:
 
 
 def compare(found: Checksum, checksum: str, what: str) -> None:
-    """Compare the checksum of what came with the recorded one.
+    """Compare a computed checksum with the recorded one.
 
     Raises:
-        CorruptObject: they differ; names `what`.
+        CorruptObject: they differ; the message names `what`.
     """
     if found.text() != checksum:
         raise CorruptObject(f"{what} was altered: its checksum is not {checksum}")
 
 
 def pack(checksum: str) -> bytes:
-    """A checksum in binary: of xxh3-128 the 16 bytes alone, of others a byte for the algorithm before their digest."""
+    """Encode a checksum in binary: for xxh3-128 only the 16 bytes, for others a tag byte and the digest."""
     algorithm = algorithm_of(checksum)
     digest = bytes.fromhex(checksum.rpartition(":")[2])
     return digest if algorithm == BARE else bytes([_HASHES[algorithm][2]]) + digest
 
 
 def unpack(packed: bytes) -> str:
-    """The checksum that `pack` was given.
+    """Decode a checksum that `pack` encoded.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the bytes are not a checksum.
     """
     if len(packed) == _HASHES[BARE][1]:
         return packed.hex()
@@ -168,15 +168,15 @@ def is_bare(checksum: str) -> bool:
 
 
 def range_algorithm(algorithm: str) -> str:
-    """The algorithm of an object's ranges in a store that writes checksums of `algorithm`."""
+    """Return the algorithm of range checksums in a store that writes checksums of `algorithm`."""
     return "xxh3-64" if algorithm == BARE else algorithm
 
 
 def range_hash(algorithm: str) -> Hash:
-    """What hashes one range; KeyError where the algorithm is not known."""
+    """Make the hash of one range; KeyError if the algorithm is not known."""
     return _RANGES[algorithm][0]()
 
 
 def range_digest_bytes(algorithm: str) -> int | None:
-    """Bytes of the digest of one range; None where the algorithm is not known."""
+    """Return the bytes of a range's digest; None if the algorithm is not known."""
     return _RANGES[algorithm][1] if algorithm in _RANGES else None

@@ -1,4 +1,4 @@
-"""Files of this machine that are whole or not there."""
+"""Write local files that are complete or absent."""
 
 import os
 import uuid
@@ -15,10 +15,10 @@ def make_durable(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes | memoryview) -> None:
-    """Write a file under another name beside it, then give it its own: nobody reads half of it.
+    """Write a file under a temporary name beside it and rename it, so that no reader sees half of it.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: it cannot be written; an existing file stays.
     """
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

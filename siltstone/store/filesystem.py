@@ -1,8 +1,8 @@
 """Objects as files of one directory tree, on a POSIX file system.
 
-An object is written under `.tmp/` of the same file system, fsynced, and hard-linked to its name: link never
-replaces a file, so of many writers of one name exactly one wins, and a reader sees a whole object or none
-(promise 6).
+An object is written under `.tmp/` of the same file system, fsynced, and hard-linked to its name. A link never replaces
+a file, so exactly one of several writers of a name wins, and a reader sees a complete object or none (objects are
+written once: promise 6).
 """
 
 import errno
@@ -24,13 +24,13 @@ from siltstone.store.checksums import DEFAULT, OPTION, Checksum, verify
 from siltstone.store.files import make_durable
 from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix, is_object_name, opened_directories
 
-_PIECE_BYTES = 256 << 10  # what was hashed is still in the processor's cache when it is written
+_PIECE_BYTES = 256 << 10  # a piece is still in the processor's cache when it is written after hashing
 _ON_THEIR_WAY_BYTES = 8 << 20
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
-_NOT_NEEDED = getattr(os, "POSIX_FADV_DONTNEED", 0)  # in the cache; not on every system
+_NOT_NEEDED = getattr(os, "POSIX_FADV_DONTNEED", 0)  # not on every system
 _DEEPEST = 64
-"""how many levels of directories a listing goes down; Siltstone itself makes four at most"""
+"""maximum levels of directories that a listing descends; Siltstone makes at most four"""
 _HINTS = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or raise the quota",
@@ -38,15 +38,15 @@ _HINTS = {
     errno.EROFS: "mount the file system for writing, or name another warehouse",
     errno.EACCES: "check the owner and permissions",
     errno.EPERM: "check the owner and permissions, and that the file system has hard links",
-    errno.ENOTDIR: "a file stands where a directory is needed: remove it, or name another warehouse",
-    errno.ELOOP: "a symbolic link stands where a file should be: remove it",
+    errno.ENOTDIR: "there is a file where a directory is needed: remove it, or name another warehouse",
+    errno.ELOOP: "there is a symbolic link where a file should be: remove it",
     errno.EMFILE: "raise the limit on open files",
 }
 
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Turn an OSError into Unreachable: `what`, the system's reason, and what to check."""
+    """Translate an OSError into Unreachable: `what`, the system's reason, and what to check."""
     try:
         yield
     except OSError as error:
@@ -55,7 +55,7 @@ def translate_errors(what: str) -> Iterator[None]:
 
 
 class FileWriter:
-    """`ObjectWriter` of one temporary file: hashes and counts what passes through."""
+    """`ObjectWriter` of one temporary file; hashes and counts the bytes."""
 
     def __init__(self, descriptor: int, label: str, checksums: str) -> None:
         self.stored: StoredObject | None = None
@@ -67,7 +67,7 @@ class FileWriter:
         self._on_their_way = 0
 
     def write(self, data: bytes | memoryview | pa.Buffer) -> int:
-        """Append bytes; Unreachable where the disk will not take them."""
+        """Append bytes; Unreachable if the disk refuses them."""
         if self.closed:
             raise ValueError(f"{self._label} is already closed")
         view = memoryview(data).cast("B")
@@ -77,7 +77,7 @@ class FileWriter:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing is promised before the block ends."""
+        """Do nothing: data is durable only once the block ends."""
 
     def _append(self, piece: memoryview) -> None:
         self.checksum.update(piece)
@@ -86,7 +86,7 @@ class FileWriter:
             done += os.write(self._descriptor, piece[done:])
         self.bytes += done
         if self.bytes - self._on_their_way >= _ON_THEIR_WAY_BYTES and hasattr(os, "posix_fadvise"):
-            # Begins to bring them to the disk and does not wait, so that less is left for fsync.
+            # Starts writing to the disk without waiting, so that less is left for fsync.
             os.posix_fadvise(self._descriptor, self._on_their_way, self.bytes - self._on_their_way, _NOT_NEEDED)
             self._on_their_way = self.bytes
 
@@ -94,11 +94,11 @@ class FileWriter:
 class FilesystemStore:
     """A `Store` under the directory `root`, made at the first write. Safe for many threads and processes.
 
-    Below `root` no symbolic link is followed, or listed: it could lead anywhere (promise 8). What is written or deleted
-    is reached through open directories, so that none exchanged for a link meanwhile leads outside.
+    Symbolic links below `root` are neither followed nor listed: no path may lead outside the warehouse (promise 8).
+    Writes and deletions go through open directories, so that a directory replaced by a link meanwhile does no harm.
 
-    Durable on return: the file and each directory on its way up to `root` are fsynced. A process killed while
-    it writes leaves a file under `.tmp/` and nothing else.
+    Durable on return: the file and each directory on its way up to `root` are fsynced. A process killed while it writes
+    leaves only a file under `.tmp/`.
     """
 
     ranged = True
@@ -113,7 +113,7 @@ class FilesystemStore:
         return f"FilesystemStore({str(self.root)!r})"
 
     def put(self, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
-        """Store a new object: atomic, durable on return; ObjectExists or Unreachable as in `Store.put`."""
+        """Store a new object: atomic, durable on return (`Store.put`)."""
         with self.create(name) as writer:
             writer.write(data)
         assert writer.stored is not None
@@ -121,11 +121,11 @@ class FilesystemStore:
 
     @contextmanager
     def create(self, name: str) -> Iterator[FileWriter]:
-        """Write a new object piece by piece; it appears whole when the block ends, or not at all."""
+        """Write a new object piece by piece; it appears complete when the block ends, or not at all."""
         label = self._label(name)
         with translate_errors(f"write {label}"):
             if self._path(name).exists():
-                raise ObjectExists(f"{label} is already there: objects are written once")
+                raise ObjectExists(f"{label} already exists: objects are written once")
             self._make_root()
         with ExitStack() as held:
             with translate_errors(f"write {label}"):
@@ -147,7 +147,7 @@ class FilesystemStore:
                     os.unlink(temporary, dir_fd=directory)
 
     def read(self, stored: StoredObject) -> pa.Buffer:
-        """The whole object; its size and checksum are verified before a byte is handed out."""
+        """Read a whole object; its size and checksum are verified before any byte is returned."""
         label = self._label(stored.name)
         size, data = self._copied(stored.name, 0, stored.bytes)
         if size != stored.bytes or data is None:
@@ -156,28 +156,28 @@ class FilesystemStore:
         return data
 
     def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
-        """Exactly `length` bytes at `offset`, not verified."""
+        """Read exactly `length` bytes at `offset`, without verifying them."""
         size, data = self._copied(name, offset, length)
         if data is None:
             raise CorruptObject(f"{self._label(name)} has {size} bytes and should have {offset + length}")
         return data
 
     def _copied(self, name: str, offset: int, length: int) -> tuple[int, pa.Buffer | None]:
-        """The size of a file, and some of its bytes; None where it ends before them.
+        """Return a file's size and a copy of some of its bytes; None if it is too short.
 
-        They are a copy: of a mapped file they could be altered once they were verified, and a file that is cut
-        meanwhile would end the process.
+        The file is not mapped: its bytes could be altered after they were verified, and truncating a mapped file kills
+        the process.
         """
         label = self._label(check_object_name(name))
         try:
             path = self._path(name)
         except UsageError as error:
-            raise CorruptObject(f"{label} is not there: {error}") from None
+            raise CorruptObject(f"{label} is missing: {error}") from None
         try:
             with _opened(path) as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
-                    raise CorruptObject(f"{label} is missing: what is there is no file")
+                    raise CorruptObject(f"{label} is missing: its path is not a regular file")
                 if offset + length > found.st_size:
                     return found.st_size, None
                 data, done = pa.allocate_buffer(length), file.seek(offset) - offset
@@ -193,16 +193,16 @@ class FilesystemStore:
                 if path.is_file():
                     raise
                 if not self.root.is_dir():
-                    raise Unreachable(f"cannot read {label}: its store is not there; mount or restore it") from error
+                    raise Unreachable(f"cannot read {label}: its store is missing; mount or restore it") from error
             raise CorruptObject(f"{label} is missing") from None
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """(name, bytes) of every object whose name starts with `prefix`, in name order, lazily."""
+        """Yield (name, bytes) of every object whose name starts with `prefix`, in name order, lazily."""
         with translate_errors(f"list {self.url}"):
             yield from self._walk("", check_prefix(prefix))
 
     def modified_at(self, names: Iterable[str]) -> dict[str, datetime]:
-        """When each object was written: its file's time."""
+        """Return when each object was written: its file's time."""
         found = {}
         for name in names:
             with translate_errors(f"list {self._label(check_object_name(name))}"), suppress(FileNotFoundError):
@@ -210,7 +210,7 @@ class FilesystemStore:
         return found
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects, and directories left empty; a name that is not there is no error."""
+        """Delete objects, and directories left empty; a missing object is no error."""
         for name in names:
             *parts, last = check_object_name(name).split("/")
             with (
@@ -220,12 +220,12 @@ class FilesystemStore:
             ):
                 with suppress(FileNotFoundError):
                     os.unlink(last, dir_fd=directories[-1])
-                with suppress(OSError):  # not empty, or already gone: then the rest of the way up stays too
+                with suppress(OSError):  # not empty, or already gone: then the directories above stay, too
                     for part, above in zip(reversed(parts), directories[-2::-1], strict=True):
                         os.rmdir(part, dir_fd=above)
 
     def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
-        """The files under `.tmp/`; which objects they were to be is not known."""
+        """List the files under `.tmp/`; the names of their objects are not known."""
         check_prefix(prefix)
         with translate_errors(f"list {self.url}"):
             try:
@@ -234,13 +234,13 @@ class FilesystemStore:
                 return
             for entry in found:
                 if entry.is_dir(follow_symlinks=False) or not is_object_name(entry.name):
-                    continue  # no writer made it
+                    continue  # not made by a writer
                 with suppress(FileNotFoundError):
                     began = entry.stat(follow_symlinks=False).st_mtime
                     yield Unfinished(entry.name, None, datetime.fromtimestamp(began, UTC))
 
     def discard(self, unfinished: Iterable[Unfinished]) -> None:
-        """Remove files under `.tmp/`; a writer that still has one cannot link it any more."""
+        """Delete files under `.tmp/`; a writer that still has one can no longer link it."""
         for write in unfinished:
             token = check_object_name(write.token)
             with (
@@ -251,7 +251,7 @@ class FilesystemStore:
                 os.unlink(token, dir_fd=directories[-1])
 
     def check(self, *, writable: bool) -> None:
-        """The directory can be read, or written; one that is not there yet can be made by the first write."""
+        """Check that the directory can be read, or written; a missing one is made by the first write."""
         with translate_errors(f"use {self.url}"):
             if not self.root.exists():
                 return
@@ -263,25 +263,25 @@ class FilesystemStore:
             raise Unreachable(f"{self.url} cannot be {what}: check its owner, permissions and mount")
 
     def remarks(self) -> Sequence[Remark]:
-        """Nothing: a file system is set up and filled by others, too."""
+        """Return none: the file system also belongs to others."""
         return ()
 
     def _label(self, name: str) -> str:
         return f"object {name} in {self.url}"
 
     def _path(self, name: str) -> Path:
-        """Where an object lies.
+        """Return an object's path.
 
         Raises:
-            UsageError: it is no object name, or a symbolic link is on the way there.
+            UsageError: the name is not an object name, or a symbolic link is on its path.
         """
         return below(self.root, *check_object_name(name).split("/"))
 
     def _walk(self, directory: str, prefix: str) -> Iterator[tuple[str, int]]:
-        """Objects below `directory` ("" or ending in a slash), skipping directories that cannot match."""
+        """Yield objects below `directory` ("" or ending in a slash), skipping directories that cannot match."""
         try:
             with os.scandir(self.root / directory) as entries:
-                # A directory sorts with its slash, which puts whole names in order: "a.b" < "a/b" < "a0".
+                # A directory sorts with its slash, which puts full names in order: "a.b" < "a/b" < "a0".
                 own = [e for e in entries if not (e.name.startswith(".") or e.is_symlink())]
                 found = sorted((e.name + "/" * e.is_dir(), e) for e in own)
         except FileNotFoundError:
@@ -297,7 +297,7 @@ class FilesystemStore:
                     yield name, entry.stat().st_size
 
     def _link(self, temporary: int, file: str, name: str) -> None:
-        """Give `file` of the directory `temporary` its object's name, and make the way there durable."""
+        """Link `file` in the directory `temporary` to its object's name, and make the directories above durable."""
         *parts, last = name.split("/")
         while True:
             try:
@@ -307,13 +307,13 @@ class FilesystemStore:
                         os.fsync(directory)
                 return
             except FileExistsError:
-                raise ObjectExists(f"{self._label(name)} is already there: objects are written once") from None
+                raise ObjectExists(f"{self._label(name)} already exists: objects are written once") from None
             except FileNotFoundError:
-                os.stat(file, dir_fd=temporary, follow_symlinks=False)  # fails where a sweep has discarded it
-                # a delete removed the empty directory meanwhile: make it again
+                os.stat(file, dir_fd=temporary, follow_symlinks=False)  # fails if a sweep has discarded it
+                # a deletion removed the empty directory meanwhile: make it again
 
     def _make_root(self) -> None:
-        """Make `root` and what is missing above it, durable at once."""
+        """Make `root` and missing directories above it, and make them durable."""
         missing, directory = [], self.root
         while not directory.is_dir():
             missing.append(directory)
@@ -327,5 +327,5 @@ class FilesystemStore:
 
 
 def _opened(path: Path) -> FileIO:
-    """A file to read, which is no symbolic link, even if it becomes one meanwhile; a pipe is not waited for."""
+    """Open a file to read; refuse a symbolic link, even one made meanwhile, and do not wait for a pipe."""
     return FileIO(path, opener=lambda name, flags: os.open(name, flags | _NO_LINK | _NO_WAIT))

@@ -1,7 +1,7 @@
-"""Reads and writes the one object that says which warehouse a store holds.
+"""Read and write the object that identifies a store's warehouse.
 
-Its size is fixed, so that one ranged read finds it in every kind of store, and it has a checksum of its own, since
-nothing else records one:
+Its size is fixed, so that one ranged read works in every kind of store, and it contains its own checksum, since
+no other place records one:
 
     "SILTSTONE WAREHOUSE 1 " | identity, 32 hex digits | " " | xxh3-64 of what precedes, 16 hex digits | newline
 """
@@ -22,18 +22,18 @@ _BYTES = len(_HEAD) + 1 + 1 + 32 + 1 + 16 + 1
 
 
 def encode_identity(identity: str) -> bytes:
-    """The bytes of the identity object; `identity` is 32 hex digits."""
+    """Encode the identity object; `identity` is 32 hex digits."""
     body = _HEAD + _FORMAT + b" " + identity.encode() + b" "
     return body + xxhash.xxh3_64_hexdigest(body).encode() + b"\n"
 
 
 def read_identity(store: Store) -> str | None:
-    """The identity of the warehouse that a store holds, 32 hex digits; None where the store holds none.
+    """Read the identity of a store's warehouse, 32 hex digits; None if the store has none.
 
     Raises:
         CorruptObject: the identity object is cut or altered.
         NewerFormat: a newer Siltstone wrote it.
-        Unreachable: the store does not answer, or lists the object and does not return it.
+        Unreachable: the store does not answer, or lists the object but does not return it.
     """
     size_bytes = dict(store.list(IDENTITY)).get(IDENTITY)
     if size_bytes is None:
@@ -55,22 +55,22 @@ def read_identity(store: Store) -> str | None:
 
 
 def write_identity(store: Store, identity: str) -> str:
-    """Write the identity object unless there is one; the identity that the store has from now on.
+    """Write the identity object unless it exists; return the identity that the store then has.
 
     Raises:
-        CorruptObject, NewerFormat, Unreachable: as `read_identity`.
+        CorruptObject, NewerFormat, Unreachable: see `read_identity`.
     """
     with suppress(ObjectExists):
         store.put(IDENTITY, encode_identity(identity))
         return identity
     found = read_identity(store)
     if found is None:
-        raise Unreachable(f"{store.label} says that {IDENTITY} is there, and does not return it: try again")
+        raise Unreachable(f"{store.label} says that {IDENTITY} exists, but does not return it: try again")
     return found
 
 
 def _damaged(store: Store) -> CorruptObject:
     return CorruptObject(
-        f"object {IDENTITY} in {store.label} is damaged: make sure that it is the right store, and run "
+        f"object {IDENTITY} in {store.label} is damaged: check that it is the right store, and run "
         "`siltstone reidentify`"
     )

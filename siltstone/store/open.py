@@ -1,4 +1,4 @@
-"""From a warehouse URL to its store, its local directories and its default catalog."""
+"""Resolve a warehouse URL to its store, its local directories and its default catalog."""
 
 import os
 import re
@@ -22,21 +22,20 @@ from siltstone.store.url import redacted, split, take_option
 _LOG = get_logger(__name__)
 ROCKSDB = "rocksdb"
 REMOTE = ("s3", "redis", "rediss")
-"""schemes of stores that are elsewhere"""
+"""schemes of remote stores"""
 SCHEMES = "a path, file://PATH, s3://BUCKET/PREFIX, redis://HOST:PORT/DB, rocksdb://PATH"
 
 _SCHEME = re.compile(f"(file|{ROCKSDB}|{'|'.join(REMOTE)}):")
 
 
 def open_store(url: str) -> Store:
-    """The object store at `url`; `open_store(store.url)` opens the same store again, on another machine too.
+    """Open the object store at `url`; `open_store(store.url)` opens the same store again, on another machine too.
 
-    A path or `file://` URL is the directory that holds the objects (`Warehouse.store` for a warehouse's own). What a
-    scheme's URL may hold is said in its module. Nothing is read or made yet.
+    A path or `file://` URL is the directory of the objects (use `Warehouse.store` for a warehouse's). Each scheme's
+    module describes its URLs. Nothing is read or made yet.
 
     Raises:
-        UsageError: an unknown scheme, with the known ones listed, a URL or option that makes no sense, or the scheme's
-            package is not installed.
+        UsageError: the scheme is unknown, the URL or an option is not valid, or the scheme's package is not installed.
     """
     scheme, mark, _ = url.partition("://")
     if not mark or scheme == "file":
@@ -60,10 +59,10 @@ def open_store(url: str) -> Store:
 
 
 def local_path(url: str) -> Path:
-    """The absolute path that a path or `file://` URL names.
+    """Return the absolute path of a path or `file://` URL.
 
     Raises:
-        UsageError: another host, or no path at all.
+        UsageError: it names another host, or no path.
     """
     text = url
     if url.startswith("file://"):
@@ -74,7 +73,7 @@ def local_path(url: str) -> Path:
     elif "://" not in url and _SCHEME.match(url):
         raise UsageError(f"a {url.partition(':')[0]} URL has two slashes after its colon: use {SCHEMES}")
     elif "://" in url:
-        raise UsageError(f"{redacted(url)!r} is no file:// URL: use {SCHEMES}")
+        raise UsageError(f"{redacted(url)!r} is not a file:// URL: use {SCHEMES}")
     if not text or "\0" in text:
         raise UsageError(f"{url!r} names no directory: use {SCHEMES}")
     return Path(os.path.abspath(text))
@@ -82,10 +81,10 @@ def local_path(url: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Warehouse:
-    """Where a warehouse keeps things: a small value that can be sent to another process.
+    """The locations of a warehouse: a small value that can be sent to another process.
 
-    `url` names it, and may hold a password: show `label`. `local` is its directory on this machine: everything for a
-    local warehouse; for one elsewhere what belongs to this machine only, such as working state.
+    `url` may contain a password: show `label` instead. `local` is its directory on this machine: a local warehouse has
+    everything there, a remote one only what belongs to this machine, such as working state.
     """
 
     url: str = field(repr=False)
@@ -96,16 +95,16 @@ class Warehouse:
 
     @classmethod
     def at(cls, url: str) -> Self:
-        """The warehouse that `url` names; looks at nothing on disk and reaches for nothing.
+        """Return the warehouse at `url`, without any I/O.
 
-        A path, `file://` or `rocksdb://` warehouse is a directory. Of others, objects lie at the URL and the rest in
-        a directory of this machine: the URL's option `local`, or one named after the URL in `$XDG_STATE_HOME/siltstone`
-        (`~/.local/state/siltstone`). The option `checksums` of any of them is the algorithm of the checksums of what is
-        written (`store.checksums`).
+        A path, `file://` or `rocksdb://` warehouse is a directory. A remote one has its objects at the URL and the rest
+        in a directory of this machine: the URL's option `local`, or one named after the URL in
+        `$XDG_STATE_HOME/siltstone` (`~/.local/state/siltstone`). The option `checksums` is the algorithm of new
+        checksums (`store.checksums`).
 
         Raises:
-            UsageError: an unknown scheme, with the known ones listed; a URL or option that makes no sense; a path that
-                a catalog URL cannot hold.
+            UsageError: the scheme is unknown, the URL or an option is not valid, or a catalog URL cannot contain the
+                path.
         """
         scheme, mark, _ = url.partition("://")
         bare, checksums = take_option(url, OPTION) if "?" in url else (url, None)
@@ -134,27 +133,27 @@ class Warehouse:
 
     @property
     def store(self) -> Store:
-        """Its object store."""
+        """The warehouse's object store."""
         return open_store(self.store_url)
 
     @property
     def catalog_url(self) -> str:
-        """The SQLAlchemy URL of its own catalog, used where no other is named."""
+        """The SQLAlchemy URL of the warehouse's default catalog."""
         return f"sqlite:///{self.local.catalog}"
 
     def check_readable(self) -> None:
-        """Make sure that there is a warehouse to read; changes nothing.
+        """Check that the warehouse exists and can be read; change nothing.
 
         Raises:
-            UsageError: nothing is there, or a file is.
-            Unreachable: it may not be read, or does not answer.
+            UsageError: it does not exist, or is a file.
+            Unreachable: it cannot be read, or does not answer.
         """
         if not self.remote:
             self._check_directory()
         self.store.check(writable=False)
 
     def _check_directory(self) -> None:
-        """Of a local warehouse."""
+        """Check the directory of a local warehouse."""
         root = self.local.root
         with translate_errors(f"read the warehouse {root}"):
             self._check_no_file()
@@ -165,15 +164,15 @@ class Warehouse:
             raise Unreachable(f"cannot read the warehouse {root}: check its owner and permissions")
 
     def prepare(self) -> None:
-        """Make the warehouse's directory where it is missing, and make sure that it can be written.
+        """Make the warehouse's directory if it is missing, and check that it can be written.
 
         Raises:
-            UsageError: a file is there, or the directory it should be made in is missing.
-            Unreachable: it, or the directory it should be made in, cannot be written, or it does not answer.
+            UsageError: its path is a file, or the parent directory is missing.
+            Unreachable: it, or the parent directory, cannot be written, or it does not answer.
         """
         root = self.local.root
         if self.remote:
-            self.store.check(writable=True)  # first: what cannot be used needs no directory here
+            self.store.check(writable=True)  # first: an unusable store needs no directory here
             for remark in self.store.remarks():
                 if remark.advice is not None:
                     _LOG.warning("store needs attention", store=self.label, found=remark.found, advice=remark.advice)
@@ -191,7 +190,7 @@ class Warehouse:
             self.store.check(writable=True)
 
     def _check_no_file(self) -> None:
-        """UsageError where the path, or one above it, is a file."""
+        """Raise UsageError if the path, or one above it, is a file."""
         for path in (self.local.root, *self.local.root.parents):
             if path.exists() and not path.is_dir():
                 raise UsageError(f"the warehouse {self.local.root} cannot be there: {path} is a file; name another")
@@ -200,7 +199,7 @@ class Warehouse:
 
 
 def _state_directory(store_url: str) -> Path:
-    """This machine's directory of a warehouse elsewhere. The name tells people whose it is, and holds no secret."""
+    """Return this machine's directory for a remote warehouse. Its name shows the warehouse, without secrets."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     parts = split(store_url)
     place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -3,35 +3,35 @@
     <warehouse>/
     |- objects/                                 root of the filesystem store; below it, object names:
     |  |- .tmp/                                     objects still being written; never listed, never read
-    |  |- _epochs/<stream>/<epoch:08d>              that a writer epoch was begun (`catalog.epochs`)
-    |  |- _epochs/<stream>/fork-<fork>              that there is a fork, which shares objects
-    |  |- _warehouse/identity                       which warehouse this is; the catalog has the same (`store.identity`)
+    |  |- _epochs/<stream>/<epoch:08d>              marks a writer epoch that was begun (`catalog.epochs`)
+    |  |- _epochs/<stream>/fork-<fork>              marks a fork, which shares objects
+    |  |- _warehouse/identity                       the warehouse's identity, as in the catalog (`store.identity`)
     |  '- <stream>/
     |     '- <epoch:08d>/                           writer epoch
     |        '- <checkpoint:012d>/
     |           |- manifest.arrow                                        all that the checkpoint wrote
     |           |- <log>.segment                                         segments that one uploader stored at once
-    |           |- <log>.NON  <log>.INCR  <log>.INDEX                    the same in a store that keeps them apart
+    |           |- <log>.NON  <log>.INCR  <log>.INDEX                    the same in a store with separate sections
     |           |- <operator>.<variable>.<subtask:05d>.<attempt>.base.parquet      a base or materialization
     |           |- <operator>.<variable>.<part:05d>.<id>.materialized.parquet     a materialization, and
     |           |- <operator>.<id>.materialized.arrow                             its manifest
     |           |- <operator>.<subtask:05d>.<attempt>.output.arrow                rows for a sink, until it has them
     |           '- <operator>.<variable>.<subtask:05d>.<attempt>.snapshot.parquet  a full snapshot, for proof
     |- catalog.db                               SQLite catalog (unless another one is named)
-    |- catalog-<time>-r<revision>.backup        what a catalog held then: a SQLite catalog, too
+    |- catalog-<time>-r<revision>.backup        a backup of a catalog, which is a SQLite catalog, too
     |- work/<stream>/<epoch:08d>/               may vanish at any time
     |  |- state/<operator>/<subtask:05d>/           working state of one subtask
     |  '- spark/                                    Spark's own offset, commit and source logs
     |- source/<stream>/                         what the stream's own source prepared to read
     |- sink/<stream>/                           what the stream's own sink wrote
     |- restored/<stream>/<checkpoint:012d>/     state restored for others to read, proven, as Parquet
-    |- restored/<stream>/series/<label>/        the same of many checkpoints, such as those of each day
+    |- restored/<stream>/series/<label>/        the same for many checkpoints, such as one for each day
     '- dagster/                                 Dagster's home: its runs and events
 
-In a store that is not a local directory the object names are the same under the store's prefix. A name begins
-with stream, epoch and checkpoint, so that what an unfinished checkpoint left behind is found without listing
-everything. Names are plain ASCII and hold neither `..` nor a leading `/` or `.`, and paths are joined by `below`,
-which refuses symbolic links, so none leads out of the warehouse (promise 8).
+In a store that is not a local directory the object names are the same, under the store's prefix. A name begins
+with stream, epoch and checkpoint, so that an unfinished checkpoint's objects are found without listing everything.
+Names are plain ASCII without `..` or a leading `/` or `.`, and paths are joined by `below`, which refuses symbolic
+links, so no path leads outside the warehouse (promise 8).
 """
 
 import os
@@ -49,9 +49,9 @@ from siltstone.model import MAX_EPOCH, check_name
 
 TEMPORARY = ".tmp"
 CATALOG_BACKUPS = "catalog-*-r*.backup"
-"""matches what `catalog_backup` names"""
+"""matches the names that `catalog_backup` makes"""
 IDENTITY = "_warehouse/identity"
-"""the object that says which warehouse a store holds; no stream's name begins with an underscore"""
+"""the object with the identity of a store's warehouse; no stream's name begins with an underscore"""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _EPOCHS = "_epochs"
 _FORK = "fork-"
@@ -75,7 +75,7 @@ _PLACE = re.compile(r"([a-z][a-z0-9_-]*)/([0-9]{8})/([0-9]{12})/[^/]+")
 
 
 def check_object_name(name: str) -> str:
-    """Return `name` if it is `/`-separated parts of letters, digits, `.`, `_` and `-`, none led by a dot.
+    """Return `name` if it is `/`-separated parts of letters, digits, `.`, `_` and `-`, without leading dots.
 
     Raises:
         UsageError: it is not.
@@ -86,15 +86,15 @@ def check_object_name(name: str) -> str:
 
 
 def is_object_name(name: str) -> bool:
-    """Is it a name that a store takes, as `check_object_name` says?"""
+    """Whether it is a valid object name (`check_object_name`)."""
     return 0 < len(name) <= 1024 and all(_PART.fullmatch(part) for part in name.split("/"))
 
 
 def check_prefix(prefix: str) -> str:
-    """Return `prefix` if an object name can start with it; the empty prefix is good.
+    """Return `prefix` if an object name can start with it; the empty prefix is valid.
 
     Raises:
-        UsageError: no object name starts so.
+        UsageError: no object name starts with it.
     """
     if prefix:
         check_object_name(prefix.removesuffix("/"))
@@ -102,12 +102,12 @@ def check_prefix(prefix: str) -> str:
 
 
 def below(root: Path, *parts: str) -> Path:
-    """`root / parts`, which lies below `root` whatever the parts are: each is one plain name, and no link leads away.
+    """Return `root / parts`, checked to be below `root`: each part is one plain name and not a link.
 
-    `root` itself may be a symbolic link, or lie behind one: whoever names a root chooses it.
+    `root` itself, and what is above it, may be symbolic links.
 
     Raises:
-        UsageError: a part is no plain name, or is a symbolic link.
+        UsageError: a part is not a plain name, or is a symbolic link.
     """
     path, there = root, True
     for part in parts:
@@ -126,17 +126,17 @@ def below(root: Path, *parts: str) -> Path:
 
 
 def _leads_away(path: Path, root: Path) -> UsageError:
-    return UsageError(f"{path} is a symbolic link, and may lead out of {root}: replace it by what it points to")
+    return UsageError(f"{path} is a symbolic link, and may lead outside {root}: replace it by its target")
 
 
 @contextmanager
 def opened_directories(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator[list[int]]:
-    """Descriptors of `root` and of each directory on the way down `parts`, which are plain names, for use as `dir_fd`.
+    """Open `root` and each directory on the way down `parts` (plain names); yield descriptors for use as `dir_fd`.
 
-    Unlike a path, which is looked up anew at each use, they stay the same directories whatever is exchanged meanwhile.
+    Unlike a path, which is looked up at each use, they stay the same directories if names are changed meanwhile.
 
     Args:
-        make: whether what is missing below `root` is made.
+        make: whether to make missing directories below `root`.
 
     Raises:
         UsageError: a symbolic link is on the way.
@@ -174,10 +174,10 @@ def _open_directory(part: str, above: int, *, make: bool) -> int:
 class CheckpointPath:
     """Object names of one checkpoint, as one writer epoch writes it.
 
-    `attempt` makes the names of two attempts at the same work differ; the loser's objects become orphans.
+    `attempt` distinguishes the names of two attempts at the same work; the loser's objects become orphans.
 
     Raises:
-        UsageError: a stream, operator or variable name that is no name, a negative or overlong number.
+        UsageError: a stream, operator or variable name is not valid, or a number is out of range.
     """
 
     stream: str
@@ -191,49 +191,49 @@ class CheckpointPath:
 
     @property
     def prefix(self) -> str:
-        """What all names of the checkpoint start with, the slash included."""
+        """The prefix of all names of the checkpoint, including the slash."""
         return f"{epoch_prefix(self.stream, self.epoch)}{self.checkpoint:012d}/"
 
     def manifest(self) -> str:
-        """The checkpoint's manifest."""
+        """Return the name of the checkpoint's manifest."""
         return f"{self.prefix}manifest.arrow"
 
     def segment(self, log: str, section: str = "segment") -> str:
-        """Segments stored at once, whole or one of their sections; `log` is unique to whoever stores them."""
+        """Return the name of segments stored together, or of one of their sections; `log` is unique per upload."""
         if not _ATTEMPT.fullmatch(log):
             raise UsageError(f"{log!r} cannot name a segment: use letters, digits, _ and -")
         return f"{self.prefix}{log}.{section}"
 
     def base(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
-        """A base form of one variable."""
+        """Return the name of a base form of one variable."""
         return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}{_BASE}"
 
     def materialized(self, operator: str, variable: str, part: int, id: str) -> str:
-        """A base of one variable that the materialization `id` wrote."""
+        """Return the name of a base of one variable, written by the materialization `id`."""
         return f"{self.prefix}{_writer(operator, variable, part, id)}{_MATERIALIZED}"
 
     def materialization(self, operator: str, id: str) -> str:
-        """The manifest of a materialization."""
+        """Return the name of a materialization's manifest."""
         return f"{self.prefix}{check_name('operator', operator)}.{check_attempt(id)}{_MATERIALIZATION}"
 
     def output(self, output: str, subtask: int, attempt: str) -> str:
-        """Rows that wait for a sink; `output` is an operator's name, or that and a name of its own after a dot."""
+        """Return the name of rows staged for a sink; `output` is `OPERATOR` or `OPERATOR.NAME`."""
         operator, *own = output.split(".")
         return f"{self.prefix}{_writer(operator, '.'.join(own) if own else None, subtask, attempt)}{_OUTPUT}"
 
     def snapshot(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
-        """A full snapshot of one variable's live state."""
+        """Return the name of a full snapshot of one variable's live state."""
         return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}{_SNAPSHOT}"
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """The checkpoint that an object name belongs to; None for a name that is not built here."""
+        """Return the checkpoint that an object name belongs to; None for other names."""
         found = _PLACE.fullmatch(name)
         return cls(found[1], int(found[2]), int(found[3])) if found else None
 
 
 def check_attempt(id: str) -> str:
-    """Return `id` if it can be that of an attempt or materialization: letters, digits, `_` and `-`.
+    """Return `id` if it can be the id of an attempt or materialization: letters, digits, `_` and `-`.
 
     Raises:
         UsageError: it is not.
@@ -244,33 +244,33 @@ def check_attempt(id: str) -> str:
 
 
 def check_label(label: str) -> str:
-    """Return `label` if a restored checkpoint can lie under it: letters, digits, `.`, `_`, `:` and `-`, no dot first.
+    """Return `label` if it can name a restored checkpoint: letters, digits, `.`, `_`, `:` and `-`, no leading dot.
 
     Raises:
         UsageError: it is not.
     """
     if not _LABEL.fullmatch(label):
-        raise UsageError(f"{label!r} is no label: use letters, digits, '.', '_', ':' and '-', and no dot first")
+        raise UsageError(f"{label!r} is not a label: use letters, digits, '.', '_', ':' and '-', and no leading dot")
     return label
 
 
 def is_built_here(name: str) -> bool:
-    """Is it the name of an object that Siltstone writes?"""
+    """Whether it is the name of an object that Siltstone writes."""
     return CheckpointPath.of(name) is not None and _FILE.fullmatch(name.rpartition("/")[2]) is not None
 
 
 def is_base(name: str) -> bool:
-    """Is it the name of a base form?"""
+    """Whether it is the name of a base form."""
     return name.endswith(_BASE)
 
 
 def is_opaque(name: str) -> bool:
-    """Is it the name of segments' opaque variables, stored apart?"""
+    """Whether it is the name of segments' opaque variables, stored separately."""
     return name.endswith(_OPAQUE)
 
 
 def materialization_of(name: str) -> str | None:
-    """The id of the materialization that wrote an object, None for any other object."""
+    """Return the id of the materialization that wrote an object; None for other objects."""
     for suffix in (_MATERIALIZED, _MATERIALIZATION):
         if name.endswith(suffix):
             return name.removesuffix(suffix).rpartition(".")[2]
@@ -278,49 +278,49 @@ def materialization_of(name: str) -> str | None:
 
 
 def snapshot_of(name: str) -> tuple[str, str]:
-    """(operator, table) of a snapshot's object."""
+    """Return (operator, table) of a snapshot's object."""
     operator, *table, _subtask, _attempt = name.rpartition("/")[2].removesuffix(_SNAPSHOT).split(".")
     return operator, ".".join(table)
 
 
 def stream_prefix(stream: str) -> str:
-    """What all object names of a stream start with."""
+    """Return the prefix of all object names of a stream."""
     return f"{check_name('stream', stream)}/"
 
 
 def epoch_prefix(stream: str, epoch: int) -> str:
-    """What all object names of one writer epoch start with."""
+    """Return the prefix of all object names of one writer epoch."""
     return f"{stream_prefix(stream)}{epoch:08d}/"
 
 
 def epoch_marks(stream: str) -> str:
-    """What the names of a stream's epoch marks start with; apart from its objects, so that no sweep lists them."""
+    """Return the prefix of a stream's epoch marks, separate from its objects, so that sweeps do not list them."""
     return f"{_EPOCHS}/{check_name('stream', stream)}/"
 
 
 def epoch_mark(stream: str, epoch: int) -> str:
-    """The object that says that a writer epoch was begun."""
+    """Return the name of the object that marks a writer epoch."""
     return f"{epoch_marks(stream)}{epoch:08d}"
 
 
 def fork_mark(stream: str, fork: str) -> str:
-    """The object that says that another stream is a fork of this one, or of a fork of it."""
+    """Return the name of the object that marks another stream as a fork of this one, or of one of its forks."""
     return f"{epoch_marks(stream)}{_FORK}{check_name('stream', fork)}"
 
 
 def marked_fork(name: str) -> str | None:
-    """The fork that a mark names; None for the name of anything else."""
+    """Return the fork of a mark's name; None for other names."""
     found = _FORK_MARK.fullmatch(name)
     return found[1] if found else None
 
 
 def catalog_backup(directory: Path, time: datetime, revision: str) -> Path:
-    """Where a catalog of this revision is backed up to at a time, in UTC, unless another file is named."""
+    """Return the default path of a backup of a catalog with this revision at a time (UTC)."""
     return below(directory, f"catalog-{time:%Y%m%dT%H%M%S.%fZ}-r{revision}.backup")
 
 
 def _writer(operator: str, variable: str | None, subtask: int, attempt: int | str) -> str:
-    """`<operator>.<variable>.<subtask>.<attempt>`; a variable may have two parts, as in `recent.bounds`, or none."""
+    """Return `<operator>.<variable>.<subtask>.<attempt>`; a variable has one part, two (`recent.bounds`), or none."""
     check_name("operator", operator)
     parts = [] if variable is None else variable.split(".")
     for part in parts:
@@ -347,31 +347,31 @@ class LocalLayout:
         return self.root / "catalog.db"
 
     def work(self, stream: str, epoch: int) -> Path:
-        """What one writer epoch keeps while it runs; may vanish at any time."""
+        """Return the directory of one writer epoch's working files; it may vanish at any time."""
         return below(self.root, "work", check_name("stream", stream), f"{epoch:08d}")
 
     def state(self, stream: str, epoch: int, operator: str, subtask: int) -> Path:
-        """Working state of one subtask."""
+        """Return the directory of one subtask's working state."""
         return below(self.work(stream, epoch), "state", check_name("operator", operator), f"{subtask:05d}")
 
     def spark_log(self, stream: str, epoch: int) -> Path:
-        """Spark's checkpointLocation of one epoch."""
+        """Return Spark's checkpointLocation of one epoch."""
         return below(self.work(stream, epoch), "spark")
 
     def sink(self, stream: str) -> Path:
-        """Where the stream's own sink writes."""
+        """Return the directory to which the stream's sink writes."""
         return below(self.root, "sink", check_name("stream", stream))
 
     def source(self, stream: str) -> Path:
-        """Where the stream's own source may keep the files it reads."""
+        """Return the directory in which the stream's source may keep the files it reads."""
         return below(self.root, "source", check_name("stream", stream))
 
     def restored(self, stream: str, checkpoint: int) -> Path:
-        """Where the state of one checkpoint is restored to, unless another place is named."""
+        """Return the default directory to which the state of one checkpoint is restored."""
         return below(self.root, "restored", check_name("stream", stream), f"{checkpoint:012d}")
 
     def restored_series(self, stream: str) -> Path:
-        """Where many checkpoints are restored to, each under a label."""
+        """Return the directory to which many checkpoints are restored, each under a label."""
         return below(self.root, "restored", check_name("stream", stream), "series")
 
     @property

@@ -1,7 +1,7 @@
-"""Who may read what is made here: directories and files of the warehouse, the catalog and the working state.
+"""Permissions of new directories and files of the warehouse, the catalog and the working state.
 
-Only their user, unless `SILTSTONE_UMASK` says otherwise, as umask does: 027 lets the group read, 022 everybody. What
-lies below a private directory is private whatever its own permissions are. What is there already is left as it is.
+Only their user may read them, unless `SILTSTONE_UMASK` (a umask) allows more: 027 lets the group read, 022 everybody.
+Files below a private directory are private whatever their own permissions. Existing files are not changed.
 """
 
 import os
@@ -18,10 +18,10 @@ ONLY_US = "077"
 
 
 def own_umask() -> int:
-    """The permissions that are not given.
+    """Return the umask: the permissions that are not given.
 
     Raises:
-        UsageError: the variable is no umask, or takes its user's own permissions away.
+        UsageError: the variable is not a umask, or takes away the user's own permissions.
     """
     text = os.environ.get(VARIABLE, ONLY_US)
     if not re.fullmatch("0?0[0-7]{2}", text):
@@ -30,15 +30,15 @@ def own_umask() -> int:
 
 
 def make_private_directory(path: Path) -> None:
-    """Make a directory where it is missing, and those above it."""
+    """Make a directory, and those above it, if they are missing."""
     path.mkdir(mode=0o777 & ~own_umask(), parents=True, exist_ok=True)
 
 
 def make_private_file(path: Path, fill: Callable[[Path], None] | None = None) -> None:
-    """Make a file where it is missing: empty, or as `fill` leaves it, which gets the path of an empty draft.
+    """Make a file if it is missing: empty, or filled by `fill`, which gets the path of an empty draft.
 
-    What is there is not opened, and what is made has been closed before it has the name: when a process closes a file,
-    all its locks on that file go, those of a catalog that is open in SQLite too, and then it is soon malformed.
+    An existing file is not opened, and a new one is closed before it gets its name: when a process closes a file, it
+    loses all its locks on that file, also those of an open SQLite catalog, which would then be damaged.
     """
     if path.exists():
         return

@@ -1,12 +1,11 @@
-"""Reads parts of an object, each part verified before anything decodes it (promise 6).
+"""Read parts of an object, each verified before it is decoded (objects are verified at every read: promise 6).
 
     checksummed(store, name)   writes an object and keeps a checksum of each of its ranges of `RANGE_BYTES`
-    with_ranges                the range checksums of an object that was stored without any: reads all of it once
-    RangedFile                 a large object as a file: what is read is fetched by whole ranges, and verified
+    with_ranges                computes the range checksums of an object stored without any, by reading all of it once
+    RangedFile                 a large object as a file: reads fetch and verify whole ranges
 
-A decoder of damaged bytes may return wrong rows, fail in any way, or end the process; Parquet's own page checksums
-leave out its footer and the headers of its pages. So no byte reaches a decoder before it has been compared with a
-checksum that a manifest holds.
+A decoder of damaged bytes may return wrong rows, fail in any way, or kill the process; Parquet's own page checksums do
+not cover its footer and page headers. So no byte reaches a decoder before it matches a checksum from a manifest.
 """
 
 import io
@@ -29,15 +28,15 @@ from siltstone.store.checksums import (
 )
 
 RANGE_BYTES = 256 << 10
-"""how many bytes of an object have a checksum of their own"""
+"""bytes per range checksum"""
 CHUNK_BYTES = 1 << 20
-"""what a ranged file fetches at least"""
+"""minimum bytes that a ranged file fetches"""
 MEASURED_BYTES = 8 << 20
-"""how much of an object without range checksums is fetched at once"""
+"""bytes fetched at once of an object without range checksums"""
 
 
 class _RangeHasher:
-    """Checksums of the ranges of what comes piece by piece."""
+    """Computes range checksums piece by piece."""
 
     def __init__(self, range_bytes: int, algorithm: str) -> None:
         self._range_bytes = self._room = range_bytes
@@ -54,7 +53,7 @@ class _RangeHasher:
                 self._end_range()
 
     def checksums(self) -> RangeChecksums:
-        """Those of all that came; nothing may come after."""
+        """Return the checksums of all bytes; no more may follow."""
         if self._room < self._range_bytes:
             self._end_range()
         return RangeChecksums(self._algorithm, self._range_bytes, self._done.hex())
@@ -66,7 +65,7 @@ class _RangeHasher:
 
 
 class ChecksummedWriter:
-    """An `ObjectWriter` around another; `stored` is known, with range checksums, once `checksummed` has ended."""
+    """An `ObjectWriter` around another; `stored`, with range checksums, is set once `checksummed` has ended."""
 
     def __init__(self, writer: ObjectWriter, algorithm: str) -> None:
         self._writer = writer
@@ -80,17 +79,17 @@ class ChecksummedWriter:
         return self._writer.write(data)
 
     def flush(self) -> None:
-        """Nothing is promised before the `with` block ends."""
+        """Flush the inner writer; data is durable only once the `with` block ends."""
         self._writer.flush()
 
 
 @contextmanager
 def checksummed(store: Store, name: str) -> Iterator[ChecksummedWriter]:
-    """`store.create` for an object that will be read in parts.
+    """Create an object with range checksums, so that it can be read in parts.
 
     Raises:
         ObjectExists: the name is taken.
-        Unreachable: the store does not take it.
+        Unreachable: the store cannot be written.
     """
     with store.create(name) as out:
         writer = ChecksummedWriter(out, range_algorithm(store.checksums))
@@ -101,13 +100,13 @@ def checksummed(store: Store, name: str) -> Iterator[ChecksummedWriter]:
 
 
 def with_ranges(store: Store, stored: StoredObject, fetched: Callable[[int], None] = lambda _: None) -> StoredObject:
-    """The object with range checksums that can be used: its own, or else what a verified read of all of it gives.
+    """Return the object with usable range checksums: its own, or else those computed by a verified read of all of it.
 
-    Objects that were written before there were range checksums, or by an algorithm that is not known here, are read
-    once for each `BlockReader`, `MEASURED_BYTES` at a time.
+    Objects written without range checksums, or with an unknown algorithm, are read once per `BlockReader`,
+    `MEASURED_BYTES` at a time.
 
     Raises:
-        CorruptObject: missing, cut or altered; names the object.
+        CorruptObject: missing, cut or altered; the message names the object.
         Unreachable: the store does not answer.
     """
     if stored.ranges is not None and _is_usable(stored.ranges, stored.bytes):
@@ -125,10 +124,10 @@ def with_ranges(store: Store, stored: StoredObject, fetched: Callable[[int], Non
 
 
 def verified(store: Store, stored: StoredObject) -> pa.Buffer | pa.NativeFile:
-    """A whole object, verified: its bytes, or, of a large one, a file of which only what is read is in memory.
+    """Read a whole object, verified: return its bytes, or, if it is large, a file that is read in parts.
 
     Raises:
-        CorruptObject: missing, cut or altered; names the object.
+        CorruptObject: missing, cut or altered; the message names the object.
         Unreachable: the store does not answer.
     """
     if stored.bytes <= MEASURED_BYTES:
@@ -137,7 +136,7 @@ def verified(store: Store, stored: StoredObject) -> pa.Buffer | pa.NativeFile:
 
 
 def _is_usable(ranges: RangeChecksums, size: int) -> bool:
-    """Is the algorithm known, and is there a checksum for every range of an object of `size` bytes?"""
+    """Whether the algorithm is known, and every range of an object of `size` bytes has a checksum."""
     digest_bytes = range_digest_bytes(ranges.algorithm)
     if digest_bytes is None or ranges.range_bytes <= 0:
         return False
@@ -145,12 +144,12 @@ def _is_usable(ranges: RangeChecksums, size: int) -> bool:
 
 
 class RangedFile(io.RawIOBase):
-    """An object as a file for pyarrow's readers: a read fetches and verifies whole ranges, a chunk at least, and the
-    newest chunk is kept.
+    """An object as a file for pyarrow's readers: a read fetches and verifies whole ranges, at least one chunk, and
+    keeps the newest chunk.
 
     Args:
-        stored: as `with_ranges` gives it.
-        fetched: told how many bytes each fetch brings.
+        stored: the result of `with_ranges`.
+        fetched: called with the bytes of each fetch.
     """
 
     def __init__(self, store: Store, stored: StoredObject, fetched: Callable[[int], None] = lambda _: None) -> None:
@@ -165,15 +164,15 @@ class RangedFile(io.RawIOBase):
         self._chunk: tuple[int, pa.Buffer] = (0, pa.py_buffer(b""))
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """The read offset."""
+        """Return the read offset."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -183,10 +182,10 @@ class RangedFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes; fewer only at the end.
+        """Read up to `size` bytes; fewer only at the end.
 
         Raises:
-            CorruptObject: missing, cut or altered; names the object.
+            CorruptObject: missing, cut or altered; the message names the object.
             Unreachable: the store does not answer.
         """
         start = min(self._position, self._size)
@@ -198,8 +197,8 @@ class RangedFile(io.RawIOBase):
         return chunk.slice(start - at, end - start).to_pybytes()
 
     def _verified(self, start: int, end: int) -> tuple[int, pa.Buffer]:
-        """Where the ranges around `start` to `end` begin, and their bytes."""
-        # Parquet is read from its end: what lies before it is fetched with it.
+        """Fetch and verify the ranges around `start` to `end`; return their offset and bytes."""
+        # Parquet is read from its end, so the bytes before it are fetched with it.
         if end == self._size and end - start < CHUNK_BYTES:
             start = max(0, end - CHUNK_BYTES)
         first = start // self._range_bytes
@@ -214,6 +213,6 @@ class RangedFile(io.RawIOBase):
             digest = found.digest()
             wanted = self._checksums[number * len(digest) : (number + 1) * len(digest)]
             if digest != wanted:
-                where = f"the {self._range_bytes} bytes from {begin + at} on have not the checksum {wanted.hex()}"
+                where = f"the {self._range_bytes} bytes at {begin + at} do not have checksum {wanted.hex()}"
                 raise CorruptObject(f"object {self._name} was altered: {where}")
         return begin, data

@@ -1,10 +1,10 @@
-"""Tries again what failed for a passing reason: fixed or exponential waits, a number of attempts, a time limit.
+"""Retry calls that failed for a transient reason: fixed or exponential waits, a number of attempts, a time limit.
 
-    RetryPolicy     how often, how long
-    Retrying        a `Store` that applies it to every call of another
+    RetryPolicy     how often, and how long
+    Retrying        a `Store` that applies a policy to every call of another
 
-A write that failed may have been carried out all the same, its answer lost. The next attempt then finds the object
-there: if it is what was to be written, it was ours and the write has succeeded.
+A failed write may have happened, with its answer lost. The next attempt then finds the object: if it has the content
+to be written, it is ours and the write has succeeded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,14 +27,14 @@ Data = bytes | memoryview | pa.Buffer
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a call is made and how long it is waited in between.
+    """How often a call is attempted, and how long to wait in between.
 
     Attributes:
         kind: `exponential` doubles the wait each time, with jitter; `fixed` keeps it; `none` makes one attempt.
-        attempts: how many, the first included.
-        wait_s: the first wait.
-        wait_max_s: the longest.
-        total_s: no further attempt begins after so long.
+        attempts: maximum attempts, including the first.
+        wait_s: the first wait, in seconds.
+        wait_max_s: the longest wait, in seconds.
+        total_s: seconds after which no further attempt begins.
     """
 
     kind: Literal["exponential", "fixed", "none"] = "exponential"
@@ -44,7 +44,7 @@ class RetryPolicy:
     total_s: float = 120.0
 
     def call(self, function: Callable[[], Answer], on_attempt: Callable[[], None] = lambda: None) -> Answer:
-        """What `function` returns, or its last error; only a transient `Unreachable` makes it be called again."""
+        """Call `function`, retrying after a transient `Unreachable`; return its result or raise its last error."""
         for attempt in self._retrying():
             with attempt:
                 on_attempt()
@@ -52,10 +52,10 @@ class RetryPolicy:
         raise AssertionError("tenacity either returns or raises")
 
     def put(self, store: Store, name: str, data: Data, on_attempt: Callable[[], None] = lambda: None) -> StoredObject:
-        """`Store.put`, tried again; succeeds too where an attempt was carried out whose answer was lost.
+        """Call `Store.put` with retries; also succeed if an attempt whose answer was lost stored the object.
 
         Raises:
-            ObjectExists: the name was taken by somebody else.
+            ObjectExists: another writer took the name.
             Unreachable: the last attempt failed.
         """
         lost = False
@@ -90,10 +90,10 @@ class RetryPolicy:
 
 
 def already_stored(store: Store, name: str, data: Data) -> StoredObject:
-    """The object `name`, which is there, if it holds exactly `data`.
+    """Return the existing object `name` if it contains exactly `data`.
 
     Raises:
-        ObjectExists: it holds something else, so somebody else wrote it.
+        ObjectExists: it has other contents, so another writer wrote it.
     """
     view = memoryview(data).cast("B")
     stored = StoredObject(name, len(view), checksum_of(view, store.checksums))
@@ -101,17 +101,17 @@ def already_stored(store: Store, name: str, data: Data) -> StoredObject:
         store.read(stored)
     except CorruptObject:
         raise ObjectExists(
-            f"object {name} in {store.label} is already there with other contents: objects are written once"
+            f"object {name} in {store.label} already exists with other contents: objects are written once"
         ) from None
     return stored
 
 
 class Retrying:
-    """`store` with every call tried again by `policy`, and whole in all else."""
+    """`store` with every call retried by `policy`."""
 
     def __init__(self, store: Store, policy: RetryPolicy) -> None:
         self.once = store
-        """the store itself: one attempt a call"""
+        """the store itself, with one attempt per call"""
         self.policy = policy
         self.url, self.label, self.ranged, self.checksums = store.url, store.label, store.ranged, store.checksums
 
@@ -119,48 +119,48 @@ class Retrying:
         return f"Retrying({self.once!r})"
 
     def put(self, name: str, data: Data) -> StoredObject:
-        """As `Store.put`."""
+        """Store a new object, with retries."""
         return self.policy.put(self.once, name, data)
 
     def create(self, name: str) -> AbstractContextManager[ObjectWriter]:
-        """As `Store.create`. What was written in pieces cannot be written again from here: the store retries those."""
+        """Write a new object piece by piece. The store itself retries pieces, which cannot be repeated here."""
         return self.once.create(name)
 
     def read(self, stored: StoredObject) -> pa.Buffer:
-        """As `Store.read`."""
+        """Read a whole object and verify it, with retries."""
         return self.policy.call(lambda: self.once.read(stored))
 
     def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
-        """As `Store.read_range`."""
+        """Read part of an object without verifying it, with retries."""
         return self.policy.call(lambda: self.once.read_range(name, offset, length))
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """As `Store.list`; the store retries its pages, since a listing cannot begin again half way."""
+        """Yield (name, bytes) of objects. The store itself retries pages, since a listing cannot restart half way."""
         return self.once.list(prefix)
 
     def modified_at(self, names: Iterable[str]) -> dict[str, datetime]:
-        """As `Store.modified_at`."""
+        """Return when objects were stored, with retries."""
         names = list(names)
         return self.policy.call(lambda: self.once.modified_at(names))
 
     def delete(self, names: Iterable[str]) -> None:
-        """As `Store.delete`."""
+        """Delete objects, with retries."""
         names = list(names)
         self.policy.call(lambda: self.once.delete(names))
 
     def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
-        """As `Store.unfinished`."""
+        """List unfinished writes; the store itself retries."""
         return self.once.unfinished(prefix)
 
     def discard(self, unfinished: Iterable[Unfinished]) -> None:
-        """As `Store.discard`."""
+        """Free the space of unfinished writes, with retries."""
         unfinished = list(unfinished)
         self.policy.call(lambda: self.once.discard(unfinished))
 
     def check(self, *, writable: bool) -> None:
-        """As `Store.check`."""
+        """Check that the store can be used, with retries."""
         self.policy.call(lambda: self.once.check(writable=writable))
 
     def remarks(self) -> Sequence[Remark]:
-        """As `Store.remarks`."""
+        """Report how the store is configured and how full it is, with retries."""
         return self.policy.call(self.once.remarks)

@@ -1,7 +1,7 @@
-"""Store URLs: their options, and how people may see them.
+"""Store URLs: their options, and hiding their secrets.
 
-Options of a store are the URL's query, such as `s3://bucket/prefix?region=eu-west-1&attempts=3`, so that one string
-opens the same store in every process. What may be secret, a password, is never shown.
+A store's options are the URL's query, such as `s3://bucket/prefix?region=eu-west-1&attempts=3`, so that one string
+opens the same store in every process. Passwords are never shown.
 """
 
 from typing import ClassVar, Literal, TypeVar
@@ -16,20 +16,20 @@ from siltstone.store.retry import RetryPolicy
 
 
 class StoreOptions(BaseModel):
-    """What every store over a network takes."""
+    """Options of every network store."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     retry: Literal["exponential", "fixed", "none"] = Field("exponential", description="how waits between attempts grow")
-    attempts: int = Field(5, ge=1, description="attempts a call, the first included")
+    attempts: int = Field(5, ge=1, description="maximum attempts per call, including the first")
     wait_s: float = Field(0.1, gt=0, description="seconds before the second attempt")
     connect_timeout_s: float = Field(5.0, gt=0, description="seconds to wait for a connection")
     timeout_s: float = Field(30.0, gt=0, description="seconds to wait for an answer")
-    checksums: Algorithm = Field(DEFAULT, description="the algorithm of the checksums of what is written")
+    checksums: Algorithm = Field(DEFAULT, description="the algorithm of new checksums")
 
     @property
     def policy(self) -> RetryPolicy:
-        """How calls are tried again."""
+        """The retry policy of calls."""
         return RetryPolicy(kind=self.retry, attempts=self.attempts, wait_s=self.wait_s)
 
 
@@ -37,14 +37,14 @@ Options = TypeVar("Options", bound=BaseModel)
 
 
 def redacted(url: str) -> str:
-    """The URL as people may see it: no password, no option.
+    """Return the URL for people: without password and options.
 
     Raises:
-        UsageError: it is no URL.
+        UsageError: it is not a URL.
     """
     parts = split(url)
     if parts.netloc and "@" in parts.path + parts.query + parts.fragment:
-        return f"{parts.scheme}://{HIDDEN}"  # a password with a slash or the like in it ends up there
+        return f"{parts.scheme}://{HIDDEN}"  # a password that contains a slash or the like is parsed into these parts
     host = parts.netloc.rpartition("@")[2]
     user = parts.username
     credentials = f"{user or ''}:{HIDDEN}@" if parts.password else f"{user}@" if user else ""
@@ -52,7 +52,7 @@ def redacted(url: str) -> str:
 
 
 def has_password(url: str) -> bool:
-    """Whether a URL, of a store or of a database, holds a password, or what looks like one."""
+    """Whether the URL of a store or a database contains a password, or something that looks like one."""
     try:
         return HIDDEN in redacted(url) or "pass" in split(take_option(url, "password_variable")[0]).query.lower()
     except UsageError:
@@ -60,27 +60,27 @@ def has_password(url: str) -> bool:
 
 
 def split(url: str) -> SplitResult:
-    """The parts of a URL.
+    """Split a URL into its parts.
 
     Raises:
-        UsageError: it is no URL; the message holds only its scheme.
+        UsageError: it is not a URL; the message contains only its scheme.
     """
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
         raise UsageError(
-            f"the {url.partition('://')[0]}:// URL cannot be read: check host and port, and write what is special in a "
-            "user's name or password with %, such as %2F for a slash"
+            f"the {url.partition('://')[0]}:// URL cannot be read: check host and port, and escape special characters "
+            "in user and password with %, such as %2F for a slash"
         ) from None
     return parts
 
 
 def options_of(url: str, model: type[Options]) -> Options:
-    """The URL's query as `model`.
+    """Parse the URL's query as `model`.
 
     Raises:
-        UsageError: an unknown option, one given twice, or a bad value; lists what there is.
+        UsageError: an option is unknown or given twice, or a value is bad; the message lists the options.
     """
     pairs = parse_qsl(split(url).query, keep_blank_values=True)
     names = [name for name, _ in pairs]
@@ -95,14 +95,14 @@ def options_of(url: str, model: type[Options]) -> Options:
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{redacted(url)}: option {where}: {first['msg']}; correct it behind the URL's ?") from None
+        raise UsageError(f"{redacted(url)}: option {where}: {first['msg']}; correct it after the URL's ?") from None
 
 
 def take_option(url: str, name: str) -> tuple[str, str | None]:
-    """The URL without one of its options, all else as it was, and that option's value, None where it is not given.
+    """Return the URL without one of its options, otherwise unchanged, and that option's value, or None.
 
     Raises:
-        UsageError: it is given twice, or the URL is none.
+        UsageError: the option is given twice, or the URL is not valid.
     """
     split(url)
     place, _, query = url.partition("?")

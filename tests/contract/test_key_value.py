@@ -57,7 +57,7 @@ def test_redis_takes_no_value_over_its_own_limit() -> None:
     "text", ["redis://", "redis://h/a", "redis://h/1/2", "redis://h/0#x", "rocksdb://", "rocksdb:///", "rocksdb://a/b"]
 )
 def test_a_url_that_names_no_store_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is no (Redis|RocksDB) URL: write"):
+    with pytest.raises(UsageError, match=r"is not a (Redis|RocksDB) URL: write"):
         open_store(text)
 
 
@@ -174,7 +174,7 @@ def test_a_rocksdb_that_is_gone_is_unreachable_and_a_broken_one_corrupt(tmp_path
     with pytest.raises(CorruptObject, match=r"s/1.*altered or cut"):
         store.read(stored)
     (tmp_path / "objects").rename(tmp_path / "elsewhere")
-    with pytest.raises(Unreachable, match="is not there; mount or restore it"):
+    with pytest.raises(Unreachable, match="is missing; mount or restore it"):
         store.read(stored)
     (tmp_path / "objects").write_text("")
     with pytest.raises(UsageError, match="is a file"):

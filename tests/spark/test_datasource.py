@@ -282,7 +282,7 @@ def test_as_of_picks_by_event_time(ran: Ran) -> None:
         ({"at": "yesterday"}, "'yesterday' is not a checkpoint"),
         ({"as_of": "2013-06-01"}, "UnknownCheckpoint: no checkpoint of events up to 2013-06-01"),
         ({"as_of": "2013-08-01", "at": "1"}, "at and as_of exclude each other"),
-        ({"columns": "code,nosuch"}, "column 'nosuch' of row is not there: it has name, code, c0"),
+        ({"columns": "code,nosuch"}, "column 'nosuch' of row does not exist: it has name, code, c0"),
         ({"columns": "code,code"}, "column 'code' of row is named twice"),
         ({"keys": "[{"}, "keys are not JSON"),
         ({"keys": '[{"name": "a"}]'}, r"is not a key of this operator: write \[\{\"name\": ..., \"code\": ...\}\]"),

@@ -118,7 +118,7 @@ def test_no_keys(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     refused(project, s3_url(endpoint, "any"), 3, "s3://any/state", "no credentials were found; set AWS_PROFILE")
-    refused(project, s3_url(endpoint, "any", "profile=none"), 2, "there is no AWS profile 'none'; check ?profile=")
+    refused(project, s3_url(endpoint, "any", "profile=none"), 2, "AWS profile 'none' does not exist; check ?profile=")
 
 
 def test_wrong_password(project: Project, guarded: RedisServer) -> None:
@@ -136,7 +136,7 @@ def test_wrong_password(project: Project, guarded: RedisServer) -> None:
 
 def test_a_missing_bucket(project: Project) -> None:
     endpoint = servers.moto().endpoint
-    says = (f"bucket no-such-bucket at {endpoint} is not there: make it, or check --warehouse and the endpoint",)
+    says = (f"bucket no-such-bucket at {endpoint} does not exist: make it, or check --warehouse and the endpoint",)
     refused(project, s3_url(endpoint, "no-such-bucket"), 2, *says)
 
 
@@ -180,16 +180,16 @@ SENSELESS = [
     ("redis://:Plugh@host/0?chunk_bytes=536870913", ("redis://:***@host/0: option chunk_bytes: ", "536870912")),
     (
         "redis://:Plugh@host/0",
-        ("redis://:***@host/0 holds a password", "leave it out, and set SILTSTONE_REDIS_PASSWORD"),
+        ("redis://:***@host/0 contains a password", "leave it out, and set SILTSTONE_REDIS_PASSWORD"),
     ),
     ("redis://host/0?password_variable=a-b", ("option password_variable: ",)),
-    ("redis://:Plugh@host/zero", ("is no Redis URL: write redis://", "redis://:***@host/zero")),
+    ("redis://:Plugh@host/zero", ("is not a Redis URL: write redis://", "redis://:***@host/zero")),
     ("redis://:Plugh/43@host/0", ("the redis:// URL cannot be read", "%2F for a slash")),
     ("redis://:Plugh#43@host/0", ("the redis:// URL cannot be read", "with %")),
-    ("redis://me:43/Plugh@host/0", ("redis://*** is no Redis URL",)),
+    ("redis://me:43/Plugh@host/0", ("redis://*** is not a Redis URL",)),
     ("redis:/:Plugh@host/0", ("a redis URL has two slashes after its colon", "redis://HOST")),
     ("s3:bucket/Plugh", ("a s3 URL has two slashes after its colon",)),
-    ("s3://AKIAPLUGH:Plugh@bucket/p", ("an s3:// URL holds no credentials: set AWS_PROFILE",)),
+    ("s3://AKIAPLUGH:Plugh@bucket/p", ("an s3:// URL has no credentials: set AWS_PROFILE",)),
     ("s3://bucket?endpoint=http://me:Plugh@host", ("option endpoint: ", "without credentials")),
     ("s3:///prefix", ("names no bucket: write s3://BUCKET",)),
     ("s3://bucket/../prefix", ("'../prefix' is not an object name",)),
@@ -210,7 +210,9 @@ def test_a_redis_that_would_lose_state(project: Project) -> None:
         server.client().config_set("maxmemory-policy", "noeviction")
         server.client().config_set("proto-max-bulk-len", 1 << 20)
         url = server.url(f"{AGAIN}&chunk_bytes=2000000")
-        refused(project, url, 2, f":{server.port}/0 takes no value of chunk_bytes: set it to 1048576", writing=True)
+        refused(
+            project, url, 2, f":{server.port}/0 does not accept values of chunk_bytes: set it to 1048576", writing=True
+        )
         assert server.client().dbsize() == 0
     finally:
         server.remove()

@@ -39,7 +39,7 @@ def test_no_permission_is_unreachable(powerless: Path) -> None:
 def test_a_file_in_the_way_is_unreachable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = FilesystemStore(tmp_path / "file" / "objects")
-    with pytest.raises(Unreachable, match="a file stands where a directory is needed"):
+    with pytest.raises(Unreachable, match="there is a file where a directory is needed"):
         store.put("s/1/a", b"x")
     with pytest.raises(Unreachable):
         store.read(ABSENT)
@@ -49,14 +49,14 @@ def test_a_file_in_the_way_is_unreachable(tmp_path: Path) -> None:
 def test_an_object_where_a_directory_is_needed_is_unreachable(tmp_path: Path) -> None:
     store = FilesystemStore(tmp_path)
     store.put("s/1", b"x")
-    with pytest.raises(Unreachable, match="a file stands where"):
+    with pytest.raises(Unreachable, match="there is a file where"):
         store.put("s/1/a", b"x")
     assert list(store.list("")) == [("s/1", 1)]
 
 
 def test_a_store_that_is_gone_is_unreachable_and_a_lost_object_corrupt(tmp_path: Path) -> None:
     store = FilesystemStore(tmp_path / "objects")
-    with pytest.raises(Unreachable, match="is not there"):
+    with pytest.raises(Unreachable, match="is missing"):
         store.read(ABSENT)
     stored = store.put("s/1/a", b"x")
     with pytest.raises(CorruptObject, match=r"s/1/b.*missing"):

@@ -1,6 +1,6 @@
-"""A `Store` over any two-level key-value driver; values over its limit in chunks, as `protocol` says.
+"""A `Store` over any two-level key-value driver; larger values are stored in chunks (`protocol`).
 
-The name of an object is `<entry>/<key>`, split at its last slash; a name without a slash lies in the entry "".
+The name of an object is `<entry>/<key>`, split at its last slash; a name without a slash is in entry "".
 """
 
 import os
@@ -32,10 +32,10 @@ from siltstone.store.keyvalue.protocol import (
 from siltstone.store.paths import check_prefix
 from siltstone.store.retry import RetryPolicy
 
-_FETCH_BYTES = 1 << 20  # what fits a cache is copied and hashed at once faster than more in one round trip
+_FETCH_BYTES = 1 << 20  # copying and hashing within the processor's cache is faster than fewer round trips
 _SEND_BYTES = 16 << 20
 _CLAIMED_BYTES = 64 << 20
-"""a value that claims to be larger gets more memory only as its chunks come"""
+"""a value that claims to be larger gets more memory only as its chunks arrive"""
 _ONCE = RetryPolicy(kind="none")
 
 Data = bytes | bytearray | memoryview | pa.Buffer
@@ -43,7 +43,7 @@ Listing = list[tuple[str, int]]
 
 
 class ChunkWriter:
-    """`ObjectWriter` of one object: holds back at most a chunk, stages the others as they fill."""
+    """`ObjectWriter` of one object: keeps at most one chunk in memory, and stages full chunks."""
 
     def __init__(self, driver: KeyValue, name: str, label: str, policy: RetryPolicy, checksums: str) -> None:
         self.stored: StoredObject | None = None
@@ -59,14 +59,14 @@ class ChunkWriter:
         self._checksum = Checksum(checksums)
 
     def write(self, data: Data) -> int:
-        """Append bytes; Unreachable where the store will not take them, ObjectExists where the name is taken."""
+        """Append bytes; Unreachable if the store refuses them, ObjectExists if the name is taken."""
         if self.closed:
             raise ValueError(f"{self._label} is already closed")
         view = memoryview(data).cast("B")
         size = len(view)
         self._checksum.update(view)
         self._bytes += size
-        # A chunk is sent only when more follows: a value that just fits is no chunk, and no last chunk is empty.
+        # A chunk is sent only when more follows, so a value that just fits has no chunks, and no chunk is empty.
         if len(self._held) + len(view) > self._limit:
             if self._held:
                 room = self._limit - len(self._held)
@@ -80,10 +80,10 @@ class ChunkWriter:
         return size
 
     def flush(self) -> None:
-        """Nothing is promised before the block ends."""
+        """Do nothing: data is durable only once the block ends."""
 
     def finish(self) -> None:
-        """Let the object appear; ObjectExists if another was first."""
+        """Make the object appear; ObjectExists if another writer was first."""
         self.closed = True
         if self._staged is None and not like_header(self._held):
             added = self._surely(lambda: self._driver.add(self._entry, self._key, memoryview(self._held)), self._held)
@@ -98,14 +98,14 @@ class ChunkWriter:
         self.stored = StoredObject(self._name, self._bytes, self._checksum.text())
 
     def abandon(self) -> None:
-        """Free what was staged, as far as the store can be reached: what stays is among `unfinished`."""
+        """Discard what was staged; if the store cannot be reached, it stays among `unfinished`."""
         self.closed = True
         if self._staged is not None:
             with suppress(SiltstoneError):
                 self._staged.discard()
 
     def _stage(self, data: memoryview) -> None:
-        """Store the next chunks, some mebibytes a time; all are full but the very last."""
+        """Store the next chunks, some mebibytes at a time; all but the very last are full."""
         if self._staged is None:
             self._staged = self._policy.call(lambda: self._driver.stage(self._entry, self._key, self._write_id))
             if self._staged is None:
@@ -124,7 +124,7 @@ class ChunkWriter:
             self._chunks += len(some)
 
     def _surely(self, store: Callable[[], bool], value: bytes | bytearray) -> bool:
-        """`store()`, tried again; a key taken after an attempt whose answer was lost may be our own."""
+        """Call `store` with retries; a key taken after an attempt whose answer was lost may be our own."""
         lost = False
 
         def attempt() -> bool:
@@ -133,7 +133,7 @@ class ChunkWriter:
                 return store() or (lost and self._is(value))
             except Unreachable as error:
                 if lost and not error.transient and self._is(value):
-                    return True  # committed, so no longer known as a write at work
+                    return True  # committed, so no longer recorded as unfinished
                 lost = lost or error.transient
                 raise
 
@@ -144,11 +144,11 @@ class ChunkWriter:
             return get([self._key], len(value))[0] == value
 
     def _taken(self) -> ObjectExists:
-        return ObjectExists(f"{self._label} is already there: objects are written once")
+        return ObjectExists(f"{self._label} already exists: objects are written once")
 
 
 class ChunkedStore:
-    """A `Store` over `driver`; `policy` is for what cannot be tried again from outside: `create` and `list`."""
+    """A `Store` over `driver`; `policy` retries within `create` and `list`, which callers cannot retry."""
 
     ranged = False
 
@@ -162,14 +162,14 @@ class ChunkedStore:
         return f"ChunkedStore({self.label!r})"
 
     def put(self, name: str, data: Data) -> StoredObject:
-        """Store a new object: atomic, durable on return; ObjectExists or Unreachable as in `Store.put`."""
+        """Store a new object: atomic, durable on return (`Store.put`)."""
         with self._writing(name, _ONCE) as writer:
             writer.write(data)
         assert writer.stored is not None
         return writer.stored
 
     def create(self, name: str) -> AbstractContextManager[ChunkWriter]:
-        """Write a new object piece by piece, about one chunk in memory; it appears when the block ends, or not."""
+        """Write a new object piece by piece, with about one chunk in memory; it appears when the block succeeds."""
         return self._writing(name, self.policy)
 
     @contextmanager
@@ -183,7 +183,7 @@ class ChunkedStore:
             raise
 
     def read(self, stored: StoredObject) -> pa.Buffer:
-        """The whole object, its size and checksum verified; each chunk is fetched once."""
+        """Read a whole object and verify its size and checksum; each chunk is fetched once."""
         entry, key = split_name(stored.name)
         label = self._label(stored.name)
         found = recorded(stored.checksum, label)
@@ -201,7 +201,7 @@ class ChunkedStore:
         return data
 
     def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
-        """Exactly `length` bytes at `offset`, not verified; only they are fetched where the driver can do so."""
+        """Read exactly `length` bytes at `offset`, not verified; if the driver can, only these are fetched."""
         entry, key = split_name(name)
         label = self._label(name)
         with self.driver.reading(entry, key) as get:
@@ -219,63 +219,63 @@ class ChunkedStore:
             return _gather(get, key, header, offset, length, label)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """(name, bytes) of every object whose name starts with `prefix`, in name order, entry by entry."""
+        """Yield (name, bytes) of every object whose name starts with `prefix`, in name order, entry by entry."""
         check_prefix(prefix)
-        parent = prefix.rpartition("/")[0]  # a name in another entry starts with it only if its entry does
+        parent = prefix.rpartition("/")[0]  # a name in another entry matches only if that entry's name does
         found = self.policy.call(lambda: list(self.driver.entries(prefix)))
         folders = {entry + "/" if entry else "" for entry in (parent, *found)}
         waiting: list[tuple[str, int]] = []
         for folder in sorted(folders):
-            # What sorts before the folder itself sorts before all in it and in those that follow.
+            # Names that sort before the folder sort before all names in it and in later folders.
             yield from (each for each in waiting if each[0] < folder)
             waiting = [each for each in waiting if each[0] >= folder]
             waiting = sorted(waiting + [each for each in self._sizes(folder) if each[0].startswith(prefix)])
         yield from waiting
 
     def modified_at(self, names: Iterable[str]) -> dict[str, datetime]:
-        """Nothing: key-value stores keep no times."""
+        """Return none: key-value stores keep no times."""
         for name in names:
             split_name(name)
         return {}
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects, and entries left empty; a name that is not there is no error."""
+        """Delete objects, and entries left empty; a missing object is no error."""
         places = sorted(split_name(name) for name in names)
         for entry, group in groupby(places, key=lambda place: place[0]):
             self.driver.delete(entry, [key for _, key in group])
 
     def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
-        """Chunked writes that were begun and not committed; those of unknown name are always among them."""
+        """List chunked writes that were begun and not committed; those of unknown name are always included."""
         check_prefix(prefix)
         for write in self.policy.call(lambda: list(self.driver.unfinished())):
             if write.name is None or write.name.startswith(prefix):
                 yield write
 
     def discard(self, unfinished: Iterable[Unfinished]) -> None:
-        """Free the room of unfinished writes; one that is at work after all fails."""
+        """Free the space of unfinished writes; a write still in progress fails."""
         for write in unfinished:
             self.driver.discard(write)
 
     def check(self, *, writable: bool) -> None:
-        """As `Store.check`."""
+        """Check that the store can be used (`Store.check`)."""
         self.driver.check(writable=writable)
 
     def remarks(self) -> Sequence[Remark]:
-        """As `Store.remarks`."""
+        """Report how the store is configured and how full it is (`Store.remarks`)."""
         return self.driver.remarks()
 
     def _label(self, name: str) -> str:
         return f"object {name} in {self.label}"
 
     def _head(self, get: Get, key: bytes, label: str, most: int) -> tuple[bytes | int, Header | None]:
-        """The value under the key itself, or how long it is if that is more than `most`; and the header that it is."""
+        """Return the value under the key, or its length if it is longer than `most`; and the header, if it is one."""
         [value] = get([key], most)
         if value is None:
             raise CorruptObject(f"{label} is missing")
         return value, None if isinstance(value, int) else Header.decode(value, label)
 
     def _sizes(self, folder: str) -> Listing:
-        """(name, bytes) of all objects of one entry."""
+        """Return (name, bytes) of all objects of one entry."""
         entry = folder.removesuffix("/")
         sizes = self.policy.call(lambda: dict(self.driver.sizes(entry)))
         headed = [key for key, size in sizes.items() if size == HEADER_BYTES]
@@ -295,7 +295,7 @@ class ChunkedStore:
 def _gather(
     get: Get, key: bytes, header: Header, offset: int, length: int, label: str, found: Checksum | None = None
 ) -> pa.Buffer:
-    """`length` bytes at `offset` of a chunked value, a few chunks at a time; they go into `found` as they come."""
+    """Read `length` bytes at `offset` of a chunked value, a few chunks at a time, and add them to `found`."""
     data, done = pa.allocate_buffer(min(length, _CLAIMED_BYTES), resizable=True), 0
     if length == 0:
         return data
@@ -317,7 +317,7 @@ def _gather(
 def _pieces(
     get: Get, key: bytes, header: Header, numbers: range, wanted: tuple[int, int], label: str
 ) -> Iterator[bytes]:
-    """The bytes of chunks that lie within `wanted`, in order; chunks of which all are wanted in one call."""
+    """Yield the bytes of chunks that are within `wanted`, in order; chunks wanted in full are read in one call."""
 
     def checked(number: int, size: int | None) -> None:
         if size is None:

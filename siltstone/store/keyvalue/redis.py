@@ -1,17 +1,17 @@
-"""Objects in Redis: one hash an entry.
+"""Objects in Redis: one hash per entry.
 
     redis://[user@]host[:port][/database]?prefix=siltstone&chunk_bytes=1048576      rediss:// for TLS
 
 The password is in the variable `SILTSTONE_REDIS_PASSWORD`, or in the one that the option `password_variable` names.
 
     <prefix>:<entry>       hash: key -> value or header, and the chunks (`protocol`)
-    <prefix>:.writing      hash: write id -> when it began and the object it is to be, for chunked writes at work
+    <prefix>:.writing      hash: write id -> start time and object name, for chunked writes in progress
 
-One command or script changes an object from absent to whole. Chunks stay only while their write is in `.writing`: the
-transaction that stores them takes them back if it is not, so what a killed writer leaves is always found there.
+One command or script makes an object appear complete. Chunks stay only while their write is in `.writing`: the
+transaction that stores them removes them again if it is not, so what a killed writer left can always be found there.
 
-How durable a write is on return is the server's setting (`appendfsync`), but for Redis 7.2 and later with its
-append-only file on: there it is waited for until the file is on disk (WAITAOF).
+The server's setting `appendfsync` determines how durable a write is on return. On Redis 7.2 and later with its
+append-only file on, a write also waits until the file is on disk (WAITAOF).
 """
 
 import os
@@ -55,29 +55,29 @@ from siltstone.store.url import options_of, redacted
 _TRANSACTION_BYTES = 1 << 20
 _TRANSACTION_CHUNKS = _SCRIPT_KEYS = 1000  # a script takes some thousand arguments
 _WRITING_BYTES = 4096
-"""what a row of the writes at work has at most: a time and a name"""
+"""maximum bytes of a row in `.writing`: a time and a name"""
 
 
 def open_redis(url: str) -> Retrying:
-    """The store that a `redis://` or `rediss://` URL names; does no I/O.
+    """Open the store at a `redis://` or `rediss://` URL, without I/O.
 
     Raises:
-        UsageError: no such URL, or an option that makes no sense.
+        UsageError: the URL or an option is not valid.
     """
     options = options_of(url, RedisOptions)
     return Retrying(ChunkedStore(RedisKeyValue(url, options), options.policy, options.checksums), options.policy)
 
 
 WRITING = ".writing"
-"""the entry of the writes at work, which no object lies in"""
+"""the entry of writes in progress; it holds no object"""
 _waits: dict[tuple[int, str], bool] = {}
 
 
 class RedisKeyValue:
-    """`KeyValue` over one Redis database; plain values only, so it can be sent to other processes."""
+    """`KeyValue` over one Redis database; it holds only plain values, so it can be sent to other processes."""
 
     def __init__(self, url: str, options: RedisOptions) -> None:
-        Server.of(url, options)  # a URL that makes no sense is refused here
+        Server.of(url, options)  # refuses a URL that is not valid
         self.url, self.label = url, redacted(url)
         self.value_limit_bytes = options.chunk_bytes
         self._options = options
@@ -86,15 +86,15 @@ class RedisKeyValue:
 
     @property
     def client(self) -> redis.Redis:
-        """A client over this process's connection pool."""
+        """A client with this process's connection pool."""
         return client(self.url, self._options)
 
     def key_of(self, entry: str) -> str:
-        """The Redis key of an entry's hash."""
+        """Return the Redis key of an entry's hash."""
         return f"{self._prefix}:{entry}"
 
     def entries(self, prefix: str) -> Iterable[str]:
-        """As `KeyValue.entries`; SCAN goes over all keys of the database."""
+        """Return entries whose names start with `prefix`; SCAN goes over all keys of the database."""
         start = self.key_of("")
         pattern = "".join(f"\\{c}" if c in "*?[]\\^-" else c for c in start + prefix) + "*"
         with translate_errors("list entries", self.label):
@@ -103,14 +103,14 @@ class RedisKeyValue:
         return [name for name in names if not name.startswith(".")]
 
     def sizes(self, entry: str) -> Iterable[tuple[bytes, int]]:
-        """As `KeyValue.sizes`."""
+        """Return (key, bytes of its value) of each key except chunks'."""
         with translate_errors(f"list entry {entry}", self.label):
             keys: Any = self.client.hkeys(self.key_of(entry))
             keys = [key for key in keys if not key.startswith(CHUNK)]
             pipe = self.client.pipeline(transaction=False)
             for key in keys:
                 pipe.hstrlen(self.key_of(entry), key)
-            # One deleted meanwhile has length 0, as an empty one has: it is asked for again.
+            # A key deleted meanwhile has length 0, like an empty value, so these are checked again.
             sizes = dict(zip(keys, pipe.execute(), strict=True))
             for key in [key for key, size in sizes.items() if size == 0]:
                 if not self.client.hexists(self.key_of(entry), key):
@@ -119,16 +119,16 @@ class RedisKeyValue:
 
     @contextmanager
     def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
-        """As `KeyValue.reading`."""
+        """Open an entry for reading values (`KeyValue.reading`)."""
         yield _Reading(self, entry, f"read object {join_name(entry, key)}" if key else f"read entry {entry}")
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
-        """As `KeyValue.add`: one HSETNX."""
+        """Store a new key by one HSETNX; False if it is taken."""
         with translate_errors(f"write object {join_name(entry, key)}", self.label):
             return bool(self._run("HSETNX", self.key_of(entry), key, value, durably=True))
 
     def stage(self, entry: str, key: bytes, write_id: bytes) -> "_StagedInRedis | None":
-        """As `KeyValue.stage`."""
+        """Begin a chunked write of `key`; None if it is taken."""
         name = join_name(entry, key)
         token = write_id.hex()
         began = f"{datetime.now(UTC).isoformat()} {name}"
@@ -138,13 +138,13 @@ class RedisKeyValue:
         return _StagedInRedis(self, entry, key, token)
 
     def delete(self, entry: str, keys: list[bytes]) -> None:
-        """As `KeyValue.delete`: one script, so nobody sees a header without its chunks."""
+        """Delete keys and their chunks by one script, so that no header is visible without its chunks."""
         with translate_errors(f"delete from entry {entry}", self.label):
             for start in range(0, len(keys), 1000):
                 self.run_script(DELETE, entry, *keys[start : start + 1000])
 
     def unfinished(self) -> Iterable[Unfinished]:
-        """As `KeyValue.unfinished`; all names are known. What no writer here wrote is left alone."""
+        """List chunked writes not committed, with their names; rows that no writer here made are ignored."""
         with translate_errors("list unfinished writes", self.label):
             tokens: Any = self.client.hkeys(self._writing)
         values = _Reading(self, WRITING, "list unfinished writes")(tokens, _WRITING_BYTES)
@@ -152,7 +152,7 @@ class RedisKeyValue:
         return [write for write in writes if write is not None]
 
     def discard(self, unfinished: Unfinished) -> None:
-        """As `KeyValue.discard`."""
+        """Free the space of an unfinished write."""
         if unfinished.name is None:
             raise UsageError(f"unfinished write {unfinished.token} is not of {self.label}: its name is not known")
         entry, key = split_name(unfinished.name)
@@ -160,10 +160,10 @@ class RedisKeyValue:
             self.run_script(DISCARD, entry, unfinished.token, key, bytes.fromhex(unfinished.token))
 
     def check(self, *, writable: bool) -> None:
-        """The server answers; to be written it must be no replica, and keep what it is given.
+        """Check that the server answers and, if `writable`, that it is not a replica and keeps what is stored.
 
         Raises:
-            UsageError: it may evict keys, or takes no value of `chunk_bytes`.
+            UsageError: it may evict keys, or does not accept values of `chunk_bytes`.
             Unreachable: it does not answer, or refuses the credentials.
         """
         with translate_errors("use the store", self.label):
@@ -173,7 +173,7 @@ class RedisKeyValue:
                 self._check_settings()
 
     def remarks(self) -> Sequence[Remark]:
-        """As `Store.remarks`: whether it keeps anything on disk, and its memory. A server may not say it."""
+        """Report whether the server keeps data on disk, and its memory, if it provides these."""
         with translate_errors("ask for the settings", self.label):
             about: Any = self._asked(self.client.info) or {}
             saves: Any = self._asked(lambda: self.client.config_get("save"))
@@ -183,7 +183,7 @@ class RedisKeyValue:
         return found
 
     def run_script(self, script: Script, entry: str, *arguments: Any, durably: bool = False) -> Any:
-        """Run a script on an entry and the writes at work; its answer."""
+        """Run a script on an entry and the writes in progress, and return its answer."""
         rest = (2, self.key_of(entry), self._writing, *arguments)
         try:
             return self._run("EVALSHA", script.sha, *rest, durably=durably)
@@ -191,9 +191,9 @@ class RedisKeyValue:
             return self._run("EVAL", script.text, *rest, durably=durably)
 
     def put_chunks(self, entry: str, token: str, chunks: Chunks) -> bool:
-        """Store chunks, in transactions that are sent without waiting in between; False if one was taken back.
+        """Store chunks, in transactions that are sent without waiting in between; False if one was removed again.
 
-        A chunk goes by HSET, since a script would copy it twice more.
+        Chunks are sent by HSET, since a script would copy each twice more.
         """
         place = (2, self.key_of(entry), self._writing)
         step = min(max(1, _TRANSACTION_BYTES // self.value_limit_bytes), _TRANSACTION_CHUNKS)
@@ -204,7 +204,7 @@ class RedisKeyValue:
             pipe.execute_command("HSET", self.key_of(entry), *chain.from_iterable(some))
             pipe.execute_command("EVAL", TAKE_BACK.text, *place, token, *(key for key, _ in some))
             pipe.execute_command("EXEC")
-        answers = pipe.execute(raise_on_error=False)  # whose messages would hold the command
+        answers = pipe.execute(raise_on_error=False)  # its messages would contain the command
         ends = answers[3::4]
         said = chain(answers, chain.from_iterable(end for end in ends if isinstance(end, list)))
         for error in (answer for answer in said if isinstance(answer, Exception)):
@@ -212,13 +212,13 @@ class RedisKeyValue:
         return all(kept for _, kept in ends)
 
     def _run(self, *command: Any, durably: bool) -> Any:
-        """A command's answer, on the server's disk first if `durably` and it can say so."""
+        """Run a command and return its answer; if `durably` and the server supports it, wait for the server's disk."""
         if not (durably and self._waits_for_disk()):
             return self.client.execute_command(*command)
-        pipe = self.client.pipeline(transaction=False)  # on one connection: it is its own writes that are waited for
+        pipe = self.client.pipeline(transaction=False)  # one connection: WAITAOF waits for its own writes
         pipe.execute_command(*command)
         pipe.execute_command("WAITAOF", 1, 0, int(self._options.timeout_s * 800))
-        answer, waited = pipe.execute(raise_on_error=False)  # whose messages would hold the command
+        answer, waited = pipe.execute(raise_on_error=False)  # its messages would contain the command
         for error in (answer, waited):
             if isinstance(error, Exception):
                 raise error
@@ -231,7 +231,7 @@ class RedisKeyValue:
         if place not in _waits:
             about: Any = self._asked(lambda: self.client.info("server") | self.client.info("persistence")) or {}  # type: ignore[operator]
             version = [int(part) for part in re.findall(r"\d+", str(about.get("redis_version", "")))[:2]]
-            _waits[place] = version >= [7, 2] and bool(about.get("aof_enabled"))  # not said: its settings decide
+            _waits[place] = version >= [7, 2] and bool(about.get("aof_enabled"))  # not provided: do not wait
         return _waits[place]
 
     def _check_settings(self) -> None:
@@ -245,22 +245,24 @@ class RedisKeyValue:
             )
         longest: Any = (self._asked(lambda: self.client.config_get("proto-max-bulk-len")) or {}).values()
         if any(self.value_limit_bytes > int(size) for size in longest):
-            raise UsageError(f"{self.label} takes no value of chunk_bytes: set it to {min(map(int, longest))} or less")
+            raise UsageError(
+                f"{self.label} does not accept values of chunk_bytes: set it to {min(map(int, longest))} or less"
+            )
 
     def _asked(self, question: Callable[[], Any]) -> Any:
-        """The answer; None where a managed server does not allow to ask."""
+        """Return the answer; None if a managed server does not allow the question."""
         try:
             return question()
         except refusals.AuthenticationError:
             raise
         except refusals.ResponseError as error:
-            if unreachable(error, "ask", self.label).transient:  # it may well answer a little later
+            if unreachable(error, "ask", self.label).transient:  # it may answer a little later
                 raise
             return None
 
 
 def _unfinished(token: bytes, value: bytes | int | None) -> Unfinished | None:
-    """The write that a row of the writes at work tells of; None if it makes no sense, or is too long to."""
+    """Decode a row of the writes in progress; None if it is not valid, or too long."""
     if not isinstance(value, bytes):
         return None
     with suppress(ValueError, OverflowError, UsageError):  # a UnicodeDecodeError is a ValueError
@@ -272,13 +274,13 @@ def _unfinished(token: bytes, value: bytes | int | None) -> Unfinished | None:
 
 
 class _Reading:
-    """`Get` of one entry: a script a call, so that what is too long, or not wanted, is not sent."""
+    """`Get` of one entry: one script per call, so that values too long or not wanted are not sent."""
 
     def __init__(self, driver: RedisKeyValue, entry: str, what: str) -> None:
         self._driver, self._entry, self._what = driver, entry, what
 
     def __call__(self, keys: Keys, most: int) -> Values:
-        """As `Get.__call__`."""
+        """Return the keys' values, or the lengths of those longer than `most` bytes."""
         values: Values = []
         for start in range(0, len(keys), _SCRIPT_KEYS):
             some = keys[start : start + _SCRIPT_KEYS]
@@ -292,7 +294,7 @@ class _Reading:
         return values
 
     def _without_script(self, keys: Keys, most: int) -> Values:
-        """For who may only read, and run no script: in two steps, between which a value may be exchanged."""
+        """Read for users who may run no script: in two steps, between which a value may change."""
         place, client = self._driver.key_of(self._entry), self._driver.client
         with translate_errors(self._what, self._driver.label):
             pipe = client.pipeline(transaction=False)
@@ -304,7 +306,7 @@ class _Reading:
         return [*map((sizes | dict(zip(short, found, strict=True))).get, keys)]
 
     def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
-        """As `Get.part`."""
+        """Return the length of a key's value, and its bytes in [start, stop)."""
         try:
             with translate_errors(self._what, self._driver.label):
                 found = self._driver.run_script(PART, self._entry, key, start, stop)
@@ -317,20 +319,20 @@ class _Reading:
 
 
 class _StagedInRedis:
-    """`Staged`: chunks in the entry's hash, under keys that only this write has."""
+    """`Staged`: chunks in the entry's hash, under keys that only this write uses."""
 
     def __init__(self, driver: RedisKeyValue, entry: str, key: bytes, token: str) -> None:
         self._driver, self._entry, self._key, self._token = driver, entry, key, token
         self._what = f"write object {join_name(entry, key)}"
 
     def put(self, chunks: Chunks) -> None:
-        """As `Staged.put`."""
+        """Store the next chunks."""
         with translate_errors(self._what, self._driver.label):
             if not self._driver.put_chunks(self._entry, self._token, chunks):
                 raise self._discarded()
 
     def commit(self, header: bytes) -> bool:
-        """As `Staged.commit`."""
+        """Make header and chunks visible; False if the key is taken."""
         with translate_errors(self._what, self._driver.label):
             done = self._driver.run_script(COMMIT, self._entry, self._token, self._key, header, durably=True)
         if done < 0:
@@ -338,7 +340,7 @@ class _StagedInRedis:
         return bool(done)
 
     def discard(self) -> None:
-        """As `Staged.discard`."""
+        """Delete what was staged."""
         with translate_errors(self._what, self._driver.label):
             write_id = bytes.fromhex(self._token)
             self._driver.run_script(DISCARD, self._entry, self._token, self._key, write_id)

@@ -1,4 +1,4 @@
-"""Clients of Redis: URLs and their options, one connection pool a process, and what errors mean."""
+"""Clients of Redis: URLs and their options, one connection pool per process, and translation of errors."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -20,9 +20,9 @@ from siltstone.store.keyvalue.protocol import SMALLEST_LIMIT_BYTES
 from siltstone.store.url import StoreOptions, redacted, split
 
 PASSWORD = "SILTSTONE_REDIS_PASSWORD"
-"""the variable that holds the password, if the URL names no other: URLs travel to tasks and into lists of processes"""
+"""the default variable for the password, which is not in the URL: URLs are sent to tasks and shown in process lists"""
 LARGEST_VALUE_BYTES = 512 << 20
-"""of Redis itself"""
+"""Redis's own limit"""
 _NEARLY_FULL = 0.9
 _pools: dict[tuple[int, str, "Server"], redis.ConnectionPool] = {}
 
@@ -30,7 +30,7 @@ _pools: dict[tuple[int, str, "Server"], redis.ConnectionPool] = {}
 class RedisOptions(StoreOptions):
     """Options of a `redis://` URL."""
 
-    prefix: str = Field("siltstone", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="what all keys begin with")
+    prefix: str = Field("siltstone", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="prefix of all keys")
     chunk_bytes: int = Field(
         1 << 20, ge=SMALLEST_LIMIT_BYTES, le=LARGEST_VALUE_BYTES, description="bytes of the largest value stored whole"
     )
@@ -52,14 +52,18 @@ class Server:
 
     @classmethod
     def of(cls, url: str, options: RedisOptions) -> "Server":
-        """What `url` says, and the password, as it is now; UsageError if it is no Redis URL, or holds a password."""
+        """Parse `url` and read the password.
+
+        Raises:
+            UsageError: it is not a Redis URL, or contains a password.
+        """
         parts = split(url)
         number = parts.path.strip("/") or "0"
         if not parts.hostname or not number.isdecimal() or parts.fragment:
-            raise UsageError(f"{redacted(url)} is no Redis URL: write redis://[user@]host:port/database-number")
+            raise UsageError(f"{redacted(url)} is not a Redis URL: write redis://[user@]host:port/database-number")
         if parts.password:
             raise UsageError(
-                f"{redacted(url)} holds a password, which would travel to every task: leave it out, and set "
+                f"{redacted(url)} contains a password, which would be sent to every task: leave it out, and set "
                 f"{PASSWORD}, or {PASSWORD}{FILE} to the path of a file that holds it, on every host"
             )
         user, password = unquote(parts.username) if parts.username else None, read_variable(options.password_variable)
@@ -67,7 +71,7 @@ class Server:
 
 
 def client(url: str, options: RedisOptions) -> redis.Redis:
-    """A client over this process's connection pool for `url`; a forked child makes its own."""
+    """Return a client with this process's connection pool for `url`; a forked child makes its own."""
     server = Server.of(url, options)
     place = (os.getpid(), url, server)
     if place not in _pools:
@@ -87,15 +91,15 @@ def _pool(server: Server, options: RedisOptions) -> redis.ConnectionPool:
         socket_timeout=options.timeout_s,
         socket_read_size=1 << 16,
         protocol=2,
-        retry=Retry(NoBackoff(), 0),  # `store.retry` alone tries again
+        retry=Retry(NoBackoff(), 0),  # only `store.retry` retries
     )
 
 
 def memory_remark(about: Mapping[str, Any]) -> Remark | None:
-    """What a server's INFO says of its memory; None if it says nothing.
+    """Report a server's memory from its INFO; None if that is not provided.
 
-    What it keeps for replicas and its append-only file does not count against its limit. A policy that may evict state
-    is refused before (`RedisKeyValue.check`); those that evict only keys that expire evict none of it.
+    Buffers for replicas and the append-only file do not count against the limit. A policy that may evict state was
+    refused before (`RedisKeyValue.check`); the others evict only keys that expire, which state does not.
     """
     if "used_memory" not in about:
         return None
@@ -113,7 +117,7 @@ def memory_remark(about: Mapping[str, Any]) -> Remark | None:
 
 @contextmanager
 def translate_errors(what: str, label: str) -> Iterator[None]:
-    """Turn what Redis or the network says into Unreachable: `what` could not be done in `label`, and what to check."""
+    """Translate errors of Redis or the network into Unreachable: what failed in `label`, and what to check."""
     try:
         yield
     except refusals.RedisError as error:
@@ -123,7 +127,7 @@ def translate_errors(what: str, label: str) -> Iterator[None]:
 
 
 def unreachable(error: refusals.RedisError, what: str, label: str) -> Unreachable:
-    """What an answer of Redis, or none, means."""
+    """Make the error for an answer of Redis, or for none."""
     said = str(error).split("\n", 1)[0]
     refused = (refusals.AuthenticationError, refusals.AuthorizationError, refusals.NoPermissionError)
     if isinstance(error, refused) or said.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):

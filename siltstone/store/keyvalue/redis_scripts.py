@@ -1,4 +1,4 @@
-"""Lua that Redis runs as one step, on an entry and the writes at work; `redis` says what lies where."""
+"""Lua scripts that Redis runs atomically on an entry and the writes in progress; `redis` describes the keys."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ from siltstone.store.keyvalue.protocol import HEADER_BYTES, MAGIC, WRITE_ID_BYTE
 
 
 class Script:
-    """A Lua script: by its hash where the server knows it, else in full."""
+    """A Lua script: sent as its hash if the server knows it, else in full."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -27,7 +27,7 @@ local function write_id(key)
   return string.sub(value, {WRITE_ID_OFFSET + 1}, {WRITE_ID_OFFSET + WRITE_ID_BYTES})
 end
 """
-# KEYS: the entry, the writes at work.
+# KEYS: the entry, the writes in progress.
 BEGIN = Script("""
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then return 0 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
@@ -45,7 +45,7 @@ if redis.call('HSETNX', KEYS[1], ARGV[2], ARGV[3]) == 0 then return 0 end
 redis.call('HDEL', KEYS[2], ARGV[1])
 return 1
 """)
-# What is too long is not sent: who reads would have to take it.
+# Values that are too long are not sent: the reader would have to receive them.
 VALUES = Script("""
 local most, found = tonumber(ARGV[1]), {}
 for i = 2, #ARGV do
@@ -58,7 +58,7 @@ PART = Script("""
 local value = redis.call('HGET', KEYS[1], ARGV[1])
 return value and {string.len(value), string.sub(value, ARGV[2] + 1, ARGV[3])}
 """)
-# A write whose id is in the header of its object was committed, whoever says that it is at work.
+# A write whose id is in the header of its object was committed, even if it is listed as in progress.
 DISCARD = Script(f"""{_DROP}{_WRITE_ID}
 if redis.call('HDEL', KEYS[2], ARGV[1]) == 1 and write_id(ARGV[2]) ~= ARGV[3] then drop(ARGV[2], ARGV[3]) end
 """)

@@ -1,14 +1,14 @@
-"""Objects in embedded RocksDB (the LevelDB of US 9471438): one database an entry, opened for each call.
+"""Objects in embedded RocksDB (the LevelDB of US 9471438): one database per entry, opened for each call.
 
     rocksdb:///absolute/path?chunk_bytes=2048&lock_wait_s=60
 
     PATH/<entry>/.db/         the database of an entry: key -> value or header, and the chunks (`protocol`);
-                              \\1 key -> the size of its value, since RocksDB tells no size without reading
-    PATH/.tmp/<write id>/     a chunked write at work: table files, and the name of its object
+                              \\1 key -> the size of its value, since RocksDB cannot tell sizes without reading
+    PATH/.tmp/<write id>/     a chunked write in progress: table files, and the name of its object
 
-A RocksDB has one process that writes; here many do, one after another: who writes locks the entry's directory, who
-reads shares the lock, and both are out again within milliseconds. A chunked value is written once, as a table file of
-its own outside the lock, and its database then takes in the file as it is (hard-linked, whole or not at all).
+A RocksDB database allows one writing process. Here many write, one after another: a writer locks the entry's directory,
+readers share the lock, and both hold it only for milliseconds. A chunked value is written once, outside the lock, as
+its own table file, which its database then ingests unchanged (hard-linked, completely or not at all).
 """
 
 import fcntl
@@ -60,7 +60,7 @@ _SIZE = b"\1"
 _NAME = "name"
 _NAME_BYTES = 1024
 _READ_BYTES = 16 << 10
-"""so much, or one value, is read at once"""
+"""maximum bytes read at once, or one value"""
 _CHUNKS, _HEAD = "chunks.sst", "head.sst"
 
 
@@ -69,36 +69,36 @@ class RocksDBOptions(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    # RocksDB reads no part of a value: chunks as small as its blocks make reading part of an object cost the part.
+    # RocksDB cannot read part of a value: with chunks as small as its blocks, reading part of an object is cheap.
     chunk_bytes: int = Field(
         2048, ge=SMALLEST_LIMIT_BYTES, le=1 << 30, description="bytes of the largest value stored whole"
     )
-    checksums: Algorithm = Field(DEFAULT, description="the algorithm of the checksums of what is written")
+    checksums: Algorithm = Field(DEFAULT, description="the algorithm of new checksums")
     lock_wait_s: float = Field(60.0, ge=0, description="seconds to wait for other processes in the same entry")
 
     @property
     def policy(self) -> RetryPolicy:
-        """Many short waits: a lock is held for milliseconds, or as long as a large value is read."""
+        """Many short waits: a lock is held for milliseconds, or while a large value is read."""
         return RetryPolicy(attempts=1_000_000, wait_s=0.001, wait_max_s=0.01, total_s=self.lock_wait_s)
 
 
 def open_rocksdb(url: str) -> Retrying:
-    """The store that a `rocksdb://` URL names; does no I/O.
+    """Open the store at a `rocksdb://` URL, without I/O.
 
     Raises:
-        UsageError: no such URL, or an option that makes no sense.
+        UsageError: the URL or an option is not valid.
     """
     options = options_of(url, RocksDBOptions)
     parts = split(url)
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost") or parts.fragment or len(path) < 2 or "\0" in path:
-        raise UsageError(f"{redacted(url)} is no RocksDB URL: write rocksdb:///absolute/path")
+        raise UsageError(f"{redacted(url)} is not a RocksDB URL: write rocksdb:///absolute/path")
     driver = RocksDBKeyValue(url, Path(os.path.abspath(path)), options.chunk_bytes)
     return Retrying(ChunkedStore(driver, options.policy, options.checksums), options.policy)
 
 
 class RocksDBKeyValue:
-    """`KeyValue` over the databases under `root`; plain values only, so it can be sent to other processes."""
+    """`KeyValue` over the databases under `root`; it holds only plain values, so it can be sent to other processes."""
 
     def __init__(self, url: str, root: Path, value_limit_bytes: int) -> None:
         self.url, self.label = url, f"rocksdb://{root}"
@@ -107,7 +107,7 @@ class RocksDBKeyValue:
         self.databases = Databases(root, self.label)
 
     def entries(self, prefix: str) -> Iterable[str]:
-        """As `KeyValue.entries`: a walk over directories, those left out whose entries cannot match."""
+        """Return entries whose names start with `prefix`, by a walk over directories that can match."""
         waiting = [""]
         with translate_errors(f"list {self.label}"):
             while waiting:
@@ -123,7 +123,7 @@ class RocksDBKeyValue:
                             waiting.append(name)
 
     def sizes(self, entry: str) -> Iterable[tuple[bytes, int]]:
-        """As `KeyValue.sizes`, without reading a value."""
+        """Return (key, bytes of its value) of each key except chunks', without reading values."""
         with (
             self.databases.reading(entry) as database,
             translate_errors(f"list {self.databases.what(entry)}", self.root),
@@ -137,16 +137,16 @@ class RocksDBKeyValue:
 
     @contextmanager
     def reading(self, entry: str, key: bytes = b"") -> Iterator[Get]:
-        """As `KeyValue.reading`: the database stays open, for reading only, as long as the block lasts."""
+        """Open an entry's database for reading only, within the block (`KeyValue.reading`)."""
         what = self.databases.what(entry, key)
         with self.databases.reading(entry, key) as database:
             if database is None and not self.root.is_dir():
-                raise Unreachable(f"cannot read {what}: its store is not there; mount or restore it")
+                raise Unreachable(f"cannot read {what}: its store is missing; mount or restore it")
 
             yield _Reading(database, what, self.root)
 
     def add(self, entry: str, key: bytes, value: memoryview) -> bool:
-        """As `KeyValue.add`: one synced batch."""
+        """Store a new key by one synced batch; False if it is taken."""
         with self.databases.writing(entry, key) as database:
             if database.get(key) is not None:
                 return False
@@ -157,11 +157,11 @@ class RocksDBKeyValue:
         return True
 
     def stage(self, entry: str, key: bytes, write_id: bytes) -> "_StagedInFiles":
-        """As `KeyValue.stage`; whether the key is taken is seen at the end."""
+        """Begin a chunked write of `key`; `commit` finds out whether it is taken."""
         return _StagedInFiles(self, entry, key, write_id)
 
     def delete(self, entry: str, keys: list[bytes]) -> None:
-        """As `KeyValue.delete`: one synced batch, or the database of an entry left empty moved away, then removed."""
+        """Delete keys and their chunks by one synced batch; an entry left empty is moved away, then removed."""
         with translate_errors(f"delete from {self.databases.what(entry)}"):
             folder = self.databases.folder(entry)
             gone = below(self.root, TEMPORARY, uuid.uuid4().hex)
@@ -172,13 +172,13 @@ class RocksDBKeyValue:
                     return
                 if self._delete(folder / DATABASE, keys):
                     gone.parent.mkdir(exist_ok=True)
-                    (folder / DATABASE).rename(gone)  # at once: a database half removed is a broken one
+                    (folder / DATABASE).rename(gone)  # atomic: a half-removed database would be broken
                     make_durable(folder)
             shutil.rmtree(gone, ignore_errors=True)
             self.databases.remove_empty(folder)
 
     def unfinished(self) -> Iterable[Unfinished]:
-        """As `KeyValue.unfinished`; of unknown name are databases half removed."""
+        """List chunked writes not committed; half-removed databases are listed without a name."""
         with translate_errors(f"list {self.label}"), suppress(FileNotFoundError):
             for found in sorted(os.scandir(below(self.root, TEMPORARY)), key=lambda each: each.name):
                 with suppress(FileNotFoundError):
@@ -186,23 +186,23 @@ class RocksDBKeyValue:
                     yield Unfinished(found.name, _name_in(Path(found.path)), began)
 
     def discard(self, unfinished: Unfinished) -> None:
-        """As `KeyValue.discard`: a writer whose files are gone cannot hand them over."""
+        """Free the space of an unfinished write; its writer cannot commit without its files."""
         with translate_errors(f"discard a write in {self.label}"), suppress(FileNotFoundError):
             shutil.rmtree(below(self.root, TEMPORARY, check_object_name(unfinished.token)))
 
     def check(self, *, writable: bool) -> None:
-        """As `Store.check`: a directory that is not there yet is made by the first write.
+        """Check that the directory can be used; a missing one is made by the first write.
 
-        To read it must be writable too: rocksdict leaves a note in a database's directory each time it opens one.
+        Reading needs a writable directory, too: rocksdict writes a file into a database's directory when it opens one.
         """
         FilesystemStore(self.root).check(writable=True)
 
     def remarks(self) -> Sequence[Remark]:
-        """Nothing: a database is only files."""
+        """Return none: a database is only files."""
         return ()
 
     def ingest(self, entry: str, key: bytes, files: list[Path]) -> bool:
-        """Take finished table files into an entry's database, durable on return; False if `key` is taken."""
+        """Ingest finished table files into an entry's database, durable on return; False if `key` is taken."""
         with self.databases.writing(entry, key) as database:
             if database.get(key) is not None:
                 return False
@@ -212,7 +212,7 @@ class RocksDBKeyValue:
         return True
 
     def _delete(self, path: Path, keys: list[bytes]) -> bool:
-        """Remove keys and their chunks from the database at `path`; True, and nothing done, if none other is there."""
+        """Delete keys and their chunks from the database at `path`; if it has no others, only return True."""
         doomed = set(keys)
         database: Any = open_database(path, AccessType.read_only(False))
         try:
@@ -226,7 +226,7 @@ class RocksDBKeyValue:
             for key, value in zip(keys, _values(database, keys, HEADER_BYTES), strict=True):
                 if value is None:
                     continue
-                with suppress(CorruptObject):  # chunks of a header that cannot be read go with the database
+                with suppress(CorruptObject):  # chunks of an unreadable header are removed with the database
                     header = Header.decode(value, "") if isinstance(value, bytes) else None
                     if header is not None:
                         first = chunk_key(key, header.write_id, 0)
@@ -241,7 +241,7 @@ class RocksDBKeyValue:
 
 
 def _values(database: Any, keys: Keys, most: int) -> Values:
-    """As `Get.__call__`, of an open database."""
+    """Return the keys' values in an open database, or the lengths of those longer than `most` bytes."""
     step, values = max(1, _READ_BYTES // most), Values()
     for start in range(0, len(keys), step):
         found = database.get(keys[start : start + step])
@@ -250,9 +250,9 @@ def _values(database: Any, keys: Keys, most: int) -> Values:
 
 
 def _name_in(folder: Path) -> str | None:
-    """The object that a write at work in `folder` is to be; None where it does not say so, or makes no sense.
+    """Read the object name of the write in `folder`; None if it is missing or not valid.
 
-    A link there is not followed and a pipe is not waited for.
+    A link is not followed, and a pipe is not waited for.
     """
     with suppress(OSError, ValueError, UsageError):  # a UnicodeDecodeError is a ValueError
         descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -262,24 +262,24 @@ def _name_in(folder: Path) -> str | None:
 
 
 class _Reading:
-    """`Get` of an open database, None where there is none.
+    """`Get` of an open database, or of none.
 
-    RocksDB tells no length without reading, and reads no part of a value: what is too long is in memory until it is
-    seen, so few values are read at once.
+    RocksDB cannot tell lengths without reading, nor read part of a value. Values that are too long are in memory until
+    their length is checked, so few values are read at once.
     """
 
     def __init__(self, database: Any, what: str, root: Path) -> None:
         self._database, self._what, self._root = database, what, root
 
     def __call__(self, keys: Keys, most: int) -> Values:
-        """As `Get.__call__`."""
+        """Return the keys' values, or the lengths of those longer than `most` bytes."""
         if self._database is None:
             return [None] * len(keys)
         with translate_errors(f"read {self._what}", self._root):
             return _values(self._database, keys, most)
 
     def part(self, key: bytes, start: int, stop: int) -> tuple[int, bytes] | None:
-        """As `Get.part`."""
+        """Return the length of a key's value, and its bytes in [start, stop)."""
         if self._database is None:
             return None
         with translate_errors(f"read {self._what}", self._root):
@@ -288,8 +288,8 @@ class _Reading:
 
 
 class _StagedInFiles:
-    """`Staged`: chunks in a table file of their own, header and size in a second, so that their key ranges are apart
-    from those of other objects and no compaction rewrites them."""
+    """`Staged`: chunks in one table file, header and size in a second. Their key ranges are thus separate from those of
+    other objects, and no compaction rewrites them."""
 
     def __init__(self, driver: RocksDBKeyValue, entry: str, key: bytes, write_id: bytes) -> None:
         self._driver, self._entry, self._key = driver, entry, key
@@ -303,14 +303,14 @@ class _StagedInFiles:
             self._chunks: SstFileWriter | None = self._table(_CHUNKS)
 
     def put(self, chunks: Chunks) -> None:
-        """As `Staged.put`."""
+        """Store the next chunks."""
         assert self._chunks is not None
         with self._reaching():
             for key, value in chunks:
                 self._chunks[key] = bytes(value)
 
     def commit(self, header: bytes) -> bool:
-        """As `Staged.commit`; the files are finished once, however often it is tried to take them in."""
+        """Make header and chunks visible; False if the key is taken. Retries do not finish the files again."""
         with self._reaching():
             if self._chunks is not None:
                 self._chunks.finish()
@@ -320,26 +320,26 @@ class _StagedInFiles:
                 head[self._key] = header
                 head.finish()
             files = [self._folder / _CHUNKS, self._folder / _HEAD]
-            if any(stat.S_ISLNK(path.lstat().st_mode) for path in files):  # RocksDB would take in the link itself
+            if any(stat.S_ISLNK(path.lstat().st_mode) for path in files):  # RocksDB would ingest the link itself
                 raise Unreachable(f"cannot {self._what}: its files were replaced by links: check who may write there")
             done = self._driver.ingest(self._entry, self._key, files)
         self.discard()
         return done
 
     def discard(self) -> None:
-        """As `Staged.discard`."""
+        """Delete what was staged."""
         self._chunks = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _table(self, file: str) -> SstFileWriter:
         table, path = SstFileWriter(database_options()), self._folder / file
-        path.open("xb").close()  # which follows no link, as RocksDB would: it then opens what is made here
+        path.open("xb").close()  # follows no link, unlike RocksDB, which then opens the file made here
         table.open(str(path))
         return table
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """As `translate_errors`; says so where the write was discarded."""
+        """Translate errors; say so if the write was discarded."""
         try:
             with translate_errors(self._what):
                 yield

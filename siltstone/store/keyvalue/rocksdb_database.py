@@ -1,4 +1,4 @@
-"""RocksDB databases in directories, opened by one process after another: locks, durability, and what errors mean."""
+"""RocksDB databases in directories, opened by one process after another: locks, durability, translation of errors."""
 
 import fcntl
 import os
@@ -20,20 +20,19 @@ DATABASE = ".db"
 
 @contextmanager
 def translate_errors(what: str, reads: Path | None = None) -> Iterator[None]:
-    """Turn what RocksDB or the system says into this project's errors: `what` could not be done, and what to check.
+    """Translate errors of RocksDB or the system into ours: what failed, and what to check.
 
-    `reads` is the directory of a store of which a database is read: as long as it is there, what lacks in the database
-    was taken away.
+    `reads` is the directory of a store being read: if it exists, files missing from a database were removed.
     """
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # of rocksdict, in words only
+        if error.errno is None:  # from rocksdict, with text only
             raise _named(str(error), what, reads) from error
         with reaching_files(what):
             raise
     except Exception as error:
-        # rocksdict raises plain exceptions with RocksDB's own words; any other type is a mistake in here.
+        # rocksdict raises plain exceptions with RocksDB's text; any other type is our own mistake.
         if isinstance(error, SiltstoneError) or type(error) is not Exception:
             raise
         raise _named(str(error).split("\n", 1)[0], what, reads) from error
@@ -61,7 +60,7 @@ def _named(said: str, what: str, reads: Path | None) -> SiltstoneError:
 
 
 def database_options() -> Options:
-    """How every database here is made and opened."""
+    """Return the options with which every database is made and opened."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_compression_type(DBCompressionType.none())  # what is stored is compressed already
@@ -78,14 +77,14 @@ def database_options() -> Options:
 
 
 def synced() -> WriteOptions:
-    """Writes that are on disk on return."""
+    """Return options for writes that are on disk on return."""
     options = WriteOptions()
     options.sync = True
     return options
 
 
 def open_database(path: Path, access: AccessType | None = None) -> Any:
-    """The database at `path`, made where there is none, for the caller to close; `access` is to read and write if None.
+    """Open the database at `path`, made if missing; the caller closes it. `access` defaults to reading and writing.
 
     Raises:
         UsageError: something in it is neither a file nor a directory.
@@ -95,16 +94,16 @@ def open_database(path: Path, access: AccessType | None = None) -> Any:
 
 
 def _check_files(path: Path) -> None:
-    """Refuse links, pipes and devices in a database: RocksDB and rocksdict write through them, even to read only."""
+    """Refuse links, pipes and devices in a database: RocksDB and rocksdict write through them, even when reading."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as found:
         for each in found:
             if not (each.is_file(follow_symlinks=False) or each.is_dir(follow_symlinks=False)):
-                raise UsageError(f"{each.path} is no file but a link, pipe or device: RocksDB makes none; remove it")
+                raise UsageError(f"{each.path} is a link, pipe or device, which RocksDB never makes: remove it")
 
 
 @contextmanager
 def _altered(what: str) -> Iterator[None]:
-    """What is refused where files are read was put there by somebody: damage, from which recovery steps back."""
+    """Translate a refusal while reading into damage, from which a recovery goes back: somebody put the file there."""
     try:
         yield
     except UsageError as error:
@@ -112,10 +111,10 @@ def _altered(what: str) -> Iterator[None]:
 
 
 class Databases:
-    """One database an entry, in `<root>/<entry>/.db`; a lock on the entry's directory keeps its users apart.
+    """One database per entry, in `<root>/<entry>/.db`, with a lock on the entry's directory.
 
-    RocksDB itself lets one process in for writing and gives those who only read no lock: they could miss what is moved
-    from its log to a table meanwhile. So they share the lock of the directory here.
+    RocksDB allows one writing process, but gives readers no lock: they could miss data that is moved from its log to a
+    table meanwhile. So readers share the directory's lock here.
     """
 
     def __init__(self, root: Path, label: str) -> None:
@@ -123,16 +122,16 @@ class Databases:
         self.label = label
 
     def what(self, entry: str, key: bytes = b"") -> str:
-        """A key or an entry as messages call it."""
+        """Return the name of a key or an entry for messages."""
         if key:
             return f"object {join_name(entry, key)} in {self.label}"
         return f"entry {entry!r} of {self.label}"
 
     def folder(self, entry: str) -> Path:
-        """The directory of an entry, which holds its database.
+        """Return the directory of an entry, which contains its database.
 
         Raises:
-            UsageError: a symbolic link is on the way there, or in the place of the database.
+            UsageError: a symbolic link is on the path, or is where the database should be.
         """
         folder = below(self.root, *(entry.split("/") if entry else ()))
         below(folder, DATABASE)
@@ -140,16 +139,16 @@ class Databases:
 
     @contextmanager
     def reading(self, entry: str, key: bytes = b"") -> Iterator[Any]:
-        """An entry's database for reading, None where there is none; it is not written meanwhile.
+        """Open an entry's database for reading, None if it is missing; it is not written meanwhile.
 
         Raises:
-            CorruptObject: `folder` refuses what is there, or RocksDB does.
+            CorruptObject: `folder` or RocksDB refuses what is there.
         """
         with _altered(f"read {self.what(entry, key)}"):
             folder = self.folder(entry)
         path = folder / DATABASE
         with translate_errors(f"read {self.what(entry, key)}", self.root), self.locked(folder, fcntl.LOCK_SH) as there:
-            if not there or not (path / "CURRENT").exists():  # to open one that is not there would make its directory
+            if not there or not (path / "CURRENT").exists():  # opening a missing one would make its directory
                 yield None
                 return
             with _altered(f"read {self.what(entry, key)}"):
@@ -161,11 +160,11 @@ class Databases:
 
     @contextmanager
     def writing(self, entry: str, key: bytes = b"") -> Iterator[Any]:
-        """An entry's database for writing, made where there is none, by nobody else meanwhile."""
+        """Open an entry's database for writing, made if missing; no other process writes it meanwhile."""
         folder = self.folder(entry)
         with translate_errors(f"write {self.what(entry, key)}"):
             while True:
-                # A delete removed a directory left empty meanwhile, before or after mkdir saw it: make it again.
+                # A deletion may remove an empty directory before or after mkdir sees it: make it again.
                 with suppress(FileNotFoundError, FileExistsError):
                     self._make_directory(folder)
                 with self.locked(folder, fcntl.LOCK_EX) as there:
@@ -183,10 +182,10 @@ class Databases:
 
     @contextmanager
     def locked(self, folder: Path, mode: int) -> Iterator[bool]:
-        """Hold a directory's lock; False if there is no such directory.
+        """Hold a directory's lock; False if the directory does not exist.
 
         Raises:
-            Unreachable: another one holds it; transient.
+            Unreachable: another process holds it; transient.
         """
         while True:
             try:
@@ -216,7 +215,7 @@ class Databases:
                 make_durable(path.parent)
 
     def remove_empty(self, folder: Path) -> None:
-        """Remove `folder` and what is above it as far as they are empty and nobody is about to use them."""
+        """Remove `folder` and the directories above it, as long as they are empty and not locked."""
         while folder != self.root:
             try:
                 with self.locked(folder, fcntl.LOCK_EX) as there:

@@ -1,4 +1,4 @@
-"""How S3 is asked: the URL's options, one pooled client a process, and every error it can answer with.
+"""Requests to S3: the URL's options, one pooled client per process, and translation of errors.
 
 Credentials come from boto3's own chain (environment, profile, instance) and are never part of a URL.
 """
@@ -24,9 +24,9 @@ from siltstone.store.url import StoreOptions, redacted
 
 MIB = 1 << 20
 PARALLEL = 8
-"""parts under way at a time, in one process, to one store"""
+"""parts sent at a time, by one process to one store"""
 
-_CREDENTIALS = "check AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do"
+_CREDENTIALS = "check AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and their permissions"
 _HINTS = {
     "PermanentRedirect": "the bucket is in another region: name it with ?region=",
     "AuthorizationHeaderMalformed": "the bucket is in another region: name it with ?region=",
@@ -38,12 +38,12 @@ _HINTS = {
     "InvalidObjectState": "it is archived: restore it first",
 }
 _PASSING = {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "TooManyRequestsException"}
-_PASSING_STATUS = {409, 429}  # 409: another request for the name, or for its folder, was at work
+_PASSING_STATUS = {409, 429}  # 409: a concurrent request for the name or its folder
 _REFUSALS = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "XAdminUserNotFound"}
 _LASTING_5XX = {501, 505, 507}
 _CONNECTION_ERRORS = (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, HTTPError, OSError)
 ERRORS = (boto.BotoCoreError, boto.ClientError, ResponseParserError, *_CONNECTION_ERRORS)
-"""what boto3 raises"""
+"""errors that boto3 raises"""
 
 Answer = TypeVar("Answer")
 
@@ -56,12 +56,12 @@ class S3Options(StoreOptions):
     profile: str | None = Field(None, description="profile of the AWS configuration files")
     sse: Literal["AES256", "aws:kms"] | None = Field(None, description="server-side encryption")
     kms_key: str | None = Field(None, description="id of the key for sse=aws:kms")
-    storage_class: str | None = Field(None, description="storage class of what is written")
+    storage_class: str | None = Field(None, description="storage class of new objects")
     part_bytes: int = Field(8 * MIB, ge=5 * MIB, le=1024 * MIB, description="bytes of a part of a large object")
     put_bytes: int | None = Field(
         None, ge=0, le=5120 * MIB, description="largest object put in one request: two parts, with an endpoint 100 MiB"
     )
-    path_style: bool | None = Field(None, description="bucket in the path, not the host; so with an endpoint")
+    path_style: bool | None = Field(None, description="bucket in the path, not the host; default with an endpoint")
 
     @field_validator("endpoint")
     @classmethod
@@ -73,9 +73,9 @@ class S3Options(StoreOptions):
 
     @property
     def put_most_bytes(self) -> int:
-        """The largest object that is put in one request.
+        """The largest object that is put in one request, in bytes.
 
-        Many parts at a time are what makes AWS fast, and what costs a server of one's own more than it can gain.
+        Many concurrent parts make AWS fast, but cost another server more than they gain.
         """
         if self.put_bytes is not None:
             return self.put_bytes
@@ -83,7 +83,7 @@ class S3Options(StoreOptions):
 
     @property
     def stored_with(self) -> dict[str, str]:
-        """What each new object is stored with, as parameters of a request."""
+        """Request parameters for new objects."""
         wanted = {
             "ServerSideEncryption": self.sse,
             "SSEKMSKeyId": self.kms_key,
@@ -94,19 +94,19 @@ class S3Options(StoreOptions):
 
 @dataclass(frozen=True)
 class Link:
-    """A client with its pooled connections, and the threads that move parts; of one process."""
+    """One process's client with its pooled connections, and its threads for parts."""
 
     client: Any
     pool: ThreadPoolExecutor
     options: S3Options
 
     def ask(self, verb: str, what: str, operation: str, **parameters: Any) -> dict[str, Any]:
-        """One request; `verb` and `what`, such as "read" and "object a in s3://b", go into its errors.
+        """Send one request; `verb` and `what`, such as "read" and "object a in s3://b", go into its errors.
 
         Raises:
-            CorruptObject: the object is missing, shorter than asked for, or not the one of `IfMatch`.
+            CorruptObject: the object is missing, too short, or not the one of `IfMatch`.
             ObjectExists: the condition `IfNoneMatch` failed.
-            UsageError: the bucket is missing, or an option makes no sense.
+            UsageError: the bucket is missing, or an option is not valid.
             Unreachable: anything else.
         """
         try:
@@ -115,7 +115,7 @@ class Link:
             raise self.translated(error, verb, what, parameters["Bucket"]) from None
 
     def translated(self, error: Exception, verb: str, what: str, bucket: str) -> SiltstoneError:
-        """The error people see for one of boto3's: holds no key, no secret, no query, nothing the server wrote."""
+        """Translate an error of boto3; the message contains no key, secret, query, or text from the server."""
         server = redacted(self.client.meta.endpoint_url)
         cannot = f"cannot {verb} {what}"
         if isinstance(error, boto.ClientError):
@@ -132,7 +132,7 @@ class Link:
         return _unusable(error, cannot)
 
     def again(self, function: Callable[[], Answer]) -> Answer:
-        """`function` by the options' retry policy, for a part of a call; what it ends with is not to be tried again."""
+        """Call `function` with the options' retry policy, within a larger call; the final error is not transient."""
         try:
             return self.options.policy.call(function)
         except Unreachable as error:
@@ -142,42 +142,42 @@ class Link:
 
 
 class Gone(Unreachable):
-    """The multipart upload is not there: it was aborted, or is complete."""
+    """The multipart upload does not exist: it was aborted, or is complete."""
 
 
 def _unusable(error: Exception, cannot: str) -> SiltstoneError:
-    """What this machine's configuration lacks."""
+    """Make the error for what this machine's configuration lacks."""
     if isinstance(error, boto.ProfileNotFound):
         name = error.kwargs.get("profile")
-        return UsageError(f"{cannot}: there is no AWS profile {name!r}; check ?profile= and AWS_PROFILE")
+        return UsageError(f"{cannot}: AWS profile {name!r} does not exist; check ?profile= and AWS_PROFILE")
     if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
         return Unreachable(
             f"{cannot}: no credentials were found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     if isinstance(error, (boto.ParamValidationError, boto.NoRegionError, boto.InvalidRegionError, ValueError)):
-        return UsageError(f"{cannot}: the bucket's name, the region or the endpoint makes no sense; check the URL")
+        return UsageError(f"{cannot}: the bucket's name, the region or the endpoint is not valid; check the URL")
     return Unreachable(f"{cannot}: {type(error).__name__}; check the AWS configuration")
 
 
 def _refused(error: boto.ClientError, verb: str, what: str, bucket: str, server: str) -> SiltstoneError:
-    """What the server's answer means."""
+    """Make the error for the server's answer."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     cannot = f"cannot {verb} {what}"
     if code in _REFUSALS or (status in (401, 403) and code not in _HINTS):
         return Unreachable(f"{cannot}: {server} refuses the credentials ({code}): {_CREDENTIALS}")
     if code == "NoSuchBucket":
-        return UsageError(f"bucket {bucket} at {server} is not there: make it, or check --warehouse and the endpoint")
+        return UsageError(f"bucket {bucket} at {server} does not exist: make it, or check --warehouse and the endpoint")
     if code == "NoSuchUpload":
         return Gone(f"{cannot}: its parts were discarded meanwhile")
     if verb == "read" and status == 404:
         return CorruptObject(f"{what} is missing")
     if status == 416:
-        return CorruptObject(f"{what} ends before what is to be read of it")
+        return CorruptObject(f"{what} ends before the bytes to be read")
     if status == 412 and verb == "read":
         return CorruptObject(f"{what} was altered while it was read")
     if status == 412:
-        return ObjectExists(f"{what} is already there: objects are written once")
+        return ObjectExists(f"{what} already exists: objects are written once")
     transient = status in _PASSING_STATUS or (status >= 500 and status not in _LASTING_5XX) or code in _PASSING
     hint = _HINTS.get(code, "it may pass: try again" if transient else "check the server and the options of the URL")
     return Unreachable(f"{cannot}: {server} answers {status} {code}; {hint}", transient=transient)
@@ -189,10 +189,10 @@ _KEPT = 16
 
 
 def link(options: S3Options, what: str) -> Link:
-    """This process's link for the options and the `AWS_` environment as it is now.
+    """Return this process's link for the options and the current `AWS_` environment.
 
     Raises:
-        UsageError: an unknown profile, or an endpoint or region that makes no sense.
+        UsageError: the profile is unknown, or the endpoint or region is not valid.
         Unreachable: the AWS configuration cannot be used.
     """
     key = options, frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
@@ -201,7 +201,7 @@ def link(options: S3Options, what: str) -> Link:
         return found
     with _guard:
         if key not in _links:
-            if len(_links) >= _KEPT:  # such as by session tokens that are renewed in the environment
+            if len(_links) >= _KEPT:  # for example because session tokens in the environment are renewed
                 _links.clear()
             try:
                 client = _client(options)
@@ -212,7 +212,7 @@ def link(options: S3Options, what: str) -> Link:
 
 
 def _forget() -> None:
-    """A forked child shares no connection, thread or lock with its parent."""
+    """Reset in a forked child, which must not share connections, threads or locks with its parent."""
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _links.clear()
@@ -222,12 +222,12 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _send_small_at_once(params: dict[str, Any], **_: Any) -> None:
-    """A small body goes with its head.
+    """Send a small body together with its headers.
 
-    boto3 asks before, for each, whether to send it: a round trip, and where the server is silent a second's wait on
-    top of `timeout_s`.
+    boto3 would ask for permission first (`Expect`), which costs a round trip, and a second of waiting if the server
+    does not answer.
     """
-    if isinstance(params.get("body"), BytesIO):  # what it makes of bytes
+    if isinstance(params.get("body"), BytesIO):  # boto3 converts bytes to this
         params["headers"].pop("Expect", None)
 
 
@@ -240,8 +240,8 @@ def _client(options: S3Options) -> Any:
             read_timeout=options.timeout_s,
             max_pool_connections=32,
             tcp_keepalive=True,
-            retries={"total_max_attempts": 1, "mode": "standard"},  # `store.retry` is the only one that tries again
-            # Our checksum is verified at each read: a second pass over the bytes would only cost time.
+            retries={"total_max_attempts": 1, "mode": "standard"},  # only `store.retry` retries
+            # Our checksum is verified at each read, so boto3's would only cost time.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3={"addressing_style": addressing},

@@ -1,4 +1,4 @@
-"""Objects of many parts in S3: written piece by piece, the parts sent in parallel, whole or absent."""
+"""Multipart objects in S3: written piece by piece, with parts sent in parallel, complete or absent."""
 
 import uuid
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from siltstone.store.checksums import Checksum
 from siltstone.store.s3.client import MIB, Link
 
 CHECKSUM = "siltstone-checksum"
-"""name of our checksum in an object's metadata, for people: whoever can replace an object can replace it too"""
+"""name of our checksum in an object's metadata, only for people: anyone who replaces an object can replace it, too"""
 _WRITE = "siltstone-write"
 _IN_FLIGHT = 4  # parts that a writer keeps in memory until they are sent
 PARTS = 10_000
@@ -22,7 +22,7 @@ PARTS = 10_000
 
 
 class Body:
-    """Bytes to send, handed out without a copy; a file to boto3, which takes no memoryview."""
+    """Bytes to send without a copy, as a file, since boto3 does not accept a memoryview."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -32,31 +32,31 @@ class Body:
         return len(self._data)
 
     def read(self, count: int = -1) -> memoryview:
-        """The next bytes: more than `count`, since a system call for each of the 16 KiB asked for is slow."""
+        """Read the next bytes: more than `count`, since one system call per 16 KiB is slow."""
         stop = len(self._data) if count < 0 else self._at + max(count, MIB)
         piece = self._data[self._at : stop]
         self._at += len(piece)
         return piece
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """As a file's: from the start, from here, or from the end."""
+        """Move the read offset, relative to the start, the current offset, or the end."""
         self._at = offset + (0, self._at, len(self._data))[whence]
         return self._at
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """Return the read offset."""
         return self._at
 
 
 def part_bytes(wanted: int, part: int) -> int:
-    """Bytes of part number `part` (from 0) of an object of unknown size: as wanted for the first 1000, then growing."""
+    """Return the bytes of part number `part` (from 0) of an object of unknown size: `wanted` at first, then growing."""
     return wanted * (1 + part // 1000)
 
 
 class Multipart:
-    """One multipart upload under way. `add` sends a part in the background, `complete` ends it.
+    """One multipart upload in progress. `add` sends a part in the background, `complete` ends it.
 
-    Each request is tried again by the options' policy.
+    Each request is retried by the options' policy.
     """
 
     def __init__(self, link: Link, bucket: str, key: str, what: str, metadata: dict[str, str]) -> None:
@@ -74,14 +74,14 @@ class Multipart:
         """Send the next part; `data` must not change before the end.
 
         Raises:
-            Unreachable: S3 takes no more parts.
+            Unreachable: S3 accepts no more parts.
         """
         if len(self._sent) == PARTS:
             raise Unreachable(f"cannot write {self._what}: it has more than {PARTS} parts; raise the option part_bytes")
         self._sent.append(self._link.pool.submit(self._send, len(self._sent) + 1, data))
 
     def wait(self, count: int) -> None:
-        """Return when at most the last `count` parts are on their way.
+        """Wait until at most the last `count` parts are still being sent.
 
         Raises:
             Unreachable: an earlier part failed.
@@ -91,7 +91,7 @@ class Multipart:
             self._done += 1
 
     def complete(self) -> None:
-        """Make the object appear, of all parts sent.
+        """Make the object appear, with all parts sent.
 
         Raises:
             ObjectExists: the name was taken meanwhile.
@@ -103,16 +103,16 @@ class Multipart:
             self._ask("complete_multipart_upload", MultipartUpload={"Parts": parts}, IfNoneMatch="*", **self._upload)
         except Unreachable as error:
             failure = error
-        # An answer may be lost, and a server may say that all is well where the name is another writer's.
+        # An answer may be lost, and a server may report success although another writer has the name.
         owner = self._owner()
         if owner == self._mark:
             return
         if owner is not None:
-            raise ObjectExists(f"{self._what} is already there: objects are written once") from failure
-        raise failure or Unreachable(f"cannot write {self._what}: it is not there after all its parts were sent")
+            raise ObjectExists(f"{self._what} already exists: objects are written once") from failure
+        raise failure or Unreachable(f"cannot write {self._what}: it is missing after all its parts were sent")
 
     def abort(self) -> None:
-        """Free the room of the parts, as far as the server answers: what is left, `unfinished` lists."""
+        """Free the space of the parts; if the server does not answer, `unfinished` lists the upload."""
         for future in self._sent:
             future.cancel()
         wait(self._sent)
@@ -120,14 +120,14 @@ class Multipart:
             self._ask("abort_multipart_upload", **self._upload)
 
     def _owner(self) -> str | None:
-        """The mark of the write that made the object; None where there is none, "" where it bears none."""
+        """Return the mark of the write that made the object; None if there is no object, "" if it has no mark."""
         try:
             return self._ask("head_object", "read", **self._object).get("Metadata", {}).get(_WRITE, "")
         except CorruptObject:
             return None
 
     def _send(self, number: int, data: memoryview) -> str:
-        def attempt() -> dict[str, Any]:  # each with a body that begins at its beginning
+        def attempt() -> dict[str, Any]:  # each attempt needs a new body
             return self._link.ask(
                 "write", self._what, "upload_part", PartNumber=number, Body=Body(data), **self._upload
             )
@@ -140,7 +140,7 @@ class Multipart:
 
 @contextmanager
 def multipart(link: Link, bucket: str, key: str, what: str, metadata: dict[str, str]) -> Iterator[Multipart]:
-    """A multipart upload, completed when the block ends, aborted on any error."""
+    """Begin a multipart upload; complete it when the block succeeds, abort it on any error."""
     upload = Multipart(link, bucket, key, what, metadata)
     try:
         yield upload
@@ -151,7 +151,7 @@ def multipart(link: Link, bucket: str, key: str, what: str, metadata: dict[str, 
 
 
 class S3Writer:
-    """`ObjectWriter` that keeps one part at a time; the first that is not the last begins a multipart upload."""
+    """`ObjectWriter` that keeps one part in memory; the first part that is not the last begins a multipart upload."""
 
     def __init__(self, link: Link, bucket: str, key: str, what: str, checksums: str) -> None:
         self.stored: StoredObject | None = None
@@ -159,13 +159,13 @@ class S3Writer:
         self.bytes = 0
         self.checksum = Checksum(checksums)
         self.rest = bytearray()
-        """what no part holds yet"""
+        """bytes that are not in a part yet"""
         self.upload: Multipart | None = None
         self._place = link, bucket, key, what
         self._parts = 0
 
     def write(self, data: bytes | memoryview | pa.Buffer) -> int:
-        """Append bytes; Unreachable where a part could not be sent."""
+        """Append bytes; Unreachable if a part could not be sent."""
         if self.closed:
             raise ValueError(f"{self._place[3]} is already closed")
         view = memoryview(data).cast("B")
@@ -183,16 +183,16 @@ class S3Writer:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing is promised before the block ends."""
+        """Do nothing: data is durable only once the block ends."""
 
     def complete(self) -> None:
-        """Send the last part and make the object appear; there must be an upload."""
+        """Send the last part and make the object appear; an upload must have begun."""
         assert self.upload is not None
         self._hand_over()
         self.upload.complete()
 
     def abort(self) -> None:
-        """Take back what was sent."""
+        """Abort the upload, if one has begun."""
         self.closed = True
         if self.upload is not None:
             self.upload.abort()

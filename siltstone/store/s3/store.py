@@ -1,8 +1,8 @@
-"""Objects in a bucket of S3, or of a server that speaks its language, as `s3://bucket/prefix?region=...`.
+"""Objects in a bucket of S3 or a compatible server: `s3://bucket/prefix?region=...`.
 
-An object is put on the condition that its name is free (`If-None-Match: *`), so of many writers of one name exactly
-one wins; S3 shows an object whole or not at all (promise 6). Large ones go and come in parts, several at a time. Parts
-of a write that never ended take room until they are discarded: `unfinished` lists them.
+An object is put on the condition that its name is free (`If-None-Match: *`), so exactly one of several writers of a
+name wins; S3 shows an object completely or not at all (objects are written once: promise 6). Large objects are sent and
+fetched in concurrent parts. Parts of an unfinished write take space until they are discarded: `unfinished` lists them.
 
 The URL's query is `S3Options`; credentials come from boto3's own chain and are never part of it.
 """
@@ -34,14 +34,14 @@ _RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 
 
 def open_s3(url: str) -> Store:
-    """The store at `s3://bucket[/prefix][?option=value&...]`, its calls tried again; no I/O yet.
+    """Open the store at `s3://bucket[/prefix][?option=value&...]`, with retries and without I/O.
 
     Raises:
-        UsageError: a URL, bucket, prefix or option that makes no sense.
+        UsageError: the URL, bucket, prefix or an option is not valid.
     """
     parts = split(url)
     if "@" in parts.netloc:
-        raise UsageError("an s3:// URL holds no credentials: set AWS_PROFILE, or the other variables boto3 reads")
+        raise UsageError("an s3:// URL has no credentials: set AWS_PROFILE, or the other variables that boto3 reads")
     options = options_of(url, S3Options)
     if not _BUCKET.fullmatch(parts.netloc) or parts.fragment:
         raise UsageError(f"{redacted(url)} names no bucket: write s3://BUCKET or s3://BUCKET/PREFIX")
@@ -50,7 +50,8 @@ def open_s3(url: str) -> Store:
 
 
 class S3Store:
-    """A `Store` of one bucket's objects below `prefix`; plain values only, so that it can be sent elsewhere."""
+    """A `Store` of one bucket's objects below `prefix`; it holds only plain values, so that it can be sent to other
+    processes."""
 
     ranged = True
 
@@ -66,7 +67,7 @@ class S3Store:
         return f"S3Store({self.label!r})"
 
     def put(self, name: str, data: bytes | memoryview | pa.Buffer) -> StoredObject:
-        """Store a new object; in parts, each tried again by itself, where it is larger than `put_bytes`."""
+        """Store a new object; if it is larger than `put_bytes`, in parts, each with its own retries."""
         key, what, view = self._key(check_object_name(name)), self._what(name), memoryview(data).cast("B")
         checksum = checksum_of(view, self.checksums)
         if len(view) <= self.options.put_most_bytes:
@@ -76,9 +77,9 @@ class S3Store:
                 "put_object",
                 Bucket=self.bucket,
                 Key=key,
-                Body=Body(view) if len(view) > MIB else bytes(view),  # bytes go with the head of the request
+                Body=Body(view) if len(view) > MIB else bytes(view),  # bytes are sent with the request's headers
                 IfNoneMatch="*",
-                # Checked by the server, which without it would compute one of its own, and a slower one.
+                # The server checks this one; without it, it would compute a slower one itself.
                 ChecksumCRC32=b64encode(zlib.crc32(view).to_bytes(4, "big")).decode(),
                 Metadata={CHECKSUM: checksum},
                 **self.options.stored_with,
@@ -92,7 +93,7 @@ class S3Store:
 
     @contextmanager
     def create(self, name: str) -> Iterator[S3Writer]:
-        """Write a new object piece by piece, keeping a few parts in memory; a small one becomes one put."""
+        """Write a new object piece by piece, with a few parts in memory; a small one is put in one request."""
         writer = S3Writer(
             self._link(), self.bucket, self._key(check_object_name(name)), self._what(name), self.checksums
         )
@@ -109,7 +110,7 @@ class S3Store:
         writer.stored = StoredObject(name, writer.bytes, writer.checksum.text())
 
     def read(self, stored: StoredObject) -> pa.Buffer:
-        """The whole object; large ones by parts at the same time, hashed in order while later ones arrive."""
+        """Read a whole object and verify it; large ones in concurrent parts, hashed in order as they arrive."""
         what = self._what(stored.name)
         checksum = recorded(stored.checksum, what)
         data = self._fetch(stored.name, 0, stored.bytes, checksum)
@@ -117,7 +118,7 @@ class S3Store:
         return data
 
     def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
-        """Exactly `length` bytes at `offset`, by parts at the same time where they are many; not verified."""
+        """Read exactly `length` bytes at `offset`, in concurrent parts if they are many, without verifying them."""
         if length:
             return self._fetch(name, offset, length, None)
         key = self._key(check_object_name(name))
@@ -126,7 +127,8 @@ class S3Store:
         return pa.py_buffer(b"")
 
     def _fetch(self, name: str, offset: int, length: int, checksum: Checksum | None) -> pa.Buffer:
-        """Bytes of an object in one allocation. With a checksum, `length` is the whole, and what came goes into it."""
+        """Fetch bytes of an object into one buffer. With a checksum, `length` is the whole object, and bytes are added
+        to the checksum."""
         what, asked = self._what(name), {"Bucket": self.bucket, "Key": self._key(check_object_name(name))}
         connection = self._link()
         step = self.options.part_bytes if length > 2 * self.options.part_bytes else max(length, 1)
@@ -162,7 +164,7 @@ class S3Store:
         return data
 
     def _receive(self, answer: dict[str, Any], into: memoryview, what: str) -> None:
-        """Read an answer's body to its end, in steps that leave no large copy behind."""
+        """Read an answer's body to its end, in steps that need no large copy."""
         body, done = answer["Body"], 0
         with closing(body):
             try:
@@ -177,14 +179,14 @@ class S3Store:
             raise Unreachable(f"cannot read {what}: the answer was cut; it may pass: try again", transient=True)
 
     def _check_holds(self, name: str, found: int, wanted: int, checksum: Checksum | None = None) -> None:
-        """CorruptObject unless `found` bytes are enough; with a checksum, exactly as many as wanted."""
+        """Raise CorruptObject unless `found` bytes are enough; with a checksum, they must equal `wanted`."""
         if checksum is not None and found != wanted:
             raise CorruptObject(f"{self._what(name)} has {found} bytes instead of {wanted}")
         if found < wanted:
             raise CorruptObject(f"{self._what(name)} has {found} bytes and should have {wanted}")
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """(name, bytes) of every object whose name starts with `prefix`, in name order, a page at a time."""
+        """Yield (name, bytes) of every object whose name starts with `prefix`, in name order, page by page."""
         at, more = {}, True
         while more:
             page = self._page("list_objects_v2", prefix, **at)
@@ -195,7 +197,7 @@ class S3Store:
             at = {"ContinuationToken": page.get("NextContinuationToken")}
 
     def modified_at(self, names: Iterable[str]) -> dict[str, datetime]:
-        """When each object was stored: a HEAD each, several at a time."""
+        """Return when each object was stored, by one HEAD request each, several at a time."""
         connection = self._link()
 
         def ask(name: str) -> datetime | None:
@@ -210,7 +212,7 @@ class S3Store:
         return {name: time for name, future in futures.items() if (time := future.result()) is not None}
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects, a thousand a request; a name that is not there is no error."""
+        """Delete objects, a thousand per request; a missing object is no error."""
         keys = [self._key(check_object_name(name)) for name in names]
         for start in range(0, len(keys), _DELETED_AT_ONCE):
             batch = {"Objects": [{"Key": key} for key in keys[start : start + _DELETED_AT_ONCE]], "Quiet": True}
@@ -225,15 +227,15 @@ class S3Store:
                     )
 
     def unfinished(self, prefix: str = "") -> Iterator[Unfinished]:
-        """Multipart uploads that were begun and neither completed nor aborted.
+        """List multipart uploads that were neither completed nor aborted.
 
-        Of one name, at most a page, a thousand: when those are discarded, the next are listed.
+        At most a page (a thousand) of one name is listed; the next ones follow when these are discarded.
         """
         at, more = {}, True
         while more:
             page = self._page("list_multipart_uploads", prefix, **at)
             uploads, more = page.get("Uploads", []), page.get("IsTruncated", False)
-            if more:  # a page begins after a name, not amid its uploads: not every server takes an UploadIdMarker
+            if more:  # a page must begin after a name's last upload: not every server supports UploadIdMarker
                 uploads = [found for found in uploads if found["Key"] != uploads[-1]["Key"]] or uploads
                 at = {"KeyMarker": uploads[-1]["Key"]}
             for found in uploads:
@@ -241,7 +243,7 @@ class S3Store:
                     yield Unfinished(f"{name} {found['UploadId']}", name, found["Initiated"].astimezone(UTC))
 
     def discard(self, unfinished: Iterable[Unfinished]) -> None:
-        """Abort multipart uploads; a writer that still has one cannot complete it any more."""
+        """Abort multipart uploads; a writer that still has one can no longer complete it."""
         for write in unfinished:
             name, _, upload = write.token.partition(" ")
             key = self._key(check_object_name(name))
@@ -251,9 +253,9 @@ class S3Store:
                 )
 
     def check(self, *, writable: bool) -> None:
-        """The bucket answers; to be written, an upload can be begun in it, which is taken back at once.
+        """Check that the bucket answers and, if `writable`, that an upload can begin, which is aborted at once.
 
-        A listing is asked for, not HEAD, whose refusals say no reason.
+        It uses a listing, not HEAD, since refusals of HEAD give no reason.
         """
         self._link().ask("use", self.label, "list_objects_v2", Bucket=self.bucket, Prefix=self._key(""), MaxKeys=1)
         if writable:
@@ -264,11 +266,11 @@ class S3Store:
             self._link().ask("write", self.label, "abort_multipart_upload", **place, UploadId=begun["UploadId"])
 
     def remarks(self) -> Sequence[Remark]:
-        """Nothing: S3 says nothing of its room."""
+        """Return none: S3 does not report its space."""
         return ()
 
     def _page(self, operation: str, prefix: str, **at: Any) -> dict[str, Any]:
-        """One page of a listing, tried again by itself."""
+        """Return one page of a listing, with retries."""
         connection, under = self._link(), self._key(check_prefix(prefix))
         return connection.again(
             lambda: connection.ask("list", self.label, operation, Bucket=self.bucket, Prefix=under, **at)
@@ -278,7 +280,7 @@ class S3Store:
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def _name(self, key: str) -> str | None:
-        """The object's name for a key; None for one that no store made, such as a console's `folder/`."""
+        """Return the object's name for a key; None for a key that no store made, such as a console's `folder/`."""
         name = key.removeprefix(self._key(""))
         try:
             return check_object_name(name)
@@ -293,6 +295,6 @@ class S3Store:
 
 
 def _total(answer: dict[str, Any]) -> int:
-    """Bytes of the whole object that an answer is of, or is a range of."""
+    """Return the size of the whole object from an answer for it or for a range of it."""
     found = _RANGE.fullmatch(answer.get("ContentRange", ""))
     return int(found[1]) if found else answer["ContentLength"]

@@ -30,7 +30,7 @@ def test_a_check_changes_nothing(place: Place) -> None:
 def test_a_missing_bucket_is_named(place: Place) -> None:
     store = open_store(place.url().replace(place.bucket, "no-such-bucket"))
     for use in (lambda: store.check(writable=False), lambda: store.put("a", b"1"), lambda: list(store.list(""))):
-        with pytest.raises(UsageError, match=r"bucket no-such-bucket at http.* is not there: make it, or check"):
+        with pytest.raises(UsageError, match=r"bucket no-such-bucket at http.* does not exist: make it, or check"):
             use()
 
 
@@ -128,7 +128,7 @@ def test_missing_credentials_are_asked_for(place: Place, monkeypatch: pytest.Mon
 
 
 def test_an_unknown_profile_is_named(place: Place) -> None:
-    with pytest.raises(UsageError, match=r"no AWS profile 'nobody'; check \?profile="):
+    with pytest.raises(UsageError, match=r"AWS profile 'nobody' does not exist; check \?profile="):
         place.open("", "profile=nobody").check(writable=False)
 
 
