@@ -1,1 +1,1 @@
-"""Every stored byte: blocks, bases, the index, segments, manifests, staged outputs."""
+"""Stored formats: blocks, bases, the index, segments, manifests, staged outputs."""

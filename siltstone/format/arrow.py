@@ -1,10 +1,10 @@
-"""Arrow IPC streams of a store, read without trust: Arrow itself believes lengths and offsets that a stream tells it.
+"""Read Arrow IPC streams from a store without trusting them: Arrow itself trusts their lengths and offsets.
 
-A stream's batches are read one by one. Before Arrow decompresses one, the lengths that its buffers claim to have are
-added up; after it, everything in it is validated, before anything is read from it. Only plain batches are there: no
-dictionaries, no tensors, no extension types.
+A stream's batches are read one by one. Before Arrow decompresses a batch, the lengths that its buffers claim are added
+up; afterwards the whole batch is validated, before anything is read from it. Only plain batches are accepted: no
+dictionaries, tensors or extension types.
 
-The metadata of a message is a FlatBuffer, which Arrow verifies when it reads the message. pyarrow tells nothing of its
+The metadata of a message is a FlatBuffer, which Arrow verifies when it reads the message. pyarrow does not expose its
 buffers, so they are looked up here (Arrow's `Message.fbs`).
 """
 
@@ -21,29 +21,30 @@ _CLAIMED = struct.Struct("<q")
 
 
 def ipc_options(batch: pa.RecordBatch) -> pa.ipc.IpcWriteOptions:
-    """How a stream is written that begins with a batch: compressed, unless it is so large that a reader would refuse
-    to decompress it where it compresses well."""
+    """Return the options of a stream that begins with this batch: compressed, unless it is so large that a reader might
+    refuse to decompress it."""
     return pa.ipc.IpcWriteOptions(compression="zstd" if is_small(batch) else None)
 
 
 def is_small(batch: pa.RecordBatch) -> bool:
-    """Whether a reader takes a batch however well it compresses."""
+    """Whether a reader accepts a batch however well it compresses."""
     return batch.nbytes <= FREE_BYTES // 2
 
 
 def read_batches(data: pa.Buffer | memoryview | bytes, schema: pa.Schema | None = None) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream, each whole and validated.
+    """Yield the batches of a stream, each validated.
 
     Args:
-        schema: what the stream must have, metadata apart; None takes any without dictionaries and extension types.
+        schema: the schema that the stream must have, apart from metadata; None accepts any without dictionaries and
+            extension types.
 
     Raises:
-        ValueError, pa.ArrowException, OSError, struct.error: it is no such stream. `decoding` turns that into our own.
+        ValueError, pa.ArrowException, OSError, struct.error: it is not such a stream. `decoding` translates these.
     """
     room = room_for(memoryview(data).nbytes)
     messages = iter(pa.ipc.MessageReader.open_stream(pa.BufferReader(data)))
     first = next(messages, None)
-    if first is None or first.type != "schema":  # Arrow takes any message for a schema, and dies of it
+    if first is None or first.type != "schema":  # Arrow would read any message as a schema, and crash
         raise ValueError("it does not begin with a schema")
     stored = pa.ipc.read_schema(first)
     if schema is not None and not stored.equals(schema):
@@ -52,7 +53,7 @@ def read_batches(data: pa.Buffer | memoryview | bytes, schema: pa.Schema | None 
         _check_field(field)
     for message in messages:
         if message.type != "record batch":
-            raise ValueError(f"it holds a {message.type}")
+            raise ValueError(f"it contains a {message.type}")
         _check_claims(message, room)
         batch = pa.ipc.read_record_batch(message, stored)
         batch.validate(full=True)
@@ -63,8 +64,8 @@ def _check_field(field: pa.Field) -> None:
     """Refuse a column that cannot be read safely, its nested columns included.
 
     Raises:
-        ValueError: the values of its type lie in a message of their own, or are read by an extension's code; or its
-            name is not UTF-8, which Arrow checks only when the name is asked for.
+        ValueError: values of its type are in a separate message, or are read by an extension's code; or its name is not
+            UTF-8, which Arrow checks only when the name is used.
     """
     _ = field.name  # a UnicodeDecodeError is a ValueError
     kind = field.type
@@ -75,7 +76,7 @@ def _check_field(field: pa.Field) -> None:
 
 
 def _check_claims(message: pa.Message, room: int) -> None:
-    """ValueError where a batch would take more than `room` bytes, or has more rows than bits."""
+    """Raise ValueError if a batch would take more than `room` bytes, or has more rows than bits."""
     metadata, body = memoryview(message.metadata), memoryview(message.body or b"")
     batch = _reference(metadata, _field(metadata, _reference(metadata, 0), _HEADER))
     compressed = _field(metadata, batch, _COMPRESSION) != 0
@@ -83,7 +84,7 @@ def _check_claims(message: pa.Message, room: int) -> None:
     for at in _structs(metadata, batch, _BUFFERS):
         offset, length = _PAIR.unpack_from(metadata, at)
         if not 0 <= offset <= offset + length <= len(body):
-            raise ValueError("a buffer lies beyond its batch")
+            raise ValueError("a buffer is beyond its batch")
         if not compressed or not length:
             claimed += length
             continue
@@ -101,12 +102,12 @@ def _check_claims(message: pa.Message, room: int) -> None:
 
 
 def _reference(data: memoryview, at: int) -> int:
-    """Where an offset leads to."""
+    """Return the position that an offset points to."""
     return at + struct.unpack_from("<I", data, at)[0]
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Where a field of a table lies, 0 where it has its default."""
+    """Return the position of a table's field; 0 if it has its default."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0:
         raise ValueError("its metadata is damaged")
@@ -118,7 +119,7 @@ def _field(data: memoryview, table: int, number: int) -> int:
 
 
 def _structs(data: memoryview, table: int, number: int) -> range:
-    """Where the pairs of numbers of a vector lie."""
+    """Return the positions of the pairs of numbers in a vector."""
     at = _field(data, table, number)
     if not at:
         return range(0)

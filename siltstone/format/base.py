@@ -1,9 +1,8 @@
-"""A base form: everything one table holds in one subtask, as plain typed Parquet that any engine can read.
+"""The base form: all rows of one table in one subtask, as plain typed Parquet that any engine can read.
 
 The file has the column `__key_group` (uint16) and then the table's own (`TableSchema.rows`), sorted by key
-group and primary key; a row group begins at a key group wherever it can, so that a reader of some key groups
-skips the rest by the row groups' statistics. Writing and reading take memory for about a row group, not for
-the table.
+group and primary key. A row group begins at a key group if possible, so that a reader of some key groups skips
+the rest by the row groups' statistics. Writing and reading take memory for about a row group, not for the table.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -28,17 +27,17 @@ from siltstone.store.base import ObjectWriter
 KEY_GROUP = "__key_group"
 ROW_GROUP_ROWS = 1 << 17
 SORTED_ROWS_MAX = 1 << 20
-"""a key group with more rows is sorted in pieces of as many, so that memory stays bounded"""
+"""a key group with more rows is sorted in pieces of this many, so that memory stays bounded"""
 PIECE_BYTES = 256 << 20
-"""and so is one with more bytes, which Arrow could not sort from 2 GiB of one string column on"""
+"""a key group with more bytes is also sorted in pieces: Arrow cannot sort 2 GiB of a string column"""
 SAMPLED_ROWS = 1 << 14
-"""from so many first rows it is seen how the values of a column are stored best"""
+"""the first rows that determine how a column's values are stored"""
 REPEATING = 1 / 16
-"""distinct values a row at most, of a column that is stored by dictionary"""
+"""a column is stored by dictionary if it has at most this many distinct values per row"""
 READ_ROWS = 1 << 16
-"""rows a batch that `read_base` yields has at most"""
+"""maximum rows of a batch that `read_base` yields"""
 READ_BYTES = 64 << 20
-"""bytes of strings that it has at most, unless one row has more"""
+"""maximum bytes of strings in such a batch, unless one row has more"""
 _PADDING_BYTES = 1 << 20
 
 
@@ -52,10 +51,10 @@ def write_base(
     """Write all rows of a table and return how many there are.
 
     `batches` yields (`schema.rows` table, key groups uint16[rows]), key groups ascending over all of them. Without
-    `key_groups` the file has no column for them: it is not a base then, but a table for others to read.
+    `key_groups` the file has no column for them: it is then not a base, but a table for others to read.
 
     Raises:
-        UsageError: key groups that are not ascending.
+        UsageError: the key groups are not ascending.
     """
     shape = pa.schema([pa.field(KEY_GROUP, pa.uint16(), nullable=False), *schema.rows])
     rows = 0
@@ -70,7 +69,7 @@ def write_base(
             rows += len(piece)
             groups = (in_order.slice(start, ROW_GROUP_ROWS) for start in range(0, len(piece), ROW_GROUP_ROWS))
             largest = max(largest, *map(claim, groups))
-        # Between row groups and footer, where no reader looks.
+        # Between row groups and footer, where readers ignore it.
         for size in _parts(padding(largest, sink.tell())):
             sink.write(b"\0" * size)
     return rows
@@ -85,34 +84,34 @@ def read_base(
     name: str = "a base",
     rows: int | None = None,
 ) -> Iterator[tuple[pa.Table, np.ndarray]]:
-    """The rows of `groups` (None: all key groups) in batches: (table, key groups uint16[rows], ascending).
+    """Yield the rows of `groups` (None: all key groups) in batches: (table, key groups uint16[rows], ascending).
 
-    The tables have `columns` (None: all) in the order of `schema.rows`; a value column that the file lacks,
-    because it was added to the schema later, is null. Row groups that hold none of `groups` are not read, and of a file
-    only the columns that are needed. Nothing is verified here: `data` is (`store.blocks`, promise 6).
+    The tables have `columns` (None: all) in the order of `schema.rows`; a value column that was added to the schema
+    later, and is missing in the file, is null. Row groups without any of `groups`, and unneeded columns of a file, are
+    not read. `data` must be verified already (`store.blocks`).
 
     Args:
-        rows: how many the base is recorded to have, those of other key groups included; None does not compare.
+        rows: the recorded number of rows, including other key groups; None does not compare.
 
     Raises:
-        UsageError: `columns` names one that the schema does not have.
-        CorruptObject: no Parquet file, or not one of this table; `name` says where it came from.
+        UsageError: the schema does not have one of `columns`.
+        CorruptObject: it is not a Parquet file, or not one of this table; the message contains `name`.
     """
     unknown = sorted(set(columns or ()) - set(schema.rows.names))
     if unknown:
-        raise UsageError(f"there is no column {unknown[0]}: there are {', '.join(schema.rows.names)}")
+        raise UsageError(f"column {unknown[0]} does not exist: there are {', '.join(schema.rows.names)}")
     wanted = pa.schema([field for field in schema.rows if columns is None or field.name in columns])
     with decoding(f"object {name}", "Parquet (it was cut or altered)"):
         file = UntrustedParquet(data)
         stored = file.schema
         _check_shape(stored, schema, name)
         if rows is not None and file.metadata.num_rows != rows:
-            raise CorruptObject(f"object {name} holds {file.metadata.num_rows} rows, where {rows} are recorded")
+            raise CorruptObject(f"object {name} has {file.metadata.num_rows} rows, but {rows} are recorded")
         present = [KEY_GROUP, *(field.name for field in wanted if field.name in stored.names)]
         file.select(present)
         chosen = [i for i in range(file.metadata.num_row_groups) if groups is None or _overlaps(file, i, groups)]
         last, needed = -1, {KEY_GROUP, *schema.primary_key.names}
-        # A row group at a time: what is decoded together is then bounded in bytes too, as it was when it was written.
+        # One row group at a time, so that the bytes decoded together are bounded, as when it was written.
         for batch, texts in (found for i in chosen for found in _batches(file, i, present)):
             last = _check_batch(batch, needed, last)
             owners = batch.column(0).to_numpy()
@@ -124,7 +123,7 @@ def read_base(
 
 
 def _batches(file: UntrustedParquet, row_group: int, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-    """The rows of a row group, validated, and how many bytes of text and binary values each has.
+    """Yield the validated rows of a row group, and the bytes of text and binary values of each row.
 
     Raises:
         pa.ArrowInvalid, ValueError: it is not valid Arrow data, or takes more memory than a file of this length may.
@@ -141,26 +140,26 @@ def _batches(file: UntrustedParquet, row_group: int, columns: list[str]) -> Iter
 
 
 def read_snapshot_values(data: Bytes, schema: pa.Schema, *, name: str) -> dict[int, bytes]:
-    """Key group -> bytes of an opaque variable's full snapshot, a small table of `schema`.
+    """Read an opaque variable's full snapshot, a small table of `schema`, as key group -> bytes.
 
     Raises:
-        CorruptObject: no Parquet file, or another table.
+        CorruptObject: it is not a Parquet file, or another table.
     """
     with decoding(f"object {name}", "Parquet (it was cut or altered)"):
         file = UntrustedParquet(data)
         if not file.schema.equals(schema) or file.metadata.num_rows > KEY_GROUPS_MAX:
-            raise ValueError("it is no table of opaque values")
+            raise ValueError("it is not a table of opaque values")
         values: dict[int, bytes] = {}
         file.select(schema.names)
         for batch in (b for i in range(file.metadata.num_row_groups) for b in file.batches(i, READ_ROWS)):
             batch.validate(full=True)
-            _check_columns(batch, set(schema.names))  # in any order: state keeps opaque values as they came
+            _check_columns(batch, set(schema.names))  # in any order: state keeps opaque values in order of arrival
             values.update(zip(*map(_shared, batch.columns), strict=True))
         return values
 
 
 def _shared(column: pa.Array) -> list[Any]:
-    """The values of a column, one that repeats itself once in memory."""
+    """Return a column's values; repeated values share memory."""
     if not pa.types.is_dictionary(column.type):
         return column.to_pylist()
     entries = column.dictionary.to_pylist()
@@ -168,17 +167,17 @@ def _shared(column: pa.Array) -> list[Any]:
 
 
 def _check_columns(batch: pa.RecordBatch, needed: Collection[str]) -> None:
-    """ValueError unless the columns `needed` of a valid batch have no nulls."""
+    """Raise ValueError if one of the columns `needed` of a valid batch has nulls."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if field.name in needed and column.null_count:
             raise ValueError(f"column {field.name} has nulls")
 
 
 def _check_batch(batch: pa.RecordBatch, needed: Collection[str], last: int) -> int:
-    """The last of the key groups in the first column of a valid batch, which go on from `last`.
+    """Check that the key groups in the first column of a valid batch continue after `last`; return the last of them.
 
     Raises:
-        ValueError: it is not what a base holds.
+        ValueError: they do not ascend, or a needed column has nulls.
     """
     _check_columns(batch, needed)
     owners = batch.column(0).to_numpy()
@@ -188,9 +187,8 @@ def _check_batch(batch: pa.RecordBatch, needed: Collection[str], last: int) -> i
 
 
 def _encodings(schema: TableSchema, sample: pa.Table) -> dict[str, Any]:
-    """A value column that repeats itself in the sample is stored by dictionary; integers else, and integer keys always,
-    as differences, which take a quarter of the time that a dictionary takes before it is given up; then zstd.
-    """
+    """Choose column encodings: a dictionary for value columns with few distinct values in the sample, differences for
+    other integers and all integer keys (a quarter of the time of a dictionary that is given up); then zstd."""
     repeating = [
         name
         for name in schema.rows.names
@@ -209,21 +207,21 @@ def _encodings(schema: TableSchema, sample: pa.Table) -> dict[str, Any]:
 
 
 def _pieces(shape: pa.Schema, batches: Iterable[tuple[pa.Table, np.ndarray]]) -> Iterator[pa.Table]:
-    """The rows with their key groups, in pieces of about `ROW_GROUP_ROWS` that end where a key group does."""
+    """Yield the rows with their key groups, in pieces of about `ROW_GROUP_ROWS` that end with a key group."""
     waiting: list[pa.Table] = []
     rows, size, last = 0, 0, 0
     for table, owners in batches:
         if not len(table):
             continue
         if owners[0] < last or (owners[1:] < owners[:-1]).any():
-            raise UsageError("the rows of a base must come in the order of their key groups")
+            raise UsageError("the rows of a base must be in the order of their key groups")
         last = owners[-1]
         columns = [pa.array(owners, pa.uint16()), *(table.column(name) for name in shape.names[1:])]
         waiting.append(pa.table(columns, schema=shape))
         rows, size = rows + len(table), size + table.nbytes
         if rows < ROW_GROUP_ROWS and size < PIECE_BYTES:
             continue
-        # The newest key group may go on in the next batch: keep its rows, unless they are too many.
+        # The last key group may continue in the next batch: keep its rows, unless they are too many.
         whole = pa.concat_tables(waiting)
         cut = int(np.searchsorted(whole.column(0).to_numpy(), last))
         if not cut and (rows >= SORTED_ROWS_MAX or size >= PIECE_BYTES):
@@ -237,13 +235,13 @@ def _pieces(shape: pa.Schema, batches: Iterable[tuple[pa.Table, np.ndarray]]) ->
 
 
 def _parts(size: int) -> Iterator[int]:
-    """Sizes of about a mebibyte that add up to `size`."""
+    """Yield sizes of about a mebibyte that add up to `size`."""
     for start in range(0, size, _PADDING_BYTES):
         yield min(_PADDING_BYTES, size - start)
 
 
 def _in_order(piece: pa.Table, keys: pa.Schema) -> pa.Table:
-    """The rows by key group and then primary key."""
+    """Sort the rows by key group and then primary key."""
     rank = ranks(one_array(piece.column(0)).to_numpy(), piece.column(1)) if len(keys) == 1 else None
     if rank is not None:
         ordered = (rank[1:] >= rank[:-1]).all()
@@ -254,20 +252,20 @@ def _in_order(piece: pa.Table, keys: pa.Schema) -> pa.Table:
 
 def _check_shape(stored: pa.Schema, schema: TableSchema, name: str) -> None:
     if len(set(stored.names)) < len(stored.names):
-        raise CorruptObject(f"{name} is no base of this table: two columns have one name")
+        raise CorruptObject(f"{name} is not a base of this table: two columns have one name")
     missing = {KEY_GROUP, *schema.primary_key.names} - set(stored.names)
     if missing:
-        raise CorruptObject(f"{name} is no base of this table: it lacks column {min(missing)}")
+        raise CorruptObject(f"{name} is not a base of this table: it lacks column {min(missing)}")
     for field in [pa.field(KEY_GROUP, pa.uint16()), *schema.rows]:
         if field.name in stored.names and stored.field(field.name).type != field.type:
             raise CorruptObject(
-                f"{name} is no base of this table: "
+                f"{name} is not a base of this table: "
                 f"column {field.name} is {stored.field(field.name).type}, not {field.type}"
             )
 
 
 def _overlaps(file: UntrustedParquet, row_group: int, groups: KeyGroupRange) -> bool:
-    """May a row group hold rows of `groups`? Yes where it has no statistics."""
+    """Whether a row group may have rows of `groups`; True if it has no statistics."""
     statistics = file.column(row_group, KEY_GROUP).statistics
     if statistics is None or not statistics.has_min_max:
         return True

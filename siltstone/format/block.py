@@ -1,14 +1,14 @@
-"""One block: the changes of one table since its previous checkpoint, sorted by key group, in few bytes.
+"""A block: the changes of one table since its previous checkpoint, sorted by key group and compressed.
 
-Every column becomes sequences of 64-bit numbers and each sequence byte planes (`coding.Encoder.integers`):
-the least number is taken out, the rest is cut to the bytes it needs, and each byte position is compressed by
-itself with zstd. Bits are never touched: floats go through as their bit patterns (NaN payloads stay),
-decimals as their two words, booleans and validity as 0 and 1, strings as their lengths and their joined
-bytes. An integer-like first column (the key) is sorted within each key group and stored as differences.
+Every column becomes sequences of 64-bit numbers, and each sequence byte planes (`coding.Encoder.integers`): the
+least number is subtracted, the rest is cut to the bytes it needs, and each byte position is compressed
+separately with zstd. Bits are never changed: floats are stored as their bit patterns (including NaN payloads),
+decimals as two words, booleans and validity as 0 and 1, strings as lengths and joined bytes. An integer-like
+first column (the key) is sorted within each key group and stored as differences.
 
     "SILTBLK1" | header: rows, fields as JSON, first key group, rows per key group | columns | xxh3-64
 
-A column is: validity, then its sequences; null values are stored as the column's least, so they cost next to
+A column is its validity, then its sequences; null values are stored as the column's least, which costs almost
 nothing.
 """
 
@@ -32,8 +32,7 @@ _STRING_BYTES_MAX = (1 << 31) - 1
 class Block:
     """An encoded block: rows `offsets[i]:offsets[i + 1]` belong to key group `first_key_group + i`.
 
-    `key_group_offsets` is uint32[n + 1] for the n key groups from the first to the last one that has a
-    change.
+    `key_group_offsets` is uint32[n + 1] for the n key groups from the first to the last one with a change.
     """
 
     data: bytes
@@ -42,18 +41,18 @@ class Block:
 
     @property
     def rows(self) -> int:
-        """How many changes it holds."""
+        """The number of changes."""
         return int(self.key_group_offsets[-1])
 
 
 def encode_block(changes: pa.Table, key_groups: np.ndarray, *, compression: bool = True) -> Block:
     """Encode `changes` (any columns that a `TableSchema` allows) with their `key_groups` (uint16[rows]).
 
-    Rows are reordered: by key group, and within one by the first column where it is integer-like. Without
-    `compression` byte planes and strings lie in the block as they are; whoever decodes it need not know.
+    Rows are sorted by key group, and within one by the first column if it is integer-like. Without `compression`,
+    byte planes and strings are stored uncompressed; decoding is the same.
 
     Raises:
-        UsageError: a column type that no table may have, or not one key group a row.
+        UsageError: a column's type is not allowed, or there is not one key group per row.
     """
     if len(changes) != len(key_groups):
         raise UsageError(f"{len(changes)} changes cannot have {len(key_groups)} key groups")
@@ -79,20 +78,20 @@ def encode_block(changes: pa.Table, key_groups: np.ndarray, *, compression: bool
 
 
 def decode_block(data: Bytes, name: str = "a block", rows: int | None = None) -> tuple[pa.Table, np.ndarray]:
-    """The changes, with types and nullability as they were, and their key groups (uint16[rows], ascending).
+    """Decode the changes, with their original types and nullability, and their key groups (uint16[rows], ascending).
 
     Args:
-        rows: how many the block is recorded to have; None does not compare.
+        rows: the recorded number of changes; None does not compare.
 
     Raises:
-        CorruptObject: cut, altered, or no block, or another number of changes; `name` says where it came from.
+        CorruptObject: cut, altered, not a block, or with another number of changes; the message contains `name`.
         NewerFormat: a newer Siltstone wrote it.
     """
     with decoding(name, "a block of changes"):
         read = Decoder(unseal(data, MAGIC, name), name)
         count, first, spread, ordered = read.count(), read.count(), read.count(), read.count()
         if rows is not None and count != rows:
-            raise read.fail(f"it holds {count} changes, where {rows} are recorded")
+            raise read.fail(f"it has {count} changes, but {rows} are recorded")
         if first + spread > KEY_GROUPS_MAX:
             raise read.fail(f"it has key groups up to {first + spread}")
         read.claim(8 * count)
@@ -121,7 +120,7 @@ def _fields(text: bytes) -> list[pa.Field]:
 
 
 def _order(changes: pa.Table, groups: np.ndarray) -> tuple[pa.RecordBatch, np.ndarray, bool]:
-    """One batch in block order, its key groups, and whether the first column is sorted within each group."""
+    """Return one batch in block order, its key groups, and whether the first column is sorted within each group."""
     batch = _one_batch(changes)
     rank = ranks(groups, batch.column(0)) if batch.num_columns and batch.num_rows else None
     ordered = rank is not None
@@ -141,20 +140,20 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def _least(numbers: np.ndarray, kind: pa.DataType) -> np.uint64:
-    """The least of uint64 words that hold values of `kind`, in the order of `kind`."""
+    """Return the least of uint64 words that represent values of `kind`, in the order of `kind`."""
     if pa.types.is_unsigned_integer(kind) or pa.types.is_boolean(kind):
         return numbers.min()
     return np.int64(numbers.view(np.int64).min()).view(np.uint64)
 
 
 def _buffer(column: pa.Array, width: int) -> pa.Buffer:
-    """The value bytes of a fixed-width array."""
+    """Return the value bytes of a fixed-width array."""
     values = column.buffers()[1] or pa.py_buffer(b"")
     return values.slice(column.offset * width, len(column) * width)
 
 
 def _words(column: pa.Array) -> list[np.ndarray]:
-    """A fixed-width column as sequences of uint64: one, or low and high word for a decimal; sign-extended."""
+    """Convert a fixed-width column to sequences of uint64, sign-extended: one, or low and high word for a decimal."""
     kind = column.type
     if pa.types.is_boolean(kind):
         return _words(column.cast(pa.uint8()))

@@ -1,10 +1,10 @@
-"""Byte-level building blocks shared by blocks, indexes and segments: varints, runs, byte planes, seals.
+"""Byte-level codings shared by blocks, indexes and segments: varints, runs, byte planes, seals.
 
-All vectorised over NumPy arrays. Numbers are unsigned 64-bit; signed ones go through `zigzag`. What is read
-back is bounds-checked: cut or altered bytes end in CorruptObject, never in a crash.
+All are vectorised over NumPy arrays. Numbers are unsigned 64-bit; signed ones go through `zigzag`. Decoding checks
+all bounds: cut or altered bytes raise CorruptObject and never crash.
 
-What is decoded takes memory that its length pays for (`room_for`): a decoder counts before it allocates, and an encoder
-pads what compresses better, which costs a 64th of what a reader will take.
+The memory of decoded data is limited by its stored length (`room_for`): a decoder counts before it allocates, and an
+encoder pads data that compresses better, which costs a 64th of the decoded size.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ from siltstone.errors import CorruptObject, NewerFormat
 Bytes = bytes | bytearray | memoryview | pa.Buffer
 ZSTD_LEVEL = 1
 MAX_COUNT = 1 << 31
-"""no sequence is longer; what claims to be is corrupt"""
+"""maximum length of a sequence; a larger claim is corrupt"""
 KEY_GROUPS_MAX = 1 << 16
-"""a key group is a number of 16 bits"""
+"""a key group has 16 bits"""
 _TEXT_BYTES = 64
-"""about what a short string takes in memory"""
+"""approximate memory of a short string"""
 _SEAL_BYTES = 8
 _WORTH_COMPRESSING_BYTES = 32
 _VARINT_BYTES_MAX = 10
@@ -32,34 +32,34 @@ _WORD = (1 << 64) - 1
 
 
 def zigzag(values: np.ndarray) -> np.ndarray:
-    """int64 to uint64, small magnitudes to small numbers: 0, -1, 1, -2 become 0, 1, 2, 3."""
+    """Map int64 to uint64 so that small magnitudes become small numbers: 0, -1, 1, -2 become 0, 1, 2, 3."""
     signed = values.astype(np.int64, copy=False)
     return ((signed << 1) ^ (signed >> 63)).view(np.uint64)
 
 
 def unzigzag(values: np.ndarray) -> np.ndarray:
-    """The inverse of `zigzag`."""
+    """Invert `zigzag`."""
     return (values >> np.uint64(1)).view(np.int64) ^ -(values & np.uint64(1)).view(np.int64)
 
 
 def seal(payload: bytes, magic: bytes) -> bytes:
-    """`payload` between a magic number and its xxh3-64 checksum."""
+    """Wrap `payload` in a magic number and its xxh3-64 checksum."""
     return b"".join((magic, payload, xxhash.xxh3_64_digest(payload)))
 
 
 def unseal(data: Bytes, magic: bytes, name: str) -> memoryview:
-    """The payload that `seal` wrapped, without copying; `magic` ends in a digit, the format.
+    """Return the payload that `seal` wrapped, without copying; `magic` ends with a digit, the format.
 
     Raises:
-        CorruptObject: it is not whole; names `name`.
-        NewerFormat: it is whole, but of a later format.
+        CorruptObject: it is damaged; the message contains `name`.
+        NewerFormat: it has a later format.
     """
     view = memoryview(data).cast("B")
     head = bytes(view[: len(magic)])
     if head[:-1] == magic[:-1] and head[-1:].isdigit() and head > magic:
         raise newer_format(name, head[-1:].decode())
     if head != magic:
-        raise CorruptObject(f"{name} is not of the expected format: it does not begin with {magic!r}")
+        raise CorruptObject(f"{name} does not have the expected format: it does not begin with {magic!r}")
     if len(view) < len(magic) + _SEAL_BYTES:
         raise CorruptObject(f"{name} is cut short")
     payload = view[len(magic) : -_SEAL_BYTES]
@@ -69,12 +69,12 @@ def unseal(data: Bytes, magic: bytes, name: str) -> memoryview:
 
 
 def newer_format(name: str, version: object) -> NewerFormat:
-    """The error for an object that a newer Siltstone wrote. Whether it is whole, its handle's checksum has shown."""
+    """Make the error for an object that a newer Siltstone wrote; its handle's checksum was verified before."""
     return NewerFormat(f"{name} has format {version}, which a newer Siltstone wrote: upgrade siltstone")
 
 
 class Encoder:
-    """Appends coded values to a growing byte string; without `compression` every buffer stays as it is."""
+    """Appends coded values to a growing byte string; without `compression`, buffers are stored unchanged."""
 
     def __init__(self, *, compression: bool = True) -> None:
         self._parts: list[bytes | memoryview] = []
@@ -83,30 +83,30 @@ class Encoder:
         self._decoded_bytes = 0
 
     def finish(self) -> bytes:
-        """All that was appended, and zeros after it if a decoder would else not trust how much that becomes."""
+        """Return all that was appended, padded with zeros if a decoder would otherwise refuse its decoded size."""
         data = b"".join(self._parts)
         return data.ljust(-(-(self._decoded_bytes - FREE_BYTES) // RATIO), b"\0")
 
     def claim(self, size: int) -> None:
-        """Count bytes that a decoder will allocate at this point; of what is written here that is done already."""
+        """Count bytes that a decoder will allocate here; the other methods count what they write."""
         self._decoded_bytes += size
 
     def raw(self, data: Bytes) -> None:
-        """Bytes as they are; their number must be known to the reader."""
+        """Append bytes unchanged; the reader must know their number."""
         self._parts.append(memoryview(data).cast("B"))
 
     def varints(self, values: np.ndarray | Iterable[int]) -> None:
-        """LEB128, seven bits a byte, least significant first; their number must be known to the reader."""
+        """Append LEB128 numbers (seven bits per byte, least significant first); the reader must know their number."""
         self._parts.append(_varint_bytes(np.asarray(values, dtype=np.uint64)))
 
     def varint(self, value: int) -> None:
-        """One LEB128 number."""
+        """Append one LEB128 number."""
         self.varints([value])
 
     def runs(self, values: np.ndarray) -> None:
-        """Run-length coded numbers below 2**63: a lone value costs one varint, a run of any length two.
+        """Append run-length coded numbers below 2**63: a single value costs one varint, a run of any length two.
 
-        The low bit of a value's varint says whether a run length (less two) follows.
+        The low bit of a value's varint says whether a run length (minus two) follows.
         """
         values = np.asarray(values, dtype=np.uint64)
         self.claim(8 * len(values))
@@ -118,22 +118,22 @@ class Encoder:
         self.varints(tokens[np.column_stack((np.ones(len(lengths), bool), lengths > 1))])
 
     def blob(self, data: Bytes) -> None:
-        """Bytes with their length, compressed where that pays."""
+        """Append bytes with their length, compressed if that is smaller."""
         self.claim(len(data))
         self.varint(len(data))
         self._compressed(data)
 
     def integers(self, values: np.ndarray) -> None:
-        """uint64 numbers: the least, how many bytes the others need above it, and so many compressed planes.
+        """Append uint64 numbers: the least, the bytes that the differences to it need, and as many compressed planes.
 
-        A plane holds one byte of every number, which lets the entropy coder see each byte's own distribution.
-        A constant sequence costs two bytes or so. The number of values must be known to the reader.
+        A plane has one byte of every number, so that the entropy coder sees each byte's own distribution. A constant
+        sequence costs about two bytes. The reader must know the number of values.
         """
         least = values.min() if len(values) else np.uint64(0)
         self.planes(values - least, int(least))
 
     def planes(self, values: np.ndarray, least: int) -> None:
-        """`integers`, with the least number already subtracted."""
+        """Append like `integers`, with the least number already subtracted."""
         self.claim(8 * len(values))
         width = (int(values.max()).bit_length() + 7) // 8 if len(values) else 0
         self.varints(np.concatenate((zigzag(np.array([least], np.uint64).view(np.int64)), [np.uint64(width)])))
@@ -143,19 +143,19 @@ class Encoder:
             self._compressed(np.ascontiguousarray(octets[:, i]).data)
 
     def constant(self, value: int, count: int) -> None:
-        """`integers` of `count` equal numbers."""
+        """Append like `integers`, for `count` equal numbers."""
         self.claim(8 * count)
         self.planes(np.zeros(0, np.uint64), value)
 
     def texts(self, values: list[str]) -> None:
-        """UTF-8 strings; their number must be known to the reader."""
+        """Append UTF-8 strings; the reader must know their number."""
         coded = [value.encode() for value in values]
         self.claim(_TEXT_BYTES * len(values))
         self.runs(np.array([len(value) for value in coded], dtype=np.uint64))
         self.blob(b"".join(coded))
 
     def _compressed(self, data: Bytes) -> None:
-        """Stored length, then the bytes: zstd where that is smaller, else as they are."""
+        """Append the stored length, then the bytes: zstd if that is smaller, else unchanged."""
         packed = self._compressor.compress(data) if len(data) > self._worth_bytes else data
         if len(packed) >= len(data):
             packed = data
@@ -164,7 +164,7 @@ class Encoder:
 
 
 class Decoder:
-    """Reads what `Encoder` wrote, in the same order; CorruptObject naming `name` where it cannot be."""
+    """Reads what `Encoder` wrote, in the same order; raises CorruptObject with `name` if it cannot."""
 
     def __init__(self, data: Bytes, name: str) -> None:
         self.position = 0
@@ -174,28 +174,28 @@ class Decoder:
         self._decompressor = zstandard.ZstdDecompressor()
 
     def fail(self, why: str) -> CorruptObject:
-        """The error to raise."""
+        """Make the error to raise."""
         return CorruptObject(f"{self._name} cannot be read: {why}")
 
     def claim(self, size: int) -> None:
         """Count bytes that are about to be allocated.
 
         Raises:
-            CorruptObject: all together they are more than the length of what is decoded pays for.
+            CorruptObject: the total is more than the stored length allows.
         """
         self._room_bytes -= size
         if self._room_bytes < 0:
-            raise self.fail(f"it would take far more memory than its {len(self._view)} bytes pay for")
+            raise self.fail(f"it would take far more memory than its {len(self._view)} bytes allow")
 
     def raw(self, count: int) -> memoryview:
-        """`count` bytes, not copied."""
+        """Return `count` bytes, not copied."""
         if not 0 <= count <= len(self._view) - self.position:
             raise self.fail(f"{count} bytes wanted at {self.position}, {len(self._view)} in all")
         self.position += count
         return self._view[self.position - count : self.position]
 
     def varints(self, count: int) -> np.ndarray:
-        """uint64[count]."""
+        """Read LEB128 numbers: uint64[count]."""
         octets = np.frombuffer(self._view[self.position : self.position + 10 * count], dtype=np.uint8)
         ends = np.flatnonzero(octets < 0x80)[:count] + 1
         if len(ends) < count:
@@ -211,7 +211,7 @@ class Decoder:
         return np.add.reduceat(bits, starts)
 
     def varint(self) -> int:
-        """One number: what `varints(1)` holds, in a tenth of the time."""
+        """Read one number, like `varints(1)` in a tenth of the time."""
         value = 0
         for place in range(_VARINT_BYTES_MAX):
             if self.position >= len(self._view):
@@ -224,14 +224,14 @@ class Decoder:
         raise self.fail("a number is too long")
 
     def count(self) -> int:
-        """One number that says how many of something follow."""
+        """Read one number that counts what follows."""
         count = self.varint()
         if count > MAX_COUNT:
             raise self.fail(f"it claims {count} values")
         return count
 
     def runs(self, count: int) -> np.ndarray:
-        """uint64[count] that `Encoder.runs` wrote."""
+        """Read what `Encoder.runs` wrote: uint64[count]."""
         self.claim(8 * count)
         values, lengths, got = [], [], 0
         while got < count:
@@ -245,18 +245,18 @@ class Decoder:
         return np.repeat(np.array(values, dtype=np.uint64), lengths)
 
     def blob(self) -> memoryview:
-        """Bytes that `Encoder.blob` wrote."""
+        """Read bytes that `Encoder.blob` wrote."""
         size = self.count()
         self.claim(size)
         return self._decompressed(size)
 
     def integers(self, count: int) -> np.ndarray:
-        """uint64[count] that `Encoder.integers` wrote."""
+        """Read what `Encoder.integers` wrote: uint64[count]."""
         values, least = self.planes(count)
         return values + np.uint64(least)
 
     def planes(self, count: int) -> tuple[np.ndarray, int]:
-        """What `Encoder.planes` wrote: (uint64[count], the least number that was subtracted)."""
+        """Read what `Encoder.planes` wrote: (uint64[count], the least number that was subtracted)."""
         self.claim(8 * count)
         folded, width = self.varint(), self.varint()
         least = ((folded >> 1) ^ -(folded & 1)) & _WORD
@@ -269,11 +269,11 @@ class Decoder:
         return octets.view(narrow).reshape(count).astype(np.uint64, copy=False), least
 
     def texts(self, count: int) -> list[str]:
-        """Strings that `Encoder.texts` wrote."""
+        """Read strings that `Encoder.texts` wrote."""
         self.claim(_TEXT_BYTES * count)
         lengths = self.runs(count)
         data = bytes(self.blob())
-        # Each by itself too, since the sum of large numbers begins again at 0.
+        # Each length is also checked by itself, since the sum of large numbers overflows.
         if count and (lengths.max() > len(data) or int(lengths.sum()) != len(data)):
             raise self.fail("its strings do not add up")
         ends = np.cumsum(lengths).tolist()
@@ -295,12 +295,12 @@ class Decoder:
 
 
 def _narrowest(width: int) -> np.dtype:
-    """The smallest unsigned little-endian type of at least `width` bytes."""
+    """Return the smallest unsigned little-endian type of at least `width` bytes."""
     return np.dtype(next(f"<u{size}" for size in (1, 2, 4, 8) if size >= width))
 
 
 def _varint_bytes(values: np.ndarray) -> bytes:
-    """LEB128 of many numbers at once."""
+    """Encode many numbers as LEB128 at once."""
     if len(values) == 1 and values[0] < 0x80:
         return bytes([values[0]])
     places = np.arange(10, dtype=np.uint64)

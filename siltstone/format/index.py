@@ -1,24 +1,23 @@
-"""k.INDEX: where each incremental variable of one subtask lies in one checkpoint (US 9471438).
+"""k.INDEX: where each incremental variable of one subtask is stored in one checkpoint (US 9471438).
 
 The patent's four fields of an entry are `form`, `offset`, `previous_checkpoint` (sequence number of the
-checkpoint that holds the variable's previous version) and `previous_entry` (the place of its entry in that
-checkpoint's index). Here the index is column-oriented, and each of the four is a difference from what is
-expected, run-length coded:
+checkpoint with the variable's previous version) and `previous_entry` (the position of its entry in that
+checkpoint's index). Here the index is column-oriented, and each of the four is stored as a run-length coded
+difference from the expected value:
 
     form                 0 base, 1 delta
     offset               minus the end of the previous block in k.INCR              normally 0
     previous_checkpoint  this checkpoint minus it, deltas only                      normally 1
-    previous_entry       minus this entry's own place, deltas only                  normally 0
+    previous_entry       minus this entry's own position, deltas only               normally 0
 
-so that they cost at most a byte each, and two bytes a column where all entries are alike. To these come
-length, rows, checksum, digest, key-group offsets, and for a base the name of the Parquet object that holds
-it.
+so that each costs at most one byte, and a column two bytes if all entries are alike. An entry also has length,
+rows, checksum, digest, key-group offsets, and for a base the name of its Parquet object.
 
     "SILTIDX2" | checkpoint, entries | four fields | names | numbers | checksums and digests | key groups |
     xxh3-64
 
-Checksums are as `store.checksums.pack` makes them, after the length of each. Where all are xxh3-128 there are no
-lengths, and the index begins with "SILTIDX1", as version 0.1 wrote it.
+Checksums are encoded by `store.checksums.pack`, after their lengths. If all are xxh3-128, there are no lengths, and the
+index begins with "SILTIDX1", as version 0.1 wrote it.
 """
 
 from collections.abc import Sequence
@@ -41,19 +40,19 @@ _DIGEST_BYTES = 8
 _NUMBER_MAX = (1 << 63) - 1
 _ROWS_MAX = (1 << 32) - 1
 FIELDS = ("form", "offset", "previous_checkpoint", "previous_entry")
-"""the patent's four"""
+"""the patent's four fields"""
 
 
 @dataclass(frozen=True, eq=False)
 class IndexEntry:
     """One table of one incremental variable in one checkpoint of one subtask.
 
-    A delta lies at `offset` of k.INCR and builds on entry `previous_entry` of the index of
-    `previous_checkpoint`. A base lies in an object of its own, named `source`, from offset 0, and builds on
-    nothing: both are 0. `length` is in bytes; `checksum` covers them. `digest` is the sum
-    modulo 2**64 of the table's digests over the subtask's key groups. `key_group_offsets` is uint32[n + 1]:
-    rows `[i]:[i + 1]` belong to key group `first_key_group + i`; for a base, whose rows its own file orders,
-    it is [0]. `sqn` is the sequence number of the change in its writer, 0 where there is only one.
+    A delta is at `offset` of k.INCR and builds on entry `previous_entry` of the index of `previous_checkpoint`. A
+    base is its own object, named `source`, from offset 0, and builds on nothing: both are 0. `length` is in bytes;
+    `checksum` covers them. `digest` is the sum modulo 2**64 of the table's digests over the subtask's key groups.
+    `key_group_offsets` is uint32[n + 1]: rows `[i]:[i + 1]` belong to key group `first_key_group + i`; for a base,
+    whose file has its own order, it is [0]. `sqn` is the sequence number of the change in its writer, 0 if there is
+    only one change.
     """
 
     variable: str
@@ -72,10 +71,10 @@ class IndexEntry:
 
 
 def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
-    """The index of one subtask at `checkpoint`.
+    """Encode the index of one subtask at `checkpoint`.
 
     Raises:
-        UsageError: a delta that builds on no earlier checkpoint, or a base without an object.
+        UsageError: a delta does not build on an earlier checkpoint, or a base has no object.
     """
     _check(checkpoint, entries)
     deltas = [i for i, entry in enumerate(entries) if entry.form == Form.DELTA]
@@ -104,10 +103,10 @@ def encode_index(checkpoint: int, entries: Sequence[IndexEntry]) -> bytes:
 
 
 def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEntry]]:
-    """(checkpoint, entries) that `encode_index` was given.
+    """Decode (checkpoint, entries) that `encode_index` encoded.
 
     Raises:
-        CorruptObject: cut, altered, or no index; `name` says where it came from.
+        CorruptObject: cut, altered, or not an index; the message contains `name`.
     """
     with decoding(name, "an index"):
         read, bare = _unsealed(data, name)
@@ -154,7 +153,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
 
 
 def field_bytes(data: Bytes) -> dict[str, int]:
-    """How many bytes of an encoded index each of the patent's four fields takes, all entries together."""
+    """Return the bytes that each of the patent's four fields takes in an encoded index, all entries together."""
     with decoding("an index", "an index"):
         read, _ = _unsealed(data, "an index")
         read.count()
@@ -162,13 +161,13 @@ def field_bytes(data: Bytes) -> dict[str, int]:
 
 
 def _unsealed(data: Bytes, name: str) -> tuple[Decoder, bool]:
-    """What is inside the seal, and whether its checksums are bare."""
+    """Return a decoder of the index without its seal, and whether its checksums are bare."""
     bare = memoryview(data).cast("B")[: len(MAGIC)] == _MAGIC_BARE
     return Decoder(unseal(data, _MAGIC_BARE if bare else MAGIC, name), name), bare
 
 
 def _read_fields(read: Decoder, count: int) -> tuple[dict[str, np.ndarray], dict[str, int]]:
-    """The four columns as stored, and the bytes each takes."""
+    """Read the four columns as stored, and the bytes that each takes."""
     columns: dict[str, np.ndarray] = {}
     sizes = {}
     for name in FIELDS:
@@ -190,10 +189,10 @@ def _read_checksums(read: Decoder, count: int, *, bare: bool) -> list[str]:
 
 
 def _check_decoded(entry: IndexEntry, checkpoint: int, counts: np.ndarray) -> None:
-    """Refuse an entry whose names or numbers no index can have; `counts` are its rows in each key group.
+    """Check an entry's names and numbers; `counts` are its rows in each key group.
 
     Raises:
-        ValueError, UsageError: it is such an entry.
+        ValueError, UsageError: they are not valid.
     """
     check_table_name(entry.variable)
     if max(entry.length, entry.rows, entry.sqn, entry.offset) > _NUMBER_MAX or entry.offset < 0:
@@ -201,7 +200,7 @@ def _check_decoded(entry: IndexEntry, checkpoint: int, counts: np.ndarray) -> No
     if entry.form == Form.BASE:
         check_object_name(entry.source)
     elif not 0 <= entry.previous_checkpoint < checkpoint or not 0 <= entry.previous_entry <= _NUMBER_MAX:
-        raise ValueError(f"entry {entry.variable} builds on no earlier checkpoint")
+        raise ValueError(f"entry {entry.variable} does not build on an earlier checkpoint")
     if len(counts) and (counts.max() > entry.rows or int(counts.sum()) != entry.rows or entry.rows > _ROWS_MAX):
         raise ValueError(f"entry {entry.variable} has key groups that do not add up")
 
@@ -210,7 +209,7 @@ def _check(checkpoint: int, entries: Sequence[IndexEntry]) -> None:
     for entry in entries:
         what = f"entry {entry.variable} of checkpoint {checkpoint}"
         if entry.form == Form.DELTA and not (0 <= entry.previous_checkpoint < checkpoint and not entry.source):
-            raise UsageError(f"{what} is a delta: it must lie in the segment and build on an earlier checkpoint")
+            raise UsageError(f"{what} is a delta: it must be in the segment and build on an earlier checkpoint")
         if len(entry.key_group_offsets) > 1 and int(entry.key_group_offsets[-1]) != entry.rows:
             raise UsageError(f"{what} has {entry.rows} rows, but {entry.key_group_offsets[-1]} in its key groups")
         if entry.form == Form.BASE and (
@@ -220,7 +219,7 @@ def _check(checkpoint: int, entries: Sequence[IndexEntry]) -> None:
 
 
 def _ends(entries: Sequence[IndexEntry]) -> list[int]:
-    """Where each entry's block is expected to begin: the end of the last delta before it; 0 for a base."""
+    """Return where each entry's block is expected to begin: at the end of the last delta before it; 0 for a base."""
     ends, end = [], 0
     for entry in entries:
         ends.append(end if entry.form == Form.DELTA else 0)

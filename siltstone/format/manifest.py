@@ -1,9 +1,9 @@
-"""A manifest: one object that says everything one checkpoint wrote, so that the catalog grows with objects only.
+"""A manifest: one object that describes everything one checkpoint wrote, so that the catalog grows only with objects.
 
-As bytes it is an Arrow IPC stream of one row, zstd-compressed, whose columns are lists: handles, objects,
-digests per operator, table and key group; and `about`, JSON with all that is no list, and the range checksums
-of the objects that have any (those of version 0.1 have none). Any Arrow reader can open it. An xxh3-64 of the
-stream follows it, so that altered bytes are noticed before they are understood. `manifest_decoding` reads it again.
+It is stored as a zstd-compressed Arrow IPC stream of one row, whose columns are lists: handles, objects, digests
+per operator, table and key group; and `about`, JSON with everything else, and the range checksums of the objects
+that have any (those of version 0.1 have none). Any Arrow reader can open it. An xxh3-64 of the stream follows, so
+that altered bytes are noticed before they are decoded. `manifest_decoding` reads it.
 """
 
 import json
@@ -23,7 +23,7 @@ from siltstone.state.digest import checkpoint_digest
 from siltstone.store.checksums import is_bare, pack
 
 FORMAT = 2
-"""2: checksums that say by which algorithm they are (`store.checksums.pack`); 1: all of them are xxh3-128"""
+"""2: checksums that name their algorithm (`store.checksums.pack`); 1: all are xxh3-128"""
 SEAL_BYTES = 8
 """the xxh3-64 at the end"""
 _HANDLE = pa.struct(
@@ -60,21 +60,21 @@ class Manifest:
     """What one checkpoint wrote.
 
     Attributes:
-        stream: the one that wrote it, or a fork that begins with it and is the one asked for.
+        stream: the stream that wrote it, or the fork that it was read for.
         epoch: the writer epoch that wrote it.
-        step: the last step it holds.
+        step: its last step.
         operators: operator -> its definition, with the schemas of its tables, as JSON.
-        handles: where each variable's bytes of each subtask lie.
-        objects: every object it wrote, itself apart.
+        handles: where the bytes of each variable of each subtask are.
+        objects: every object it wrote, except itself.
         digests: operator -> table or opaque variable -> uint64[max_parallelism].
         forms: operator -> the form of its part.
         d: operator -> the D in force.
         first: operator -> the checkpoint whose base its chain begins with.
         policy: operator -> the policy's state, as JSON.
-        event_time_max: the highest event time up to here, in UTC; None if there was none.
+        event_time_max: the highest event time so far, in UTC; None if there was none.
         statistics: rows, bytes and seconds for reports, as JSON.
-        materialization: the id of the materialization that this is the manifest of; then it holds one operator's
-            bases, which take the place of what that operator's handles of the checkpoint say. Empty for a checkpoint's.
+        materialization: for a materialization's manifest, its id; it then has one operator's bases, which replace that
+            operator's handles in the checkpoint's manifest. Empty for a checkpoint's manifest.
     """
 
     stream: str
@@ -96,11 +96,11 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """The digest of the whole state at this checkpoint: 32 hex digits, the same however it is stored."""
+        """The digest of the whole state at this checkpoint: 32 hex digits, independent of how it is stored."""
         return checkpoint_digest(self.digests)
 
     def of_operator(self, operator: str) -> Self:
-        """The part that one operator's tasks need: only its handles, the objects they name, and its own entries.
+        """Return the part that one operator's tasks need: its handles, their objects, and its entries.
 
         The digest of a part is not the checkpoint's.
         """
@@ -110,9 +110,9 @@ class Manifest:
         return replace(self, handles=handles, objects=[o for o in self.objects if o.name in named], **own)
 
     def with_bases(self, materialized: Self) -> Self:
-        """This checkpoint with the bases of a materialization in place of its own handles of that operator's tables.
+        """Return the manifest with a materialization's bases instead of its own handles of that operator's tables.
 
-        Opaque variables stay: they are whole in every checkpoint and never materialized.
+        Opaque variables stay: every checkpoint holds them whole, so they are never materialized.
         """
         [operator] = materialized.operators
         kept = [h for h in self.handles if h.operator != operator or h.kind is Kind.OPAQUE]
@@ -143,7 +143,7 @@ ABOUT = (
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of a manifest object."""
+    """Encode a manifest object."""
     time = manifest.event_time_max
     about = {name: getattr(manifest, name) for name in ABOUT} | {
         "format": _format(manifest),
@@ -167,7 +167,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def _format(manifest: Manifest) -> int:
-    """The oldest format that can hold it, so that an older Siltstone reads what it can understand."""
+    """Return the oldest format that can represent it, so that older versions of Siltstone can read it."""
     checksums = (each.checksum for parts in (manifest.handles, manifest.objects) for each in parts)
     return 1 if all(map(is_bare, checksums)) else FORMAT
 

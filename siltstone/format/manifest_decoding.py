@@ -1,8 +1,8 @@
-"""Reads a manifest without trust: every name, number and length in it is checked here, once, and nowhere after.
+"""Decode a manifest without trusting it: every name, number and length is checked here, once.
 
-Names become parts of object names and of paths, numbers become sizes of arrays and ranges of bytes. What uses a
-manifest may rely on this: each operator has a form, and each handle's variable is one that its operator's definition
-and digests have; key groups lie within `max_parallelism`; each digest has a number for each key group.
+Names become parts of object names and paths; numbers become sizes of arrays and byte ranges. Users of a manifest may
+rely on this: each operator has a form, each handle's variable is in its operator's definition and digests, key groups
+are within `max_parallelism`, and each digest has one number per key group.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,16 +42,16 @@ from siltstone.store.paths import CheckpointPath, check_attempt, check_object_na
 
 _NUMBER_MAX = (1 << 63) - 1
 _PART_BYTES = 512
-"""about what a handle, an object or a digest takes in memory, its numbers apart"""
+"""approximate memory of a handle, an object or a digest, without its numbers"""
 _ALGORITHM_CHARACTERS = 32
 
 
 def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifest") -> Manifest:
-    """The manifest that `encode_manifest` was given.
+    """Decode a manifest that `encode_manifest` encoded.
 
     Raises:
-        CorruptObject: cut, altered, or no manifest; `name` says where it came from.
-        NewerFormat: it is whole, but a newer Siltstone wrote it.
+        CorruptObject: cut, altered, or not a manifest; the message contains `name`.
+        NewerFormat: it is intact, but a newer Siltstone wrote it.
     """
     with decoding(name, "a manifest"):
         view = memoryview(data).cast("B")
@@ -77,11 +77,11 @@ def _check_format(number: object, name: str) -> None:
     if type(number) is int and number > FORMAT:
         raise NewerFormat(f"{name} has format {number}, which a newer Siltstone wrote: upgrade siltstone")
     if type(number) is not int or number < 1:
-        raise CorruptObject(f"{name} has format {str(number)[:40]}, which there never was")
+        raise CorruptObject(f"{name} has format {str(number)[:40]}, which never existed")
 
 
 def _structs(column: pa.Array) -> pa.StructArray:
-    """The structs of the one list of a column, all of whose fields have values."""
+    """Return the structs of a column's one list, after checking that all fields have values."""
     structs = column.flatten()
     if column.null_count or structs.null_count or any(field.null_count for field in structs.flatten()):
         raise ValueError("a value is missing")
@@ -89,7 +89,7 @@ def _structs(column: pa.Array) -> pa.StructArray:
 
 
 def _columns(structs: pa.StructArray) -> dict[str, list[Any]]:
-    """Field -> its values; equal texts are one object, since most are."""
+    """Return field -> its values; equal texts share one object, since most are equal."""
     seen: dict[str, str] = {}
     columns = {}
     for field, values in zip(structs.type, structs.flatten(), strict=True):
@@ -142,7 +142,7 @@ def _by_operator(about: Mapping[str, Any], what: str) -> Mapping[str, Any]:
 
 
 def _variables(operators: Mapping[str, Any]) -> dict[str, dict[str, Kind]]:
-    """Operator -> its tables and opaque variables, as the definitions have them."""
+    """Return operator -> its tables and opaque variables, from the definitions."""
     found: dict[str, dict[str, Kind]] = {}
     for operator, definition in operators.items():
         own = found.setdefault(operator, {})
@@ -159,7 +159,7 @@ def _variables(operators: Mapping[str, Any]) -> dict[str, dict[str, Kind]]:
 
 
 def _check_statistics(statistics: Mapping[str, Any]) -> None:
-    """What else is in them is only shown, or read by what checks it itself."""
+    """Check the statistics that are used as numbers; others are only shown, or checked where they are read."""
     for what in ("rows_in", "state_rows"):
         check_integer(statistics.get(what, 0), 0, _NUMBER_MAX, what)
     check_integer(statistics.get("parallelism", 1), 1, MAX_MAX_PARALLELISM, "parallelism")
@@ -192,7 +192,7 @@ def _handles(
         groups = KeyGroupRange(plain.pop("start"), plain.pop("end"))
         numbers = [plain[name] for name in ("offset", "length", "rows", "previous", "sqn")]
         if operator not in known or (kind is not Kind.INDEX and known[operator].get(variable) is not kind):
-            raise ValueError(f"a handle is of {operator}.{variable}, which no definition has")
+            raise ValueError(f"a handle is of {operator}.{variable}, which is in no definition")
         if kind is not Kind.INDEX and variable not in digests[operator]:
             raise ValueError(f"{operator}.{variable} has no digest")
         if not groups.start <= groups.end <= max_parallelism:

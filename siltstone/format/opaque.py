@@ -1,4 +1,4 @@
-"""An opaque variable at one checkpoint: its bytes per key group, framed by lengths. Nothing is ever pickled.
+"""An opaque variable at one checkpoint: its bytes per key group, framed by lengths. Nothing is pickled.
 
 "SILTOPQ1" | count | key groups (differences) | lengths | joined bytes | xxh3-64
 """
@@ -15,10 +15,10 @@ MAGIC = b"SILTOPQ1"
 
 
 def encode_opaque(values: Mapping[int, bytes]) -> bytes:
-    """`values` (key group -> bytes) as one byte string, the same for the same values.
+    """Encode `values` (key group -> bytes) as one byte string, deterministically.
 
     Raises:
-        UsageError: a key group that is none.
+        UsageError: a key group is out of range.
     """
     groups = sorted(values)
     if groups and not (groups[0] >= 0 and groups[-1] < KEY_GROUPS_MAX):
@@ -32,10 +32,10 @@ def encode_opaque(values: Mapping[int, bytes]) -> bytes:
 
 
 def decode_opaque(data: Bytes, name: str = "an opaque value") -> dict[int, bytes]:
-    """Key group -> bytes, ascending.
+    """Decode key group -> bytes, ascending.
 
     Raises:
-        CorruptObject: cut, altered, or something else; `name` says where it came from.
+        CorruptObject: cut, altered, or something else; the message contains `name`.
     """
     with decoding(name, "an opaque value"):
         read = Decoder(unseal(data, MAGIC, name), name)

@@ -1,7 +1,7 @@
-"""Staged outputs: the rows that a checkpoint hands to sinks, in the store from before its commit until after it.
+"""Staged outputs: a checkpoint's rows for sinks, in the store from before its commit until after their delivery.
 
-Rows are an Arrow IPC stream, compressed with zstd: every type is kept exactly, and any Arrow reader can open one. A
-task stages its own: what is large as objects, what is small inside its acknowledgement, for the driver to store.
+Rows are an Arrow IPC stream, compressed with zstd: every type is kept exactly, and any Arrow reader can open it. A task
+stages its own rows: many as objects, few inside its acknowledgement, for the driver to store.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +17,12 @@ from siltstone.model import StoredObject
 from siltstone.store.base import Store
 
 OBJECT_BYTES = 16 << 20
-"""an object ends with the batch that makes it so large"""
+"""an object ends with the batch that makes it this large"""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Rows that were staged: `rows` of them in `objects`, or, few of them, as an Arrow IPC stream in `inline`."""
+    """Staged rows: `rows` of them in `objects` or, if they are few, as an Arrow IPC stream in `inline`."""
 
     rows: int = 0
     objects: Sequence[StoredObject] = ()
@@ -31,15 +31,15 @@ class Staged:
 
 @dataclass
 class OutputWriter:
-    """Stages batches of one schema, in order; `finish` says where they are.
+    """Stages batches of one schema, in order; `finish` returns where they are.
 
-    Nothing is in memory but the object that is being made.
+    Only the object being made is in memory.
 
     Args:
-        store: where they go.
-        name: names the n-th object.
-        schema: the rows'.
-        inline_bytes: up to so many bytes together are no object.
+        store: the store to write to.
+        name: returns the name of the n-th object.
+        schema: the rows' schema.
+        inline_bytes: rows of at most this many bytes are returned inline.
     """
 
     store: Store
@@ -51,15 +51,15 @@ class OutputWriter:
     _open: tuple[pa.BufferOutputStream, pa.RecordBatchStreamWriter] | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """One more batch.
+        """Add a batch.
 
         Raises:
-            Unreachable: the store does not take it.
+            Unreachable: the store cannot be written.
         """
         if not batch.num_rows:
             return
         if self._open is not None and not is_small(batch):
-            self._store(self._closed())  # it begins an object that is not compressed
+            self._store(self._closed())  # it begins a new object, which is not compressed
         if self._open is None:
             sink = pa.BufferOutputStream()
             self._open = sink, pa.ipc.new_stream(sink, self.schema, options=ipc_options(batch))
@@ -70,10 +70,10 @@ class OutputWriter:
             self._store(self._closed())
 
     def finish(self) -> Staged:
-        """All of it is staged, or, where `inline_bytes` are enough, handed over.
+        """Stage the rest, or return all rows inline if `inline_bytes` are enough.
 
         Raises:
-            Unreachable: the store does not take it.
+            Unreachable: the store cannot be written.
         """
         last = self._closed()
         if last is not None and not self._objects and last.size <= self.inline_bytes:
@@ -95,10 +95,10 @@ class OutputWriter:
 
     @classmethod
     def of(cls, store: Store, name: Callable[[int], str], parts: Sequence[bytes]) -> Self:
-        """A writer of all the rows of some streams of one schema, which are to be an object.
+        """Make a writer with all rows of several streams of one schema, to be stored as objects.
 
         Raises:
-            StateError: one of them is damaged.
+            StateError: one of the streams is damaged.
         """
         writer = None
         with decoding("what a subtask staged", "staged rows", StateError):
@@ -113,13 +113,13 @@ class OutputWriter:
 
 
 def read_output(store: Store, stored: StoredObject, schema: bytes | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of one staged object, verified as a whole before the first of them, and each batch before it is read.
+    """Yield the rows of one staged object; the object is verified first, and each batch before it is read.
 
     Args:
-        schema: what the catalog says that the rows have, in Arrow's own format.
+        schema: the schema recorded in the catalog, in Arrow's own format.
 
     Raises:
-        CorruptObject: missing, cut or altered, or other rows than the catalog says.
+        CorruptObject: missing, cut or altered, or with another schema than recorded.
         Unreachable: the store does not answer.
     """
     data = store.read(stored)

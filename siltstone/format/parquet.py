@@ -1,8 +1,8 @@
-"""Parquet files of a store, read without trust: Arrow takes the memory that a page claims before it looks at the page.
+"""Read Parquet files from a store without trusting them: Arrow allocates what a page claims before it reads the page.
 
-The lengths that the pages of a row group claim are added up before Arrow is given any of them, and a text or binary
-column that has a dictionary stays one in memory, since a value of a megabyte may stand in each of a million rows. The
-header of a page is a Thrift structure of which pyarrow tells nothing, so it is read here (Parquet's `parquet.thrift`).
+The lengths that a row group's pages claim are added up before Arrow gets any of them. A text or binary column with a
+dictionary keeps it in memory, since a value of a megabyte may be in each of a million rows. pyarrow does not expose the
+header of a page, which is a Thrift structure, so it is read here (Parquet's `parquet.thrift`).
 """
 
 import io
@@ -15,22 +15,22 @@ import pyarrow.parquet as pq
 from siltstone.decoding import FREE_BYTES, RATIO, room_for
 
 _ELEMENT_BYTES = 1024
-"""what Arrow takes, at most, for one element of a list in a footer; it does so before it reads the first"""
+"""maximum memory that Arrow takes for one element of a list in a footer, before it reads the first"""
 _ENTRY_BYTES = 16
-"""what it takes for each entry of a dictionary"""
+"""memory that Arrow takes for each entry of a dictionary"""
 _KIND, _BECOMES, _LENGTH, _DATA, _DICTIONARY = 1, 2, 3, 5, 7
 """fields of a page's header"""
 _COUNT, _ENCODING = 1, 2
-"""fields of what the header says of a page of data, or of a dictionary"""
+"""fields of the inner header of a data or dictionary page"""
 _ENCODINGS = {_DATA: {0, 2, 3, 5, 8}, _DICTIONARY: {0, 2}}
-"""those of which a value takes no more than it is stored in: plain, by dictionary, runs, differences of integers; not
-the ones that let a text begin as the one before it"""
+"""allowed encodings, in which a decoded value is not larger than stored: plain, dictionary, runs, differences of
+integers; not those in which a text shares a prefix with the previous one"""
 _OTHER = -1
-"""stands for fields that nothing here looks at"""
+"""the value of fields that are not used here"""
 _VARINT_BYTES = 10
 _LEVELS = 3
 _WIDER_BYTES, _COLUMN_BYTES = 4, 4096
-"""by so much a value, and what comes with a column, may be larger in pages than in memory"""
+"""maximum bytes by which a value, and a column's overhead, may be larger in pages than in memory"""
 
 
 class UntrustedParquet:
@@ -40,14 +40,14 @@ class UntrustedParquet:
         data: its bytes, or a file.
 
     Raises:
-        pa.ArrowException, OSError: it is none. `decoding` turns that into our own.
+        pa.ArrowException, OSError: it is not a Parquet file. `decoding` translates these.
     """
 
     def __init__(self, data: pa.Buffer | bytes | memoryview | pa.NativeFile) -> None:
         source = data if isinstance(data, pa.NativeFile) else pa.BufferReader(data)
         self._pages = _CountedPages(source)
         self.room = self._pages.room
-        """how many bytes a row group may become"""
+        """maximum bytes of a decoded row group"""
         self._limits: dict[str, Any] = {
             "thrift_container_size_limit": self.room // _ELEMENT_BYTES,
             "thrift_string_size_limit": max(1, self._pages.size),
@@ -57,38 +57,38 @@ class UntrustedParquet:
         self._columns: dict[str, int] = {}
 
     def select(self, columns: list[str]) -> None:
-        """Choose the columns that are read, each of which the schema has, and no other.
+        """Choose the columns to read, which the schema must have.
 
         Raises:
-            ValueError, pa.ArrowException, OSError: what the footer says of them is damaged.
+            ValueError, pa.ArrowException, OSError: their part of the footer is damaged.
         """
         places = {self.metadata.schema.column(i).path: i for i in range(self.metadata.num_columns)}
         self._columns = {name: places[name] for name in columns}
         row_groups = range(self.metadata.num_row_groups)
         self._check_footer(list(row_groups))
-        # Of a column's type Arrow believes the schema, whatever a row group says of it.
+        # Arrow takes a column's type from the schema, whatever a row group says.
         texts = [name for name in columns if self.metadata.schema.column(places[name]).physical_type == "BYTE_ARRAY"]
         dictionaries = {name for name in texts for i in row_groups if self.column(i, name).has_dictionary_page}
         if dictionaries:
             self._file = self._open(metadata=self.metadata, read_dictionary=sorted(dictionaries))
 
     def column(self, row_group: int, name: str) -> Any:
-        """What the footer says of one of the columns that were chosen."""
+        """Return the footer's metadata of one of the chosen columns."""
         return self.metadata.row_group(row_group).column(self._columns[name])
 
     def batches(self, row_group: int, rows: int) -> Any:
-        """The rows of a row group in batches of up to `rows`; texts and binary values by dictionary where they are
-        stored so. Nothing in them is validated.
+        """Return the rows of a row group in batches of up to `rows`, not validated; texts and binary values keep their
+        dictionaries.
 
         Raises:
-            ValueError, pa.ArrowException, OSError: damaged, or more than its length pays for.
+            ValueError, pa.ArrowException, OSError: damaged, or larger than its stored length allows.
         """
         self._pages.begin([_Chunk.of(self.column(row_group, name)) for name in self._columns])
         return self._file.iter_batches(rows, [row_group], list(self._columns))
 
     def _check_footer(self, row_groups: list[int]) -> None:
-        """Let Arrow look at what the footer says of the columns, where an error is one: it ends the process where
-        pyarrow asks for it. It looks at all before it reads any of them."""
+        """Let Arrow check the columns in the footer here, where an error is an exception; it would kill the process
+        when pyarrow accesses them. Arrow checks all of them before it reads any."""
         self._pages.closed_to_reads = True
         try:
             next(self._file.iter_batches(1, row_groups, list(self._columns)), None)
@@ -98,27 +98,27 @@ class UntrustedParquet:
             self._pages.closed_to_reads = False
 
     def _open(self, **options: Any) -> pq.ParquetFile:
-        # `_check_footer` relies on `pre_buffer`: with it Arrow asks where all columns lie before it reads the first.
+        # `_check_footer` relies on `pre_buffer`: with it, Arrow locates all columns before it reads the first.
         return pq.ParquetFile(pa.PythonFile(self._pages, mode="r"), pre_buffer=True, **options, **self._limits)
 
 
 def padding(largest: int, stored_bytes: int) -> int:
-    """How many bytes more a file of `stored_bytes` needs, so that a reader takes its largest row group."""
+    """Return how many more bytes a file of `stored_bytes` needs for a reader to accept its largest row group."""
     return max(0, -(-(largest - FREE_BYTES) // RATIO) - stored_bytes)
 
 
 def claim(rows: pa.Table) -> int:
-    """What the pages of a row group of plain columns claim to become, at most."""
+    """Return the maximum bytes that the pages of a row group of plain columns claim."""
     return rows.nbytes + rows.num_columns * (_COLUMN_BYTES + len(rows) * (_WIDER_BYTES + _ENTRY_BYTES))
 
 
 class _NotYet(Exception):
-    """Arrow was to look at the footer only."""
+    """Stops Arrow after it has checked the footer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Where the pages of one column of a row group lie."""
+    """The byte range of the pages of one column in a row group."""
 
     start: int
     end: int
@@ -133,7 +133,7 @@ class _Chunk:
 
 
 class _CountedPages(io.RawIOBase):
-    """A file for Arrow: once a row group has begun, of what is read each page that it holds is counted first."""
+    """A file for Arrow that counts the claims of each page in a row group before Arrow gets it."""
 
     def __init__(self, source: pa.NativeFile) -> None:
         self.size = source.size()
@@ -144,20 +144,20 @@ class _CountedPages(io.RawIOBase):
         self.closed_to_reads = False
 
     def begin(self, chunks: list[_Chunk]) -> None:
-        """From now on the pages of `chunks`, of one row group, are read."""
+        """Begin to read the pages of `chunks`, of one row group."""
         self._chunks = chunks
         self._claimed = 0
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """The read offset."""
+        """Return the read offset."""
         return self._source.tell()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -165,10 +165,10 @@ class _CountedPages(io.RawIOBase):
         return self._source.seek(offset, whence)
 
     def read_buffer(self, size: int) -> pa.Buffer:
-        """Up to `size` bytes; fewer only at the end.
+        """Read up to `size` bytes; fewer only at the end.
 
         Raises:
-            ValueError: a page of them claims more than the file pays for, or is none.
+            ValueError: a page in them claims more than the file's length allows, or is not a page.
         """
         if self.closed_to_reads:
             raise _NotYet
@@ -178,7 +178,7 @@ class _CountedPages(io.RawIOBase):
         for chunk in self._chunks:
             if start < chunk.end and chunk.start < end:
                 if not start <= chunk.start < chunk.end <= end:
-                    raise ValueError("its columns do not lie one after the other")
+                    raise ValueError("its columns are not one after the other")
                 self._count(memoryview(data).cast("B")[chunk.start - start : chunk.end - start], chunk.has_dictionary)
         return data
 
@@ -190,9 +190,9 @@ class _CountedPages(io.RawIOBase):
             becomes, length = header.get(_BECOMES, -1), header.get(_LENGTH, -1)
             what = header.get(kind)
             if not isinstance(what, dict) or what.get(_ENCODING) not in _ENCODINGS[kind]:
-                raise ValueError("it has a page of a kind that no base has")
+                raise ValueError("it has a page of a kind that bases do not have")
             if min(becomes, length, what.get(_COUNT, -1)) < 0 or begin + length > len(pages):
-                raise ValueError("a page has a length that cannot be")
+                raise ValueError("a page has an impossible length")
             self._claimed += becomes
             if kind == _DICTIONARY:
                 if at or not has_dictionary or what[_COUNT] > becomes:
@@ -204,7 +204,7 @@ class _CountedPages(io.RawIOBase):
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Read a number, and where it ends."""
     number = 0
     for i in range(_VARINT_BYTES):
         octet = data[at + i]
@@ -215,10 +215,11 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _struct(data: memoryview, at: int, levels: int) -> tuple[dict[int, Any], int]:
-    """The fields of a structure in Thrift's compact protocol, and where it ends; no lists, which no page's header has.
+    """Read the fields of a structure in Thrift's compact protocol, and where it ends; lists, which pages' headers do
+    not have, are refused.
 
     Raises:
-        ValueError, IndexError: it is none, or one of which two readers could think differently.
+        ValueError, IndexError: it is not such a structure, or it is ambiguous.
     """
     if not levels:
         raise ValueError("the header of a page is nested too deeply")

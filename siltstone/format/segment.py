@@ -1,17 +1,17 @@
 """A segment: what one changelog writer stores at once, as three byte strings (US 9471438).
 
     k.NON     every opaque (non-incremental) variable, whole
-    k.INCR    the blocks of all incremental variables that are in delta form, end to end
-    k.INDEX   per table of each incremental variable: its form, where it lies, what it builds on (`index`); a footer
+    k.INCR    the blocks of all incremental variables in delta form, end to end
+    k.INDEX   per table of each incremental variable: its form, where it is, what it builds on (`index`); a footer
 
-A base form is a Parquet object of its own, which the index names. Where reading a part of a value costs as much as all
-of it, as in a key-value store, the three are three values. In an object store they lie end to end, so that a handle
-points straight at a block. Either way many segments may share one object:
+A base form is a separate Parquet object, which the index names. In a key-value store, where reading part of a value
+costs as much as all of it, the three are three values. In an object store they are joined, so that a handle points
+directly at a block. Either way, many segments may share one object:
 
     NON | INCR | INDEX footer xxh3-64 length-of-both(4 bytes) "SILTSEG1" | NON | INCR | INDEX ... "SILTSEG1" | ...
 
-The footer holds the operator, the subtask's key groups, the checkpoint, the lengths, and the variables of NON. Every
-byte of a segment belongs to exactly one handle: that of a variable, or that of the index.
+The footer has the operator, the subtask's key groups, the checkpoint, the lengths, and the variables of NON. Every byte
+of a segment belongs to exactly one handle: a variable's, or the index's.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ from siltstone.store.checksums import DEFAULT, checksum_of
 
 MAGIC = b"SILTSEG1"
 INDEX_HANDLE = "INDEX"
-"""the variable of an index's handle; no variable of a user's can be called so"""
+"""the variable name in an index's handle, which a user's variable cannot have"""
 _LENGTH_BYTES = 4
 
 
@@ -52,7 +52,7 @@ class Section(StrEnum):
 
 
 Places = Mapping[Section, tuple[str, int]]
-"""where a segment's sections begin: object and offset of each"""
+"""where a segment's sections begin: object and offset"""
 
 
 @dataclass(frozen=True)
@@ -72,21 +72,21 @@ class Segment:
 
     @property
     def sections(self) -> dict[Section, Bytes]:
-        """The three byte strings as they are stored; the footer is part of INDEX."""
+        """The three stored byte strings; the footer is part of INDEX."""
         return {Section.NON: self.non, Section.INCR: self.incr, Section.INDEX: self._trailer}
 
     def pack(self) -> bytes:
-        """The three end to end."""
+        """Return the three byte strings joined."""
         return b"".join(self.sections.values())
 
     def places(self, name: str, offset: int = 0) -> Places:
-        """Where the sections are if the object `name` holds the packed segment at `offset`."""
+        """Return where the sections are if the object `name` has the packed segment at `offset`."""
         incr = offset + len(self.non)
         return {Section.NON: (name, offset), Section.INCR: (name, incr), Section.INDEX: (name, incr + len(self.incr))}
 
     @cached_property
     def _trailer(self) -> bytes:
-        """INDEX, footer, and what finds them from the end."""
+        """INDEX, footer, and the length and magic number that locate them from the end."""
         out = Encoder()
         out.varints([self.checkpoint, self.key_groups.start, self.key_groups.end])
         out.varints([len(self.non), len(self.incr), len(self.index), len(self.opaque)])
@@ -97,34 +97,34 @@ class Segment:
 
     @classmethod
     def unpack(cls, data: Bytes, name: str = "a segment") -> "Segment":
-        """The segment that `pack` made; its three parts are views of `data`, not copies.
+        """Split a segment that `pack` made; its three parts are views of `data`, not copies.
 
         Raises:
-            CorruptObject: cut, altered in its frame, or no segment; `name` says where it came from.
+            CorruptObject: cut, altered in its frame, or not a segment; the message contains `name`.
         """
         view = memoryview(data).cast("B")
         found, sizes = _read_trailer(view, name)
         non, incr, trailer = sizes
         if non + incr + trailer != len(view):
-            raise CorruptObject(f"{name} is cut short, or no segment")
+            raise CorruptObject(f"{name} is cut short, or not a segment")
         return cls.of_trailer(found, view[:non], view[non : non + incr])
 
     @classmethod
     def of_trailer(cls, found: "_Trailer", non: Bytes, incr: Bytes) -> "Segment":
-        """A segment of these two sections, and of what its trailer says."""
+        """Make a segment of these two sections and a decoded trailer."""
         return cls(found.operator, found.key_groups, found.checkpoint, non, incr, found.index, found.opaque)
 
     def entries(self) -> list[IndexEntry]:
-        """What the index says."""
+        """Decode the index's entries."""
         checkpoint, entries = decode_index(self.index, f"the index of {self.operator}")
         if checkpoint != self.checkpoint:
             raise CorruptObject(f"the index of {self.operator} is of checkpoint {checkpoint}, not {self.checkpoint}")
         return entries
 
     def handles(self, places: Places, checksums: str = DEFAULT) -> list[Handle]:
-        """Where everything lies, if the sections are stored at `places`: opaque variables, tables, the index.
+        """Return handles of everything, if the sections are stored at `places`: opaque variables, tables, the index.
 
-        `checksums` is the algorithm of those that are made here; of tables the index has them.
+        `checksums` is the algorithm of checksums computed here; those of tables are in the index.
         """
         handles: list[Handle] = []
         start = 0
@@ -155,7 +155,7 @@ class Segment:
         return handles
 
     def _whole(self, variable: str, kind: Kind, data: Bytes, place: tuple[str, int], checksums: str) -> Handle:
-        """The handle of something that builds on nothing."""
+        """Make the handle of something that builds on nothing."""
         checksum = checksum_of(data, checksums)
         name, offset = place
         return Handle(
@@ -164,10 +164,10 @@ class Segment:
 
 
 def read_index(section: Bytes, name: str = "an index") -> list[IndexEntry]:
-    """The entries of a segment of which only INDEX was read.
+    """Decode the entries of a segment from its section INDEX alone.
 
     Raises:
-        CorruptObject: cut, altered, or no index; `name` says where it came from.
+        CorruptObject: cut, altered, or not an index; the message contains `name`.
     """
     found, _ = _read_trailer(memoryview(section).cast("B"), name)
     return Segment.of_trailer(found, b"", b"").entries()
@@ -183,17 +183,17 @@ class _Trailer:
 
 
 def _read_trailer(view: memoryview, name: str) -> tuple[_Trailer, tuple[int, int, int]]:
-    """What INDEX and footer at the end of `view` say, and how long the three sections are."""
+    """Decode INDEX and footer at the end of `view`, and the lengths of the three sections."""
     with decoding(name, "a segment"):
         tail = len(view) - len(MAGIC) - _LENGTH_BYTES
         last = bytes(view[-len(MAGIC) :])
         if tail >= 0 and last[:-1] == MAGIC[:-1] and last[-1:].isdigit() and last > MAGIC:
             raise newer_format(name, last[-1:].decode())
         if tail < 0 or last != MAGIC:
-            raise CorruptObject(f"{name} is cut short, or no segment")
+            raise CorruptObject(f"{name} is cut short, or not a segment")
         start = tail - int.from_bytes(view[tail : tail + _LENGTH_BYTES], "little")
         if start < 0:
-            raise CorruptObject(f"{name} is no segment: its footer is longer than itself")
+            raise CorruptObject(f"{name} is not a segment: its footer is longer than itself")
         read = Decoder(unseal(view[start:tail], b"", name), name)
         checkpoint, first, end, non, incr, index, opaques = (read.count() for _ in range(7))
         if index > start or opaques > non:
@@ -217,10 +217,9 @@ def _shifted(place: tuple[str, int], offset: int) -> tuple[str, int]:
 
 
 class SegmentBuilder:
-    """Gathers one segment; each variable once for a sequence number, tables in the same order every time.
+    """Builds one segment; each variable once per sequence number, tables always in the same order.
 
-    Where a table's entry stands in the index is the patent's "offset of its entry in that checkpoint's
-    index".
+    A table's position in the index is the patent's "offset of its entry in that checkpoint's index".
     """
 
     def __init__(self, operator: str, checkpoint: int, key_groups: KeyGroupRange, checksums: str = DEFAULT) -> None:
@@ -236,7 +235,7 @@ class SegmentBuilder:
     def add_delta(
         self, table: str, block: Block, previous_checkpoint: int, previous_entry: int, *, digest: int, sqn: int = 0
     ) -> None:
-        """A table in delta form: `block` builds on entry `previous_entry` of `previous_checkpoint`'s index.
+        """Add a table in delta form: `block` builds on entry `previous_entry` of `previous_checkpoint`'s index.
 
         `digest` is the sum modulo 2**64 of the table's digests over the subtask's key groups, `sqn` the writer's
         sequence number of the change.
@@ -261,7 +260,7 @@ class SegmentBuilder:
         self._end += len(block.data)
 
     def add_base(self, table: str, stored: StoredObject, rows: int, *, digest: int, sqn: int = 0) -> None:
-        """A table in base form, which is the object `stored`; `digest` and `sqn` as for a delta."""
+        """Add a table in base form, the object `stored`; `digest` and `sqn` as for a delta."""
         self._add(
             IndexEntry(
                 variable=table,
@@ -279,12 +278,12 @@ class SegmentBuilder:
         )
 
     def add_opaque(self, variable: str, values: Mapping[int, bytes]) -> None:
-        """An opaque variable: key group -> bytes."""
+        """Add an opaque variable: key group -> bytes."""
         self._check_new(variable)
         self._opaque[variable] = encode_opaque(values)
 
     def build(self) -> Segment:
-        """What was added, as three byte strings."""
+        """Return what was added, as three byte strings."""
         return Segment(
             self._operator,
             self._key_groups,

@@ -211,7 +211,11 @@ def test_a_redis_that_would_lose_state(project: Project) -> None:
         server.client().config_set("proto-max-bulk-len", 1 << 20)
         url = server.url(f"{AGAIN}&chunk_bytes=2000000")
         refused(
-            project, url, 2, f":{server.port}/0 does not accept values of chunk_bytes: set it to 1048576", writing=True
+            project,
+            url,
+            2,
+            f":{server.port}/0 does not accept values of chunk_bytes: set it to 1048576",
+            writing=True,
         )
         assert server.client().dbsize() == 0
     finally:

@@ -69,7 +69,7 @@ def test_texts_that_begin_as_the_one_before_are_no_base() -> None:
     keys = {KEY_GROUP: pa.array([0, 0], pa.uint16()), "k": [1, 2], "s": ["ab", "ac"]}
     out = io.BytesIO()
     pq.write_table(pa.table(keys), out, use_dictionary=False, column_encoding={"s": "DELTA_BYTE_ARRAY"})
-    with pytest.raises(CorruptObject, match="a page of a kind that no base has"):
+    with pytest.raises(CorruptObject, match="a page of a kind that bases do not have"):
         _base(out.getvalue())
 
 

@@ -91,7 +91,7 @@ def test_every_byte_of_a_segment_belongs_to_exactly_one_handle(offset: int) -> N
 
 def test_sections_of_two_segments_are_not_mixed_up() -> None:
     one, other = _segment(), SegmentBuilder("o", 7, GROUPS).build()
-    with pytest.raises(CorruptObject, match="is cut short, or no segment"):
+    with pytest.raises(CorruptObject, match="is cut short, or not a segment"):
         Segment.unpack(b"".join((one.non, other.incr, one.sections[Section.INDEX])))
 
 
