@@ -1,1 +1,1 @@
-"""Where state lives while a stream runs: schemas, hashing, digests, and the backends behind one columnar protocol."""
+"""State of a running stream: schemas, hashing, digests, and backends behind one columnar protocol."""

@@ -1,13 +1,13 @@
-"""Bound variables: what `state.<variable>` is inside `Operator.process`. Every call serves many keys at once.
+"""Bound variables: the type of `state.<variable>` inside `Operator.process`. Every call works on many keys at once.
 
-A list or window keeps two tables: its rows under (operator key, position), and per operator key the bounds
-`head` and `tail`. New rows take positions `tail`, `tail + 1`, ...; a key's rows are those present in `head <=
-position < tail`. Eviction may leave holes; positions are never used again while the bounds row is there.
+A list or window has two tables: its rows by (operator key, position), and the bounds `head` and `tail` per operator
+key. New rows get positions `tail`, `tail + 1`, ...; a key's rows are those that exist at `head <= position < tail`.
+Eviction may leave holes; positions are never reused while the bounds row exists.
 
-`keys` are always distinct operator keys, such as `Rows.keys`. Entries of a map are rows of one table, which has the
-operator's key columns, those of the map key, and for `put` those of the value; other columns are left alone, so that
-`rows.table` will do if it has them. Rows of a list or window are given with `at` (integers), for each row the ordinal
-of its key in `keys`, such as `Rows.key_index`; it may name a key many times or not at all.
+`keys` are always distinct operator keys, such as `Rows.keys`. Entries of a map are rows of one table with the
+operator's key columns, those of the map key, and for `put` those of the value; other columns are ignored, so that
+`rows.table` can be passed if it has them. Rows of a list or window come with `at` (integers): the ordinal of each row's
+key in `keys`, such as `Rows.key_index`; a key may occur many times or not at all.
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
 
 
 def conform(columns: Columns, schema: pa.Schema, rows: int, what: str) -> pa.Table:
-    """`columns` as a table of exactly this schema and number of rows; values are cast where nothing is lost.
+    """Convert `columns` to a table of exactly this schema and number of rows; values are cast if nothing is lost.
 
     Raises:
-        UsageError: a column is missing or does not fit, or the rows are not so many.
+        UsageError: a column is missing or does not fit, or the number of rows differs.
     """
     table = _as_table(columns)
     if table.num_rows != rows and len(schema):
@@ -56,15 +56,15 @@ class ValueAccess:
         self._name, self._table = name, tables[name]
 
     def lookup(self, keys: Keys) -> Lookup:
-        """`get` and `found` in one search."""
+        """Return the results of `get` and `found` from one search."""
         return self._table.get(keys)
 
     def get(self, keys: Keys) -> pa.Table:
-        """The values, one row per key, all null where there is none."""
+        """Return the values, one row per key, all null for a key without a row."""
         return self.lookup(keys).values
 
     def found(self, keys: Keys) -> np.ndarray:
-        """bool[n]: which keys have a row."""
+        """Return bool[n]: which keys have a row."""
         return self.lookup(keys).found
 
     def put(self, keys: Keys, values: Columns) -> None:
@@ -76,18 +76,18 @@ class ValueAccess:
         self._table.put(keys, conform(values, self._table.schema.value, len(keys), self._name))
 
     def delete(self, keys: Keys) -> None:
-        """Remove the rows of these keys; absent ones are no error."""
+        """Delete the rows of these keys; a missing row is no error."""
         self._table.delete(keys)
 
 
 class MapAccess:
-    """Per operator key a map. Every call takes entries as one table: the operator's key columns and the map key's."""
+    """A map per operator key. Every call takes entries as one table: the operator's key columns and the map key's."""
 
     def __init__(self, name: str, state: SubtaskState) -> None:
         self._name, self._state, self._table = name, state, state.tables[name]
 
     def lookup(self, entries: Columns) -> Lookup:
-        """`get` and `found` in one search."""
+        """Return the results of `get` and `found` from one search."""
         batch, _, entry = self._address(_as_table(entries))
         found = self._table.get(batch)
         if entry is None:
@@ -95,15 +95,15 @@ class MapAccess:
         return Lookup(found.found[entry], found.values.take(pa.array(entry)))
 
     def get(self, entries: Columns) -> pa.Table:
-        """The values, one row per entry asked for, all null where there is none."""
+        """Return the values, one row per given entry, all null for an entry that does not exist."""
         return self.lookup(entries).values
 
     def found(self, entries: Columns) -> np.ndarray:
-        """bool[n]: which entries are there."""
+        """Return bool[n]: which entries exist."""
         return self.lookup(entries).found
 
     def put(self, entries: Columns) -> None:
-        """Insert or replace entries, with the value columns in the table; of several for one map key the last wins.
+        """Insert or replace entries, with the value columns in the table; the last of several equal ones wins.
 
         Raises:
             UsageError: a column is missing or does not fit, or a key belongs to another subtask.
@@ -115,12 +115,11 @@ class MapAccess:
         self._table.put(batch, values if newest is None else values.take(pa.array(newest)))
 
     def delete(self, entries: Columns) -> None:
-        """Remove entries; absent ones are no error."""
+        """Delete entries; a missing entry is no error."""
         self._table.delete(self._address(_as_table(entries))[0])
 
     def _address(self, entries: pa.Table) -> tuple[Keys, np.ndarray | None, np.ndarray | None]:
-        """The distinct entries, the last row of each, and the entry of each row; None, None if no row repeats
-        one."""
+        """Return the distinct entries, the last row of each, and each row's entry; None, None if all are distinct."""
         schema = self._table.schema
         table = normalise_keys(conform(entries, schema.primary_key, entries.num_rows, self._name))
         owners = table.select(schema.key.names)
@@ -137,18 +136,18 @@ class MapAccess:
         if len(first) == len(entry):
             return batch, None, None
         newest = np.empty(len(first), np.int64)
-        newest[entry] = np.arange(len(entry))  # of equal indices the last assignment stays
+        newest[entry] = np.arange(len(entry))  # the last assignment to an index wins
         return batch.take(newest), newest, entry
 
 
 class ListAccess:
-    """Per key a list of rows, in the order in which they were appended."""
+    """A list of rows per key, in the order in which they were appended."""
 
     def __init__(self, name: str, tables: Mapping[str, StateTable]) -> None:
         self._name, self._table, self._bounds = name, tables[name], tables[f"{name}.bounds"]
 
     def append(self, keys: Keys, at: np.ndarray, rows: Columns) -> None:
-        """Add rows at the end of the lists of their keys, in the order given.
+        """Append rows to the lists of their keys, in the order given.
 
         Raises:
             UsageError: the columns do not fit the declared ones.
@@ -165,24 +164,24 @@ class ListAccess:
         order = np.argsort(at, kind="stable")
         rank = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
         if (at[1:] < at[:-1]).any():
-            # Rows of one key lie together, in state and so in what is stored, where they compress better.
+            # Rows of one key are kept together in state, so that they compress better once stored.
             at, table = at[order], table.take(pa.array(order))
         self._table.put(_address(keys, at, _positions(tail[at] + rank)), table)
         self._write_bounds(keys, head, tail + counts)
 
     def get(self, keys: Keys) -> tuple[np.ndarray, pa.Table]:
-        """(at, rows): all rows of these keys, by ordinal of the key, in the order of the list."""
+        """Return (at, rows): all rows of these keys, by ordinal of the key, in the order of the list."""
         at, _, rows = self._read(keys)
         return at, rows
 
     def delete(self, keys: Keys) -> None:
-        """Forget these keys' lists."""
+        """Delete these keys' lists."""
         at, position, _ = self._read(keys)
         self._table.delete(_address(keys, at, _positions(position)))
         self._bounds.delete(keys)
 
     def _read(self, keys: Keys) -> tuple[np.ndarray, np.ndarray, pa.Table]:
-        """(at, position, rows) of all that is there, in the order of the positions."""
+        """Return (at, position, rows) of all existing rows, in the order of the positions."""
         head, tail = self._read_bounds(keys)
         sizes = tail - head
         at = np.repeat(np.arange(len(keys)), sizes)
@@ -203,7 +202,7 @@ class ListAccess:
 
 
 class WindowAccess(ListAccess):
-    """Per key the rows of a sliding window: inserted in any order, evicted by the column that orders them."""
+    """The rows of a sliding window per key: inserted in any order, evicted by the column that orders them."""
 
     def __init__(self, name: str, tables: Mapping[str, StateTable], order: str) -> None:
         super().__init__(name, tables)
@@ -214,7 +213,7 @@ class WindowAccess(ListAccess):
 
         Raises:
             UsageError: the columns do not fit the declared ones.
-            BadRow: a row has no place in the order, because that column is null.
+            BadRow: the order column of a row is null.
         """
         table = conform(rows, self._table.schema.value, len(at), self._name)
         if table.column(self._order).null_count:
@@ -223,8 +222,7 @@ class WindowAccess(ListAccess):
         self.append(keys, at, table)
 
     def get(self, keys: Keys) -> tuple[np.ndarray, pa.Table]:
-        """(at, rows): all rows of these keys, by ordinal of the key, then in order; equal ones as
-        inserted."""
+        """Return (at, rows): all rows of these keys, by ordinal of the key, then in order; equal ones as inserted."""
         at, _, rows = self._read(keys)
         moments = self._moments(rows)
         if not np.all((at[1:] > at[:-1]) | (moments[1:] >= moments[:-1])):
@@ -233,11 +231,10 @@ class WindowAccess(ListAccess):
         return at, rows
 
     def evict(self, keys: Keys, before: Any) -> None:
-        """Remove the rows whose order column is less than `before`, a scalar or one value per key (null: keep
-        all).
+        """Delete the rows whose order column is less than `before`, a scalar or one value per key (null: keep all).
 
         Raises:
-            UsageError: `before` is not of the type of the order column.
+            UsageError: `before` does not have the type of the order column.
         """
         limits, unlimited = self._limits(before, len(keys))
         at, position, rows = self._read(keys)
@@ -248,7 +245,7 @@ class WindowAccess(ListAccess):
         head, tail = self._read_bounds(keys)
         first = tail.copy()
         kept_at, kept_position = at[~gone][::-1], position[~gone][::-1]
-        first[kept_at] = kept_position  # the last assignment, which is the first position, stays
+        first[kept_at] = kept_position  # the last assignment, which is the first position, wins
         moved = np.flatnonzero(first != head)
         if len(moved):
             self._write_bounds(keys.take(moved), first[moved], tail[moved])
@@ -281,13 +278,13 @@ def _as_table(columns: Columns) -> pa.Table:
 
 
 def _null(what: str, column: pa.ChunkedArray, owners: np.ndarray, at: Any) -> BadRow:
-    """The error that says which entries have a null where there must be none; `owners` are the hashes of their keys."""
+    """Make the error for entries with a null where none is allowed; `owners` are the hashes of their keys."""
     message = f"{what} is null in {column.null_count} rows: drop them"
     return BadRow(message, rows=null_mask(column), reason=f"{what} is null", keys=owners, at=at)
 
 
 def _address(keys: Keys, at: np.ndarray, subkeys: pa.Table) -> Keys:
-    """The primary keys (operator key `at[i]`, subkey i)."""
+    """Return the primary keys (operator key `at[i]`, subkey i)."""
     owners = keys.columns.take(pa.array(at))
     schema = pa.schema([*owners.schema, *(field.with_nullable(False) for field in subkeys.schema)])
     table = pa.table([*owners.columns, *subkeys.columns], schema=schema)

@@ -1,4 +1,4 @@
-"""The memory of Arrow columns as NumPy sees it: values, spans of bytes, nulls, the bits of floats."""
+"""Access the memory of Arrow columns from NumPy: values, byte ranges, nulls, the bits of floats."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -11,7 +11,7 @@ Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 
 def one_array(column: Column) -> pa.Array:
-    """The column as one contiguous array, dictionaries decoded, wide-offset strings narrowed."""
+    """Return the column as one contiguous array, with dictionaries decoded and large strings converted to strings."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -23,17 +23,17 @@ def one_array(column: Column) -> pa.Array:
 
 
 def is_micros(kind: pa.DataType) -> bool:
-    """Whether the type is a timestamp in microseconds, the only kind that Spark and state tables hold."""
+    """Whether the type is a timestamp in microseconds, the only kind that Spark and state tables use."""
     return pa.types.is_timestamp(kind) and kind.unit == "us"
 
 
 def null_mask(column: Column) -> np.ndarray:
-    """bool[n]: where the column is null."""
+    """Return bool[n]: where the column is null."""
     return column.is_null().to_numpy(zero_copy_only=False)
 
 
 def misfits(column: Column, kind: pa.DataType) -> np.ndarray:
-    """bool[n]: which values the type cannot hold; none, where it can hold no value of the column's type at all."""
+    """Return bool[n]: which values cannot be cast to the type; none, if the types cannot be cast at all."""
     found = np.zeros(len(column), bool)
     if column.type != kind:
         array, left = one_array(column), [(0, len(column))]
@@ -53,8 +53,7 @@ def misfits(column: Column, kind: pa.DataType) -> np.ndarray:
 
 
 def fixed_values(array: pa.Array) -> np.ndarray:
-    """The fixed-width values as they lie in memory, arbitrary where null; decimal128 as uint64[n, 2], low
-    word first."""
+    """Return the fixed-width values as in memory, arbitrary where null; decimal128 as uint64[n, 2], low word first."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     data = array.buffers()[1]
@@ -74,7 +73,7 @@ def fixed_values(array: pa.Array) -> np.ndarray:
 
 
 def spans(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where the bytes of a string or binary array lie: (data: uint8[...], starts: int64[n], lengths:
+    """Return where the bytes of a string or binary array are: (data: uint8[...], starts: int64[n], lengths:
     int64[n])."""
     _, offsets, data = array.buffers()
     if not len(array) or offsets is None:
@@ -86,7 +85,7 @@ def spans(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def row_bytes(rows: pa.Table | pa.RecordBatch) -> np.ndarray:
-    """int64[n]: how many bytes of strings and binary values each row has, with dictionaries decoded."""
+    """Return int64[n]: the bytes of strings and binary values of each row, with dictionaries decoded."""
     sizes = np.zeros(len(rows), np.int64)
     for column in rows.columns:
         indirect = pa.types.is_dictionary(column.type)
@@ -99,9 +98,9 @@ def row_bytes(rows: pa.Table | pa.RecordBatch) -> np.ndarray:
 
 
 def split_by_bytes(sizes: np.ndarray, limit: int) -> list[slice]:
-    """Rows of these sizes, cut into slices that hold `limit` bytes or less, or one row.
+    """Split rows of these sizes into slices of at most `limit` bytes, or one row.
 
-    Arrow cannot gather 2 GiB or more of one string column; whoever gathers rows of any size does so slice by slice.
+    Arrow cannot gather 2 GiB or more of one string column, so rows of any size are gathered slice by slice.
     """
     ends = np.cumsum(sizes)
     slices, start = [], 0
@@ -114,8 +113,8 @@ def split_by_bytes(sizes: np.ndarray, limit: int) -> list[slice]:
 
 
 def take_from(tables: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
-    """Rows of several tables (of one schema), numbered as if these followed each other, in the order of `rows`; of each
-    table only what is taken is copied."""
+    """Take rows from several tables of one schema, numbered as if these were concatenated, in the order of `rows`; only
+    the taken rows are copied."""
     starts = np.cumsum([0, *map(len, tables)])
     which = np.searchsorted(starts, rows, side="right") - 1
     order = np.argsort(which, kind="stable")
@@ -130,7 +129,7 @@ def take_from(tables: Sequence[pa.Table], rows: np.ndarray) -> pa.Table:
 
 
 def canonical_bits(values: np.ndarray, *, fold_zeros: bool) -> np.ndarray:
-    """The bits of floats as unsigned integers of their width, every NaN as Java's; -0.0 as 0.0 if
+    """Return the bits of floats as unsigned integers of their width, every NaN as Java's; -0.0 as 0.0 if
     `fold_zeros`."""
     wide = values.dtype.itemsize == 8
     bits = values.view(np.uint64 if wide else np.uint32)

@@ -1,6 +1,7 @@
-"""Digests of state: 64 bits a row, summed per key group, so that they are kept change by change (promise 1).
+"""Digests of state: 64 bits per row, summed per key group, so that each change updates them (a restore must reach the
+recorded digests: promise 1).
 
-The function, complete. All arithmetic is on unsigned 64-bit integers, modulo 2**64; `>>` shifts in zeros.
+The complete function follows. All arithmetic is on unsigned 64-bit integers, modulo 2**64; `>>` shifts in zeros.
 
     mix(x, m)     x ^= x >> 32;  x *= m;  x ^= x >> 29;  x *= 0x9E3779B97F4A7C15;  x ^= x >> 32
     row digest    mix(sum over the columns that are not null of mix(word + s, m), 0xBF58476D1CE4E5B9)
@@ -14,27 +15,26 @@ The word of a value:
     float32, float64                         the IEEE 754 bits; every NaN as 0x7FC00000 or 0x7FF8000000000000
     decimal128                               low + mix(high - sign, 0x94D049BB133111EB), where low and high
                                              are the two words of the unscaled value and sign is low as a
-                                             signed number >> 63; so low alone where the unscaled value fits
+                                             signed number >> 63; so only low if the unscaled value fits
                                              64 bits, since mix(0, m) = 0
     string, binary                           XXH64 of the bytes with seed s
 
 The digest of a table's key group is the sum of the digests of its rows; putting a row adds the new row's
-digest and takes away the old one's. An opaque value's is xxh3_64 of its bytes. A checkpoint's is xxh3_128
-over, in the order of the UTF-8 names: for each operator its name and its count of variables, for each
-variable its name, its count of key groups and their digests; names as length (uint32) and UTF-8 bytes, counts
-as uint32, digests as uint64, little-endian.
+digest and subtracts the old one's. An opaque value's digest is xxh3_64 of its bytes. A checkpoint's is
+xxh3_128 over, in the order of the UTF-8 names: for each operator its name and its number of variables, for
+each variable its name, its number of key groups and their digests; names as length (uint32) and UTF-8 bytes,
+counts as uint32, digests as uint64, little-endian.
 
-Consequences. Neither row order nor column order matters, nor store, backend, parallelism or chain. Null
-contributes nothing, so that an added nullable column leaves every digest as it was, and integers of any width
-that are equal digest alike; types are compared by schema, not by digest. -0.0 differs from 0.0 (keys are
-normalised before they are stored).
+Digests do not depend on the order of rows and columns, nor on store, backend, parallelism or chain. Null
+contributes nothing, so an added nullable column changes no digest. Equal integers of different widths have
+equal digests; types are compared by schema, not by digest. -0.0 differs from 0.0 (keys are normalised before
+they are stored).
 
-For a fixed column mix is a bijection of the word, so two rows that differ in one fixed-width column never
-collide before the last sum. Otherwise the digest behaves as a random function: two different states of a key
-group have equal digests with probability 2**-64 (5.4e-20), and in n comparisons of different states any goes
-unnoticed with probability at most n * 2**-64. It guards against faults, not against someone who may choose
-the state and wants a collision. The test vectors in the tests keep the function as it is: recorded digests
-depend on it.
+For a fixed column, mix is a bijection of the word, so two rows that differ in one fixed-width column never
+collide before the last sum. Otherwise the digest behaves like a random function: two different states of a key
+group have equal digests with probability 2**-64 (5.4e-20), and n comparisons of different states miss a
+difference with probability at most n * 2**-64. Digests detect faults, not attacks by someone who can choose the
+state. The test vectors in the tests prevent changes of the function, on which recorded digests depend.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,11 +54,10 @@ _HIGH = np.uint64(0x94D049BB133111EB)
 
 
 def row_digests(table: pa.Table) -> np.ndarray:
-    """uint64[n]: the digest of each row over all columns of the table (key, subkey and value columns, no
-    others).
+    """Return uint64[n]: the digest of each row over all columns of the table (only key, subkey and value columns).
 
     Raises:
-        TypeError: a column of a type that state tables do not have.
+        TypeError: a column's type is not one of state tables.
     """
     result = np.zeros(table.num_rows, np.uint64)
     with np.errstate(over="ignore"):
@@ -80,24 +79,24 @@ def row_digests(table: pa.Table) -> np.ndarray:
 
 
 def group_sums(digests: np.ndarray, key_groups: np.ndarray, max_parallelism: int) -> np.ndarray:
-    """uint64[max_parallelism]: per key group the sum of its rows' digests, modulo 2**64."""
+    """Return uint64[max_parallelism]: per key group the sum of its rows' digests, modulo 2**64."""
     sums = np.zeros(max_parallelism, np.uint64)
     np.add.at(sums, key_groups, digests)
     return sums
 
 
 def opaque_digest(value: bytes) -> int:
-    """The 64-bit digest of one opaque value."""
+    """Return the 64-bit digest of one opaque value."""
     return xxhash.xxh3_64_intdigest(value)
 
 
 def assemble_digests(
     parts: Iterable[tuple[str, KeyGroupRange, Mapping[str, np.ndarray]]], max_parallelism: int
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Operator -> table or opaque variable -> uint64[max_parallelism], from what parts of the key groups have.
+    """Assemble operator -> table or opaque variable -> uint64[max_parallelism] from parts of the key groups.
 
     Args:
-        parts: operator, key groups, and variable -> uint64[n] of these n key groups. Key groups in no part have 0.
+        parts: operator, key groups, and variable -> uint64[n] of these n key groups. Key groups in no part get 0.
     """
     whole: dict[str, dict[str, np.ndarray]] = {}
     for operator, groups, digests in parts:
@@ -108,7 +107,7 @@ def assemble_digests(
 
 
 def checkpoint_digest(digests: Mapping[str, Mapping[str, np.ndarray]]) -> str:
-    """The digest (32 hex digits) of a checkpoint from `{operator: {variable: uint64[max_parallelism]}}`."""
+    """Return a checkpoint's digest (32 hex digits) from `{operator: {variable: uint64[max_parallelism]}}`."""
     total = xxhash.xxh3_128()
     for operator in sorted(digests, key=str.encode):
         variables = digests[operator]
@@ -135,7 +134,7 @@ def _constants(name: str) -> tuple[np.uint64, np.uint64]:
 
 
 def _mix(x: np.ndarray, multiplier: np.uint64) -> np.ndarray:
-    """`mix` of the module's docstring, in place."""
+    """Apply `mix` of the module's docstring, in place."""
     x ^= x >> np.uint64(32)
     x *= multiplier
     x ^= x >> np.uint64(29)
@@ -145,12 +144,12 @@ def _mix(x: np.ndarray, multiplier: np.uint64) -> np.ndarray:
 
 
 def _unsigned(words: np.ndarray) -> np.ndarray:
-    """Words as uint64: integers narrower than that are sign-extended if signed."""
+    """Convert words to uint64; narrower signed integers are sign-extended."""
     return words.view(np.uint64) if words.dtype.itemsize == 8 else words.astype(np.uint64)
 
 
 def _words(array: pa.Array, name: str) -> np.ndarray:
-    """One integer a row, of any width; arbitrary where null."""
+    """Return one integer per row, of any width; arbitrary where null."""
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         data, starts, lengths = spans(array)

@@ -1,8 +1,8 @@
-"""Spark's `xxhash64`, recomputed over Arrow columns in NumPy, and what follows from it: key groups, distinct
-keys.
+"""Spark's `xxhash64`, recomputed over Arrow columns in NumPy; key groups and distinct keys, which use it.
 
-Bit for bit the expression `xxhash64(...)` of Spark: the seed is 42, the hash of a column is the seed of the
-next one, and a null leaves the seed as it is. A type hashes as the Spark type that holds it:
+The result equals Spark's expression `xxhash64(...)` bit for bit: the seed is 42, the hash of a column is the
+seed of the next one, and a null does not change the seed. A type is hashed as the Spark type that represents
+it:
 
     bool, int8..int32, uint8, uint16, date32    one int
     int64, uint32, timestamp                    one long
@@ -35,9 +35,9 @@ from siltstone.state.columns import (
 
 SEED = 42
 BLOCK = 8192
-"""rows worked on at once: a few arrays of them stay in the second-level cache"""
+"""rows processed at once: a few arrays of them fit the second-level cache"""
 LONG_VALUE_BYTES = 4096
-"""from here on one call of the C library a value costs less than the rounds would"""
+"""from this length on, one call of the C library per value costs less than the rounds"""
 MAX_LONG_DIGITS = 18
 
 P1 = np.uint64(0x9E3779B185EBCA87)
@@ -48,13 +48,13 @@ P5 = np.uint64(0x27D4EB2F165667C5)
 
 
 def xxhash64(columns: Sequence[Column], seed: int | np.ndarray = SEED) -> np.ndarray:
-    """uint64[n]: Spark's `xxhash64` of the rows of these columns, all of one length n.
+    """Return uint64[n]: Spark's `xxhash64` of the rows of these columns, all of length n.
 
-    `seed` may be a uint64[n], such as the hash of the columns before: hashing key and then subkey columns so
-    equals hashing them together.
+    `seed` may be uint64[n], such as the hash of earlier columns: hashing key columns and then subkey columns equals
+    hashing them together.
 
     Raises:
-        TypeError: a column of a type that state tables do not have.
+        TypeError: a column's type is not one of state tables.
     """
     if not columns:
         raise TypeError("xxhash64 needs at least one column")
@@ -69,7 +69,7 @@ def xxhash64(columns: Sequence[Column], seed: int | np.ndarray = SEED) -> np.nda
 
 
 def key_groups(hashes: np.ndarray, max_parallelism: int) -> np.ndarray:
-    """uint16[n]: `pmod` of each hash, taken as a signed 64-bit number, by `max_parallelism`."""
+    """Return uint16[n]: `pmod` of each hash, as a signed 64-bit number, by `max_parallelism`."""
     signed = hashes.view(np.int64)
     if max_parallelism & (max_parallelism - 1) == 0:
         return (signed & np.int64(max_parallelism - 1)).astype(np.uint16)
@@ -77,7 +77,7 @@ def key_groups(hashes: np.ndarray, max_parallelism: int) -> np.ndarray:
 
 
 def normalise_keys(table: pa.Table) -> pa.Table:
-    """The table with -0.0 as 0.0 and every NaN as the canonical one, so that equal keys have equal bits."""
+    """Replace -0.0 by 0.0 and every NaN by the canonical one, so that equal keys have equal bits."""
     for i, field in enumerate(table.schema):
         if pa.types.is_floating(field.type):
             table = table.set_column(i, field, _normalised(one_array(table.column(i))))
@@ -85,11 +85,11 @@ def normalise_keys(table: pa.Table) -> pa.Table:
 
 
 def distinct(hashes: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct keys among rows: (first: int64[m], group: int64[n]).
+    """Find the distinct keys of rows: (first: int64[m], group: int64[n]).
 
-    `first[k]` is the first row that holds key k, `group[i]` the ordinal of the key of row i; ordinals ascend
-    by hash, whatever the order of the rows (keys that collide excepted). `hashes` (uint64[n]) is any function
-    of the key; the true keys are compared, so that a collision costs time and nothing else. Null equals null.
+    `first[k]` is the first row with key k, `group[i]` the ordinal of row i's key; ordinals ascend by hash, whatever
+    the order of the rows (except for keys that collide). `hashes` (uint64[n]) is any function of the key; the keys
+    themselves are compared, so a collision only costs time. Null equals null.
     """
     first, group = _by_code(hashes)
     representative = first[group]
@@ -106,7 +106,7 @@ def distinct(hashes: np.ndarray, columns: Sequence[Column]) -> tuple[np.ndarray,
 
 
 def first_rows(hashes: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
-    """The first of the two that `distinct` finds, for half of what it costs."""
+    """Return the `first` of `distinct`, at half its cost."""
     order = np.argsort(hashes)
     in_order = hashes[order]
     again = in_order[1:] == in_order[:-1]
@@ -119,7 +119,7 @@ def first_rows(hashes: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
 
 
 def hash_bytes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """uint64[n]: XXH64 of the n byte ranges of `data` (uint8), each with its own seed."""
+    """Return uint64[n]: XXH64 of the n byte ranges of `data` (uint8), each with its own seed."""
     result = np.empty(len(starts), np.uint64)
     long = np.flatnonzero(lengths >= LONG_VALUE_BYTES)
     for i in long.tolist():
@@ -183,7 +183,7 @@ def _avalanche(h: np.ndarray) -> np.ndarray:
 
 def _hash_int(values: np.ndarray, seeds: np.ndarray) -> np.ndarray:
     h = seeds + (P5 + np.uint64(4))
-    # Sign-extended to 32 bits, then taken as unsigned, as Java's `input & 0xFFFFFFFFL`.
+    # Sign-extended to 32 bits, then unsigned, like Java's `input & 0xFFFFFFFFL`.
     h ^= values.astype(np.int32).view(np.uint32).astype(np.uint64) * P1
     h = _rotate(h, 23)
     h *= P2
@@ -208,7 +208,7 @@ def _mix_word(h: np.ndarray, word: np.ndarray) -> np.ndarray:
 
 
 def _hash_block(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """XXH64 of byte ranges, a round at a time; 8 bytes after each range must be readable."""
+    """Compute XXH64 of byte ranges, one round at a time; 8 bytes after each range must be readable."""
     words = np.ndarray(len(data) - 7, "<u8", buffer=data, strides=(1,))
     halves = np.ndarray(len(data) - 3, "<u4", buffer=data, strides=(1,))
     h = seeds + P5
@@ -254,14 +254,13 @@ def _hash_stripes(words: np.ndarray, starts: np.ndarray, lengths: np.ndarray, se
 
 
 def _hash_big_integers(words: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Hash 128-bit integers (uint64[n, 2], low word first) as Java's shortest big-endian two's complement
-    bytes."""
+    """Hash 128-bit integers (uint64[n, 2], low word first) as Java's shortest big-endian two's complement bytes."""
     data = np.ascontiguousarray(np.ascontiguousarray(words).view(np.uint8)[:, ::-1])
     magnitude = np.where(data[:, :1] >= 128, ~data, data)
     used = magnitude != 0
     leading = np.where(used.any(axis=1), used.argmax(axis=1), 16)
     top = magnitude[np.arange(len(data)), np.minimum(leading, 15)]
-    # One more byte where the sign would not fit; zero and minus one take one byte.
+    # One more byte if the sign would not fit; zero and minus one take one byte.
     lengths = np.maximum(16 - leading + (top >= 128), 1).astype(np.int64)
     starts = np.arange(len(data), dtype=np.int64) * 16 + 16 - lengths
     return hash_bytes(data.reshape(-1), starts, lengths, seeds)
@@ -274,8 +273,8 @@ def _normalised(array: pa.Array) -> pa.Array:
 
 
 def _by_code(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`distinct` of numbers, ordinals ascending by number; sorting beats hashing by far where it is
-    vectorised."""
+    """Find distinct numbers like `distinct`, with ordinals ascending by number; vectorised sorting is much faster than
+    hashing."""
     group = np.empty(len(codes), np.int64)
     if not len(codes):
         return group, group.copy()
@@ -287,7 +286,7 @@ def _by_code(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _comparable(array: pa.Array) -> pa.Array:
-    """Floats as normalised bits, because a NaN key equals itself; other types as they are."""
+    """Return floats as normalised bits, because a NaN key equals itself; other types unchanged."""
     if pa.types.is_floating(array.type):
         mask = null_mask(array) if array.null_count else None
         return pa.array(canonical_bits(fixed_values(array), fold_zeros=True), mask=mask)

@@ -1,4 +1,4 @@
-"""A bound opaque variable: what `state.<variable>` is for an `OpaqueState` inside `Operator.process`."""
+"""A bound opaque variable: the type of `state.<variable>` for an `OpaqueState` inside `Operator.process`."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from siltstone.state.backend import SubtaskState
 
 
 class OpaqueAccess:
-    """One object per key group, made by `create` where there is none; `flush` saves those that changed."""
+    """One object per key group, made by `create` if it does not exist; `flush` saves those that changed."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class OpaqueAccess:
         self._live: dict[int, Any] = {}
 
     def __getitem__(self, key_group: int) -> Any:
-        """The object of a key group; what is done to it is saved at the end of the step.
+        """Return the object of a key group; changes to it are saved at the end of the step.
 
         Raises:
             UsageError: the key group belongs to another subtask.
@@ -42,14 +42,14 @@ class OpaqueAccess:
         return key_group in self._live or key_group in self._state.opaque[self._name]
 
     def __iter__(self) -> Iterator[int]:
-        """The key groups that have an object, ascending."""
+        """Iterate over the key groups that have an object, ascending."""
         return iter(sorted(self._live.keys() | self._state.opaque[self._name].keys()))
 
     def __len__(self) -> int:
         return len(self._live.keys() | self._state.opaque[self._name].keys())
 
     def flush(self) -> None:
-        """Serialize the objects that were looked at and save those whose bytes changed.
+        """Serialize the objects that were accessed and save those whose bytes changed.
 
         Raises:
             UsageError: `serialize` did not return bytes.

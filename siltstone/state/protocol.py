@@ -1,4 +1,4 @@
-"""The engine's four calls towards state, per key group (DBSP: get, set, getDelta, applyDelta)."""
+"""The engine's four calls on state, per key group (DBSP: get, set, getDelta, applyDelta)."""
 
 from collections.abc import Iterator
 
@@ -15,37 +15,37 @@ from siltstone.state.schema import DELETED, TableSchema
 
 
 def get_state(state: KeyedState, table: str, groups: KeyGroupRange) -> Iterator[pa.Table]:
-    """All live rows (`schema.rows`) of some key groups, in bounded batches ordered by key group."""
+    """Yield all live rows (`schema.rows`) of some key groups, in bounded batches ordered by key group."""
     for rows, _ in _table(state, table).scan(groups):
         yield rows
 
 
 def set_state(state: KeyedState, table: str, rows: pa.Table, key_groups: np.ndarray | None = None) -> None:
-    """Put rows of a full state (`schema.rows`) into a table; the caller begins with an empty one.
+    """Put rows of a full state (`schema.rows`) into a table, which is empty at the first call.
 
-    `key_groups` (uint16[n]) spares their computation. May be called with one batch after another.
+    `key_groups` (uint16[n]) saves computing them. May be called with one batch after another.
 
     Raises:
-        StateError: no such table, or a row belongs to another subtask.
+        StateError: the table does not exist, or a row belongs to another subtask.
     """
     target = _table(state, table)
     target.put(_batch(state, target, rows, key_groups), rows.select(target.schema.value.names))
 
 
 def get_delta(state: KeyedState, table: str) -> tuple[pa.Table, np.ndarray]:
-    """What changed since the last mark, one row per primary key: (`schema.changes`, uint16 key groups).
+    """Return what changed since the last mark, one row per primary key: (`schema.changes`, uint16 key groups).
 
     Raises:
-        StateError: no such table, or tracking has been off since the last mark.
+        StateError: the table does not exist, or tracking was off since the last mark.
     """
     return _table(state, table).changes()
 
 
 def apply_delta(state: KeyedState, table: str, changes: pa.Table, key_groups: np.ndarray | None = None) -> None:
-    """Put and delete what `changes` (`schema.changes`, one row per primary key) says.
+    """Apply the puts and deletes in `changes` (`schema.changes`, one row per primary key).
 
     Raises:
-        StateError: no such table, or a row belongs to another subtask.
+        StateError: the table does not exist, or a row belongs to another subtask.
     """
     target = _table(state, table)
     deleted = fixed_values(one_array(changes.column(DELETED))).astype(bool)
@@ -56,7 +56,7 @@ def apply_delta(state: KeyedState, table: str, changes: pa.Table, key_groups: np
 
 
 def key_batch(schema: TableSchema, rows: pa.Table, max_parallelism: int, key_groups: np.ndarray | None = None) -> Keys:
-    """The primary keys of a table's rows, addressed; `key_groups` (uint16[n]) spares their computation."""
+    """Make keys from the primary keys of a table's rows; `key_groups` (uint16[n]) saves computing them."""
     hashes = xxhash64(rows.select(schema.key.names).columns)
     groups = groups_of(hashes, max_parallelism) if key_groups is None else key_groups
     if schema.subkey.names:
@@ -74,7 +74,7 @@ def _delete(target: StateTable, batch: Keys, rows: pa.Table) -> None:
 
 def _table(state: KeyedState, table: str) -> StateTable:
     if table not in state.tables:
-        raise StateError(f"there is no state table {table!r} (there are {', '.join(sorted(state.tables))})")
+        raise StateError(f"state table {table!r} does not exist (there are {', '.join(sorted(state.tables))})")
     return state.tables[table]
 
 

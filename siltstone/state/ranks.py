@@ -1,4 +1,4 @@
-"""Rows put in the order of key group and key by one number each, where a key is one number that leaves room for it."""
+"""Ranks: one number per row that orders rows by key group and key, if the key is a number with few enough bits."""
 
 import numpy as np
 import pyarrow as pa
@@ -6,18 +6,18 @@ import pyarrow as pa
 from siltstone.state.columns import Column, fixed_values, one_array
 
 KEY_BITS = 48
-"""keys that span no more bits have ranks; the 16 above them hold the key group"""
+"""maximum bits of keys that have ranks; the 16 bits above are the key group"""
 
 _FEW_RUNS = 16
 
 
 def is_integer_like(kind: pa.DataType) -> bool:
-    """Whether values of the type are integers in all but name."""
+    """Whether values of the type are represented by integers."""
     return pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind)
 
 
 def ranks(key_groups: np.ndarray, key: Column) -> np.ndarray | None:
-    """uint64[n] that ascend by key group (uint16[n]) and then key, equal where both are; None where there are none."""
+    """Return uint64[n] that ascend by key group (uint16[n]) and then key; None if the keys do not fit."""
     array = one_array(key)
     if not is_integer_like(array.type) or array.null_count:
         return None
@@ -26,7 +26,7 @@ def ranks(key_groups: np.ndarray, key: Column) -> np.ndarray | None:
         return np.zeros(0, np.uint64)
     signed = values.dtype.kind == "i"
     words = values.astype(np.int64).view(np.uint64) if signed else values.astype(np.uint64)
-    # In the arithmetic of words the difference to the least is right even where that is negative.
+    # In unsigned arithmetic the difference to the least is right even if that is negative.
     words = words - np.array(values.min(), np.int64 if signed else np.uint64).view(np.uint64)
     if int(words.max()).bit_length() > KEY_BITS:
         return None
@@ -35,8 +35,8 @@ def ranks(key_groups: np.ndarray, key: Column) -> np.ndarray | None:
 
 
 def first_of_each(rank: np.ndarray) -> np.ndarray:
-    """The first row of each rank (int64[m]), ranks ascending."""
-    # The stable sort merges runs that are in order, which pays where there are few; else the other is twice as fast.
+    """Return the first row of each rank (int64[m]), ranks ascending."""
+    # The stable sort merges sorted runs, which pays if there are few; otherwise the other is twice as fast.
     stable = np.count_nonzero(rank[1:] < rank[:-1]) < _FEW_RUNS
     order = np.argsort(rank, kind="stable" if stable else None)
     in_order = rank[order]

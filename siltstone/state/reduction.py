@@ -1,7 +1,7 @@
-"""Reductions by group over Arrow columns, in NumPy: sums, running sums and the rows that come first in some order.
+"""Reductions by group over Arrow columns, in NumPy: sums, running sums, and the first rows in some order.
 
-`group` (int64[n]) holds for each row the ordinal of its group, below `size`. Nulls are skipped as in SQL, and
-a group that has nothing but nulls gets null. Only `ends_by` and `running_by` look at the order of the rows.
+`group` (int64[n]) is the ordinal of each row's group, below `size`. Nulls are skipped as in SQL, and a group with
+only nulls gets null. Only `ends_by` and `running_by` depend on the order of the rows.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from siltstone.state.exact import fits_int64, running_int64, running_words, sum_
 
 _LAST = np.int64(2**63 - 1)
 _LONG_GROUP = 256
-"""from here on the running sum of floats takes one call per group rather than one call per place in a group"""
+"""from this size on, running sums of floats take one call per group instead of one per position in the groups"""
 
 
 def sum_type(kind: pa.DataType, what: str) -> pa.DataType:
-    """The type of the sum of values of a type: int64, float64 or decimal128(38, scale).
+    """Return the type of a sum of values: int64, float64 or decimal128(38, scale).
 
     Raises:
-        UsageError: such values cannot be added up; the message begins with `what`.
+        UsageError: values of this type cannot be added; the message begins with `what`.
     """
     if pa.types.is_integer(kind):
         return pa.int64()
@@ -35,13 +35,13 @@ def sum_type(kind: pa.DataType, what: str) -> pa.DataType:
 
 
 def sum_by(array: pa.Array, group: np.ndarray, size: int) -> tuple[pa.Array, np.ndarray | None]:
-    """The sum of each group of an int64, float64 or decimal128 array, and where it does not fit the type.
+    """Sum each group of an int64, float64 or decimal128 array, and report sums that do not fit the type.
 
-    Floats are added in ascending order, so that rounding is the same whatever the order of the rows; they always fit.
+    Floats are added in ascending order, so that rounding does not depend on the order of the rows; they always fit.
 
     Returns:
-        (sums, overflow: bool[size]): None where all of them fit. Of an integer that does not, the sum is that modulo
-        2**64; of a decimal it means nothing.
+        (sums, overflow: bool[size], or None if all fit). An integer sum that does not fit is modulo 2**64; a decimal
+        one is meaningless.
     """
     values, group = _present(fixed_values(array), array, group)
     absent = _absent(group, size)
@@ -60,7 +60,7 @@ def sum_by(array: pa.Array, group: np.ndarray, size: int) -> tuple[pa.Array, np.
 
 
 def count_by(array: pa.Array, group: np.ndarray, size: int) -> pa.Array:
-    """The sum of each group of an int64 array, 0 where there is nothing: how counts add up."""
+    """Sum each group of an int64 array of counts; 0 for a group without values."""
     values, group = _present(fixed_values(array), array, group)
     sums = np.zeros(size, np.int64)
     np.add.at(sums, group, values)
@@ -68,11 +68,11 @@ def count_by(array: pa.Array, group: np.ndarray, size: int) -> pa.Array:
 
 
 def extreme_by(array: pa.Array, group: np.ndarray, size: int, *, largest: bool = False) -> pa.Array:
-    """The smallest (or largest) value of each group. NaN is larger than every other number, as in Spark."""
+    """Return the smallest (or largest) value of each group. NaN is larger than every other number, as in Spark."""
     kind = array.type
     if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date32(kind) or is_micros(kind)):
         return take_or_null(array, *choose_by([array], group, size, largest=largest))
-    # Such values are their own order, so that no row need be chosen.
+    # Such values can be compared directly, without choosing rows.
     values, group = _present(fixed_values(array), array, group)
     limits = np.iinfo(values.dtype)
     found = np.full(size, limits.min if largest else limits.max, values.dtype)
@@ -83,12 +83,12 @@ def extreme_by(array: pa.Array, group: np.ndarray, size: int, *, largest: bool =
 def choose_by(
     orders: Sequence[pa.Array], group: np.ndarray, size: int, *, largest: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The row of each group that is smallest (or largest) by the first of `orders`, then the next, and so on.
+    """Return the row of each group that is smallest (or largest) by the first of `orders`, then the next, and so on.
 
     Rows that are null in any of them are skipped. NaN is larger than every other number, as in Spark.
 
     Returns:
-        (rows: int64[size], absent: bool[size]): where absent, the row is 0 and means nothing.
+        (rows: int64[size], absent: bool[size]): if absent, the row is 0 and meaningless.
     """
     rows = np.arange(len(group))
     for array in orders:
@@ -107,10 +107,10 @@ def choose_by(
 
 
 def ends_by(array: pa.Array, group: np.ndarray, size: int, *, last: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """The first (or last) row of each group in which the array is not null, in the order of the rows.
+    """Return the first (or last) row of each group in which the array is not null, in the order of the rows.
 
     Returns:
-        (rows: int64[size], absent: bool[size]): where absent, the row is 0 and means nothing.
+        (rows: int64[size], absent: bool[size]): if absent, the row is 0 and meaningless.
     """
     rows = np.flatnonzero(~null_mask(array)) if array.null_count else np.arange(len(group))
     rows = rows if last else rows[::-1]
@@ -118,15 +118,15 @@ def ends_by(array: pa.Array, group: np.ndarray, size: int, *, last: bool = False
 
 
 def running_by(array: pa.Array, first: np.ndarray) -> tuple[pa.Array, np.ndarray | None]:
-    """For each row the sum of its group up to and including it, of an int64, float64 or decimal128 array.
+    """Return for each row the sum of its group up to and including it, for an int64, float64 or decimal128 array.
 
     Nulls add nothing; the sum is null until the first value. Floats are added in the order of the rows.
 
     Args:
-        first: int64[n], the first row of the group of each row; the rows of a group follow each other.
+        first: int64[n], the first row of each row's group; the rows of a group are consecutive.
 
     Returns:
-        (sums, overflow: bool[n]), as `sum_by`.
+        (sums, overflow: bool[n]), see `sum_by`.
     """
     there = ~null_mask(array)
     values, absent = fixed_values(array), None
@@ -145,7 +145,7 @@ def running_by(array: pa.Array, first: np.ndarray) -> tuple[pa.Array, np.ndarray
 
 
 def _running_floats(values: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Sums in the order of the rows: of all short groups place by place, of long ones group by group."""
+    """Sum in the order of the rows: short groups together, position by position; long ones group by group."""
     sums = np.array(values)
     starts = np.flatnonzero(first == np.arange(len(first)))
     sizes = np.diff(starts, append=len(first))
@@ -160,25 +160,25 @@ def _running_floats(values: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 
 def _assigned(rows: np.ndarray, group: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The last of the rows given for each group, and bool[size]: the groups that have none, whose row is 0."""
+    """Return the last given row of each group, and bool[size]: the groups without any, whose row is 0."""
     chosen = np.full(size, -1)
-    chosen[group] = rows  # of equal indices the last assignment stays
+    chosen[group] = rows  # the last assignment to an index wins
     absent = chosen < 0
     chosen[absent] = 0
     return chosen, absent
 
 
 def take_or_null(array: pa.Array, rows: np.ndarray, absent: np.ndarray) -> pa.Array:
-    """The values of some rows, null where absent."""
+    """Return the values of some rows, null where absent."""
     return array.take(pa.array(rows, mask=absent if absent.any() else None))
 
 
 def order_codes(array: pa.Array) -> np.ndarray:
-    """int64[n]: numbers in the order of the values (equal where they are equal), arbitrary where null."""
+    """Return int64[n]: numbers in the order of the values (equal if the values are), arbitrary where null."""
     kind = array.type
     if pa.types.is_floating(kind):
         bits = canonical_bits(fixed_values(array).astype(np.float64), fold_zeros=True).view(np.int64)
-        # Negative floats have descending bits; the canonical NaN lies above infinity.
+        # Negative floats have descending bits; the canonical NaN is above infinity.
         return bits ^ ((bits >> np.int64(63)) & _LAST)
     if pa.types.is_uint64(kind):
         return (fixed_values(array) ^ np.uint64(1 << 63)).view(np.int64)

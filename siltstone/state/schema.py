@@ -1,4 +1,4 @@
-"""The shape of one state table, and which changes of shape recorded state can follow."""
+"""The schema of a state table, and which changes of it recorded state can follow."""
 
 import re
 from collections.abc import Mapping
@@ -36,12 +36,12 @@ def _supported(kind: pa.DataType) -> bool:
 class TableSchema:
     """One state table: operator key columns, further primary-key columns, value columns.
 
-    `key` is the operator's key and alone decides the key group. `subkey` holds the rest of the primary key (a map's
+    `key` is the operator's key, which alone determines the key group. `subkey` is the rest of the primary key (a map's
     key, a list's position) and may be empty. Key and subkey columns are never null; value columns may be.
     Types: signed and unsigned integers, float32/64, decimal128, bool, string, binary, date32, timestamp("us", zone).
 
     Raises:
-        UsageError: an unsupported type, a name used twice, a name that starts with two underscores, no key.
+        UsageError: a type is not supported, a name is used twice or starts with two underscores, or there is no key.
     """
 
     key: pa.Schema
@@ -79,19 +79,19 @@ class TableSchema:
         return self.rows.append(pa.field(DELETED, pa.bool_(), nullable=False))
 
     def to_json(self) -> dict[str, Any]:
-        """A plain description: {"key": [[name, type], ...], "subkey": ..., "value": ...}."""
+        """Return a plain description: {"key": [[name, type], ...], "subkey": ..., "value": ...}."""
         return {part: [[f.name, str(f.type)] for f in getattr(self, part)] for part in ("key", "subkey", "value")}
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
+        """Make a schema from the result of `to_json`."""
         return cls(*(pa.schema([(n, type_of(t)) for n, t in text[part]]) for part in ("key", "subkey", "value")))
 
     def check_follows(self, recorded: "TableSchema", what: str) -> None:
-        """Refuse a definition that recorded state cannot follow; added value columns (read as null) are fine.
+        """Check that recorded state can follow this definition: value columns may be added (read as null).
 
         Raises:
-            SchemaConflict: with both schemas shown; `what` names the table.
+            SchemaConflict: it cannot; the message shows both schemas and names the table (`what`).
         """
         old, new = recorded.to_json(), self.to_json()
         kept = {n: t for n, t in new["value"]}
@@ -99,8 +99,8 @@ class TableSchema:
         if not same or any(kept.get(n) != t for n, t in old["value"]):
             averages = [n for n, t in old["value"] if n.endswith("_sum") and (t, kept.get(n)) == ("int64", _WIDE_SUM)]
             why = (
-                f"averages of integers keep an exact sum since 0.2 ({', '.join(averages)}), and that of an older state "
-                "may have wrapped: start a stream of another name from the source"
+                f"averages of integers keep an exact sum since 0.2 ({', '.join(averages)}), and an older state's sum "
+                "may have wrapped: start a stream with another name from the source"
                 if averages
                 else "only new value columns may be added"
             )
@@ -108,10 +108,10 @@ class TableSchema:
 
 
 def type_of(text: str) -> pa.DataType:
-    """The Arrow type that `str(type)` wrote, parsed without evaluating anything.
+    """Parse the text of an Arrow type, as `str(type)` returns it, without evaluating anything.
 
     Raises:
-        UsageError: not the name of a supported type.
+        UsageError: it is not the name of a supported type.
     """
     names = {"float": pa.float32(), "double": pa.float64(), "date32[day]": pa.date32()}
     kind: pa.DataType | None = None
@@ -124,5 +124,5 @@ def type_of(text: str) -> pa.DataType:
         with suppress(ValueError):
             kind = names.get(text) or pa.type_for_alias(text)
     if kind is None or not _supported(kind):
-        raise UsageError(f"{text[:80]!r} is not a column type Siltstone knows")
+        raise UsageError(f"{text[:80]!r} is not a column type that Siltstone supports")
     return kind

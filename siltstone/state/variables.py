@@ -31,7 +31,7 @@ _BOUNDS = pa.schema([(HEAD, pa.int64()), (TAIL, pa.int64())])
 
 
 def schema_of(columns: ColumnTypes, what: str) -> pa.Schema:
-    """The columns as an Arrow schema.
+    """Convert the columns to an Arrow schema.
 
     Raises:
         UsageError: they are neither a schema nor names with Arrow types.
@@ -50,15 +50,15 @@ class Variable(ABC):
 
     @abstractmethod
     def tables(self, name: str, key: pa.Schema) -> dict[str, TableSchema]:
-        """The state tables that a variable of this name keeps, given the operator's key columns.
+        """Return the state tables of a variable with this name, given the operator's key columns.
 
         Raises:
-            UsageError: columns that a state table cannot have.
+            UsageError: a state table cannot have these columns.
         """
 
     @abstractmethod
     def bind(self, name: str, state: SubtaskState) -> Any:
-        """What `state.<name>` is while a subtask runs."""
+        """Return the object that is `state.<name>` while a subtask runs."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ValueState(Variable):
 
 @dataclass(frozen=True)
 class MapState(Variable):
-    """Per key a map from `key` columns to `value` columns."""
+    """A map per key, from `key` columns to `value` columns."""
 
     key: ColumnTypes
     value: ColumnTypes
@@ -93,7 +93,7 @@ class MapState(Variable):
 
 @dataclass(frozen=True)
 class ListState(Variable):
-    """Per key a list of rows of `value` columns, in the order appended."""
+    """A list per key of rows of `value` columns, in the order appended."""
 
     value: ColumnTypes
 
@@ -108,7 +108,7 @@ class ListState(Variable):
 
 @dataclass(frozen=True)
 class WindowState(ListState):
-    """Per key the rows of a sliding window: inserted in any order, evicted by the `order` column.
+    """The rows of a sliding window per key: inserted in any order, evicted by the `order` column.
 
     `order` names an integer, float, date or timestamp column of `value`, such as the event time.
     """
@@ -132,9 +132,9 @@ class WindowState(ListState):
 
 @dataclass(frozen=True)
 class OpaqueState(Variable, Generic[T]):
-    """One object of the user's own kind per key group, saved whole at every checkpoint (non-incremental).
+    """One object of a user-defined type per key group, saved whole at every checkpoint (non-incremental).
 
-    `serialize` must give equal bytes for equal objects, on every machine; nothing is ever pickled.
+    `serialize` must return equal bytes for equal objects, on every machine; nothing is pickled.
     """
 
     create: Callable[[], T]

@@ -184,6 +184,6 @@ def test_a_state_of_averages_that_could_wrap_is_refused_with_the_way_out() -> No
     [now] = Aggregate("a", key=KEY, aggregates=[Average("mean", of="v")]).tables().values()
     value = pa.schema([("mean_sum", pa.int64()), ("mean_count", pa.int64())])
     with pytest.raises(
-        SchemaConflict, match=r"keep an exact sum since 0.2 \(mean_sum\).*start a stream of another name"
+        SchemaConflict, match=r"keep an exact sum since 0.2 \(mean_sum\).*start a stream with another name"
     ):
         now.check_follows(type(now)(now.key, now.subkey, value), "a.totals")

@@ -363,7 +363,7 @@ def test_full_state_and_deltas_carry_over(task):
             assert other.state.tables[table].digests.tolist() == task.state.tables[table].digests.tolist()
         assert other.state.tables["log"].rows == 16
     some = next(get_state(task.state, "log", KeyGroupRange(0, 8)))
-    with pytest.raises(StateError, match="no state table 'nothing'"):
+    with pytest.raises(StateError, match="state table 'nothing' does not exist"):
         set_state(task.state, "nothing", some)
     with pytest.raises(StateError, match="do not belong to a subtask that has 0 to 7"):
         set_state(task.state, "log", some, np.full(len(some), 9, np.uint16))
