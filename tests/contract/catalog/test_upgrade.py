@@ -94,7 +94,7 @@ def test_what_cannot_be_carried_over_is_refused_and_left_as_it_is(catalog_url: s
     """As of 04b3efd, the first of all, whose dependencies were of checkpoints and not of operators."""
     make_shape(catalog_url, "b6c1e66")
     execute(catalog_url, "ALTER TABLE dependency RENAME COLUMN first TO depends_on")
-    with pytest.raises(UsageError, match=r"without loss: dependency lacks first, dependency has depends_on, .*anew"):
+    with pytest.raises(UsageError, match=r"without loss: dependency lacks first, dependency has depends_on, .*again"):
         upgrade_catalog(catalog_url, tmp_path)
     assert revision_of(catalog_url) == "0001" and backups(tmp_path) == []
     execute(catalog_url, "ALTER TABLE dependency RENAME COLUMN depends_on TO first")
