@@ -179,7 +179,7 @@ def test_what_is_no_base_is_named() -> None:
         with pytest.raises(CorruptObject, match=f"flights/x.*{reason}") as caught:
             list(read_base(bad, schema, name="flights/x"))
         assert "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match="no column q"):
+    with pytest.raises(UsageError, match="column q does not exist"):
         list(read_base(data, TOTALS, columns=["q"]))
 
 

@@ -195,5 +195,5 @@ def test_a_base_without_range_checksums_or_with_unknown_ones_is_verified_whole_a
 def test_a_base_with_another_number_of_rows_than_recorded_is_refused(tmp_path: Path) -> None:
     store = FilesystemStore(tmp_path)
     stored, handle = _base(store, 20_000)
-    with pytest.raises(CorruptObject, match=f"{stored.name} holds 20000 rows, where 20001 are recorded"):
+    with pytest.raises(CorruptObject, match=f"{stored.name} has 20000 rows, but 20001 are recorded"):
         _in_parts(store, stored, replace(handle, rows=20_001))
