@@ -210,7 +210,7 @@ class SimulatedStore:
             yield out
             with self._call(f"write object {name}"):
                 if name in self._memory.objects:
-                    raise ObjectExists(f"object {name} is there already")
+                    raise ObjectExists(f"object {name} exists already")
                 if self._memory.begun.pop(write.token, None) is None:
                     raise Unreachable(f"cannot write object {name}: it was discarded")
                 data = bytes(out.data)
