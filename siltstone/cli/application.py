@@ -47,14 +47,15 @@ app = typer.Typer(
 _LOG = get_logger(__name__)
 INTERRUPTED, TERMINATED = 130, 143
 WIDTH_IN_A_PIPE = 100
-"""columns of rules and progress; lines of text and rows of tables are not wrapped"""
+"""columns of help, rules and progress; results and rows of tables are not wrapped"""
 CLICK_USAGE_ERROR = typer.BadParameter.__mro__[1]
 """click's UsageError, the base class of every mistake on the command line; typer does not export it"""
 
 
 def _run_app() -> object:
     """Run the app and return the exit code that the command asked for, or None."""
-    return app(prog_name="siltstone", standalone_mode=False)
+    in_a_pipe = {} if out.is_terminal else {"terminal_width": WIDTH_IN_A_PIPE}
+    return app(prog_name="siltstone", standalone_mode=False, max_content_width=WIDTH_IN_A_PIPE, **in_a_pipe)
 
 
 def _print_version(asked: bool) -> None:

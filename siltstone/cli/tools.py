@@ -18,7 +18,7 @@ def init(
     stream: Annotated[str, typer.Option(metavar="NAME", help="Name of its stream.")] = "purchases",
     as_json: AsJson = False,
 ) -> None:
-    """Make a project: a stream over sample data, its deployment under Dagster, tests, a Makefile."""
+    """Make a project: a stream over sample data, Dagster, tests, a Makefile."""
     from siltstone.templates import make_project
 
     made = make_project(directory, stream)
@@ -31,7 +31,7 @@ def demo(
     warehouse: WarehouseUrl = None,
     seed: Annotated[int | None, typer.Option(help="When to kill the stream; chosen at random if not given.")] = None,
 ) -> None:
-    """The main job on real flights: run it, kill it in the middle, resume it, prove every checkpoint."""
+    """Run real flights, kill the run, resume it, prove every checkpoint."""
     from siltstone.demo import run_demo
 
     run_demo(client_of(warehouse, None).settings, out, seed)
