@@ -36,11 +36,13 @@ demo: $(READY)run ## real flights through Spark, a kill -9 in the middle, a proo
 TEST = $(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
 
-test: $(READY)dev $(READY)gateway $(READY)classes ## the tests, and a table of the slowest
-	@$(TEST) --ignore tests/system
+SYSTEM := tests/system tests/user
 
-test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as users run them: the page, the README's example, runs that are stopped, killed, frozen or lose their machine, a few weeks of flights
-	@$(TEST) tests/system
+test: $(READY)dev $(READY)gateway $(READY)classes ## the tests, and a table of the slowest
+	@$(TEST) $(SYSTEM:%=--ignore %)
+
+test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as users run them: the wheel, every block of README and guide, the page, runs that are stopped, killed, frozen or lose their machine, a few weeks of flights
+	@$(TEST) $(SYSTEM)
 
 test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## both with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough)
 	@$(TEST) --hypothesis-profile thorough

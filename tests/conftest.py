@@ -23,7 +23,7 @@ os.environ.update(jvm.environment() | os.environ)
 register_profiles()
 
 
-SYSTEM = "tests/system"
+SYSTEM = {"tests/system", "tests/user"}
 """whole systems, each of some processes that are started, killed and started again: `make test-system`"""
 SERVED = {"spark": "jvm", "postgres": "server", "guarded": "server"}
 """fixtures that start a server or a JVM -> the mark of tests that use them, which `make test-fast` leaves out"""
@@ -31,7 +31,9 @@ SERVED = {"spark": "jvm", "postgres": "server", "guarded": "server"}
 
 LONGEST_FIRST = (
     "system/test_dagster_live.py",
+    "user/test_guide.py",
     "system/test_kills.py",
+    "user",
     "system",
     "fault/test_corruption.py",
     "fault",
@@ -67,9 +69,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_whole_suite(config: pytest.Config) -> bool:
     """Whether this run was asked for everything but perhaps whole systems: no path inside tests/, no filter."""
     options = config.option
-    filtered = any(
-        getattr(options, name, None) for name in ("keyword", "markexpr", "lf", "deselect", "ignore_glob", "collectonly")
-    ) or {*(options.ignore or ())} - {SYSTEM}
+    filtered = (
+        any(
+            getattr(options, name, None)
+            for name in ("keyword", "markexpr", "lf", "deselect", "ignore_glob", "collectonly")
+        )
+        or {*(options.ignore or ())} - SYSTEM
+    )
     roots = {Path(os.path.abspath(config.invocation_params.dir / arg)) for arg in config.args}
     return not filtered and bool(roots & {TESTS, TESTS.parent})
 

@@ -24,6 +24,7 @@ START_S, RUN_S, STOP_S, POLL_S = 300.0, 600.0, 20.0, 0.5
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DONE = {"SUCCESS", "FAILURE", "CANCELED"}
 LOCATION, REPOSITORY_NAME = "siltstone", "__repository__"
+TOKEN = "SILTSTONE_UI__TOKEN"
 Found = TypeVar("Found")
 
 LOADED = "{ workspaceOrError { ... on Workspace { locationEntries { name loadStatus } } } }"
@@ -66,6 +67,7 @@ class Page:
     log: Path
     pid: int
     token: str | None = None
+    location: str = LOCATION
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
         """The answer to one query.
@@ -103,7 +105,7 @@ class Page:
     def _launch(
         self, selector: Mapping[str, Any], config: Mapping[str, Any] | None, tags: Mapping[str, str] | None = None
     ) -> str:
-        where = {"repositoryLocationName": LOCATION, "repositoryName": REPOSITORY_NAME}
+        where = {"repositoryLocationName": self.location, "repositoryName": REPOSITORY_NAME}
         given = [{"key": key, "value": value} for key, value in (tags or {}).items()]
         params = {
             "selector": where | dict(selector),
@@ -184,19 +186,40 @@ def browser() -> str | None:
 
 @contextmanager
 def served(warehouse: Path, log: Path, **environment: str) -> Iterator[Page]:
-    """A running `siltstone ui` that has loaded; it and all it started are gone at the end."""
+    """A running `siltstone ui` of this repository that has loaded; it and all it started are gone at the end."""
     port = free_port()
     command = [sys.executable, "-m", "siltstone.cli", "ui", "--warehouse", str(warehouse), "--port", str(port)]
+    page = serving(command, REPOSITORY, os.environ | environment, log, port, token=environment.get(TOKEN))
+    with page as loaded:
+        yield loaded
+
+
+@contextmanager
+def serving(
+    command: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    port: int,
+    *,
+    location: str = LOCATION,
+    token: str | None = None,
+    seconds: float = START_S,
+) -> Iterator[Page]:
+    """The page that a command serves, once its code location has loaded; all that it started is gone at the end.
+
+    `seconds`: how long the command may take until then.
+    """
     with log.open("a") as output:
         server = subprocess.Popen(
             command,
-            cwd=REPOSITORY,
-            env=os.environ | environment,
+            cwd=directory,
+            env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    page = Page(f"http://{HOST}:{port}", log, server.pid, environment.get("SILTSTONE_UI__TOKEN"))
+    page = Page(f"http://{HOST}:{port}", log, server.pid, token, location)
 
     def loaded() -> bool | None:
         assert server.poll() is None, log.read_text()
@@ -204,10 +227,10 @@ def served(warehouse: Path, log: Path, **environment: str) -> Iterator[Page]:
             entries = page.ask(LOADED)["workspaceOrError"]["locationEntries"]
         except OSError:
             return None
-        return [(entry["name"], entry["loadStatus"]) for entry in entries] == [(LOCATION, "LOADED")] or None
+        return [(entry["name"], entry["loadStatus"]) for entry in entries] == [(location, "LOADED")] or None
 
     try:
-        page.wait(loaded, "the page", START_S)
+        page.wait(loaded, "the page", seconds)
         yield page
         if server.poll() is None:
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):  # a daemon in the middle of a tick takes long

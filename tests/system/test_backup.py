@@ -9,16 +9,16 @@ from pyspark.sql import SparkSession
 from sqlalchemy import URL, create_engine, text
 
 from tests.command_line import siltstone
+from tests.pages import blocks
 from tests.postgres_server import postgres_server
 
-ROOT = Path(__file__).parents[2]
 CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 
 
 def documented() -> list[list[str]]:
     """The commands of the page, in order."""
-    page = (ROOT / "docs" / "backup.md").read_text()
-    return [line.split()[1:] for line in re.findall(r"^    (siltstone .*)$", page, re.MULTILINE)]
+    text = "\n".join(block.text for block in blocks("docs/backup.md"))
+    return [line.split()[1:] for line in re.findall(r"^(siltstone .*)$", text, re.MULTILINE)]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.server)])
