@@ -69,12 +69,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_whole_suite(config: pytest.Config) -> bool:
     """Whether this run was asked for everything but perhaps whole systems: no path inside tests/, no filter."""
     options = config.option
-    filtered = (
-        any(
-            getattr(options, name, None)
-            for name in ("keyword", "markexpr", "lf", "deselect", "ignore_glob", "collectonly")
-        )
-        or {*(options.ignore or ())} - SYSTEM
+    ignored = set(options.ignore or ()) - SYSTEM
+    filtered = ignored or any(
+        getattr(options, name, None) for name in ("keyword", "markexpr", "lf", "deselect", "ignore_glob", "collectonly")
     )
     roots = {Path(os.path.abspath(config.invocation_params.dir / arg)) for arg in config.args}
     return not filtered and bool(roots & {TESTS, TESTS.parent})

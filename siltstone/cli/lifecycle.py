@@ -71,7 +71,7 @@ def truncate(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the checkpoints that retention does not keep, with the objects that only they need.
+    """Delete the checkpoints that retention does not keep, and what only they need.
 
     A checkpoint is kept if any rule keeps it; the newest one and savepoints are always kept. Each option replaces the
     one of the same name under [retention] in siltstone.toml. Rules from either place replace those recorded with the
@@ -218,7 +218,7 @@ def sweep(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete stored objects that nothing refers to, such as those of killed runs and of repeated attempts."""
+    """Delete stored objects that nothing refers to, such as those of killed runs."""
     client = stream_client(stream, warehouse, catalog)
     with progress(f"sweeping {stream}"):
         done = client.sweep(dry_run=dry_run, limit=limit, incomplete=incomplete, age_guard=age_guard)

@@ -69,7 +69,7 @@ def replay(
     parallelism: Annotated[int | None, typer.Option(help="Subtasks per operator. [cores]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild state from the logged input, and compare digests at every checkpoint on the way.
+    """Rebuild state from the logged input, and compare digests at every checkpoint.
 
     The stream is not changed, and no output is delivered. Exit code 1 if a digest differs from the recorded one.
     """
