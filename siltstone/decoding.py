@@ -24,7 +24,7 @@ _WHY_CHARACTERS = 200
 
 
 @contextmanager
-def decoding(name: str, what: str, error: type[StateError] = CorruptObject) -> Iterator[None]:
+def translate_decode_errors(name: str, what: str, error: type[StateError] = CorruptObject) -> Iterator[None]:
     """Translate any exception in a `with` block into one error that names what was being decoded.
 
     MemoryError passes: lengths are bounded, so the bytes did not cause it. So do errors that a decoder raises itself.
@@ -43,7 +43,7 @@ def decoding(name: str, what: str, error: type[StateError] = CorruptObject) -> I
         raise error(f"{name} cannot be read as {what}: {lines[0][:_WHY_CHARACTERS]}") from caught
 
 
-def room_for(stored_bytes: int) -> int:
+def decoded_bytes_max(stored_bytes: int) -> int:
     """Return how many bytes of memory data stored in `stored_bytes` bytes may take when decoded."""
     return FREE_BYTES + RATIO * stored_bytes
 

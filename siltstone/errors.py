@@ -18,7 +18,7 @@
     |- Fenced                     4   a newer writer epoch has taken the stream over
     '- Stopped                130, 143   SIGINT or SIGTERM ended a run, with a checkpoint, before its input did
 
-Messages are one line, name the thing at fault, and say what to do. `SiltstoneError.told`, which command lines and
+Messages are one line, name the thing at fault, and say what to do. `SiltstoneError.full_text`, which command lines and
 Dagster show, adds the class's general `advice` to a message that does not say what to do.
 """
 
@@ -50,7 +50,7 @@ class SiltstoneError(Exception):
     """what to do about such an error if its message does not say it"""
 
     @property
-    def told(self) -> str:
+    def full_text(self) -> str:
         """The message, and what to do."""
         said = str(self)
         return said if says_what_to_do(said) else f"{said.rstrip('.')}; {self.advice}"

@@ -7,7 +7,7 @@ from siltstone.errors import UsageError
 
 
 @contextmanager
-def extra_needed(extra: str, package: str, what: str) -> Iterator[None]:
+def require_extra(extra: str, package: str, what: str) -> Iterator[None]:
     """Translate a failed import of `package` in a `with` block into an error that says what to install.
 
     Args:

@@ -5,10 +5,10 @@
 
 An event is a few words and fields. It becomes a record of the standard library's `logging`, with the text
 `lease expired stream=flights`. A program that uses Siltstone as a library configures `logging` itself. Only a command
-line calls `configure`, and passes the same configuration to its Spark workers (`for_workers`).
+line calls `configure`, and passes the same configuration to its Spark workers (`worker_variables`).
 
-`stream`, `epoch`, `checkpoint` and `step` are bound once they are known (`bound`), and are then in every event of that
-thread. A thread that starts later has them if it runs in a copy of the context (`contextvars.copy_context`).
+`stream`, `epoch`, `checkpoint` and `step` are bound once they are known (`bind_fields`), and are then in every event of
+that thread. A thread that starts later has them if it runs in a copy of the context (`contextvars.copy_context`).
 """
 
 import json
@@ -28,7 +28,7 @@ from structlog.stdlib import BoundLogger, ProcessorFormatter, filter_by_level
 
 from siltstone.secret import HIDDEN
 
-bound = bound_contextvars
+bind_fields = bound_contextvars
 """`with bound(stream=stream):` adds fields to every event of this thread in the block"""
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
@@ -212,7 +212,7 @@ def unconfigure() -> None:
         logging.captureWarnings(False)
 
 
-def configured() -> tuple[Level, Format] | None:
+def configuration() -> tuple[Level, Format] | None:
     """Return the level and format given to `configure`; None if the program configures logging itself."""
     handler = _handler()
     return None if handler is None else (handler.chosen, handler.form)
@@ -222,7 +222,7 @@ def _handler() -> _Handler | None:
     return next((each for each in logging.getLogger().handlers if isinstance(each, _Handler)), None)
 
 
-def pass_on(line: str) -> None:
+def relay_line(line: str) -> None:
     """Show a line that another program, such as Spark's JVM, wrote.
 
     It is shown unchanged, except that a line of plain text becomes an event if the format is JSON.
@@ -242,27 +242,27 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def as_level(word: str | None) -> Level | None:
+def parse_level(word: str | None) -> Level | None:
     """Return the level of this name, or None."""
     return next((level for level in get_args(Level) if level == word), None)
 
 
-def as_format(word: str | None) -> Format | None:
+def parse_format(word: str | None) -> Format | None:
     """Return the format of this name, or None."""
     return next((form for form in get_args(Format) if form == word), None)
 
 
-def for_workers() -> dict[str, str]:
+def worker_variables() -> dict[str, str]:
     """Return environment variables with which this process's workers log alike; none if the program configures logging
     itself."""
-    chosen = configured()
+    chosen = configuration()
     return {} if chosen is None else {WORKERS: " ".join(chosen)}
 
 
 def configure_worker(environment: Mapping[str, str]) -> None:
     """Configure a worker's logging as in the process that started it, if that called `configure`."""
     words = environment.get(WORKERS, "").partition(" ")
-    level, form = as_level(words[0]), as_format(words[2])
+    level, form = parse_level(words[0]), parse_format(words[2])
     if level and form:
         configure(level, form)
 

@@ -123,7 +123,7 @@ class Stream:
             )
         self.topological()
 
-    def forked(self, name: str, origin: str | None) -> "Stream":
+    def as_fork(self, name: str, origin: str | None) -> "Stream":
         """Return this stream as the fork `name` of a line that began with `origin`; itself if `origin` is None.
 
         Raises:
@@ -165,7 +165,7 @@ class Stream:
             left = [op for op in left if op not in ready]
         return done
 
-    def hands_on(self, operator: str) -> bool:
+    def has_reader(self, operator: str) -> bool:
         """Whether another operator reads this operator's output."""
         return any(op.reads == operator for op in self.operators)
 

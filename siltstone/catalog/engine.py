@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from sqlalchemy import exc as sa
 
 from siltstone.errors import Unreachable, UsageError
-from siltstone.extras import extra_needed
+from siltstone.extras import require_extra
 from siltstone.store.private import make_private_file
 from siltstone.store.url import redacted
 
@@ -176,7 +176,7 @@ def open_engine(url: URL, *, create: bool, timeout_s: float) -> Engine:
         engine = create_engine(url, creator=_sqlite(path, create, timeout_s), **waiting)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
-    with extra_needed("postgres", "psycopg", "a PostgreSQL catalog"):
+    with require_extra("postgres", "psycopg", "a PostgreSQL catalog"):
         engine = create_engine(
             url,
             isolation_level="READ COMMITTED",

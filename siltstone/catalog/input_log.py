@@ -25,7 +25,7 @@ from siltstone.catalog.source_entries import NO_ENTRIES, count_files, merge, wit
 from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step, StepRecord, step_values, to_step
 from siltstone.catalog.streams import get_stream
 from siltstone.catalog.transactions import CatalogPart
-from siltstone.decoding import check_object, decoding, parse_json
+from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError
 from siltstone.times import as_utc
 
@@ -225,6 +225,6 @@ def _planned_before(
 def _planned_at(offsets: str) -> datetime:
     """Return when Spark planned a batch, from its offset log; the year 1970 if the log does not say."""
     lines: Sequence[str] = offsets.splitlines()
-    with decoding("a step of the input log in the catalog", "offsets", StateError):
+    with translate_decode_errors("a step of the input log in the catalog", "offsets", StateError):
         header = check_object(parse_json(lines[1]), "the header") if len(lines) > 1 else {}
         return as_utc(datetime.fromtimestamp(header.get("batchTimestampMs", 0) / 1000, UTC))

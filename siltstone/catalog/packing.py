@@ -12,7 +12,7 @@ only takes more bytes.
 
 import zlib
 
-from siltstone.decoding import decoding
+from siltstone.decoding import translate_decode_errors
 from siltstone.errors import StateError
 
 _VERSION = 1
@@ -77,7 +77,9 @@ def unpack(data: bytes) -> str:
     if data[:1] != bytes([_VERSION]):
         raise StateError("packed text of the catalog is damaged, or of a newer Siltstone: upgrade siltstone")
     unpacker = zlib.decompressobj(zdict=_DICTIONARY)
-    with decoding("packed text of the catalog", "what was packed (restore the catalog's backup)", StateError):
+    with translate_decode_errors(
+        "packed text of the catalog", "what was packed (restore the catalog's backup)", StateError
+    ):
         text = unpacker.decompress(data[1:], _bound(data))
         if unpacker.unconsumed_tail:
             raise StateError("packed text of the catalog would be too large: restore the catalog's backup")

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from siltstone.decoding import check_integer, check_object, decoding, parse_json
+from siltstone.decoding import check_integer, check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError
 
 NO_ENTRIES = "{}"
@@ -30,7 +30,7 @@ def decode_sources(sources: str) -> dict[str, dict[int, str]]:
     Raises:
         StateError: the text is damaged; none of it may be used.
     """
-    with decoding(_WHERE, _WHAT, StateError):
+    with translate_decode_errors(_WHERE, _WHAT, StateError):
         found: dict[str, dict[int, str]] = {}
         for source, numbered in check_object(parse_json(sources), "the step").items():
             if not _SOURCE.fullmatch(source):
@@ -60,7 +60,7 @@ def path_of(line: str) -> str:
     Raises:
         StateError: the line is damaged.
     """
-    with decoding(_WHERE, _WHAT, StateError):
+    with translate_decode_errors(_WHERE, _WHAT, StateError):
         path = _parse_line(line)["path"]
         if not isinstance(path, str):
             raise ValueError(f"a file's path is {path!r}")
@@ -68,7 +68,7 @@ def path_of(line: str) -> str:
 
 
 def _parse_line(line: str) -> dict[str, object]:
-    with decoding(_WHERE, _WHAT, StateError):
+    with translate_decode_errors(_WHERE, _WHAT, StateError):
         return dict(check_object(parse_json(line), "a line"))
 
 
@@ -108,7 +108,7 @@ def split(numbered: dict[int, str]) -> dict[int, str]:
             continue
         header, *lines = numbered[number].splitlines()
         for line in lines:
-            with decoding(_WHERE, _WHAT, StateError):
+            with translate_decode_errors(_WHERE, _WHAT, StateError):
                 own = check_integer(_parse_line(line)["batchId"], 0, _NUMBER_MAX, "batchId")
             found.setdefault(own, [header]).append(line)
     return {number: "\n".join(lines) for number, lines in found.items()}

@@ -74,11 +74,11 @@ def find_definition(settings: Settings, name: str) -> Stream:
     name, *ancestors = _lineage(settings, name)
     origin = ancestors[-1] if ancestors else None
     try:
-        return find_stream(name, settings.streams).forked(name, origin)
+        return find_stream(name, settings.streams).as_fork(name, origin)
     except UnknownStream:
         for ancestor in ancestors:
             try:
-                return find_stream(ancestor, settings.streams).forked(name, origin)
+                return find_stream(ancestor, settings.streams).as_fork(name, origin)
             except UnknownStream:
                 continue
         raise

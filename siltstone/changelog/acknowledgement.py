@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from siltstone.decoding import decoding, parse_json
+from siltstone.decoding import parse_json, translate_decode_errors
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.format.output import Staged
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, RangeChecksums, StoredObject
@@ -113,7 +113,7 @@ class Acknowledgement:
         Raises:
             StateError: the bytes are not an acknowledgement.
         """
-        with decoding("a subtask's answer", "an acknowledgement", StateError):
+        with translate_decode_errors("a subtask's answer", "an acknowledgement", StateError):
             plain = parse_json(data)
             del plain["receipt"]
             return cls(**(plain | _typed(plain)))

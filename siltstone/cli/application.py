@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from siltstone.cli.logs import apply_log_option, apply_log_settings, command_logs
 from siltstone.cli.output import err, out
 from siltstone.errors import SiltstoneError
-from siltstone.log import Format, Level, configured, get_logger, redact
+from siltstone.log import Format, Level, configuration, get_logger, redact
 from siltstone.settings import load_settings
 from siltstone.store.private import own_umask
 
@@ -96,7 +96,7 @@ def main(command: Callable[[], object] = _run_app) -> NoReturn:
             os.umask(own_umask())
             code = command()
         except SiltstoneError as error:
-            _fail(error.told, error.exit_code, error)
+            _fail(error.full_text, error.exit_code, error)
         except (KeyboardInterrupt, typer.Abort):
             _fail("interrupted", INTERRUPTED)
         except Exception as error:
@@ -142,7 +142,7 @@ def _fail_usage(error: Any) -> NoReturn:
 
 def _fail(message: str, code: int, error: Exception | None = None) -> NoReturn:
     """Exit with one line: text, or an event if events are JSON. At level debug the traceback is logged too."""
-    level, form = configured() or (None, "text")
+    level, form = configuration() or (None, "text")
     if form == "json":
         failed = {} if error is None else {"error": type(error).__name__}
         _LOG.error(redact(message), **failed, exit_code=code, exc_info=error if level == "debug" else None)

@@ -13,10 +13,10 @@ from siltstone.log import (
     DEFAULT_LEVEL,
     Format,
     Level,
-    as_format,
-    as_level,
+    configuration,
     configure,
-    configured,
+    parse_format,
+    parse_level,
     unconfigure,
     write_line,
 )
@@ -56,9 +56,9 @@ def _configure(level: Level | None = None, form: Format | None = None) -> None:
 
     A value in the environment that is not valid counts as the default; `load_settings` reports it later.
     """
-    now = configured() or (
-        as_level(os.environ.get(LEVEL)) or DEFAULT_LEVEL,
-        as_format(os.environ.get(FORMAT)) or "text",
+    now = configuration() or (
+        parse_level(os.environ.get(LEVEL)) or DEFAULT_LEVEL,
+        parse_format(os.environ.get(FORMAT)) or "text",
     )
     level, form = level or now[0], form or now[1]
     on_terminal = err.is_terminal and form == "text"

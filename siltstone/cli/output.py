@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from siltstone.log import configured
+from siltstone.log import configuration
 from siltstone.result import Result
 
 out = Console()
@@ -55,7 +55,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
     Yields:
         A function that prints a line.
     """
-    if not err.is_terminal or (configured() or ("", "text"))[1] == "json":
+    if not err.is_terminal or (configuration() or ("", "text"))[1] == "json":
         yield lambda line: None
         return
     with err.status(what):

@@ -62,7 +62,7 @@ def stream_definitions(
     """
     settings = settings or load_settings()
     first = find_stream(stream, settings.streams) if isinstance(stream, str) else stream
-    streams = [first, *(first.forked(name, first.origin or first.name) for name in forks)]
+    streams = [first, *(first.as_fork(name, first.origin or first.name) for name in forks)]
     assets = [asset for each in streams for asset in stream_assets(each)]
     if fresh_within_s is not None:
         assets = expect_checkpoints(assets, fresh_within_s)

@@ -22,7 +22,7 @@ def report_errors() -> Iterator[None]:
         raise dg.DagsterExecutionInterruptedError(str(stopped)) from None
     except SiltstoneError as error:
         raise dg.Failure(
-            description=error.told,
+            description=error.full_text,
             metadata={"error": type(error).__name__, "exit_code": error.exit_code},
             # Bad input stays bad, and a fenced run must not take the stream back from the newer one.
             allow_retries=not isinstance(error, UsageError | Fenced),

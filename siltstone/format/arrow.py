@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from siltstone.decoding import FREE_BYTES, room_for
+from siltstone.decoding import FREE_BYTES, decoded_bytes_max
 
 _HEADER, _LENGTH, _NODES, _BUFFERS, _COMPRESSION = 2, 0, 1, 2, 3
 _PAIR = struct.Struct("<qq")
@@ -41,7 +41,7 @@ def read_batches(data: pa.Buffer | memoryview | bytes, schema: pa.Schema | None 
     Raises:
         ValueError, pa.ArrowException, OSError, struct.error: it is not such a stream. `decoding` translates these.
     """
-    room = room_for(memoryview(data).nbytes)
+    room = decoded_bytes_max(memoryview(data).nbytes)
     messages = iter(pa.ipc.MessageReader.open_stream(pa.BufferReader(data)))
     first = next(messages, None)
     if first is None or first.type != "schema":  # Arrow would read any message as a schema, and crash

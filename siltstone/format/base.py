@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from siltstone.decoding import decoding
+from siltstone.decoding import translate_decode_errors
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.format.coding import KEY_GROUPS_MAX, Bytes
 from siltstone.format.parquet import UntrustedParquet, claim, padding
@@ -101,7 +101,7 @@ def read_base(
     if unknown:
         raise UsageError(f"column {unknown[0]} does not exist: there are {', '.join(schema.rows.names)}")
     wanted = pa.schema([field for field in schema.rows if columns is None or field.name in columns])
-    with decoding(f"object {name}", "Parquet (it was cut or altered)"):
+    with translate_decode_errors(f"object {name}", "Parquet (it was cut or altered)"):
         file = UntrustedParquet(data)
         stored = file.schema
         _check_shape(stored, schema, name)
@@ -145,7 +145,7 @@ def read_snapshot_values(data: Bytes, schema: pa.Schema, *, name: str) -> dict[i
     Raises:
         CorruptObject: it is not a Parquet file, or another table.
     """
-    with decoding(f"object {name}", "Parquet (it was cut or altered)"):
+    with translate_decode_errors(f"object {name}", "Parquet (it was cut or altered)"):
         file = UntrustedParquet(data)
         if not file.schema.equals(schema) or file.metadata.num_rows > KEY_GROUPS_MAX:
             raise ValueError("it is not a table of opaque values")

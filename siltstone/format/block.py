@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from siltstone.decoding import decoding, parse_json
+from siltstone.decoding import parse_json, translate_decode_errors
 from siltstone.errors import UsageError
 from siltstone.format.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, seal, unseal
 from siltstone.state.ranks import ranks
@@ -87,7 +87,7 @@ def decode_block(data: Bytes, name: str = "a block", rows: int | None = None) ->
         CorruptObject: cut, altered, not a block, or with another number of changes; the message contains `name`.
         NewerFormat: a newer Siltstone wrote it.
     """
-    with decoding(name, "a block of changes"):
+    with translate_decode_errors(name, "a block of changes"):
         read = Decoder(unseal(data, MAGIC, name), name)
         count, first, spread, ordered = read.count(), read.count(), read.count(), read.count()
         if rows is not None and count != rows:

@@ -3,8 +3,8 @@
 All are vectorised over NumPy arrays. Numbers are unsigned 64-bit; signed ones go through `zigzag`. Decoding checks
 all bounds: cut or altered bytes raise CorruptObject and never crash.
 
-The memory of decoded data is limited by its stored length (`room_for`): a decoder counts before it allocates, and an
-encoder pads data that compresses better, which costs a 64th of the decoded size.
+The memory of decoded data is limited by its stored length (`decoded_bytes_max`): a decoder counts before it allocates,
+and an encoder pads data that compresses better, which costs a 64th of the decoded size.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ import pyarrow as pa
 import xxhash
 import zstandard
 
-from siltstone.decoding import FREE_BYTES, RATIO, room_for
+from siltstone.decoding import FREE_BYTES, RATIO, decoded_bytes_max
 from siltstone.errors import CorruptObject, NewerFormat
 
 Bytes = bytes | bytearray | memoryview | pa.Buffer
@@ -170,7 +170,7 @@ class Decoder:
         self.position = 0
         self._view = memoryview(data).cast("B")
         self._name = name
-        self._room_bytes = room_for(len(self._view))
+        self._room_bytes = decoded_bytes_max(len(self._view))
         self._decompressor = zstandard.ZstdDecompressor()
 
     def fail(self, why: str) -> CorruptObject:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from siltstone.decoding import decoding
+from siltstone.decoding import translate_decode_errors
 from siltstone.errors import UsageError
 from siltstone.format.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, seal, unseal, unzigzag, zigzag
 from siltstone.model import Form, check_table_name
@@ -108,7 +108,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
     Raises:
         CorruptObject: cut, altered, or not an index; the message contains `name`.
     """
-    with decoding(name, "an index"):
+    with translate_decode_errors(name, "an index"):
         read, bare = _unsealed(data, name)
         checkpoint, count = read.count(), read.count()
         if count * (_BARE_BYTES + _DIGEST_BYTES) > len(data):
@@ -154,7 +154,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
 
 def field_bytes(data: Bytes) -> dict[str, int]:
     """Return the bytes that each of the patent's four fields takes in an encoded index, all entries together."""
-    with decoding("an index", "an index"):
+    with translate_decode_errors("an index", "an index"):
         read, _ = _unsealed(data, "an index")
         read.count()
         return _read_fields(read, read.count())[1]

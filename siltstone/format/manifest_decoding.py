@@ -18,9 +18,9 @@ from siltstone.decoding import (
     JSON_RATIO,
     check_integer,
     check_object,
-    decoding,
+    decoded_bytes_max,
     parse_json,
-    room_for,
+    translate_decode_errors,
 )
 from siltstone.errors import CorruptObject, NewerFormat
 from siltstone.format.arrow import read_batches
@@ -53,7 +53,7 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
         CorruptObject: cut, altered, or not a manifest; the message contains `name`.
         NewerFormat: it is intact, but a newer Siltstone wrote it.
     """
-    with decoding(name, "a manifest"):
+    with translate_decode_errors(name, "a manifest"):
         view = memoryview(data).cast("B")
         body = view[:-SEAL_BYTES]
         if xxhash.xxh3_64_digest(body) != bytes(view[-SEAL_BYTES:]):
@@ -68,7 +68,7 @@ def decode_manifest(data: bytes | memoryview | pa.Buffer, name: str = "a manifes
         if not batch.schema.equals(SCHEMA):
             raise ValueError("its columns are not those of a manifest")
         handles, objects, digests = (_structs(batch.column(i)) for i in (1, 2, 3))
-        if _PART_BYTES * (len(handles) + len(objects) + len(digests)) > room_for(len(view)):
+        if _PART_BYTES * (len(handles) + len(objects) + len(digests)) > decoded_bytes_max(len(view)):
             raise ValueError(f"it claims {len(handles)} handles, {len(objects)} objects and {len(digests)} digests")
         return _manifest(about, handles, objects, digests)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from siltstone.decoding import decoding
+from siltstone.decoding import translate_decode_errors
 from siltstone.errors import UsageError
 from siltstone.format.coding import KEY_GROUPS_MAX, Bytes, Decoder, Encoder, seal, unseal
 
@@ -37,7 +37,7 @@ def decode_opaque(data: Bytes, name: str = "an opaque value") -> dict[int, bytes
     Raises:
         CorruptObject: cut, altered, or something else; the message contains `name`.
     """
-    with decoding(name, "an opaque value"):
+    with translate_decode_errors(name, "an opaque value"):
         read = Decoder(unseal(data, MAGIC, name), name)
         count = read.count()
         if count > KEY_GROUPS_MAX:

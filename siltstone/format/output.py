@@ -10,7 +10,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from siltstone.decoding import decoding
+from siltstone.decoding import translate_decode_errors
 from siltstone.errors import StateError
 from siltstone.format.arrow import ipc_options, is_small, read_batches
 from siltstone.model import StoredObject
@@ -101,7 +101,7 @@ class OutputWriter:
             StateError: one of the streams is damaged.
         """
         writer = None
-        with decoding("what a subtask staged", "staged rows", StateError):
+        with translate_decode_errors("what a subtask staged", "staged rows", StateError):
             for part in parts:
                 for batch in read_batches(part):
                     writer = writer or cls(store, name, batch.schema, inline_bytes=-1)
@@ -123,5 +123,5 @@ def read_output(store: Store, stored: StoredObject, schema: bytes | None = None)
         Unreachable: the store does not answer.
     """
     data = store.read(stored)
-    with decoding(f"object {stored.name}", "staged rows"):
+    with translate_decode_errors(f"object {stored.name}", "staged rows"):
         yield from read_batches(data, None if schema is None else pa.ipc.read_schema(pa.py_buffer(schema)))

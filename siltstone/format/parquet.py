@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from siltstone.decoding import FREE_BYTES, RATIO, room_for
+from siltstone.decoding import FREE_BYTES, RATIO, decoded_bytes_max
 
 _ELEMENT_BYTES = 1024
 """maximum memory that Arrow takes for one element of a list in a footer, before it reads the first"""
@@ -138,7 +138,7 @@ class _CountedPages(io.RawIOBase):
     def __init__(self, source: pa.NativeFile) -> None:
         self.size = source.size()
         self._source = source
-        self.room = room_for(self.size)
+        self.room = decoded_bytes_max(self.size)
         self._chunks: list[_Chunk] = []
         self._claimed = 0
         self.closed_to_reads = False

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from siltstone.decoding import decoding
+from siltstone.decoding import translate_decode_errors
 from siltstone.errors import CorruptObject, UsageError
 from siltstone.format.block import Block
 from siltstone.format.coding import Bytes, Decoder, Encoder, newer_format, seal, unseal
@@ -184,7 +184,7 @@ class _Trailer:
 
 def _read_trailer(view: memoryview, name: str) -> tuple[_Trailer, tuple[int, int, int]]:
     """Decode INDEX and footer at the end of `view`, and the lengths of the three sections."""
-    with decoding(name, "a segment"):
+    with translate_decode_errors(name, "a segment"):
         tail = len(view) - len(MAGIC) - _LENGTH_BYTES
         last = bytes(view[-len(MAGIC) :])
         if tail >= 0 and last[:-1] == MAGIC[:-1] and last[-1:].isdigit() and last > MAGIC:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from siltstone.errors import UsageError
-from siltstone.extras import extra_needed
+from siltstone.extras import require_extra
 from siltstone.report.data import ReportData
 from siltstone.store.files import replace_file
 
@@ -31,7 +31,7 @@ def check_picture_path(path: Path) -> str:
     if format not in FORMATS:
         endings = ", ".join(f".{known}" for known in FORMATS)
         raise UsageError(f"{path} is not the name of a picture: end it in one of {endings}")
-    with extra_needed("report", "matplotlib", "a picture"):
+    with require_extra("report", "matplotlib", "a picture"):
         import_module("matplotlib")
     return format
 

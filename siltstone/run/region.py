@@ -270,7 +270,7 @@ class ConsistentRegion:
             oldest_epoch=self.oldest_epoch,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
             staged_with=self.checkpoint if staged else None,
-            hands_on=self.stream.hands_on(operator.name),
+            hands_on=self.stream.has_reader(operator.name),
             dead_letters=letters,
         )
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from siltstone.log import configured, pass_on
+from siltstone.log import configuration, relay_line
 
 _STANDARD_ERROR = 2
 _OF_NO_USE = "WARNING: Using incubator modules:"
@@ -21,7 +21,7 @@ def log_jvm_lines() -> Iterator[None]:
 
     Does nothing if Siltstone's logging is not configured in this process.
     """
-    if configured() is None:
+    if configuration() is None:
         yield
         return
     ours, theirs = os.pipe()
@@ -40,4 +40,4 @@ def _pass_on(descriptor: int) -> None:
     with open(descriptor, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if line.strip() and not line.startswith(_OF_NO_USE):
-                pass_on(line.rstrip())
+                relay_line(line.rstrip())

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from siltstone.catalog.steps import Step
 from siltstone.change.replay import follow
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
-from siltstone.log import bound, get_logger
+from siltstone.log import bind_fields, get_logger
 from siltstone.operator import SOURCE
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
@@ -248,8 +248,8 @@ class StreamRunner:
     @contextmanager
     def _processing(self) -> Iterator[None]:
         """The next step, for events: its number, and the checkpoint that it will be part of."""
-        region, began = self.region, time.perf_counter()
-        with bound(stream=region.stream.name, epoch=region.epoch, checkpoint=region.checkpoint, step=region.step + 1):
+        region, step, began = self.region, self.region.step + 1, time.perf_counter()
+        with bind_fields(stream=region.stream.name, epoch=region.epoch, checkpoint=region.checkpoint, step=step):
             yield
             _LOG.debug("step processed", seconds=round(time.perf_counter() - began, 3))
 

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from siltstone.errors import Fenced, StateError, Unreachable, UsageError
-from siltstone.log import configured, for_workers
+from siltstone.log import configuration, worker_variables
 from siltstone.spark.datasource import register
 from siltstone.spark.failures import explained
 from siltstone.spark.jvm_lines import log_jvm_lines
@@ -150,11 +150,11 @@ def _start(master: str, extra: Mapping[str, str], java_options: str) -> SparkSes
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # workers do not import from their working directory either
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(p or os.getcwd() for p in sys.path if not _is_zip(p)))
-    _, log_format = configured() or (None, "text")
+    _, log_format = configuration() or (None, "text")
     log4j = Path(__file__).parent / LOG_CONFIGURATIONS[log_format]
     java_options = f"-Dlog4j2.configurationFile={log4j.as_uri()} {java_options}".rstrip()
     settings = SETTINGS | {"spark.app.name": "siltstone", "spark.driver.extraJavaOptions": java_options}
-    settings |= {f"spark.executorEnv.{name}": value for name, value in for_workers().items()}
+    settings |= {f"spark.executorEnv.{name}": value for name, value in worker_variables().items()}
     if SUBMITTED not in os.environ:
         settings |= {"spark.master": master} | (LOCAL_SETTINGS if master.startswith("local") else {})
     try:

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from siltstone.catalog.source_entries import decode_sources, is_file_log, path_of, split
 from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step
-from siltstone.decoding import check_object, decoding, parse_json
+from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
 from siltstone.store.paths import below
 
@@ -285,7 +285,7 @@ def _one_line(offset: str) -> str:
 
 def _commit_of(offsets: str) -> str:
     """Make the commit record of a batch with these offsets; the next batch continues from its watermark."""
-    with decoding("a step of the input log in the catalog", "offsets", StateError):
+    with translate_decode_errors("a step of the input log in the catalog", "offsets", StateError):
         header = check_object(parse_json(offsets.splitlines()[1]), "the header")
     return "v1\n" + json.dumps({"nextBatchWatermarkMs": header.get("batchWatermarkMs", 0)})
 

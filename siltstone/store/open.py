@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 import xxhash
 
 from siltstone.errors import Unreachable, UsageError
-from siltstone.extras import extra_needed
+from siltstone.extras import require_extra
 from siltstone.log import get_logger
 from siltstone.store.base import Store
 from siltstone.store.checksums import DEFAULT, OPTION, check_algorithm
@@ -46,12 +46,12 @@ def open_store(url: str) -> Store:
 
         return open_s3(url)
     if scheme in ("redis", "rediss"):
-        with extra_needed("redis", "redis", "a warehouse in Redis"):
+        with require_extra("redis", "redis", "a warehouse in Redis"):
             from siltstone.store.keyvalue.redis import open_redis
 
         return open_redis(url)
     if scheme == ROCKSDB:
-        with extra_needed("rocksdb", "rocksdict", "a warehouse in RocksDB"):
+        with require_extra("rocksdb", "rocksdict", "a warehouse in RocksDB"):
             from siltstone.store.keyvalue.rocksdb import open_rocksdb
 
         return open_rocksdb(url)

@@ -104,7 +104,7 @@ def test_a_replay_and_a_rollback_to_nothing_begin_where_the_stream_began(
         place.catalog.rollbacks.roll_back("again", place.catalog.runs.begin("again", "a test"), 0, "a test", "a test")
     assert calls(source, "initial") == [5]
     assert totals_of(settings, "messages", tmp_path / "out") == counted(*range(5, 20))
-    run(settings, MESSAGES.forked("again", "messages"), RunRequest())
+    run(settings, MESSAGES.as_fork("again", "messages"), RunRequest())
     with OpenWarehouse.existing(settings.warehouse) as place:
         assert [c.digest for c in place.catalog.checkpoints.list("again")][:2] == digests[:2]
     assert totals_of(settings, "again", tmp_path / "fork") == counted(*range(5, 20))

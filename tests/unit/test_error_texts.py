@@ -119,8 +119,8 @@ def test_all_are_found() -> None:
 def test_each_class_says_in_general_what_to_do() -> None:
     for name, kind in CLASSES.items():
         assert says_what_to_do(f"x; {kind.advice}"), f"{name}: {kind.advice}"
-        assert kind("it broke").told == f"it broke; {kind.advice}" if name != "Stopped" else True
-    assert errors.UsageError("parallelism is 0: use 1 to 128").told == "parallelism is 0: use 1 to 128"
+        assert kind("it broke").full_text == f"it broke; {kind.advice}" if name != "Stopped" else True
+    assert errors.UsageError("parallelism is 0: use 1 to 128").full_text == "parallelism is 0: use 1 to 128"
     assert not says_what_to_do("object a/b was altered: its checksum does not match")
 
 
@@ -181,7 +181,7 @@ def test_an_error_ends_a_command_with_one_line_that_says_what_to_do(
         assert (end.value.code, out) == (error.exit_code, "") and error.exit_code
         lines = [json.loads(err)["event"]] if form == "json" else err.splitlines()
         told = [line.removeprefix("siltstone: ") for line in lines]
-        assert told[-1] == error.told and says_what_to_do(told[-1])
+        assert told[-1] == error.full_text and says_what_to_do(told[-1])
         if level == "debug":
             assert "Traceback (most recent call last):" in told
         else:

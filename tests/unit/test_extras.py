@@ -67,5 +67,7 @@ def test_without_any_extra_the_engine_and_its_commands_are_there() -> None:
 
 
 def test_a_module_that_is_missing_for_another_reason_is_a_mistake_and_said() -> None:
-    code = "from siltstone.extras import extra_needed\nwith extra_needed('redis', 'redis', 'x'): import siltstone.none"
+    code = (
+        "from siltstone.extras import require_extra\nwith require_extra('redis', 'redis', 'x'): import siltstone.none"
+    )
     assert "ModuleNotFoundError: No module named 'siltstone.none'" in without_extras(code).stderr

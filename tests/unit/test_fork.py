@@ -363,9 +363,9 @@ def test_a_fork_never_writes_to_the_sinks_of_the_other(sink: Any) -> None:
     operator = replace_output(STREAM)
     stream = replace(STREAM, operators=[operator], sinks={"by_key": sink})
     with pytest.raises(UsageError, match=rf"{NEW} is a fork of {NAME} and would write to its sink of by_key: define"):
-        stream.forked(NEW, NAME)
-    assert replace(stream, name=NEW).forked(NEW, NAME).sinks == {"by_key": sink}
-    assert replace(stream, sinks={"by_key": ParquetSink()}).forked(NEW, NAME).origin == NAME
+        stream.as_fork(NEW, NAME)
+    assert replace(stream, name=NEW).as_fork(NEW, NAME).sinks == {"by_key": sink}
+    assert replace(stream, sinks={"by_key": ParquetSink()}).as_fork(NEW, NAME).origin == NAME
 
 
 def replace_output(stream: Stream) -> Any:

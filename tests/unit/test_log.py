@@ -32,19 +32,19 @@ def test_a_program_that_uses_the_library_logs_as_it_likes(
 ) -> None:
     root = logging.getLogger()
     before = list(root.handlers), root.level, logging.getLogger("siltstone").level, threading.excepthook
-    with log.bound(stream="s", epoch=3):
+    with log.bind_fields(stream="s", epoch=3):
         OURS.warning("lease expired", since="a while", objects=2)
         OURS.info("not seen where the program does not ask for it")
     assert caplog.messages == ['lease expired stream=s epoch=3 since="a while" objects=2']
     assert caplog.records[0].module == "test_log", "who logged, not structlog"
     assert (list(root.handlers), root.level, logging.getLogger("siltstone").level, threading.excepthook) == before
-    assert log.configured() is None and log.for_workers() == {}
+    assert log.configuration() is None and log.worker_variables() == {}
     assert capsys.readouterr().out == ""
 
 
 def test_each_event_is_a_json_object_with_what_is_bound(lines: list[str]) -> None:
     log.configure("debug", "json", lines.append)
-    with log.bound(stream="s", epoch=1, checkpoint=7, step=9):
+    with log.bind_fields(stream="s", epoch=1, checkpoint=7, step=9):
         OURS.debug("step processed", rows=3)
         logging.getLogger("somebody.else").warning("theirs %d", 5)
         logging.getLogger("somebody.else").info("too much")
@@ -88,10 +88,10 @@ def test_what_a_url_hides_is_hidden_whoever_logs_it(lines: list[str], form: log.
 def test_lines_of_other_programs_are_events_where_all_are_json(lines: list[str]) -> None:
     log.configure("info", "json", lines.append)
     for line in ("java.lang.OutOfMemoryError", '{"event": "of a worker"}'):
-        log.pass_on(line)
+        log.relay_line(line)
     assert [json.loads(line)["event"] for line in lines] == ["java.lang.OutOfMemoryError", "of a worker"]
     log.configure("info", "text", lines.append)
-    log.pass_on("as it is")
+    log.relay_line("as it is")
     assert lines[-1] == "as it is"
 
 
@@ -107,7 +107,11 @@ def test_a_worker_logs_as_the_command_line_does_that_started_it(lines: list[str]
         failing.join()
     """
     told = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | log.for_workers(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=os.environ | log.worker_variables(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     here, failed = map(json.loads, told.stderr.splitlines())
     assert (here["event"], here["n"], failed["event"]) == ("here", 1, "thread failed")
@@ -158,4 +162,4 @@ def test_errors_are_events_where_all_lines_are_json_and_only_debug_shows_traceba
     assert said["error"] == "UsageError" and "Traceback" in said["exception"]
     plain = siltstone("--log-level", "debug", "checkpoints", "s", cwd=tmp_path).err.splitlines()
     assert plain[-1].startswith("siltstone: no warehouse") and "Traceback (most recent call last):" in plain
-    assert log.configured() is None and "SILTSTONE_LOG_FORMAT" not in os.environ
+    assert log.configuration() is None and "SILTSTONE_LOG_FORMAT" not in os.environ

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
-from siltstone.log import bound
+from siltstone.log import bind_fields
 from siltstone.run.definition import check_definition, check_run, definition_of, recorded_options
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
@@ -63,7 +63,7 @@ def take_over(
     outcome = "failed"
     try:
         _check_log(warehouse.catalog, stream.name)
-        with bound(stream=stream.name, epoch=region.epoch):
+        with bind_fields(stream=stream.name, epoch=region.epoch):
             yield StreamRunner(spark, region)
         outcome = "done"
     except Fenced:

@@ -216,7 +216,7 @@ class _Replay:
                 restore=self._points[op.name],
                 checkpoint=None,
                 upload=self.settings.upload,
-                hands_on=self.stream.hands_on(op.name),
+                hands_on=self.stream.has_reader(op.name),
                 dead_letters=DeadLetterOrder() if self.stream.dead_letters else None,
             )
             for op in self.stream.operators

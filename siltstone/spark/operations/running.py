@@ -13,7 +13,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.policies import policy_by_name
 from siltstone.errors import Fenced, Stopped, Unreachable, UsageError
-from siltstone.log import bound
+from siltstone.log import bind_fields
 from siltstone.retention.leases import this_process
 from siltstone.run.definition import check_recorded, check_run
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
@@ -267,7 +267,7 @@ def _open_runner(
 ) -> Iterator[StreamRunner]:
     """Hold a writer epoch with its background thread, and record the outcome in the catalog."""
     region = open_region(settings, stream, warehouse, request.options, cores(spark), who=request.who, drop=request.drop)
-    with bound(stream=stream.name, epoch=region.epoch):
+    with bind_fields(stream=stream.name, epoch=region.epoch):
         yield from _run_epoch(region, settings, warehouse, spark, request, metrics, on_checkpoint)
 
 
