@@ -218,7 +218,7 @@ def check_replayed(stream: str, recorded: Recorded, found: Digests) -> None:
         )
     if digest != recorded.digest:
         raise ProofFailed(
-            f"{where}: the logged input gives digest {digest}, but {recorded.digest} was recorded: the source's "
+            f"{where}: the logged input gives digest {digest}, not the recorded {recorded.digest}: the source's "
             "data, the operators' code or the catalog have been altered, or the operators are not deterministic"
         )
 

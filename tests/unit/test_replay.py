@@ -177,7 +177,7 @@ def test_a_difference_names_checkpoint_operator_table_and_key_groups() -> None:
     with pytest.raises(ProofFailed, match=r"counts\.totals, key groups 0, 1, 2, 3, 4 and 2 more: "):
         check_replayed("s", recorded, digests(*range(7)))
     with pytest.raises(
-        ProofFailed, match=r"checkpoint 7 of s: the logged input gives digest \w+, but 00ff was recorded"
+        ProofFailed, match=r"checkpoint 7 of s: the logged input gives digest \w+, not the recorded 00ff"
     ):
         check_replayed("s", Recorded(7, "00ff", found), found)
 
