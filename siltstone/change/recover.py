@@ -1,8 +1,7 @@
 """Makes a stream ready again after something of it was damaged: goes back to the newest checkpoint that restores.
 
-    1  look, while a run may be at work: prove the newest checkpoint, and if it fails older ones, twice as many at a
-       time, until one holds. What fails is looked at twice, since a store may return wrong bytes once. If all is well,
-       or this is a dry run, no run is fenced
+    1  look, while a run may be at work: find the newest checkpoint that is proven (`change.recovery_point`). If all is
+       well, or this is a dry run, no run is fenced
     2  refuse what may not be given up without being asked (`change.rollback_rules`)
     3  fence: no run commits any more; then look again, and act on that second look only
     4  if a materialized base is damaged, and what it was made of is there still: make it again, which gives nothing up
@@ -21,7 +20,6 @@ on from there in any case.
 """
 
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,33 +28,25 @@ from siltstone.catalog.epochs import begin_epoch, check_catalog, go_on_from_back
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.rollbacks import RollbackLoss
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.materialize import materialize
-from siltstone.change.rollback_rules import explain_refusal
-from siltstone.errors import (
-    CorruptObject,
-    Fenced,
-    LossRefused,
-    NewerFormat,
-    StateError,
-    UnknownCheckpoint,
-    Unreachable,
-    UsageError,
+from siltstone.change.recovery_point import (
+    RecoveryPoint,
+    describe_checkpoints,
+    find_beside_run,
+    find_recovery_point,
 )
+from siltstone.change.rollback_rules import explain_refusal
+from siltstone.errors import CorruptObject, Fenced, LossRefused, UnknownCheckpoint, Unreachable
 from siltstone.log import get_logger
-from siltstone.restore.proof import Map, prove_checkpoints
+from siltstone.restore.proof import Map
 from siltstone.restore.verify import Failure, check_objects
 from siltstone.result import Result
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.leases import hold_lease, this_process
 from siltstone.retention.sweep import SweepOptions, sweep
-from siltstone.run.outbox import damaged_output
-from siltstone.store.paths import materialization_of
 
 _LOG = get_logger(__name__)
 OUTCOME = "recovered"
 """how the run of a recovery ends"""
-_LOOKS = 5
-"""how often a stream is looked at that changes meanwhile"""
 
 
 @dataclass(frozen=True)
@@ -98,7 +88,7 @@ class Recovery(Result):
     def summary(self) -> str:
         """One line for people."""
         would, now = ("would give", "the next run would begin") if self.dry_run else ("gave", "the next run begins")
-        done = f"{would} up {span(self.given_up)}" if self.given_up else f"{would} nothing up"
+        done = f"{would} up {describe_checkpoints(self.given_up)}" if self.given_up else f"{would} nothing up"
         if self.rebuilt:
             done += f", {'would try to rebuild' if self.dry_run else 'rebuilt'} the base of {', '.join(self.rebuilt)}"
         done += f"; {now} {f'with checkpoint {self.checkpoint}' if self.checkpoint else 'from nothing'}"
@@ -112,16 +102,6 @@ class Recovery(Result):
         if self.refusal:
             done += f"; --accept-loss is needed, since it would lose {self.refusal}"
         return done
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """The checkpoint to go on from, of those up to `newest`, and why those above it do not hold."""
-
-    checkpoint: int
-    newest: int
-    failures: tuple[Failure, ...] = ()
-    rebuilt: tuple[str, ...] = ()
 
 
 def recover(
@@ -154,46 +134,59 @@ def recover(
     """
     start = time.perf_counter()
     catalog = place.catalog
-    place.warehouse.store.check(writable=not dry_run)
-    older = accept_loss and not dry_run and go_on_from_backup(place, stream, f"{this_process()} recovers", OUTCOME)
-    if older:
-        tell("the catalog is older than the store: what it does not know of is given up")
-    else:
-        check_catalog(place, stream)
-        check_recoverable(catalog, stream)
+    older = _check_catalog(place, stream, dry_run, accept_loss, tell)
     # Before the epoch: a deletion that was planned without seeing the lease is of an older epoch, and refused.
     with hold_lease(catalog, stream, None, what="recovers"):
-        choice, epoch = _look(place, stream, run, tell), None
-        lost = catalog.rollbacks.foresee(stream, choice.checkpoint, choice.newest)
-        if choice.failures and not dry_run:
-            if not choice.rebuilt:
-                _refuse_loss(stream, choice, lost, accept_loss)
-            epoch, choice, lost = _roll_back(place, stream, run, tell, accept_loss)
-        elif choice.checkpoint and not dry_run:
-            _note_proof(catalog, stream, choice.checkpoint)
-        snapshots = _drop_snapshots(place, stream, choice.checkpoint, tell, dry_run=dry_run)
+        point, epoch = find_beside_run(place, stream, run, tell), None
+        lost = catalog.rollbacks.foresee(stream, point.checkpoint, point.newest)
+        if point.failures and not dry_run:
+            if not point.rebuilt:
+                _refuse_loss(stream, point, lost, accept_loss)
+            epoch, point, lost = _roll_back(place, stream, run, tell, accept_loss)
+        elif point.checkpoint and not dry_run:
+            _note_proof(catalog, stream, point.checkpoint)
+        snapshots = _drop_snapshots(place, stream, point.checkpoint, tell, dry_run=dry_run)
     swept = (0, 0) if dry_run else _clean(place, stream, epoch)
     return Recovery(
         stream=stream,
         dry_run=dry_run,
-        checkpoint=choice.checkpoint,
-        proven=True if choice.checkpoint else None,
+        checkpoint=point.checkpoint,
+        proven=True if point.checkpoint else None,
         given_up=lost.given_up,
-        failures=choice.failures,
-        rebuilt=choice.rebuilt,
+        failures=point.failures,
+        rebuilt=point.rebuilt,
         fenced=older or epoch is not None,
         snapshots=snapshots,
         savepoints=lost.savepoints,
         edits=lost.edits,
-        refusal=_refusal(choice, lost) if dry_run else None,
+        refusal=_explain_refusal(point, lost) if dry_run else None,
         swept_objects=swept[0],
         swept_bytes=swept[1],
         seconds=round(time.perf_counter() - start, 3),
     )
 
 
+def _check_catalog(
+    place: OpenWarehouse, stream: str, dry_run: bool, accept_loss: bool, tell: Callable[[str], None]
+) -> bool:
+    """Make sure that the stream can be recovered by this catalog.
+
+    Returns whether the catalog is older than the store and was taken above the store's epochs; that fences every run.
+
+    Raises:
+        UnknownStream, UnknownCheckpoint, WrongWarehouse, Unreachable: as `recover`.
+    """
+    place.warehouse.store.check(writable=not dry_run)
+    if accept_loss and not dry_run and go_on_from_backup(place, stream, f"{this_process()} recovers", OUTCOME):
+        tell("the catalog is older than the store: what it does not know of is given up")
+        return True
+    check_catalog(place, stream)
+    check_recoverable(place.catalog, stream)
+    return False
+
+
 def check_recoverable(catalog: Catalog, stream: str) -> None:
-    """A stream that has completed something, even if all of it was given up, to come again or for good.
+    """Make sure that a stream has completed a checkpoint, even if all of them have been given up since.
 
     Raises:
         UnknownStream, UnknownCheckpoint: as `recover`.
@@ -202,161 +195,77 @@ def check_recoverable(catalog: Catalog, stream: str) -> None:
         catalog.checkpoints.latest(stream)
 
 
-def _look(place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None]) -> _Choice:
-    """Choose while a run may be at work, whose retention, recovery or deletions change what there is meanwhile: a
-    checkpoint that is not there any more is no damaged one."""
-    for _ in range(_LOOKS):
-        before = {c.id: c.epoch for c in place.catalog.checkpoints.list(stream)}
-        with suppress(UnknownCheckpoint):
-            choice = _choose(place, stream, run, tell, rebuild=False)
-            now = {c.id: c.epoch for c in place.catalog.checkpoints.list(stream)}
-            if all(now.get(f.checkpoint) == before.get(f.checkpoint) for f in choice.failures):
-                return choice
-    raise Unreachable(f"stream {stream} changes while it is looked at: recover it again", transient=True)
+def _explain_refusal(point: RecoveryPoint, lost: RollbackLoss) -> str | None:
+    """Why giving up `lost` needs `accept_loss`; None if it does not."""
+    newest = max(lost.given_up, default=point.checkpoint)
+    return explain_refusal(newest, point.checkpoint, lost.savepoints, lost.edits)
 
 
-def _refusal(choice: _Choice, lost: RollbackLoss) -> str | None:
-    newest = max(lost.given_up, default=choice.checkpoint)
-    return explain_refusal(newest, choice.checkpoint, lost.savepoints, lost.edits)
-
-
-def _refuse_loss(stream: str, choice: _Choice, lost: RollbackLoss, accept_loss: bool) -> None:
-    """Refuse to give up what may not be without being asked.
+def _refuse_loss(stream: str, point: RecoveryPoint, lost: RollbackLoss, accept_loss: bool) -> None:
+    """Make sure that what would be lost may be given up.
 
     Raises:
-        LossRefused
+        LossRefused: it needs `accept_loss`.
     """
-    refusal = _refusal(choice, lost)
+    refusal = _explain_refusal(point, lost)
     if accept_loss or refusal is None:
         return
-    good = f"checkpoint {choice.checkpoint}" if choice.checkpoint else "none"
-    why = f" ({choice.failures[0].reason})" if choice.failures else ""
+    good = f"checkpoint {point.checkpoint}" if point.checkpoint else "none"
+    why = f" ({point.failures[0].reason})" if point.failures else ""
     raise LossRefused(
         f"stream {stream} is damaged{why}; its newest checkpoint that restores is {good}, and going back would lose "
-        f"{span(lost.given_up)}: {refusal}. Nothing was given up: bring back what is missing, or accept the loss with "
-        f"`siltstone recover {stream} --accept-loss`"
+        f"{describe_checkpoints(lost.given_up)}: {refusal}. Nothing was given up: bring back what is missing, or "
+        f"accept the loss with `siltstone recover {stream} --accept-loss`"
     )
 
 
 def _roll_back(
     place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None], accept_loss: bool
-) -> tuple[int, _Choice, RollbackLoss]:
-    """Under a writer epoch of its own, which commits nothing."""
+) -> tuple[int, RecoveryPoint, RollbackLoss]:
+    """Find the recovery point once more and roll back to it, under a writer epoch of its own that commits nothing.
+
+    Returns that epoch, the point, and what was lost.
+    """
     catalog = place.catalog
     epoch = begin_epoch(place, stream, f"{this_process()} recovers")
     outcome = "failed"
     try:
-        choice = _choose(place, stream, run, tell, rebuild=True)
-        reason = choice.failures[0].reason if choice.failures else "nothing is damaged"
-        if choice.failures:
+        point = find_recovery_point(place, stream, run, tell, rebuild=True)
+        reason = point.failures[0].reason if point.failures else "nothing is damaged"
+        if point.failures:
             place.confirm_store()
         lost = catalog.rollbacks.roll_back(
             stream,
             epoch,
-            choice.checkpoint,
+            point.checkpoint,
             reason,
             this_process(),
-            lambda lost: _refuse_loss(stream, choice, lost, accept_loss),
+            lambda lost: _refuse_loss(stream, point, lost, accept_loss),
         )
-        if choice.checkpoint:
-            catalog.checkpoints.record_proof(stream, choice.checkpoint, True)
+        if point.checkpoint:
+            catalog.checkpoints.record_proof(stream, point.checkpoint, True)
         outcome = OUTCOME
     finally:
         with suppress(Unreachable):  # a note for people
             catalog.runs.end(stream, epoch, outcome)
-    return epoch, choice, lost
+    return epoch, point, lost
 
 
 def _note_proof(catalog: Catalog, stream: str, checkpoint: int) -> None:
-    """Of a checkpoint that a run at work may just have deleted."""
+    """Record that a checkpoint is proven, unless a run at work has just deleted it."""
     with suppress(UnknownCheckpoint):
         catalog.checkpoints.record_proof(
             stream, checkpoint, True, epoch=catalog.checkpoints.get(stream, checkpoint).epoch
         )
 
 
-def _choose(place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None], *, rebuild: bool) -> _Choice:
-    """The newest checkpoint that is proven, and why those above it are not."""
-    waiting = [c.id for c in place.catalog.checkpoints.list(stream)][::-1]
-    newest = max(waiting, default=0)
-    failed = _output_failures(place, stream, waiting, tell)
-    waiting = waiting[len(failed) :]
-    rebuilt: tuple[str, ...] = ()
-    at_once = 1
-    while waiting:
-        some, waiting = waiting[:at_once], waiting[at_once:]
-        tell(f"proving {span(some)}")
-        failures = _failures(place, stream, some, run)
-        if failures and at_once == 1:
-            damaged = _damaged_bases(place, stream, failures[some[0]])
-            rebuilt = _rebuild(place, stream, damaged, run, tell) if rebuild else damaged
-            if rebuild and rebuilt:
-                failures = _failures(place, stream, some, run)
-        for failure in failures.values():
-            tell(f"checkpoint {failure.checkpoint} cannot be restored: {failure.reason}")
-        good = next((c for c in some if c not in failures), 0)
-        failed += [failures[c] for c in some if c > good]
-        if good:
-            return _Choice(good, newest, tuple(failed), rebuilt)
-        at_once *= 2
-    return _Choice(0, newest, tuple(failed), rebuilt)
-
-
-def _output_failures(
-    place: OpenWarehouse, stream: str, newest_first: list[int], tell: Callable[[str], None]
-) -> list[Failure]:
-    """Checkpoints to go back behind, since what a sink is to have of the first of them is damaged: made again, of the
-    same input, it is staged again."""
-    damaged = damaged_output(place.warehouse.store, place.catalog, stream)
-    if damaged is None:
-        return []
-    place.confirm_store()
-    first, error = damaged
-    tell(f"the output of checkpoint {first} cannot be delivered: {error}")
-    return [Failure(c, str(error)) for c in newest_first if c >= first]
-
-
-def _failures(place: OpenWarehouse, stream: str, some: list[int], run: Map) -> dict[int, Failure]:
-    """Why checkpoints are not proven, at a second look either, by a store that shows what must be there."""
-    failures = prove_checkpoints(place, stream, some, run).failures
-    if failures:
-        place.confirm_store()
-        failures = prove_checkpoints(place, stream, sorted(failures), run).failures
-    if failures:
-        place.confirm_store()
-    return failures
-
-
-def _damaged_bases(place: OpenWarehouse, stream: str, failure: Failure) -> tuple[str, ...]:
-    """The operators whose chain begins with the materialization that a damaged object is of."""
-    id = materialization_of(failure.object or "")
-    begins = place.catalog.materializations.list_in_chain(stream, failure.checkpoint) if id else []
-    return tuple(m.operator for m in begins if m.id == id)
-
-
-def _rebuild(
-    place: OpenWarehouse, stream: str, operators: tuple[str, ...], run: Map, tell: Callable[[str], None]
-) -> tuple[str, ...]:
-    """Materialize once more, at the same checkpoint, what these operators' chains begin with; those that could be."""
-    done = []
-    for m in place.catalog.materializations.list_in_chain(stream, place.catalog.checkpoints.last_id(stream)):
-        if m.operator in operators:
-            tell(f"rebuilding the base of {m.operator} at checkpoint {m.checkpoint}")
-            try:
-                id = uuid.uuid4().hex
-                materialize(place, stream, m.operator, m.checkpoint, id=id, parallelism=1, run=run, again=True)
-                done.append(m.operator)
-            except NewerFormat:
-                raise
-            except (StateError, UsageError):  # what it was made of is damaged too, or gone
-                continue
-    return tuple(done)
-
-
 def _drop_snapshots(
     place: OpenWarehouse, stream: str, checkpoint: int, tell: Callable[[str], None], *, dry_run: bool
 ) -> tuple[int, ...]:
-    """Drop the damaged ones among the full snapshots of `checkpoint` and of all that the last proof of failed."""
+    """Drop damaged full snapshots; returns their checkpoints, in a dry run those that would be dropped.
+
+    Only snapshots of `checkpoint` and of checkpoints whose last proof failed are read.
+    """
     catalog, epoch = place.catalog, place.catalog.streams.get(stream).epoch
     suspects = {checkpoint} | {c.id for c in catalog.checkpoints.list(stream) if c.proven is False}
     taken = [
@@ -384,9 +293,10 @@ def _drop_snapshots(
 
 
 def _clean(place: OpenWarehouse, stream: str, epoch: int | None) -> tuple[int, int]:
-    """Complete deletions and sweep: (objects, bytes) deleted. The stream is ready without, so nothing here fails it.
+    """Complete deletions and sweep; returns how many objects were deleted, and how many bytes.
 
-    Without an `epoch` a run may be at work: then as beside it.
+    The stream is ready without this, so a failure here is only logged. `epoch` is that of the rollback; with None
+    nothing was rolled back, and a run may be at work.
     """
     try:
         objects = size_bytes = 0
@@ -399,9 +309,3 @@ def _clean(place: OpenWarehouse, stream: str, epoch: int | None) -> tuple[int, i
     except (Unreachable, UnknownCheckpoint, CorruptObject) as error:
         _LOG.warning("stream is ready, but not all that is left over is swept", stream=stream, error=str(error))
         return 0, 0
-
-
-def span(ids: tuple[int, ...] | list[int]) -> str:
-    """Checkpoints for people."""
-    low, high = min(ids), max(ids)
-    return f"checkpoint {low}" if low == high else f"checkpoints {low} to {high}"

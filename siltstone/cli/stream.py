@@ -22,6 +22,10 @@ from siltstone.cli.output import (
 from siltstone.model import check_name
 
 GROUP = "Run and look"
+MaterializeEvery = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Consolidate chains in the background after 90s, 15m or 12h; 0 or off. [10m]"),
+]
 
 
 @app.command(rich_help_panel=GROUP)
@@ -30,23 +34,16 @@ def run(
     warehouse: WarehouseUrl = None,
     catalog: CatalogUrl = None,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop after N micro-batches.")] = None,
-    parallelism: Annotated[int | None, typer.Option(help="Subtasks an operator. [cores]")] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Subtasks per operator. [cores]")] = None,
     backend: Annotated[str | None, typer.Option(help="Working state: heap. [heap]")] = None,
-    checkpoint_steps: Annotated[int | None, typer.Option(help="Micro-batches a checkpoint. [1]")] = None,
+    checkpoint_steps: Annotated[int | None, typer.Option(help="Micro-batches per checkpoint. [1]")] = None,
     checkpoint_s: Annotated[float | None, typer.Option(help="Seconds between checkpoints, instead.")] = None,
     policy: Annotated[str | None, typer.Option(help="When to take a base: marginal-cost or adjust-d.")] = None,
-    materialize_every: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="Consolidate chains in the background after 90s, 15m or 12h; 0 or off. [10m]"
-        ),
-    ] = None,
+    materialize_every: MaterializeEvery = None,
     options: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A source option of the stream.")
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on, waiting for input, until SIGTERM or Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep waiting for input until SIGTERM or Ctrl-C.")] = False,
     drop: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,7 +88,7 @@ def run(
 
 
 def _every(text: str) -> dict[str, object]:
-    """What `--materialize-every` says, as options under [materialization]."""
+    """Convert the value of `--materialize-every` to options of [materialization]."""
     from siltstone.retention.retention_rules import parse_duration
 
     if text in ("0", "off"):

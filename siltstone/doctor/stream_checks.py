@@ -8,7 +8,7 @@ from siltstone.catalog.epochs import check_catalog
 from siltstone.catalog.processes import is_known_dead, is_known_gone
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
-from siltstone.change.recover import span
+from siltstone.change.recovery_point import describe_checkpoints
 from siltstone.doctor.findings import Finding, State
 from siltstone.errors import CorruptObject
 from siltstone.restore.restore import read_manifest
@@ -124,8 +124,8 @@ def check_deletions(subject: StreamSubject) -> list[Finding]:
         waiting += [f"{len(plan.leased)} marked checkpoints are being read"] if plan.leased else []
         return [subject.finding("deletions", "ok", "; ".join(waiting) or "none under way")]
     since = _iso(min(marked[id] for id in going))
-    said = f"unfinished: {len(going)} checkpoints ({span(going)}), marked since {since}, with {len(objects):,} objects "
-    said += f"of {sum(each.bytes for each in objects) / 1e6:,.1f} MB"
+    said = f"unfinished: {len(going)} checkpoints ({describe_checkpoints(going)}), marked since {since}, with "
+    said += f"{len(objects):,} objects of {sum(each.bytes for each in objects) / 1e6:,.1f} MB"
     rules = retention_in_force(catalog.streams.get(name).retention, subject.settings.retention)
     if rules.rules and _is_running(subject):
         return [subject.finding("deletions", "ok", f"{said}: the current run completes it")]

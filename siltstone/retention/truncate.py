@@ -5,7 +5,7 @@ run twice, or run beside another: what it decided to delete is marked in one tra
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,9 +37,9 @@ class Waiting:
 class Truncation(Result):
     """What a truncation did, or would do (`dry_run`).
 
-    `deleted` checkpoints are gone; `waiting` ones are marked; those that are `leased` somebody reads, and they stay for
-    the next truncation. Among them all are any that were marked before. `objects` were deleted from the store, of
-    `bytes` together. `rules` are those it went by; `left` checkpoints are beyond the limit that it had.
+    `deleted` checkpoints are gone; `waiting` ones are marked; `leased` ones are being read and stay until the next
+    truncation. All three include checkpoints that an earlier deletion marked. `objects` objects with `bytes` bytes
+    were deleted from the store. `rules` are the retention rules in force; `left` checkpoints were over the limit.
     """
 
     stream: str
@@ -71,13 +71,13 @@ def truncate(
 ) -> Truncation:
     """Delete the checkpoints that retention subsumes, and complete what earlier deletions left.
 
-    The time to go by is the catalog's.
+    Ages are by the catalog's clock.
 
     Args:
         options: rules that stand in for those recorded with the stream (`retention.retention_rules`).
-        dry_run: only say what would be done; nothing is changed.
-        epoch: the run that does it, which deletes nothing once it is fenced; None for whoever is no run.
-        limit: how many checkpoints are marked, and how many go, at most.
+        dry_run: only report what would be done; nothing is changed.
+        epoch: of the run that truncates, which deletes nothing once it is fenced; None for a caller that is not a run.
+        limit: the most checkpoints to mark, and the most to delete.
         restores_from: what the steps of that run may restore from (`delete_checkpoints`).
 
     Raises:
@@ -93,17 +93,13 @@ def truncate(
     epoch, options = record.epoch if epoch is None else epoch, retention_in_force(record.retention, options)
     catalog.checkpoints.latest(stream)  # or there is nothing to truncate
     check_catalog(place, stream)  # of a dry run, too: it is to say what would be done
-    first, committed_at = {}, {}
-    for checkpoint in catalog.checkpoints.list_retained(stream):
-        if not checkpoint.deleted:
-            first[checkpoint.id], committed_at[checkpoint.id] = checkpoint.first, checkpoint.committed_at
+    retained = [c for c in catalog.checkpoints.list_retained(stream) if not c.deleted]
+    committed_at = {c.id: c.committed_at for c in retained}
     plan = plan_retention(committed_at, catalog.savepoints.list(stream), options, catalog.now())
     if dry_run:
-        ahead, objects = foresee(catalog, stream, plan.subsumed)
-        size_bytes = sum(stored.bytes for stored in objects)
-        done = DeletionResult(ahead.goes, ahead.waits, len(objects), size_bytes, ahead.leased)
+        done = _foresee_deletion(catalog, stream, plan.subsumed)
     else:
-        going, keep = plan.subsumed[:limit], options.input_log
+        going = plan.subsumed[:limit]
         done = delete_checkpoints(
             place,
             stream,
@@ -112,16 +108,22 @@ def truncate(
             reason=SUBSUMED,
             spare_leased=True,
             limit=limit,
-            input_log=keep,
+            input_log=options.input_log,
             restores_from=restores_from,
         )
         done = replace(done, left=done.left + len(plan.subsumed) - len(going))
     kept = tuple(Kept(id, reasons) for id, reasons in plan.kept.items())
-    waiting = _waiting(done.marked, {id: first[id] for id in plan.kept})
+    waiting = _waiting(done.marked, {c.id: c.first for c in retained if c.id in plan.kept})
     rules = options.to_record()
     return Truncation(
         stream, dry_run, kept, done.deleted, waiting, done.leased, done.objects, done.bytes, rules, done.left
     )
+
+
+def _foresee_deletion(catalog: Catalog, stream: str, subsumed: Sequence[int]) -> DeletionResult:
+    """What the deletion of these checkpoints would come to now; nothing is changed."""
+    ahead, objects = foresee(catalog, stream, subsumed)
+    return DeletionResult(ahead.goes, ahead.waits, len(objects), sum(stored.bytes for stored in objects), ahead.leased)
 
 
 def describe_retention(catalog: Catalog, stream: str, given: RetentionOptions) -> dict[str, Any]:

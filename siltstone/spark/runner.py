@@ -8,7 +8,7 @@ In the user's own query:
     query.awaitTermination()
     runner.finish()
 
-or, for a stream definition with a source of its own, `open_source` and `run_stream`.
+or, for a stream definition with a source of its own, `sources.open_source` and `run_stream`.
 """
 
 import shutil
@@ -29,19 +29,15 @@ from siltstone.catalog.steps import Step
 from siltstone.change.replay import follow
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.log import bind_fields, get_logger
-from siltstone.operator import SOURCE
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
-from siltstone.secret import Secret, hide
 from siltstone.spark.delivery import deliverers
 from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, start_offsets
 from siltstone.spark.source_log import SourceLog, span
-from siltstone.spark.step import StepRun, columns_read, run_empty, run_operators
+from siltstone.spark.step import StepRun, run_empty, run_operators
 from siltstone.spark.stopping import StopRequest
-from siltstone.store.open import Warehouse
-from siltstone.stream import DIRECTORY, Stream
 
 STOP_POLL_S = 0.2
 _LOG = get_logger(__name__)
@@ -295,52 +291,6 @@ def remove_old_work(region: ConsistentRegion) -> None:
     for directory in region.warehouse.local.work(region.stream.name, region.epoch).parent.glob("*"):
         if directory.name.isdigit() and int(directory.name) < (region.oldest_epoch or region.epoch):
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def open_source(spark: SparkSession, stream: Stream, warehouse: Warehouse, options: Mapping[str, str]) -> DataFrame:
-    """The streaming DataFrame of a stream definition's own source.
-
-    Args:
-        options: source options that differ from their defaults; see `Stream.source`.
-
-    Raises:
-        UsageError: the source cannot be had with these options, or lacks a column that the stream reads.
-    """
-    if stream.source is None:
-        raise UsageError(
-            f"stream {stream.name} has no source of its own: give its rows with siltstone.write_stream(rows, stream)"
-        )
-    directory = warehouse.local.source(stream.origin or stream.name)
-    secrets = {name: value.read() for name, value in stream.options.items() if isinstance(value, Secret)}
-    given = {name: value for name, value in stream.options.items() if not isinstance(value, Secret)}
-    try:
-        rows = stream.source(spark, {**given, **options, **secrets, DIRECTORY: str(directory)})
-    except SiltstoneError:
-        raise
-    except Exception as error:  # a user's source may fail in any way
-        said = hide((str(error).strip() or "no message").splitlines()[0], secrets.values())
-        shown = None if secrets else error  # what it fails with may tell more
-        raise UsageError(
-            f"the source of stream {stream.name} failed: {type(error).__name__}: {said}; check its options"
-        ) from shown
-    check_rows(stream, rows)
-    return rows
-
-
-def check_rows(stream: Stream, rows: DataFrame) -> None:
-    """Make sure that a stream can read these rows.
-
-    Raises:
-        UsageError: they are not a streaming DataFrame, its source destroys what it has read, or a column is missing.
-    """
-    if not rows.isStreaming:
-        raise UsageError(f"the source of stream {stream.name} is no stream: make it with spark.readStream")
-    check_source(rows)
-    if stream.event_time is not None and stream.event_time not in rows.columns:
-        raise UsageError(f"stream {stream.name}: add column {stream.event_time}, its event time, to its source")
-    for operator in stream.operators:
-        if operator.reads == SOURCE:
-            columns_read(rows, operator)
 
 
 UNTIL_PROCESSED: Mapping[str, Any] = {"availableNow": True}

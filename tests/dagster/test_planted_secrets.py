@@ -26,7 +26,7 @@ from siltstone.errors import SiltstoneError
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.secret import Secret
 from siltstone.settings import Settings, given_settings, load_settings
-from siltstone.spark.runner import open_source
+from siltstone.spark.sources import open_source
 from siltstone.store.keyvalue.redis_client import RedisOptions, Server
 from siltstone.store.open import Warehouse, open_store
 from tests.dagster.page import HOST, REPOSITORY

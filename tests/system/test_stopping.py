@@ -30,8 +30,8 @@ def own_query() -> None:
     """What a user's program does that wants to end as `siltstone run` does."""
     from siltstone.settings import load_settings
     from siltstone.spark.operations import stop_on_signals, stream_runner
-    from siltstone.spark.runner import open_source
     from siltstone.spark.session import spark_session
+    from siltstone.spark.sources import open_source
     from tests.system.lingering_stream import LINGERING
 
     settings = load_settings()

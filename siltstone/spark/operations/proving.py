@@ -1,6 +1,7 @@
 """Proves checkpoints, from their digests and row by row."""
 
 import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,12 +10,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.reference_copies import ReferenceCopyRecord
+from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
 from siltstone.errors import StateError, UnknownCheckpoint, UsageError
 from siltstone.restore.compare import TableComparison, compare, compare_tasks
 from siltstone.restore.export import unit_tasks
-from siltstone.restore.proof import prove_checkpoints
+from siltstone.restore.proof import Proof, prove_checkpoints
 from siltstone.restore.restore import read_manifests
 from siltstone.restore.verify import Failure, check_objects
 from siltstone.result import Result
@@ -22,6 +24,7 @@ from siltstone.retention.leases import hold_lease
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
 from siltstone.spark.session import cores, needs_spark, spark_session
+from siltstone.store.base import Store
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Stalled:
 
 @dataclass(frozen=True)
 class VerifyResult(Result):
-    """Which checkpoints are proven, and why the others are not; of which operators materialization does not keep up."""
+    """Which checkpoints are proven, why the others are not, and for which operators materialization falls behind."""
 
     stream: str
     proven: list[int]
@@ -58,55 +61,76 @@ def verify(
         UsageError: `deep` for a checkpoint that has no snapshot.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        catalog, store = place.catalog, place.warehouse.store
-        named = None if every else [catalog.checkpoints.resolve(stream, at)]
+        catalog = place.catalog
+        wanted = None if every else [catalog.checkpoints.resolve(stream, at)]
         # Leased before they are listed, and before Spark starts: others may be deleting.
-        with hold_lease(catalog, stream, named, what="verifies"):
+        with hold_lease(catalog, stream, wanted, what="verifies"):
             some = (
                 catalog.checkpoints.list(stream)
-                if named is None
-                else [catalog.checkpoints.get(stream, c) for c in named]
+                if wanted is None
+                else [catalog.checkpoints.get(stream, c) for c in wanted]
             )
             written_by = {c.id: c.epoch for c in some}
-            wanted = list(written_by)
-            snapshots = {s.checkpoint: s for s in catalog.reference_copies.list(stream)}
-            if deep and not snapshots.keys() & set(wanted):
+            copies = [s for s in catalog.reference_copies.list(stream) if s.checkpoint in written_by]
+            if deep and not copies:
                 raise UsageError(
                     f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`"
                 )
             spark = spark_session(settings.master, settings.spark)
             start = time.perf_counter()
-            proof = prove_checkpoints(place, stream, wanted, partial(spark_map, spark))
-            taken = [(stored, [c]) for c, s in snapshots.items() if c in wanted for stored in s.objects]
-            failures = [
-                replace(f, reason=f"{f.reason}; this is of its snapshot only, which `siltstone recover {stream}` drops")
-                for f in check_objects(store, taken)
-            ]
+            proof = prove_checkpoints(place, stream, list(written_by), partial(spark_map, spark))
+            failures = _check_copies(place.warehouse.store, stream, copies)
             if deep:
-                failures += _deep(settings, spark, place, [s for c, s in snapshots.items() if c in wanted])
-        first = {f.checkpoint: f for f in reversed(failures)} | proof.failures
-        # Whoever loses the lease, as when its machine slept, misses what was deleted meanwhile: that is no damage.
-        still = {c.id: c.epoch for c in catalog.checkpoints.list(stream)} if first else written_by
-        if gone := {c for c in first if still.get(c) != written_by[c]}:
-            if named is not None:
-                raise UnknownCheckpoint(
-                    f"no checkpoint {min(gone)} of {stream} any more: it was deleted or given up while it was proven; "
-                    "verify others"
-                )
-            wanted = [c for c in wanted if c not in gone]
-            first = {c: failure for c, failure in first.items() if c not in gone}
-        for checkpoint in wanted:
-            failure = first.get(checkpoint)
-            restore_s, read = proof.restore_s[checkpoint], proof.restore_bytes[checkpoint]
-            measured = {} if failure else {"restore_s": round(restore_s, 6), "restore_bytes": read}
-            reason, epoch = failure.reason if failure else None, written_by[checkpoint]
-            with suppress(UnknownCheckpoint):  # it was deleted or given up since
-                catalog.checkpoints.record_proof(stream, checkpoint, failure is None, reason, epoch=epoch, **measured)
+                failures += _compare_deeply(settings, spark, place, copies)
+        failed = {f.checkpoint: f for f in reversed(failures)} | proof.failures
+        written_by = _leave_out_gone(catalog, stream, written_by, failed, every)
+        failed = {c: failure for c, failure in failed.items() if c in written_by}
+        _record_proofs(catalog, stream, written_by, failed, proof)
         health = materialization_health(catalog, stream, settings.materialization, settings.policy_options)
         stalled = [Stalled(name, h.health.value, h.reason) for name, h in health.items() if not h.fine]
         seconds = round(time.perf_counter() - start, 3)
-    proven = [c for c in wanted if c not in first]
-    return VerifyResult(stream, proven, [first[c] for c in sorted(first)], seconds, stalled)
+    proven = [c for c in written_by if c not in failed]
+    return VerifyResult(stream, proven, [failed[c] for c in sorted(failed)], seconds, stalled)
+
+
+def _check_copies(store: Store, stream: str, copies: Sequence[ReferenceCopyRecord]) -> list[Failure]:
+    """Read the objects of full snapshots; returns which are damaged."""
+    advice = f"this is of its snapshot only, which `siltstone recover {stream}` drops"
+    objects = [(stored, [copy.checkpoint]) for copy in copies for stored in copy.objects]
+    return [replace(f, reason=f"{f.reason}; {advice}") for f in check_objects(store, objects)]
+
+
+def _leave_out_gone(
+    catalog: Catalog, stream: str, written_by: dict[int, int], failed: Collection[int], every: bool
+) -> dict[int, int]:
+    """Leave out of `written_by`, checkpoint -> writer epoch, those that failed because they are gone.
+
+    A process that loses its lease, as when its machine slept, misses what was deleted meanwhile: that is no damage.
+
+    Raises:
+        UnknownCheckpoint: one is gone, and not `every` one was asked for.
+    """
+    still = {c.id: c.epoch for c in catalog.checkpoints.list(stream)} if failed else written_by
+    gone = {c for c in failed if still.get(c) != written_by[c]}
+    if gone and not every:
+        raise UnknownCheckpoint(
+            f"no checkpoint {min(gone)} of {stream} any more: it was deleted or given up while it was proven; "
+            "verify others"
+        )
+    return {c: epoch for c, epoch in written_by.items() if c not in gone}
+
+
+def _record_proofs(
+    catalog: Catalog, stream: str, written_by: Mapping[int, int], failed: Mapping[int, Failure], proof: Proof
+) -> None:
+    """Record each outcome in the catalog, and of each proven checkpoint what restoring it took."""
+    for checkpoint, epoch in written_by.items():
+        failure = failed.get(checkpoint)
+        restore_s, read = proof.restore_s[checkpoint], proof.restore_bytes[checkpoint]
+        measured = {} if failure else {"restore_s": round(restore_s, 6), "restore_bytes": read}
+        reason = failure.reason if failure else None
+        with suppress(UnknownCheckpoint):  # it was deleted or given up since
+            catalog.checkpoints.record_proof(stream, checkpoint, failure is None, reason, epoch=epoch, **measured)
 
 
 @dataclass(frozen=True)
@@ -151,25 +175,25 @@ def compare_snapshot(settings: Settings, stream: str) -> SnapshotComparison:
             raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
         with hold_lease(place.catalog, stream, [snapshots[-1].checkpoint], what="compares"):
             spark = spark_session(settings.master, settings.spark)
-            tables = _compared(settings, spark, place, snapshots[-1])
+            tables = _compare_copy(settings, spark, place, snapshots[-1])
     return SnapshotComparison(stream, snapshots[-1].checkpoint, tables)
 
 
-def _deep(
-    settings: Settings, spark: SparkSession, place: OpenWarehouse, snapshots: list[ReferenceCopyRecord]
+def _compare_deeply(
+    settings: Settings, spark: SparkSession, place: OpenWarehouse, copies: list[ReferenceCopyRecord]
 ) -> list[Failure]:
-    """Row by row against the full snapshots."""
+    """Compare checkpoints row by row with their full snapshots; returns which differ."""
     failures = []
-    for snapshot in snapshots:
+    for copy in copies:
         try:
-            tables = _compared(settings, spark, place, snapshot)
-            failures += [Failure(snapshot.checkpoint, str(table)) for table in tables if not table.same]
+            tables = _compare_copy(settings, spark, place, copy)
+            failures += [Failure(copy.checkpoint, str(table)) for table in tables if not table.same]
         except StateError as error:
-            failures.append(Failure(snapshot.checkpoint, str(error)))
+            failures.append(Failure(copy.checkpoint, str(error)))
     return failures
 
 
-def _compared(
+def _compare_copy(
     settings: Settings, spark: SparkSession, place: OpenWarehouse, snapshot: ReferenceCopyRecord
 ) -> list[TableComparison]:
     store = place.warehouse.store

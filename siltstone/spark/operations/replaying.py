@@ -23,9 +23,9 @@ from siltstone.settings import Settings
 from siltstone.spark.failures import explained
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.queries import paths_in_urls
-from siltstone.spark.runner import open_source
 from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
+from siltstone.spark.sources import open_source
 from siltstone.spark.step import StepRun, run_empty, run_operators
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.open import Warehouse

@@ -22,8 +22,9 @@ from siltstone.spark.background import SparkUnits
 from siltstone.spark.cluster import check_cluster
 from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.operations.run_metrics import RunMetrics
-from siltstone.spark.runner import ON_AND_ON, UNTIL_PROCESSED, StreamRunner, check_rows, open_source, run_stream
+from siltstone.spark.runner import ON_AND_ON, UNTIL_PROCESSED, StreamRunner, run_stream
 from siltstone.spark.session import cores, needs_spark, spark_session
+from siltstone.spark.sources import check_rows, open_source
 from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.spark.stream_run import RunResult, StreamRun
 from siltstone.stream import Stream
