@@ -1,9 +1,11 @@
-"""Runs a command of the command line in the test's own process, and says how it ended."""
+"""Runs a command of the command line, in the test's own process or in another, and reports how it ended."""
 
 import contextlib
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,11 @@ from typing import Any
 import pytest
 
 from siltstone import cli
+from siltstone.catalog.warehouse import OpenWarehouse
+
+ROOT = Path(__file__).parents[1]
+CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
+"""of a project: its `siltstone.toml`"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,22 @@ def siltstone(*arguments: object, cwd: Path | None = None) -> Ended:
             cli.main()
     code = end.value.code
     return Ended(code if isinstance(code, int) else int(bool(code)), out.getvalue(), err.getvalue())
+
+
+def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
+    """Run a command in a process of its own."""
+    command = [sys.executable, "-m", "siltstone.cli", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, **options)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def contents(warehouse: Path) -> tuple[Any, ...]:
+    """All that a command that fails must leave alone: streams, runs, checkpoints and every file but the catalog's."""
+    files = sorted((str(p), p.stat().st_size) for p in warehouse.rglob("*") if not p.name.startswith("catalog.db"))
+    with OpenWarehouse.existing(str(warehouse)) as place:
+        streams = place.catalog.streams.list()
+        return files, [(s, place.catalog.runs.list(s.name), place.catalog.checkpoints.list(s.name)) for s in streams]
 
 
 def plain(ended: Ended) -> list[str]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from siltstone.catalog.outbox import OutputRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
+from siltstone.change.replay import follow
 from siltstone.format.output import read_output
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.run.region import Completed
@@ -122,6 +123,29 @@ class Outboxed(RegionRun):
         if self.delivers:
             self.deliver(checked=True)
         return completed
+
+
+def roll_back(place: OpenWarehouse, checkpoint: int, stream: str = NAME) -> None:
+    """Give up what lies above a checkpoint."""
+    epoch = place.catalog.runs.begin(stream, "a test")
+    place.catalog.rollbacks.roll_back(stream, epoch, checkpoint, "a test", "a test")
+
+
+def follow_log(run: Outboxed) -> None:
+    """Run what the input log holds again, with the same boundaries."""
+    for piece in follow(run.region.completed, run.region.logged_steps()):
+        if piece.step is None:
+            run.step_without_rows()
+        else:
+            run.step(batch(piece.step.batch_id + 1), ends=piece.ends)
+
+
+def write(place: OpenWarehouse, heard: Heard, count: int, **options: Any) -> Outboxed:
+    """A run of the first micro-batches."""
+    run = Outboxed(place, heard, **options)
+    for n in range(1, count + 1):
+        run.step(batch(n))
+    return run
 
 
 def inputs(numbers: Sequence[int], rows: int = 10) -> list[int]:

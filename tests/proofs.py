@@ -10,6 +10,8 @@ from siltstone.restore.export import restore_unit, unit_tasks, whole_digest
 from siltstone.restore.proof import prove_checkpoints
 from siltstone.restore.restore import read_manifests
 from siltstone.restore.verify import Failure
+from tests.stored import stream_objects
+from tests.sums import NAME
 
 
 def in_order(function: Callable[[Any], Any], pieces: Iterable[Any]) -> list[Any]:
@@ -46,3 +48,15 @@ def restored_digest(place: OpenWarehouse, stream: str, checkpoint: int, parallel
     if digest != recorded:
         raise ProofFailed(f"checkpoint {checkpoint} has digest {digest}, not the recorded {recorded}")
     return digest
+
+
+def check_whole(place: OpenWarehouse, visible: Iterable[int]) -> None:
+    """Exactly these checkpoints of the stream of sums are to be seen, and prove; the store holds exactly what the
+    catalog names."""
+    recorded = place.catalog.checkpoints.list(NAME)
+    assert [c.id for c in recorded] == sorted(visible)
+    assert not failures(place, NAME)
+    for checkpoint in recorded:
+        assert restored_digest(place, NAME, checkpoint.id) == checkpoint.digest
+    named = [(o.name, o.bytes) for o in place.catalog.objects.list(NAME)]
+    assert sorted(stream_objects(place.warehouse.store)) == sorted(named)

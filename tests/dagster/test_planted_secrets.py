@@ -92,17 +92,8 @@ def logged(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> 
     log.unconfigure()
 
 
-@pytest.mark.parametrize("logged", ["text", "json"], indirect=True)
-def test_a_planted_secret_is_found_nowhere(
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    logged: list[str],
-) -> None:
-    told = [repr(settings)]
-
-    # State, catalog, manifests, and the tasks that Spark would get.
+def say_of_a_run(settings: Settings) -> tuple[list[str], list[bytes]]:
+    """Write state, catalog and manifests; returns what is said, and the tasks that Spark would get."""
     with OpenWarehouse.writable(settings.warehouse) as place:
         run = RegionSteps(
             ConsistentRegion.open(STREAM, place.warehouse, place.catalog, POLICY, RegionOptions(), "a test")
@@ -110,32 +101,38 @@ def test_a_planted_secret_is_found_nowhere(
         run.step(purchases()[0])
         run.step(purchases()[1])
         pickled = [cloudpickle.dumps(task) for task in run.region.begin_step(ends=True).values()]
-        told.append(refusal(lambda: open_source(None, STREAM, place.warehouse, {})))  # pyright: ignore[reportArgumentType]
+        said = refusal(lambda: open_source(None, STREAM, place.warehouse, {}))  # pyright: ignore[reportArgumentType]
         run.region.close("failed")
+    return [said], pickled
 
-    # What the page gets of the definitions.
+
+def say_on_the_page(settings: Settings) -> list[str]:
+    """What the page gets of the definitions, and what an alert that cannot be sent says."""
     definitions = stream_definitions(STREAM, settings=settings)
-    told.append(serialize_value(RepositorySnap.from_def(definitions.get_repository_def())))
-    told.append(str(events_asset(STREAM).description))
-    assert "notifier" in told[-2] and "OF_OPTION" in told[-1], "it is this that the page shows"
+    snapshot = serialize_value(RepositorySnap.from_def(definitions.get_repository_def()))
+    description = str(events_asset(STREAM).description)
+    assert "notifier" in snapshot and "OF_OPTION" in description, "it is this that the page shows"
     alert = Alert(STREAM.name, "proof", "a proof failed", "now")
-    told.append(refusal(lambda: WebhookNotifier().notify(alert)))
+    return [snapshot, description, refusal(lambda: WebhookNotifier().notify(alert))]
 
-    # What cannot be reached, and what is given in arguments.
-    told.append(refusal(lambda: OpenWarehouse.writable(settings.warehouse, settings.catalog, 0.0)))
+
+def say_of_addresses(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[bytes]]:
+    """What is said of what cannot be reached and of what is given in arguments; and a warehouse as tasks get it."""
+    told = [refusal(lambda: OpenWarehouse.writable(settings.warehouse, settings.catalog, 0.0))]
     redis = f"redis://me:{secret('warehouse')}@{HOST}:{free_port()}/0?attempts=1"
     told.append(refusal(lambda: open_store(redis)))
     given_settings(redis, settings.catalog)
     monkeypatch.setenv("SILTSTONE_REDIS_PASSWORD", secret("redis"))
     bare = Warehouse.at(f"redis://me@{HOST}:{free_port()}/0?attempts=1")
     assert Server.of(bare.store_url, RedisOptions()).password == secret("redis"), "tasks have it from where they run"
-    pickled.append(cloudpickle.dumps(bare))
     told.append(refusal(bare.check_readable))
-    assert "the password in --catalog" in "\n".join(caplog.messages) and "the password in --warehouse" in "\n".join(
-        caplog.messages
-    )
+    return told, [cloudpickle.dumps(bare)]
 
-    # Other processes: what the list of processes shows of them.
+
+def start_processes(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], list[list[str]]]:
+    """Start the page and the demo; returns what is said, and what the list of processes would show of them."""
     arguments: list[list[str]] = []
 
     def become(program: str, given: list[str], environment: dict[str, str]) -> None:
@@ -149,25 +146,39 @@ def test_a_planted_secret_is_found_nowhere(
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(os, "execve", become)
     monkeypatch.setattr(subprocess, "Popen", start)
-    told.append(refusal(lambda: ui.serve(settings, HOST, free_port())))
+    said = refusal(lambda: ui.serve(settings, HOST, free_port()))
     monkeypatch.setattr(ui, "check_reachable", lambda *_: None)
     with pytest.raises(Became):
         ui.serve(settings, HOST, free_port())
-    shown = settings.model_copy(update={"warehouse": str(tmp_path / "shown"), "streams": ["./streams"]})
+    of_demo = settings.model_copy(update={"warehouse": str(tmp_path / "shown"), "streams": ["./streams"]})
     with pytest.raises(Became):
-        demo.run_demo(shown, Console(file=(tmp_path / "console").open("w")))
+        demo.run_demo(of_demo, Console(file=(tmp_path / "console").open("w")))
     assert len(arguments) == 2
+    return [said], arguments
+
+
+@pytest.mark.parametrize("logged", ["text", "json"], indirect=True)
+def test_a_planted_secret_is_found_nowhere(
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    logged: list[str],
+) -> None:
+    of_run, tasks = say_of_a_run(settings)
+    on_page = say_on_the_page(settings)
+    of_addresses, warehouse = say_of_addresses(settings, monkeypatch)
+    messages = "\n".join(caplog.messages)
+    assert "the password in --catalog" in messages and "the password in --warehouse" in messages
+    of_start, arguments = start_processes(settings, tmp_path, monkeypatch)
 
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "secrets"]
     assert {"catalog.db", "manifest.arrow", "dagster.yaml", "console"} <= {path.name for path in written}
     assert any("the password in --catalog" in line for line in logged)
     everything = [
-        *told,
-        *logged,
-        "\n".join(caplog.messages),
-        str(arguments),
-        *pickled,
-        *(path.read_bytes() for path in written),
+        *(repr(settings), *of_run, *on_page, *of_addresses, *of_start),
+        *(*logged, "\n".join(caplog.messages), str(arguments)),
+        *(*tasks, *warehouse, *(path.read_bytes() for path in written)),
     ]
     for found in everything:
         assert PLANTED not in (found if isinstance(found, str) else found.decode("latin-1")), found[:2000]

@@ -41,69 +41,100 @@ def columns(entries, *kinds):
     return [pa.array(part, kind) for part, kind in zip(parts, kinds, strict=True)]
 
 
+class Python:
+    """The same state as dicts and lists: what each action makes of it."""
+
+    def __init__(self) -> None:
+        self.maps = {}
+        self.lists = {k: [] for k in range(KEYS)}
+        self.windows = {k: [] for k in range(KEYS)}
+
+    def apply(self, name, entries):
+        if name == "put":
+            self.maps.update({(key, sub): value for key, sub, value in entries})
+        elif name == "remove":
+            for key, sub, _ in entries:
+                self.maps.pop((key, sub), None)
+        elif name == "append":
+            for key, _, value in entries:
+                self.lists[key].append(value)
+        elif name == "clear list":
+            self.lists.update({key: [] for key in entries})
+        elif name == "insert":
+            for key, moment, value in entries:
+                self.windows[key].append((moment, value))
+        elif name == "evict":
+            for key, limit in dict(entries).items():
+                self.windows[key] = [r for r in self.windows[key] if r[0] >= limit]
+        else:
+            self.windows.update({key: [] for key in entries})
+
+
+class Applied:
+    """A subtask of the operator, the keys there are, and what each action does to its state."""
+
+    def __init__(self, task) -> None:
+        self.task = task
+        self.everyone = task.rows({"k": list(range(KEYS))}).keys
+        self.ordinal = np.argsort(self.everyone.columns["k"].to_numpy())
+
+    def keys(self, some):
+        return self.task.rows({"k": pa.array(sorted(set(some)), pa.int64())}).keys
+
+    def apply(self, state, name, entries):
+        if name in ("put", "remove"):
+            k, m, v = columns(entries, pa.int64(), pa.string(), pa.int64())
+            if name == "put":
+                state.map.put({"k": k, "m": m, "v": v})
+            else:
+                state.map.delete({"k": k, "m": m})
+        elif name == "append":
+            k, _, v = columns(entries, pa.int64(), pa.int32(), pa.int64())
+            state.list.append(self.everyone, self.ordinal[k.to_numpy()], {"v": v})
+        elif name == "clear list":
+            state.list.delete(self.keys(entries))
+        elif name == "insert":
+            k, t, v = columns(entries, pa.int64(), pa.int32(), pa.int64())
+            state.window.insert(self.everyone, self.ordinal[k.to_numpy()], {"t": t, "v": v})
+        elif name == "evict":
+            limits = dict(entries)
+            keys = self.keys(limits)
+            state.window.evict(keys, [limits[key] for key in keys.columns["k"].to_pylist()])
+        else:
+            state.window.delete(self.keys(entries))
+
+    def check(self, model: Python) -> None:
+        """Reads bring what the model has."""
+        pairs = [(k, m) for k in range(KEYS) for m in "xyz"]
+        found, (list_at, listed), (window_at, windowed) = self.task.run(
+            lambda state: (
+                state.map.get({"k": [k for k, _ in pairs], "m": [m for _, m in pairs]}),
+                state.list.get(self.everyone),
+                state.window.get(self.everyone),
+            )
+        )
+        assert found["v"].to_pylist() == [model.maps.get(pair) for pair in pairs]
+        for k in range(KEYS):
+            mine = pa.array(np.flatnonzero(list_at == self.ordinal[k]))
+            assert listed["v"].take(mine).to_pylist() == model.lists[k]
+            mine = pa.array(np.flatnonzero(window_at == self.ordinal[k]))
+            taken = windowed.take(mine).to_pydict()
+            expected = sorted(model.windows[k], key=lambda r: r[0])
+            assert list(zip(taken["t"], taken["v"], strict=True)) == expected
+
+
 @pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(st.lists(st.lists(action, max_size=4), max_size=6))
 def test_state_equals_a_python_model(steps):
-    maps, lists, windows = {}, {k: [] for k in range(KEYS)}, {k: [] for k in range(KEYS)}
+    model = Python()
     with subtask(Model(), max_parallelism=4) as task:
-        everyone = task.rows({"k": list(range(KEYS))}).keys
-        ordinal = np.argsort(everyone.columns["k"].to_numpy())
-
-        def batch(some):
-            return task.rows({"k": pa.array(sorted(set(some)), pa.int64())}).keys
-
-        def apply(state, name, entries):
-            if name in ("put", "remove"):
-                k, m, v = columns(entries, pa.int64(), pa.string(), pa.int64())
-                if name == "put":
-                    state.map.put({"k": k, "m": m, "v": v})
-                    maps.update({(key, sub): value for key, sub, value in entries})
-                else:
-                    state.map.delete({"k": k, "m": m})
-                    for key, sub, _ in entries:
-                        maps.pop((key, sub), None)
-            elif name == "append":
-                k, _, v = columns(entries, pa.int64(), pa.int32(), pa.int64())
-                state.list.append(everyone, ordinal[k.to_numpy()], {"v": v})
-                for key, _, value in entries:
-                    lists[key].append(value)
-            elif name == "clear list":
-                state.list.delete(batch(entries))
-                lists.update({key: [] for key in entries})
-            elif name == "insert":
-                k, t, v = columns(entries, pa.int64(), pa.int32(), pa.int64())
-                state.window.insert(everyone, ordinal[k.to_numpy()], {"t": t, "v": v})
-                for key, moment, value in entries:
-                    windows[key].append((moment, value))
-            elif name == "evict":
-                limits = dict(entries)
-                keys = batch(limits)
-                state.window.evict(keys, [limits[key] for key in keys.columns["k"].to_pylist()])
-                for key, limit in limits.items():
-                    windows[key] = [r for r in windows[key] if r[0] >= limit]
-            else:
-                state.window.delete(batch(entries))
-                windows.update({key: [] for key in entries})
-
+        applied = Applied(task)
         for actions in steps:
-            task.run(lambda state, actions=actions: [apply(state, *one) for one in actions])
-            pairs = [(k, m) for k in range(KEYS) for m in "xyz"]
-            found, (list_at, listed), (window_at, windowed) = task.run(
-                lambda state, pairs=pairs: (
-                    state.map.get({"k": [k for k, _ in pairs], "m": [m for _, m in pairs]}),
-                    state.list.get(everyone),
-                    state.window.get(everyone),
-                )
-            )
-            assert found["v"].to_pylist() == [maps.get(pair) for pair in pairs]
-            for k in range(KEYS):
-                mine = pa.array(np.flatnonzero(list_at == ordinal[k]))
-                assert listed["v"].take(mine).to_pylist() == lists[k]
-                mine = pa.array(np.flatnonzero(window_at == ordinal[k]))
-                taken = windowed.take(mine).to_pydict()
-                expected = sorted(windows[k], key=lambda r: r[0])
-                assert list(zip(taken["t"], taken["v"], strict=True)) == expected
-        assert task.state.tables["map"].rows == len(maps)
-        assert task.state.tables["list"].rows == sum(map(len, lists.values()))
-        assert task.state.tables["window"].rows == sum(map(len, windows.values()))
+            task.run(lambda state, actions=actions: [applied.apply(state, *one) for one in actions])
+            for one in actions:
+                model.apply(*one)
+            applied.check(model)
+        assert task.state.tables["map"].rows == len(model.maps)
+        assert task.state.tables["list"].rows == sum(map(len, model.lists.values()))
+        assert task.state.tables["window"].rows == sum(map(len, model.windows.values()))

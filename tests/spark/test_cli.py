@@ -1,57 +1,29 @@
 """The command line as users see it: what it prints, what it ends with, and that a mistake changes nothing."""
 
-import contextlib
-import ctypes
-import json
 import os
 import re
-import resource
-import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.tables import REVISION_TABLE
 from siltstone.catalog.warehouse import OpenWarehouse
-from tests.command_line import Ended, plain, siltstone
-from tests.spark_streams import COUNTS
+from tests.command_line import CONFIGURATION, ROOT, Ended, contents, in_process, plain, siltstone
 
-ROOT = Path(__file__).parents[2]
 CHECKPOINTS = 4
 DIGEST = r"[0-9a-f]{32}"
-CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 COMMANDS = ["run", "checkpoints", "show", "report", "restore", "restore-series", "verify"]
 COMMANDS += ["snapshot", "delete"]
 COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "deletions"]
 COMMANDS += ["sweep", "fork", "rescale", "edit"]
 COMMANDS += ["recover", "reidentify", "replay", "doctor", "upgrade", "backup", "restore-catalog", "init", "demo", "ui"]
-
-
-def in_process(*arguments: object, cwd: Path, **options: Any) -> Ended:
-    """Run a command in a process of its own."""
-    command = [sys.executable, "-m", "siltstone.cli", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, **options)
-    return Ended(done.returncode, done.stdout, done.stderr)
-
-
-def contents(warehouse: Path) -> tuple[Any, ...]:
-    """All that a command that fails must leave alone: streams, runs, checkpoints and every file but the catalog's."""
-    files = sorted((str(p), p.stat().st_size) for p in warehouse.rglob("*") if not p.name.startswith("catalog.db"))
-    with OpenWarehouse.existing(str(warehouse)) as place:
-        streams = place.catalog.streams.list()
-        return files, [(s, place.catalog.runs.list(s.name), place.catalog.checkpoints.list(s.name)) for s in streams]
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +48,6 @@ def project(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is in the project, as a user would be."""
     monkeypatch.chdir(project)
-
-
-@pytest.fixture
-def new_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of the test's own."""
-    (tmp_path / "siltstone.toml").write_text(CONFIGURATION)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_checkpoints() -> None:
@@ -308,113 +272,6 @@ def test_a_newer_writer(new_project: Path) -> None:
     siltstone("run", "overtaken").failed(4, "writer epoch 1 of stream overtaken was fenced by epoch 2")
     assert len(siltstone("checkpoints", "overtaken", "--json").json["checkpoints"]) == 2
     assert siltstone("run", "overtaken", "--json").json["checkpoints"] == [3, 4]
-
-
-@pytest.fixture(scope="module")
-def counted(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project of a stream that has run to its end, for tests that break a copy of it."""
-    path = tmp_path_factory.mktemp("counted")
-    (path / "siltstone.toml").write_text(CONFIGURATION)
-    assert siltstone("run", COUNTS.name, "--policy", "adjust-d", "--batches", 3, cwd=path).code == 0
-    return path
-
-
-@pytest.fixture
-def copy(counted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of `counted` to break; the warehouse's path is the test's own."""
-    shutil.copytree(counted, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    return tmp_path / "copy"
-
-
-@pytest.mark.parametrize("damage", ["cut", "missing", "altered"])
-@pytest.mark.parametrize("form", ["base", "delta"])
-def test_a_damaged_object_is_named(damage: str, form: str, copy: Path) -> None:
-    handles = [h for at in (1, 3) for h in siltstone("show", "counts", at, "--json").json["handles"]]
-    name = next(h["object"] for h in handles if h["form"] == form)
-    break_object(copy / "w" / "objects" / name, damage)
-    siltstone("restore", "counts", "--to", "out").failed(1, name)
-    assert sorted(os.listdir(copy)) == ["siltstone.toml", "w"]
-    ended = siltstone("verify", "counts", "--json")
-    assert (ended.code, ended.err) == (1, "")
-    [failure] = json.loads(ended.out)["failed"]
-    assert (failure["checkpoint"], failure["object"]) == (3, name) and name in failure["reason"]
-
-
-def break_object(path: Path, damage: str) -> None:
-    data = path.read_bytes()
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes(data[:-3] if damage == "cut" else data[:9] + bytes([data[9] ^ 1]) + data[10:])
-
-
-def test_a_catalog_from_a_newer_version(copy: Path) -> None:
-    with contextlib.closing(sqlite3.connect(copy / "w" / "catalog.db")) as catalog:
-        catalog.execute(f"update {REVISION_TABLE} set version_num = 'r9999'")
-        catalog.commit()
-    for command in ("run", "checkpoints", "restore", "verify"):
-        siltstone(command, "counts").failed(2, "written by a newer Siltstone (revision r9999): upgrade siltstone")
-
-
-def test_a_catalog_that_is_none(copy: Path) -> None:
-    for path in (copy / "w").glob("catalog.db*"):
-        path.unlink()
-    (copy / "w" / "catalog.db").write_bytes(b"not a database at all" * 500)
-    for command in ("run", "checkpoints", "verify"):
-        siltstone(command, "counts").failed(3, "cannot use the catalog", "catalog.db", "check that")
-    assert (copy / "w" / "catalog.db").read_bytes() == b"not a database at all" * 500
-
-
-def unprivileged() -> None:
-    """Root without the right to pass over permissions, as everybody else is."""
-    if os.geteuid() == 0:
-        libc = ctypes.CDLL(None, use_errno=True)
-        for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-            assert libc.prctl(24, capability, 0, 0, 0) == 0  # PR_CAPBSET_DROP
-
-
-def test_a_warehouse_that_may_not_be_written(copy: Path) -> None:
-    before = contents(copy / "w")
-    for path in [copy / "w", *(copy / "w").rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    ended = in_process("run", "counts", cwd=copy, preexec_fn=unprivileged)
-    ended.failed(3, "cannot write the warehouse", "read-only", "check its permissions")
-    listed = in_process("checkpoints", "counts", "--json", cwd=copy, preexec_fn=unprivileged)
-    assert (listed.code, len(json.loads(listed.out)["checkpoints"])) == (0, 3)
-    (copy / "w").chmod(0)
-    in_process("checkpoints", "counts", cwd=copy, preexec_fn=unprivileged).failed(3, "cannot read the warehouse")
-    for path in [copy / "w", *(copy / "w").rglob("*")]:
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    assert contents(copy / "w") == before
-
-
-def test_a_run_that_would_have_to_restore_a_damaged_object(counted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(counted)
-    name = siltstone("show", "counts", 3, "--json").json["handles"][0]["object"]
-    path = counted / "w" / "objects" / name
-    whole = path.read_bytes()
-    break_object(path, "cut")
-    shutil.rmtree(counted / "w" / "work")
-    monkeypatch.setenv("SILTSTONE_RECOVERY__AUTOMATIC", "false")
-    siltstone("run", "counts").failed(1, name)
-    assert len(siltstone("checkpoints", "counts", "--json").json["checkpoints"]) == 3
-    path.write_bytes(whole)
-    assert siltstone("run", "counts", "--json").json["checkpoints"] == [4]
-
-
-def test_a_warehouse_that_is_full(new_project: Path) -> None:
-    """No file of the driver's may grow: the checkpoint does not complete, and the next run does what was left."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        ended = siltstone("run", "filling")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    ended.failed(3, "cannot", "/w/")
-    assert len(siltstone("checkpoints", "filling", "--json").json["checkpoints"]) == 2
-    found = siltstone("run", "filling", "--json").json
-    assert found["checkpoints"] == [3, 4]
-    assert found["digest"] == siltstone("run", "counts", "--json").json["digest"]
-    assert siltstone("verify", "filling", "--all", "--json").json["proven"] == [1, 2, 3, 4]
 
 
 def test_materialize(new_project: Path) -> None:

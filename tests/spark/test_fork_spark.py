@@ -7,7 +7,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.retention.sweep import sweep
-from tests.command_line import siltstone
+from tests.command_line import CONFIGURATION, siltstone
 from tests.spark_streams import FILES
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -17,7 +17,7 @@ NEW = "what-if"
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of one stream, to be in."""
-    (tmp_path / "siltstone.toml").write_text('streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n')
+    (tmp_path / "siltstone.toml").write_text(CONFIGURATION)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.command_line import CONFIGURATION
+
 ROOT = Path(__file__).parents[2]
-CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 pytestmark = pytest.mark.jvm
 
 

@@ -9,9 +9,8 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
-from tests.command_line import Ended, plain, siltstone
+from tests.command_line import CONFIGURATION, Ended, plain, siltstone
 
-CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 BATCHES = 5
 
 

@@ -16,11 +16,10 @@ from siltstone.errors import SiltstoneError
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, run
-from tests.command_line import plain, siltstone
+from tests.command_line import CONFIGURATION, plain, siltstone
 from tests.fault.small_stream import purchases
 from tests.spark_streams import UNEVEN, write_files
 
-CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 FILES = 7
 
 

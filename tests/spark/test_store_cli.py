@@ -18,10 +18,10 @@ from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.settings import load_settings
 from siltstone.store.open import Warehouse, open_store
 from tests import servers, store_cases_s3
+from tests.command_line import CONFIGURATION, Ended, siltstone
 from tests.fault.small_stream import SMALL
 from tests.proxy import Fault, Proxy
 from tests.redis_server import RedisServer
-from tests.spark.test_cli import CONFIGURATION, Ended, siltstone
 
 """with all that is special in a URL"""
 WRONG_PASSWORD, WRONG_ACCESS_KEY, WRONG_SECRET_KEY = "Plugh-password-43", "AKIAPLUGH44", "plover/secret+key-45"

@@ -8,11 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import URL, create_engine, text
 
-from tests.command_line import siltstone
+from tests.command_line import CONFIGURATION, siltstone
 from tests.pages import blocks
 from tests.postgres_server import postgres_server
-
-CONFIGURATION = 'streams = ["tests.spark_streams"]\nwarehouse = "w"\nparallelism = 2\n'
 
 
 def documented() -> list[list[str]]:

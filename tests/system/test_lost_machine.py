@@ -7,10 +7,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from tests.command_line import siltstone
 from tests.fault.reference import small
 from tests.fault.small_stream import SMALL
 from tests.fault.warehouses import WAREHOUSES
-from tests.spark.test_cli import siltstone
 
 
 @pytest.fixture(autouse=True)

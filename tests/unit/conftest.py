@@ -8,6 +8,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from tests.clock import Clock
+from tests.outbox_run import Heard
 from tests.places import place_at
 
 
@@ -30,3 +31,9 @@ def place(written: Path | None, clock: Clock | None, tmp_path: Path) -> Iterator
         shutil.copytree(written, tmp_path / "w")
     with place_at(tmp_path / "w", clock) as opened:
         yield opened
+
+
+@pytest.fixture
+def heard() -> Heard:
+    """The sink of an outbox, which has had nothing yet."""
+    return Heard()

@@ -1,27 +1,16 @@
-"""Deletion of checkpoints: what is left restores and proves, and store and catalog agree wherever a deletion stops."""
+"""Deletion of checkpoints: what is left restores and proves, and store and catalog agree on it."""
 
 import random
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from siltstone.catalog.checkpoints import Checkpoints
 from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.deletions import Deletions
-from siltstone.catalog.leases import Leases
-from siltstone.catalog.tombstones import Tombstones
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.doctor.stream_checks import StreamSubject, check_deletions
-from siltstone.errors import Fenced, UnknownCheckpoint, UnknownStream, Unreachable, UsageError
+from siltstone.errors import UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.model import Form
-from siltstone.operator import OpaqueState, Rows, State
 from siltstone.report.data import report_data
 from siltstone.restore.restore import read_manifests
 from siltstone.retention.deletion import DeletionResult, delete_checkpoints
@@ -29,77 +18,17 @@ from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import load_settings
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath
-from siltstone.stream import Stream
-from tests import sums
-from tests.proofs import failures, restored_digest
+from tests.deletion_cases import CHECKPOINTS, IDS, firsts, needed, rows, stream, write_checkpoints
+from tests.proofs import check_whole
 from tests.region_run import RegionRun
 from tests.stored import stream_objects
-from tests.sums import NAME, POLICY, Sums, stream_of
-
-ROOT = Path(__file__).parents[2]
-CHECKPOINTS = 12
-
-
-class Tally(OpaqueState[int]):
-    """Bytes that every checkpoint holds whole."""
-
-
-class Counted(Sums):
-    """Counts calls by key group, too."""
-
-    calls = Tally(create=int, serialize=lambda n: n.to_bytes(8, "big"), deserialize=int.from_bytes)
-
-    def process(self, rows: Rows, state: State) -> None:
-        super().process(rows, state)
-        for group in np.unique(rows.key_groups).tolist():
-            state.calls[group] += 1
-
-
-def stream(*names: str) -> Stream:
-    return stream_of(*(Counted(name=name) for name in names))
-
-
-rows = partial(sums.rows, keys=200, changed=20)
+from tests.sums import NAME, POLICY
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A warehouse with 12 checkpoints; operator `new` begins at the third, so that bases fall at different ones."""
-    root = tmp_path_factory.mktemp("deletion") / "w"
-    with OpenWarehouse.writable(str(root)) as place:
-        run = RegionRun(place, stream("old"), POLICY)
-        for n in (1, 2):
-            run.step(rows(n))
-        run = RegionRun(place, stream("old", "new"), POLICY, parallelism=2)
-        for n in range(3, CHECKPOINTS + 1):
-            run.step(rows(1 if n == 3 else n))
-        firsts = [
-            read_manifests(place.warehouse.store, [c.manifest])[c.id].first
-            for c in place.catalog.checkpoints.list(NAME)
-        ]
-        assert [f["old"] for f in firsts] == [1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]
-        assert [f["new"] for f in firsts[2:]] == [3, 3, 3, 3, 7, 7, 7, 7, 11, 11]
-    return root
-
-
-def check_whole(place: OpenWarehouse, visible: Iterable[int]) -> None:
-    """Exactly these are to be seen, and prove; the store holds exactly what the catalog names."""
-    visible = sorted(visible)
-    recorded = place.catalog.checkpoints.list(NAME)
-    assert [c.id for c in recorded] == visible
-    assert not failures(place, NAME)
-    for checkpoint in recorded:
-        assert restored_digest(place, NAME, checkpoint.id) == checkpoint.digest
-    named = [(o.name, o.bytes) for o in place.catalog.objects.list(NAME)]
-    assert sorted(stream_objects(place.warehouse.store)) == sorted(named)
-
-
-def needed(first: dict[int, int], visible: Iterable[int]) -> set[int]:
-    return {c for id in visible for c in range(first[id], id + 1)}
-
-
-def firsts(place: OpenWarehouse) -> dict[int, int]:
-    return {r.id: r.first for r in place.catalog.checkpoints.list_retained(NAME)}
+    """A warehouse with 12 checkpoints."""
+    return write_checkpoints(tmp_path_factory.mktemp("deletion") / "w")
 
 
 @pytest.mark.slow
@@ -266,174 +195,3 @@ def test_deleting_again_is_no_error_and_does_nothing(place: OpenWarehouse) -> No
     assert delete_checkpoints(place, NAME, [1, 4]) == DeletionResult((), (5, 6, 8), 0, 0)
     assert delete_checkpoints(place, NAME, []) == DeletionResult((), (5, 6, 8), 0, 0)
     check_whole(place, [7, 9, 10, 11, 12])
-
-
-# A deletion that is stopped
-
-IDS = [1, 2, 3, 4, 5, 8, 9]
-"""with bases of both operators among them, and two that wait"""
-
-
-class Stop(Exception):
-    """Stands for the end of the process."""
-
-
-def fail_after(patch: pytest.MonkeyPatch, deletes: int, action: Callable[[], None]) -> None:
-    """Let the store delete so many objects one by one, and then do something else."""
-    delete, left = FilesystemStore.delete, [deletes]
-
-    def one_by_one(self: FilesystemStore, names: Iterable[str]) -> None:
-        for name in names:
-            if left[0] == 0:
-                action()
-            left[0] -= 1
-            delete(self, [name])
-
-    patch.setattr(FilesystemStore, "delete", one_by_one)
-
-
-def stop() -> None:
-    raise Stop
-
-
-def check_stopped(place: OpenWarehouse) -> None:
-    """After a deletion of IDS that did not end: what is to be seen proves, and what is left of the rest is known."""
-    recorded = place.catalog.checkpoints.list(NAME)
-    assert [c.id for c in recorded] == [6, 7, 10, 11, 12]
-    assert not failures(place, NAME)
-    stored = {name for name, _ in stream_objects(place.warehouse.store)}
-    assert stored <= {o.name for o in place.catalog.objects.list(NAME)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("again", [IDS, [], [6]], ids=["the same again", "nothing more", "another"])
-def test_stopped_in_the_store_it_is_completed_by_the_next(
-    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: list[int]
-) -> None:
-    deletes, total = 0, 1
-    while deletes < total:
-        root = tmp_path / f"w{deletes}"
-        shutil.copytree(written, root)
-        with OpenWarehouse.writable(str(root)) as place:
-            first = firsts(place)
-            total = len(place.catalog.objects.list(NAME, set(first) - needed(first, set(first) - set(IDS))))
-            with monkeypatch.context() as patch, pytest.raises(Stop):
-                fail_after(patch, deletes, stop)
-                delete_checkpoints(place, NAME, IDS)
-            check_stopped(place)
-            delete_checkpoints(place, NAME, again)
-            check_whole(place, {6, 7, 10, 11, 12} - set(again))
-        deletes += 1
-    assert deletes >= 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "method"),
-    [
-        (Deletions, "mark"),
-        (Leases, "list_live"),
-        (Checkpoints, "list_retained"),
-        (Tombstones, "record_deletion"),
-        (Deletions, "forget"),
-    ],
-)
-def test_stopped_at_the_catalog_it_is_completed_by_the_next(
-    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, part: type, method: str
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(part, method, lambda *_, **__: stop())
-        delete_checkpoints(place, NAME, IDS)
-    if method == "mark":
-        check_whole(place, range(1, 13))
-    else:
-        check_stopped(place)
-    assert delete_checkpoints(place, NAME, IDS).deleted == (1, 2)
-    check_whole(place, [6, 7, 10, 11, 12])
-
-
-@pytest.mark.slow
-def test_a_store_that_fails_leaves_it_to_the_next(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise Unreachable("the disk is gone")
-
-    with monkeypatch.context() as patch, pytest.raises(Unreachable, match="the disk is gone"):
-        fail_after(patch, 2, fail)
-        delete_checkpoints(place, NAME, IDS)
-    check_stopped(place)
-    assert delete_checkpoints(place, NAME, []).deleted == (1, 2)
-    check_whole(place, [6, 7, 10, 11, 12])
-
-
-KILLED = """
-import os, signal, sys
-from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.retention.deletion import delete_checkpoints
-from siltstone.store.filesystem import FilesystemStore
-
-root, deletes, stream, *ids = sys.argv[1:]
-delete, left = FilesystemStore.delete, int(deletes)
-
-def one_by_one(self, names):
-    global left
-    for name in names:
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-        delete(self, [name])
-
-FilesystemStore.delete = one_by_one
-with OpenWarehouse.existing(root) as place:
-    delete_checkpoints(place, stream, [int(id) for id in ids])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("deletes", [0, 3])
-def test_killed_it_is_completed_by_the_next(place: OpenWarehouse, deletes: int) -> None:
-    arguments = [str(place.warehouse.local.root), str(deletes), NAME, *map(str, IDS)]
-    ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    check_stopped(place)
-    assert delete_checkpoints(place, NAME, IDS).deleted == (1, 2)
-    check_whole(place, [6, 7, 10, 11, 12])
-
-
-# Other writers
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("part", "method"), [(Deletions, "mark"), (Tombstones, "record_deletion")])
-def test_whoever_is_fenced_deletes_nothing(
-    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, part: type, method: str
-) -> None:
-    guarded = getattr(part, method)
-
-    def too_late(asked: object, *arguments: object, **named: object) -> None:
-        place.catalog.runs.begin(NAME, "another run")
-        guarded(asked, *arguments, **named)
-
-    before = sorted(stream_objects(place.warehouse.store))
-    with monkeypatch.context() as patch, pytest.raises(Fenced):
-        patch.setattr(part, method, too_late)
-        delete_checkpoints(place, NAME, IDS)
-    assert sorted(stream_objects(place.warehouse.store)) == before
-    check_whole(place, range(1, 13) if method == "mark" else [6, 7, 10, 11, 12])
-    assert delete_checkpoints(place, NAME, IDS).deleted == (1, 2)
-    check_whole(place, [6, 7, 10, 11, 12])
-
-
-def test_two_deletions_at_once_do_what_both_were_asked(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second is whole between what the first decides and what it does."""
-    check, results = Tombstones.record_deletion, []
-
-    def second(_: Tombstones, *arguments: object) -> object:
-        monkeypatch.setattr(Tombstones, "record_deletion", check)
-        results.append(delete_checkpoints(place, NAME, [5, 6]))
-        return place.catalog.tombstones.record_deletion(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Tombstones, "record_deletion", second)
-    first = delete_checkpoints(place, NAME, [1, 2, 3, 4, 7, 8])
-    assert (first.deleted, first.marked) == ((1, 2), (3, 4, 7, 8))
-    assert (results[0].deleted, results[0].marked) == ((1, 2, 3, 4, 5, 6), (7, 8))
-    check_whole(place, [9, 10, 11, 12])

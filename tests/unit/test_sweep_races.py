@@ -28,14 +28,11 @@ from siltstone.store.paths import CheckpointPath
 from tests.orphans import Injected, check_whole, filesystem, inject, new_run, referenced, stored, write
 from tests.proofs import failures
 from tests.region_run import RegionRun
+from tests.stops import Stop, stop
 from tests.sums import NAME, rows
 
 ROOT = Path(__file__).parents[2]
 NO_GUARD = SweepOptions(age_guard=timedelta(0))
-
-
-class Stop(Exception):
-    """Stands for the end of the process."""
 
 
 def check_stopped(place: OpenWarehouse, injected: Injected) -> None:
@@ -98,9 +95,6 @@ def test_stopped_after_any_delete_it_is_completed_by_the_next(
 def test_stopped_at_the_catalog_it_is_completed_by_the_next(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch, part: type, method: str
 ) -> None:
-    def stop(*_: object) -> None:
-        raise Stop
-
     write(place)
     injected = inject(place)
     with monkeypatch.context() as patch, pytest.raises(Stop):

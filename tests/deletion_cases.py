@@ -1,0 +1,71 @@
+"""The warehouse that tests of deletions delete from: two operators, whose bases fall at different checkpoints."""
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.operator import OpaqueState, Rows, State
+from siltstone.restore.restore import read_manifests
+from siltstone.stream import Stream
+from tests import sums
+from tests.region_run import RegionRun
+from tests.sums import NAME, POLICY, Sums, stream_of
+
+CHECKPOINTS = 12
+IDS = [1, 2, 3, 4, 5, 8, 9]
+"""some to delete: with bases of both operators among them, and two that wait"""
+
+
+class Tally(OpaqueState[int]):
+    """Bytes that every checkpoint holds whole."""
+
+
+class Counted(Sums):
+    """Counts calls by key group, too."""
+
+    calls = Tally(create=int, serialize=lambda n: n.to_bytes(8, "big"), deserialize=int.from_bytes)
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Add, and count the call."""
+        super().process(rows, state)
+        for group in np.unique(rows.key_groups).tolist():
+            state.calls[group] += 1
+
+
+def stream(*names: str) -> Stream:
+    """The stream of sums with operators of these names."""
+    return stream_of(*(Counted(name=name) for name in names))
+
+
+rows = partial(sums.rows, keys=200, changed=20)
+
+
+def write_checkpoints(root: Path) -> Path:
+    """A warehouse with 12 checkpoints; operator `new` begins at the third, so that bases fall at different ones."""
+    with OpenWarehouse.writable(str(root)) as place:
+        run = RegionRun(place, stream("old"), POLICY)
+        for n in (1, 2):
+            run.step(rows(n))
+        run = RegionRun(place, stream("old", "new"), POLICY, parallelism=2)
+        for n in range(3, CHECKPOINTS + 1):
+            run.step(rows(1 if n == 3 else n))
+        firsts = [
+            read_manifests(place.warehouse.store, [c.manifest])[c.id].first
+            for c in place.catalog.checkpoints.list(NAME)
+        ]
+        assert [f["old"] for f in firsts] == [1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]
+        assert [f["new"] for f in firsts[2:]] == [3, 3, 3, 3, 7, 7, 7, 7, 11, 11]
+    return root
+
+
+def needed(first: dict[int, int], visible: Iterable[int]) -> set[int]:
+    """The checkpoints in the chains of those that are to be seen."""
+    return {c for id in visible for c in range(first[id], id + 1)}
+
+
+def firsts(place: OpenWarehouse) -> dict[int, int]:
+    """Checkpoint -> the first of its chain."""
+    return {r.id: r.first for r in place.catalog.checkpoints.list_retained(NAME)}
