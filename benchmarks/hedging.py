@@ -76,9 +76,9 @@ class _Connection(asyncio.Protocol):
         if method == "GET":
             self._answer("200 OK" if name in self._objects else "404 Not Found", self._objects.get(name, b""))
             return
-        again = name in self._seen
+        repeated = name in self._seen
         self._seen.add(name)
-        asyncio.get_running_loop().call_later(next(self._delays[again]), self._store, name, rest)
+        asyncio.get_running_loop().call_later(next(self._delays[repeated]), self._store, name, rest)
 
     def _store(self, name: str, data: bytes) -> None:
         taken = name in self._objects
@@ -96,7 +96,7 @@ def serve(port_to: Connection, requests: int, seed: int) -> None:
     async def run() -> None:
         objects: dict[str, bytes] = {}
         seen: set[str] = set()
-        delays = {again: iter(latencies(requests, seed + again).tolist()) for again in (False, True)}
+        delays = {repeated: iter(latencies(requests, seed + repeated).tolist()) for repeated in (False, True)}
         server = await asyncio.get_running_loop().create_server(
             lambda: _Connection(objects, delays, seen), "127.0.0.1", 0
         )

@@ -100,8 +100,8 @@ def measure_sweep(scratch: Path, objects: int) -> Report:
         began = time.perf_counter()
         found = sweep(OpenWarehouse(cast(Any, SimpleNamespace(store=lists)), catalog), name)
         took = time.perf_counter() - began
-        again = sweep(warehouse, name)
-    assert (found.deleted, again.found) == (orphans, 0), "the orphans, and nothing else"
+        second = sweep(warehouse, name)
+    assert (found.deleted, second.found) == (orphans, 0), "the orphans, and nothing else"
     total = objects // _OF_A_CHECKPOINT * _OF_A_CHECKPOINT
     table = table_of("sweeping a filesystem store", "objects", "orphans", "seconds", "lists", left=0)
     table.add_row(f"{total:,}", f"{orphans:,}", f"{took:.1f}", str(lists.count))

@@ -18,7 +18,7 @@ PARTS = "part_bytes=5242880&put_bytes=10485760"
 SERVERS = {"s3-moto": servers.moto, "s3-versitygw": servers.versitygw}
 
 
-class Place:
+class FreshBucket:
     """A fresh bucket: `url` opens it, `client` is a plain one to reach behind the store."""
 
     def __init__(self, server: S3Server) -> None:

@@ -147,14 +147,14 @@ def materialize(
     id: str,
     parallelism: int,
     run: Run,
-    again: bool = False,
+    rebuild: bool = False,
     uploaded: Callable[[UploadStatistics], None] = lambda _: None,
 ) -> Materialized:
     """Consolidate one operator's chain at `checkpoint`.
 
     Args:
         id: at most 32 letters and digits, unique among materializations.
-        again: replace a damaged materialization: start from the chain that it was made from.
+        rebuild: replace a damaged materialization: start from the chain that it was made from.
         uploaded: called with statistics of what was stored, whether or not the materialization completes.
 
     Raises:
@@ -169,7 +169,7 @@ def materialize(
     with hold_lease(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
         catalog.materializations.begin(stream, operator, checkpoint, id=id, who=this_process())
         try:
-            chain = _chain_before(place, stream, operator, checkpoint) if again else None
+            chain = _chain_before(place, stream, operator, checkpoint) if rebuild else None
             manifests = read_manifests(store, chain or catalog.chains.list_manifests(stream, checkpoint), stream)
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
             parts = run(lambda task: materialize_unit(store, task), tasks)

@@ -143,7 +143,7 @@ def _rebuild(
             tell(f"rebuilding the base of {m.operator} at checkpoint {m.checkpoint}")
             try:
                 id = uuid.uuid4().hex
-                materialize(place, stream, m.operator, m.checkpoint, id=id, parallelism=1, run=run, again=True)
+                materialize(place, stream, m.operator, m.checkpoint, id=id, parallelism=1, run=run, rebuild=True)
                 done.append(m.operator)
             except NewerFormat:
                 raise

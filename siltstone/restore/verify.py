@@ -138,12 +138,12 @@ def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list
         for (operator, groups), handles in by_writer.items():
             # A newer checkpoint's chain never begins earlier, so those that reach this checkpoint are consecutive.
             later = islice(provable, bisect_left(provable, checkpoint), None)
-            reaching = list(takewhile(lambda c: manifests[c].first.get(operator, c) <= checkpoint, later))  # noqa: B023
+            dependents = list(takewhile(lambda c: manifests[c].first.get(operator, c) <= checkpoint, later))  # noqa: B023
             indexes = [h for h in handles if h.kind is Kind.INDEX]
-            if reaching and indexes:  # materializations write none
+            if dependents and indexes:  # materializations write none
                 data = [h for h in handles if h.kind is not Kind.INDEX]
                 named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
-                check = IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(reaching))
+                check = IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(dependents))
                 found.setdefault((operator, groups), []).append(check)
     return list(found.values())
 

@@ -98,20 +98,20 @@ def delete_checkpoints(
     by = Pass.begin(reason, who or this_process())
     spared = catalog.deletions.mark(stream, epoch, ids, spare_leased=spare_leased, by=by)
     plan, objects = _plan(catalog, stream, (), catalog.leases.list_live(stream), limit, restores_from)
-    doomed: list[Tombstone] = []
+    tombstones: list[Tombstone] = []
     goes = plan.goes[:limit]
     if goes or objects:
-        doomed = [Tombstone(stored.name, stored.bytes, reason) for stored in objects]
-        doomed = catalog.tombstones.record_deletion(stream, epoch, by.who, doomed, by)
-        place.warehouse.store.delete([each.name for each in doomed])
+        tombstones = [Tombstone(stored.name, stored.bytes, reason) for stored in objects]
+        tombstones = catalog.tombstones.record_deletion(stream, epoch, by.who, tombstones, by)
+        place.warehouse.store.delete([each.name for each in tombstones])
         catalog.deletions.forget(stream, epoch, goes, [stored.name for stored in objects])
     if input_log is not None:
         pruned = catalog.input_log.prune(stream, epoch, keep=input_log, by=by)
         if pruned:
             _LOG.info("input log pruned", stream=stream, epoch=epoch, steps=pruned)
     leased = tuple(sorted({*plan.leased, *spared}))
-    size_bytes, left = sum(each.bytes for each in doomed), len(plan.goes) - len(goes)
-    return DeletionResult(goes, plan.waits, len(doomed), size_bytes, leased, left)
+    size_bytes, left = sum(each.bytes for each in tombstones), len(plan.goes) - len(goes)
+    return DeletionResult(goes, plan.waits, len(tombstones), size_bytes, leased, left)
 
 
 def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[DeletionPlan, list[ObjectRecord]]:

@@ -256,8 +256,8 @@ class _Work:
         if self._options.dry_run:
             decide(self._catalog.references.view(self._stream, names))
         else:
-            doomed = self._catalog.tombstones.record_orphans(self._stream, self._who, names, decide, self._by)
-            delete([each.name for each in doomed])
+            tombstones = self._catalog.tombstones.record_orphans(self._stream, self._who, names, decide, self._by)
+            delete([each.name for each in tombstones])
         for name, why in judged.items():
             if why is not None:
                 self._count(why, name, sizes[name])

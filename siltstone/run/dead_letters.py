@@ -148,7 +148,7 @@ class SortedOut:
             try:
                 yield from call(self._task, bound, rows, taken, self._clock)
             except BadRow as error:
-                raise _Refused(number, _named(error, rows), error.reason) from error
+                raise _Refused(number, _find_bad_rows(error, rows), error.reason) from error
 
     def _left(self, number: int, count: int) -> np.ndarray:
         left = np.ones(count, bool)
@@ -185,8 +185,8 @@ def _without_key(task: StepTask, table: pa.Table) -> Iterator[tuple[np.ndarray, 
                 yield fresh, reason
 
 
-def _named(error: BadRow, rows: Rows) -> np.ndarray:
-    """Which rows (bool[n]) of a call an error is about."""
+def _find_bad_rows(error: BadRow, rows: Rows) -> np.ndarray:
+    """Which rows of a call an error is about: bool[n]."""
     if error.rows is None:
         raise error
     bad = np.asarray(error.rows)

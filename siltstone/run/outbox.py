@@ -42,7 +42,7 @@ CLEAN_AFTER = 20
 
 
 @dataclass
-class _Gathered:
+class _OutputOfCheckpoint:
     """What tasks staged of one output since the last checkpoint."""
 
     rows: int = 0
@@ -62,7 +62,7 @@ class Outbox:
         self._store, self._catalog = place.warehouse.store, place.catalog
         self._repeated = frozenset(logged) if stream.sinks else frozenset()
         self._lost: set[tuple[int, str]] = set()
-        self._gathered: dict[str, _Gathered] = {}
+        self._gathered: dict[str, _OutputOfCheckpoint] = {}
         self._delivered = 0
 
     def repeats(self, checkpoint: int) -> bool:
@@ -82,7 +82,7 @@ class Outbox:
         """
         for acknowledgement in sorted(received, key=lambda a: a.subtask):
             for name, staged in acknowledgement.outputs.items():
-                of = self._gathered.setdefault(name, _Gathered())
+                of = self._gathered.setdefault(name, _OutputOfCheckpoint())
                 of.rows += staged.rows
                 of.inline += [staged.inline] if staged.inline else []
                 if staged.objects or sum(map(len, of.inline)) > INLINE_BYTES:
@@ -102,7 +102,7 @@ class Outbox:
         outputs = []
         schemas = {op.name: output_schema(op) for op in self._stream.operators} | {DEAD_LETTERS: LETTERS}
         for name in self._stream.sinks:
-            of = self._gathered.setdefault(name, _Gathered())
+            of = self._gathered.setdefault(name, _OutputOfCheckpoint())
             if not (had_input and self.stages(name, checkpoint)):
                 continue
             if name == DEAD_LETTERS and not of.rows and (checkpoint, name) not in self._lost:
@@ -178,14 +178,14 @@ class Outbox:
             return False
         return True
 
-    def _store_inline(self, checkpoint: int, name: str, of: _Gathered) -> None:
+    def _store_inline(self, checkpoint: int, name: str, of: _OutputOfCheckpoint) -> None:
         if of.inline:
             path, attempt = CheckpointPath(self._stream.name, self._epoch, checkpoint), uuid.uuid4().hex
 
-            def named(n: int) -> str:
+            def output_name(n: int) -> str:
                 return path.output(name, 0, f"driver-{attempt}-{n}")
 
-            of.objects += OutputWriter.of(self._store, named, of.inline).finish().objects
+            of.objects += OutputWriter.of(self._store, output_name, of.inline).finish().objects
             of.inline = []
 
 

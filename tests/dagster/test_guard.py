@@ -164,7 +164,7 @@ class Elsewhere:
         self._server.server_close()
 
 
-def shown(address: str, profile: Path, *options: str) -> str:
+def render(address: str, profile: Path, *options: str) -> str:
     """What a real browser makes of a page."""
     command = [str(browser()), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", *options]
     return subprocess.run(
@@ -179,11 +179,11 @@ def shown(address: str, profile: Path, *options: str) -> str:
 @pytest.mark.skipif(browser() is None, reason="needs a Chromium: apt install chromium")
 def test_a_page_in_a_real_browser_cannot_launch_a_run(page: Page, tmp_path: Path) -> None:
     elsewhere = Elsewhere(page.address)
-    shown(elsewhere.address, tmp_path)
+    render(elsewhere.address, tmp_path)
     elsewhere.close()
     assert elsewhere.said == ", ".join(f"{what} failed" for what in ("cors", "read", "script", "image", "socket"))
     assert page.runs({}) == []
     log = page.log.read_text()
     assert log.count("is not this page") + log.count("comes from another page") >= 9, "all of it came to the server"
-    own = shown(f"{page.address}/runs", tmp_path, "--virtual-time-budget=30000")
+    own = render(f"{page.address}/runs", tmp_path, "--virtual-time-budget=30000")
     assert "No runs to display" in own or "Runs" in own.partition('id="root"')[2]

@@ -41,22 +41,22 @@ def delete(place: OpenWarehouse, *ids: int) -> None:
 
 
 def test_a_day_shows_its_own_checkpoint_or_says_that_it_is_gone(place: OpenWarehouse) -> None:
-    def shown(day: int) -> int:
+    def find_checkpoint(day: int) -> int:
         return checkpoint_of(place.catalog, DAYS, f"2013-07-{day:02d}")
 
-    assert [shown(day) for day in (4, 5, 6, 11, 20)] == [1, 2, 3, 8, 8]
+    assert [find_checkpoint(day) for day in (4, 5, 6, 11, 20)] == [1, 2, 3, 8, 8]
     with pytest.raises(UnknownCheckpoint, match="no checkpoint of events up to") as none:
-        shown(3)
+        find_checkpoint(3)
     assert not isinstance(none.value, CheckpointGone), "there never was one"
     delete(place, 1, 2, 4, 5)
     for day in (3, 4, 5, 7, 8):
         with pytest.raises(
             CheckpointGone, match=rf"2013-07-{day:02d} of stream flights .* deleted.* retention flights"
         ):
-            shown(day)
+            find_checkpoint(day)
     with pytest.raises(CheckpointGone):  # 3 may be the last of that day, or not: nobody knows any more
-        shown(6)
-    assert [shown(day) for day in (9, 10, 11, 20)] == [6, 7, 8, 8]
+        find_checkpoint(6)
+    assert [find_checkpoint(day) for day in (9, 10, 11, 20)] == [6, 7, 8, 8]
 
 
 def test_one_that_is_marked_only_is_known_by_its_time(place: OpenWarehouse) -> None:
@@ -67,13 +67,13 @@ def test_one_that_is_marked_only_is_known_by_its_time(place: OpenWarehouse) -> N
 
 
 def test_an_hour_shows_its_newest_that_retention_kept_or_says_that_it_is_gone(place: OpenWarehouse) -> None:
-    def shown(hour: int) -> int:
+    def find_checkpoint(hour: int) -> int:
         return checkpoint_of(place.catalog, HOURS, f"2013-07-04-{hour}")
 
-    assert [shown(hour) for hour in (12, 13, 14, 20)] == [3, 6, 8, 8]
+    assert [find_checkpoint(hour) for hour in (12, 13, 14, 20)] == [3, 6, 8, 8]
     delete(place, 1, 2, 4, 5, 7)  # as keep_hourly does
-    assert [shown(hour) for hour in (12, 13, 14, 20)] == [3, 6, 8, 8]
+    assert [find_checkpoint(hour) for hour in (12, 13, 14, 20)] == [3, 6, 8, 8]
     delete(place, 6)
-    assert shown(12) == 3
+    assert find_checkpoint(12) == 3
     with pytest.raises(CheckpointGone, match="2013-07-04-13"):
-        shown(13)
+        find_checkpoint(13)

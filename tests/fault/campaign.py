@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.fault.commands import COMMANDS, chosen
+from tests.fault.commands import COMMANDS, choose
 from tests.fault.disk import small_disk
 from tests.fault.life import KILLS, Hurt, Life
 from tests.fault.reference import flights, small
@@ -121,7 +121,7 @@ class Campaign:
                     break
                 start = time.monotonic()
                 (shape,) = chance.choices(shapes, [WEIGHTS[shape] for shape in shapes])
-                played = play(rounds, shape, chosen(chance, self.kinds, known))
+                played = play(rounds, shape, choose(chance, self.kinds, known))
                 self._record(played, time.monotonic() - start, known.newest)
             if not self.broken:
                 self._told(f"    a warehouse on {store} and {catalog} at its end: settled", rounds.finish())

@@ -123,7 +123,7 @@ COMMANDS = {
 }
 
 
-def chosen(chance: Random, kinds: Sequence[str], known: Known) -> str:
+def choose(chance: Random, kinds: Sequence[str], known: Known) -> str:
     """One of the kinds, by weight; while there is nothing yet, most often a run."""
     if not known.checkpoints and "run" in kinds and chance.random() < 0.7:
         return "run"

@@ -18,7 +18,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import SiltstoneError
 from siltstone.store.open import Warehouse
 from tests.fault import promises
-from tests.fault.commands import COMMANDS, NAME, chosen
+from tests.fault.commands import COMMANDS, NAME, choose
 from tests.fault.faults import Faults, damage, faults_of
 from tests.fault.forked import Victim
 from tests.fault.hosts import hosts
@@ -85,7 +85,7 @@ def kill(rounds: Rounds, round: Round, kind: str) -> None:
 def two(rounds: Rounds, round: Round, kind: str) -> None:
     """Two at once, some of them killed."""
     known = rounds.some()
-    other = kind if rounds.chance.random() < 0.6 else chosen(rounds.chance, list(COMMANDS), known)
+    other = kind if rounds.chance.random() < 0.6 else choose(rounds.chance, list(COMMANDS), known)
     round.kinds = (kind, other)
     victims = []
     for each in round.kinds:
@@ -194,7 +194,7 @@ def fault(rounds: Rounds, round: Round, kind: str) -> None:
     """Commands whose store or disk is not what it should be."""
     known = rounds.some()
     faults: Faults = faults_of(rounds.store, rounds.disk, rounds.chance)
-    kinds = (kind,) if rounds.chance.random() < 0.6 else (kind, chosen(rounds.chance, list(COMMANDS), known))
+    kinds = (kind,) if rounds.chance.random() < 0.6 else (kind, choose(rounds.chance, list(COMMANDS), known))
     round.kinds = kinds
     with faults.happening(rounds.chance.choice(rounds.site.hosts)) as (url, orders):
         victims = []

@@ -54,7 +54,7 @@ class Site:
         hosts = [url]
         if store in ELSEWHERE:
             hosts.append(re.sub("local=[^&]*", f"local={directory / 'other-host'}", url))
-        return cls(store, catalog, hosts, _shown(_database()), directory / "sinks")
+        return cls(store, catalog, hosts, _render(_database()), directory / "sinks")
 
     def where(self, host: str | None = None, catalog: str | None = None) -> Sequence[str]:
         """The options that name it; `catalog` may be another way to its catalog."""
@@ -86,7 +86,7 @@ class Site:
         """The URL of its PostgreSQL catalog behind a proxy of the server."""
         database = self.catalog_url.partition("?")[0].rpartition("/")[2]
         url = _server().set(host="127.0.0.1", port=proxy.port, database=database, query={"sslmode": "disable"})
-        return _shown(url)
+        return _render(url)
 
 
 @cache
@@ -141,5 +141,5 @@ def _database() -> URL:
     return _server().set(database=name)
 
 
-def _shown(url: URL) -> str:
+def _render(url: URL) -> str:
     return url.set(drivername="postgresql").render_as_string(hide_password=False)

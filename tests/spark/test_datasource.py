@@ -123,10 +123,10 @@ def rows_of(frame: DataFrame) -> list[list[Any]]:
 
 def same(got: list[list[Any]], wanted: list[list[Any]]) -> bool:
     """Equal, with NaN equal to NaN, and a decimal without fraction (uint64) equal to the integer."""
-    return _shown(got) == _shown(wanted)
+    return _as_text(got) == _as_text(wanted)
 
 
-def _shown(rows: list[list[Any]]) -> list[list[str]]:
+def _as_text(rows: list[list[Any]]) -> list[list[str]]:
     uint64 = len(KEY) + TYPES.index(pa.uint64())
     return [[repr(int(v) if i == uint64 and v is not None else v) for i, v in enumerate(row)] for row in rows]
 

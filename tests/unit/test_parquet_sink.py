@@ -15,7 +15,7 @@ def rows(*numbers: int) -> Any:
     return Frame(pa.table({"n": numbers}))
 
 
-def shown(path: Path) -> dict[int, list[int]]:
+def delivered(path: Path) -> dict[int, list[int]]:
     sink = ParquetSink(path)
     return {id: pq.read_table(sink.published(id)).column("n").to_pylist() for id in sorted(sink.all_published())}
 
@@ -28,13 +28,13 @@ def test_a_parquet_sink_takes_any_path(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     for path in ("one", Path("two"), tmp_path / "three", str(tmp_path / "four five")):
         ParquetSink(path).deliver(rows(1, 2), 3)
-        assert shown(Path(path)) == {3: [1, 2]} and left(Path(path)) == []
+        assert delivered(Path(path)) == {3: [1, 2]} and left(Path(path)) == []
 
 
 def test_delivered_twice_is_delivered_once(tmp_path: Path) -> None:
     for _ in range(2):
         ParquetSink(tmp_path).deliver(rows(1), 1)
-    assert shown(tmp_path) == {1: [1]} and left(tmp_path) == []
+    assert delivered(tmp_path) == {1: [1]} and left(tmp_path) == []
 
 
 def test_killed_while_it_writes_it_shows_nothing_and_the_next_attempt_shows_all(tmp_path: Path) -> None:
@@ -45,9 +45,9 @@ def test_killed_while_it_writes_it_shows_nothing_and_the_next_attempt_shows_all(
 
     with pytest.raises(KeyboardInterrupt):
         ParquetSink(tmp_path).deliver(Killed(pa.table({"n": [1]})), 1)  # pyright: ignore[reportArgumentType]
-    assert shown(tmp_path) == {} and len(left(tmp_path)) == 1
+    assert delivered(tmp_path) == {} and len(left(tmp_path)) == 1
     ParquetSink(tmp_path).deliver(rows(1), 1)
-    assert shown(tmp_path) == {1: [1]} and left(tmp_path) == []
+    assert delivered(tmp_path) == {1: [1]} and left(tmp_path) == []
 
 
 def test_a_slow_starter_neither_deletes_nor_replaces_what_the_newer_writer_staged(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_slow_starter_neither_deletes_nor_replaces_what_the_newer_writer_stage
             super().parquet(url)
 
     ParquetSink(tmp_path).deliver(Frozen(pa.table({"n": [1]})), 1)  # pyright: ignore[reportArgumentType]
-    assert shown(tmp_path) == {1: [1]} and left(tmp_path) == [newest.name]
+    assert delivered(tmp_path) == {1: [1]} and left(tmp_path) == [newest.name]
 
 
 def test_a_write_that_fails_is_told_of_unless_the_rows_are_in_sight(tmp_path: Path) -> None:
@@ -74,4 +74,4 @@ def test_a_write_that_fails_is_told_of_unless_the_rows_are_in_sight(tmp_path: Pa
         ParquetSink(tmp_path).deliver(broken, 1)
     ParquetSink(tmp_path).deliver(rows(1), 1)
     ParquetSink(tmp_path).deliver(broken, 1)
-    assert shown(tmp_path) == {1: [1]}
+    assert delivered(tmp_path) == {1: [1]}

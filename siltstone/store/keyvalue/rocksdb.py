@@ -213,10 +213,10 @@ class RocksDBKeyValue:
 
     def _delete(self, path: Path, keys: list[bytes]) -> bool:
         """Delete keys and their chunks from the database at `path`; if it has no others, only return True."""
-        doomed = set(keys)
+        deleted = set(keys)
         database: Any = open_database(path, AccessType.read_only(False))
         try:
-            if all(key.removeprefix(_SIZE) in doomed for key in database.keys(from_key=_SIZE)):
+            if all(key.removeprefix(_SIZE) in deleted for key in database.keys(from_key=_SIZE)):
                 return True
         finally:
             database.close()
@@ -305,13 +305,13 @@ class _StagedInFiles:
     def put(self, chunks: Chunks) -> None:
         """Store the next chunks."""
         assert self._chunks is not None
-        with self._reaching():
+        with self._translate_errors():
             for key, value in chunks:
                 self._chunks[key] = bytes(value)
 
     def commit(self, header: bytes) -> bool:
         """Make header and chunks visible; False if the key is taken. Retries do not finish the files again."""
-        with self._reaching():
+        with self._translate_errors():
             if self._chunks is not None:
                 self._chunks.finish()
                 self._chunks = None
@@ -338,7 +338,7 @@ class _StagedInFiles:
         return table
 
     @contextmanager
-    def _reaching(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Translate errors; say so if the write was discarded."""
         try:
             with translate_errors(self._what):

@@ -11,7 +11,7 @@ from rocksdict import AccessType, DBCompressionType, Options, Rdict, WriteOption
 
 from siltstone.errors import CorruptObject, SiltstoneError, Unreachable, UsageError
 from siltstone.store.files import make_durable
-from siltstone.store.filesystem import translate_errors as reaching_files
+from siltstone.store.filesystem import translate_errors as translate_file_errors
 from siltstone.store.keyvalue.protocol import join_name
 from siltstone.store.paths import below
 
@@ -28,17 +28,18 @@ def translate_errors(what: str, reads: Path | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno is None:  # from rocksdict, with text only
-            raise _named(str(error), what, reads) from error
-        with reaching_files(what):
+            raise _translate_message(str(error), what, reads) from error
+        with translate_file_errors(what):
             raise
     except Exception as error:
         # rocksdict raises plain exceptions with RocksDB's text; any other type is our own mistake.
         if isinstance(error, SiltstoneError) or type(error) is not Exception:
             raise
-        raise _named(str(error).split("\n", 1)[0], what, reads) from error
+        raise _translate_message(str(error).split("\n", 1)[0], what, reads) from error
 
 
-def _named(said: str, what: str, reads: Path | None) -> SiltstoneError:
+def _translate_message(said: str, what: str, reads: Path | None) -> SiltstoneError:
+    """The error people see for what RocksDB said while it was to do `what`."""
     lower = said.lower()
     lacks = any(words in lower for words in ("no such file", "is a directory", "not a directory"))
     if (lacks and reads is not None and reads.is_dir()) or "does not match existing comparator" in lower:

@@ -131,7 +131,7 @@ class Link:
             return Unreachable(message, transient=True)
         return _unusable(error, cannot)
 
-    def again(self, function: Callable[[], Answer]) -> Answer:
+    def with_retries(self, function: Callable[[], Answer]) -> Answer:
         """Call `function` with the options' retry policy, within a larger call; the final error is not transient."""
         try:
             return self.options.policy.call(function)

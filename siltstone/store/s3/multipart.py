@@ -132,10 +132,10 @@ class Multipart:
                 "write", self._what, "upload_part", PartNumber=number, Body=Body(data), **self._upload
             )
 
-        return self._link.again(attempt)["ETag"]
+        return self._link.with_retries(attempt)["ETag"]
 
     def _ask(self, operation: str, verb: str = "write", **parameters: Any) -> dict[str, Any]:
-        return self._link.again(lambda: self._link.ask(verb, self._what, operation, **parameters))
+        return self._link.with_retries(lambda: self._link.ask(verb, self._what, operation, **parameters))
 
 
 @contextmanager

@@ -149,7 +149,9 @@ class S3Store:
             self._check_holds(name, _total(first), length if checksum is not None else offset + length, checksum)
             data = pa.allocate_buffer(length)
             view = memoryview(data).cast("B")
-            rest = [connection.pool.submit(connection.again, lambda piece=piece: fill(piece)) for piece in ranges[1:]]
+            rest = [
+                connection.pool.submit(connection.with_retries, lambda piece=piece: fill(piece)) for piece in ranges[1:]
+            ]
             try:
                 self._receive(first, view[slice(*ranges[0])], what)
                 for piece, arrived in zip(ranges, [None, *rest], strict=True):
@@ -203,7 +205,9 @@ class S3Store:
         def ask(name: str) -> datetime | None:
             place = {"Bucket": self.bucket, "Key": self._key(name)}
             with suppress(CorruptObject):  # missing
-                found = connection.again(lambda: connection.ask("read", self._what(name), "head_object", **place))
+                found = connection.with_retries(
+                    lambda: connection.ask("read", self._what(name), "head_object", **place)
+                )
                 return found["LastModified"].astimezone(UTC)
             return None
 
@@ -272,7 +276,7 @@ class S3Store:
     def _page(self, operation: str, prefix: str, **at: Any) -> dict[str, Any]:
         """Return one page of a listing, with retries."""
         connection, under = self._link(), self._key(check_prefix(prefix))
-        return connection.again(
+        return connection.with_retries(
             lambda: connection.ask("list", self.label, operation, Bucket=self.bucket, Prefix=under, **at)
         )
 

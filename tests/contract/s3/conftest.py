@@ -6,17 +6,17 @@ import pytest
 
 from siltstone.store.s3 import client as s3_client
 from tests import servers, store_cases_s3
-from tests.s3_place import SERVERS, Place
+from tests.s3_place import SERVERS, FreshBucket
 
 
 @pytest.fixture(params=store_cases_s3.factories())
-def place(request: pytest.FixtureRequest) -> Place:
-    return Place(SERVERS[request.param]())
+def place(request: pytest.FixtureRequest) -> FreshBucket:
+    return FreshBucket(SERVERS[request.param]())
 
 
 @pytest.fixture
-def moto() -> Place:
-    return Place(servers.moto())
+def moto() -> FreshBucket:
+    return FreshBucket(servers.moto())
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from siltstone.store.s3 import multipart as s3_multipart
 from siltstone.store.s3 import store as s3
 from siltstone.store.s3.multipart import PARTS as PARTS_MOST
 from siltstone.store.s3.multipart import part_bytes
-from tests.s3_place import MIB, PARTS, Place
+from tests.s3_place import MIB, PARTS, FreshBucket
 
 pytestmark = pytest.mark.server
 
 
 @pytest.mark.parametrize("size", [10 * MIB, 10 * MIB + 1, 15 * MIB, 17_000_001])
-def test_large_objects_go_and_come_in_parts(place: Place, requests: list[str], size: int) -> None:
+def test_large_objects_go_and_come_in_parts(place: FreshBucket, requests: list[str], size: int) -> None:
     data = os.urandom(size)
     store = place.open("p", PARTS)
     put = store.put("a/whole", data)
@@ -39,7 +39,7 @@ def test_large_objects_go_and_come_in_parts(place: Place, requests: list[str], s
     assert place.uploads() == []
 
 
-def test_a_large_read_range_is_exact(place: Place) -> None:
+def test_a_large_read_range_is_exact(place: FreshBucket) -> None:
     data = os.urandom(16 * MIB)
     store = place.open("", PARTS)
     store.put("a", data)
@@ -48,7 +48,7 @@ def test_a_large_read_range_is_exact(place: Place) -> None:
         store.read_range("a", 1, 16 * MIB)
 
 
-def test_a_large_object_is_checked_like_a_small_one(place: Place) -> None:
+def test_a_large_object_is_checked_like_a_small_one(place: FreshBucket) -> None:
     data = bytearray(os.urandom(16 * MIB))
     store = place.open("", PARTS)
     stored = store.put("a", bytes(data))
@@ -67,7 +67,7 @@ def test_a_large_object_is_checked_like_a_small_one(place: Place) -> None:
         store.read(stored)
 
 
-def test_an_object_replaced_while_it_is_read_is_noticed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_replaced_while_it_is_read_is_noticed(place: FreshBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     store = place.open("", PARTS)
     stored = store.put("a", os.urandom(16 * MIB))
     other = os.urandom(16 * MIB)
@@ -84,7 +84,7 @@ def test_an_object_replaced_while_it_is_read_is_noticed(place: Place, monkeypatc
         store.read(stored)
 
 
-def test_a_large_put_never_overwrites_and_leaves_no_parts(place: Place) -> None:
+def test_a_large_put_never_overwrites_and_leaves_no_parts(place: FreshBucket) -> None:
     store = place.open("", PARTS)
     stored = store.put("a", b"first")
     with pytest.raises(ObjectExists, match="object a in"):
@@ -95,7 +95,7 @@ def test_a_large_put_never_overwrites_and_leaves_no_parts(place: Place) -> None:
     assert place.uploads() == []
 
 
-def test_a_failed_large_write_leaves_no_parts(place: Place) -> None:
+def test_a_failed_large_write_leaves_no_parts(place: FreshBucket) -> None:
     store = place.open("", PARTS)
     with pytest.raises(KeyError), store.create("a") as writer:
         writer.write(os.urandom(11 * MIB))
@@ -105,7 +105,9 @@ def test_a_failed_large_write_leaves_no_parts(place: Place) -> None:
     assert list(store.list("")) == []
 
 
-def test_a_writer_waits_for_its_parts_instead_of_keeping_them(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_waits_for_its_parts_instead_of_keeping_them(
+    place: FreshBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = os.urandom(40 * MIB)
     begun, go_on = [], Event()
     ask = s3_client.Link.ask
@@ -139,7 +141,7 @@ def test_a_writer_waits_for_its_parts_instead_of_keeping_them(place: Place, monk
 
 
 def test_a_large_object_has_no_more_parts_than_s3_takes(
-    place: Place, requests: list[str], monkeypatch: pytest.MonkeyPatch
+    place: FreshBucket, requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sum(part_bytes(8 * MIB, part) for part in range(PARTS_MOST)) > 400_000 * MIB
     monkeypatch.setattr(s3, "PARTS", 2)
@@ -155,7 +157,7 @@ def test_a_large_object_has_no_more_parts_than_s3_takes(
     assert [name for name, _ in store.list("")] == ["a"]
 
 
-def test_parts_left_over_are_listed_by_prefix_and_discarded(place: Place) -> None:
+def test_parts_left_over_are_listed_by_prefix_and_discarded(place: FreshBucket) -> None:
     begun = [
         place.client.create_multipart_upload(Bucket=place.bucket, Key=key)
         for key in ("p/s/1/a", "p/s/1/a", "p/s/2/b", "q/s/1/c")

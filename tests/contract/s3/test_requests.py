@@ -9,7 +9,7 @@ from siltstone.errors import ObjectExists, Unreachable, UsageError
 from siltstone.store.open import open_store
 from siltstone.store.s3 import client as s3_client
 from siltstone.store.s3 import store as s3
-from tests.s3_place import MIB, PARTS, Place, failing
+from tests.s3_place import MIB, PARTS, FreshBucket, failing
 
 pytestmark = pytest.mark.server
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.server
 @pytest.mark.parametrize("after", [False, True], ids=["not sent", "answer lost"])
 @pytest.mark.parametrize("operation", ["create_multipart_upload", "upload_part", "complete_multipart_upload"])
 def test_each_request_of_a_large_put_is_tried_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch, operation: str, after: bool
+    place: FreshBucket, monkeypatch: pytest.MonkeyPatch, operation: str, after: bool
 ) -> None:
     data = os.urandom(11 * MIB)
     store = place.open("", PARTS)
@@ -28,7 +28,7 @@ def test_each_request_of_a_large_put_is_tried_again(
     assert store.read(stored).to_pybytes() == data
 
 
-def test_a_put_whose_answer_was_lost_has_succeeded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_put_whose_answer_was_lost_has_succeeded(place: FreshBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     store = place.open()
     with failing(monkeypatch, "put_object", 2, after=True):
         stored = store.put("a", b"12345")
@@ -40,7 +40,9 @@ def test_a_put_whose_answer_was_lost_has_succeeded(place: Place, monkeypatch: py
         store.put("a", b"other")
 
 
-def test_parts_of_a_read_and_pages_of_a_listing_are_tried_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_read_and_pages_of_a_listing_are_tried_again(
+    place: FreshBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = os.urandom(16 * MIB)
     store = place.open("", PARTS)
     stored = store.put("a", data)
@@ -51,7 +53,7 @@ def test_parts_of_a_read_and_pages_of_a_listing_are_tried_again(place: Place, mo
 
 
 def test_a_part_that_keeps_failing_ends_the_put_after_so_many_attempts(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: FreshBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = place.open("", PARTS, "attempts=2")
     with (
@@ -65,7 +67,7 @@ def test_a_part_that_keeps_failing_ends_the_put_after_so_many_attempts(
 # --- listing ---------------------------------------------------------------------------------------------------------
 
 
-def test_prefixes_of_one_bucket_do_not_see_each_other(place: Place) -> None:
+def test_prefixes_of_one_bucket_do_not_see_each_other(place: FreshBucket) -> None:
     one, two, root = place.open("w/one"), place.open("w/one2"), place.open()
     stored = one.put("s/a", b"1")
     two.put("s/a", b"2")
@@ -76,14 +78,14 @@ def test_prefixes_of_one_bucket_do_not_see_each_other(place: Place) -> None:
     assert list(two.list("")) == []
 
 
-def test_what_no_store_put_there_is_not_listed(place: Place) -> None:
+def test_what_no_store_put_there_is_not_listed(place: FreshBucket) -> None:
     for key in ("w/", "w/s/", "w/.hidden", "w/a b", "w/s/a"):
         place.client.put_object(Bucket=place.bucket, Key=key, Body=b"")
     assert list(place.open("w").list("")) == [("s/a", 0)]
 
 
 def test_more_than_a_page_is_listed_and_deleted(
-    place: Place, requests: list[str], monkeypatch: pytest.MonkeyPatch
+    place: FreshBucket, requests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = s3_client.Link.ask
 
@@ -103,7 +105,7 @@ def test_more_than_a_page_is_listed_and_deleted(
     assert requests.count("delete_objects") == 3
 
 
-def test_more_than_a_page_of_parts_left_over_is_listed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_a_page_of_parts_left_over_is_listed(place: FreshBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = s3_client.Link.ask
 
     def with_small_pages(link: s3_client.Link, verb: str, what: str, operation: str, **asked: Any) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def test_more_than_a_page_of_parts_left_over_is_listed(place: Place, monkeypatch
 
 
 @pytest.mark.parametrize("size", [1, 11 * MIB], ids=["small", "large"])
-def test_encryption_and_storage_class_are_sent(moto: Place, size: int) -> None:
+def test_encryption_and_storage_class_are_sent(moto: FreshBucket, size: int) -> None:
     key = "12345678-1234-1234-1234-123456789012"
     options = ("sse=aws:kms", f"kms_key={key}", "storage_class=STANDARD_IA")
     stored = moto.open("", PARTS, *options).put("a", b"x" * size)
@@ -159,7 +161,7 @@ def test_a_url_that_makes_no_sense_is_refused_without_showing_secrets(url: str, 
     assert "hunter2" not in str(caught.value) and "AKIAME" not in str(caught.value)
 
 
-def test_an_endpoint_of_the_environment_is_used(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_of_the_environment_is_used(place: FreshBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", place.server.endpoint.replace("127.0.0.1", "localhost"))
     store = open_store(f"s3://{place.bucket}/p")
     stored = store.put("a", b"1")

@@ -14,20 +14,20 @@ from siltstone.store.open import open_store
 from siltstone.store.s3 import client as s3_client
 from siltstone.store.s3.store import S3Store
 from tests import servers, store_cases_s3
-from tests.s3_place import MIB, PARTS, Place
+from tests.s3_place import MIB, PARTS, FreshBucket
 
 pytestmark = pytest.mark.server
 
 # --- what cannot be used ---------------------------------------------------------------------------------------------
 
 
-def test_a_check_changes_nothing(place: Place) -> None:
+def test_a_check_changes_nothing(place: FreshBucket) -> None:
     place.open("p").check(writable=True)
     assert place.uploads() == []
     assert place.client.list_objects_v2(Bucket=place.bucket)["KeyCount"] == 0
 
 
-def test_a_missing_bucket_is_named(place: Place) -> None:
+def test_a_missing_bucket_is_named(place: FreshBucket) -> None:
     store = open_store(place.url().replace(place.bucket, "no-such-bucket"))
     for use in (lambda: store.check(writable=False), lambda: store.put("a", b"1"), lambda: list(store.list(""))):
         with pytest.raises(UsageError, match=r"bucket no-such-bucket at http.* does not exist: make it, or check"):
@@ -38,7 +38,7 @@ if "s3-versitygw" in store_cases_s3.factories():  # moto checks no signature
 
     @pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
     def test_wrong_credentials_are_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-        place = Place(servers.versitygw())
+        place = FreshBucket(servers.versitygw())
         monkeypatch.setenv(wrong, "hunter2hunter2")
         store = place.open("", PARTS)
         stored = StoredObject("a", 1, "00" * 16)
@@ -119,7 +119,7 @@ def test_what_a_server_refuses_is_said_and_tried_again_only_if_it_may_pass(
     assert Refusal.asked == ["*"] * (3 if passing else 1)
 
 
-def test_missing_credentials_are_asked_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_asked_for(place: FreshBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(Unreachable, match="no credentials were found; set AWS_PROFILE") as caught:
@@ -127,13 +127,13 @@ def test_missing_credentials_are_asked_for(place: Place, monkeypatch: pytest.Mon
     assert not caught.value.transient
 
 
-def test_an_unknown_profile_is_named(place: Place) -> None:
+def test_an_unknown_profile_is_named(place: FreshBucket) -> None:
     with pytest.raises(UsageError, match=r"AWS profile 'nobody' does not exist; check \?profile="):
         place.open("", "profile=nobody").check(writable=False)
 
 
 def test_a_profile_gives_the_credentials(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    place: FreshBucket, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     file = tmp_path_factory.mktemp("aws") / "credentials"
     secret = f"aws_access_key_id={servers.ACCESS_KEY}\naws_secret_access_key={servers.SECRET_KEY}\n"
@@ -156,7 +156,7 @@ def test_a_server_that_is_not_there_is_named_in_time() -> None:
 
 
 def test_another_kind_of_server_is_named() -> None:
-    place = Place(servers.moto())
+    place = FreshBucket(servers.moto())
     store = open_store(f"s3://{place.bucket}?endpoint={place.server.endpoint}/moto-api")
     with pytest.raises(SiltstoneError, match=place.server.endpoint):
         store.check(writable=False)
@@ -165,7 +165,7 @@ def test_another_kind_of_server_is_named() -> None:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_forked_child_can_use_the_store(place: Place) -> None:
+def test_a_forked_child_can_use_the_store(place: FreshBucket) -> None:
     store = place.open("", PARTS)
     large = store.put("large", os.urandom(11 * MIB))  # connections and threads are there to be inherited
     child = os.fork()
@@ -180,7 +180,7 @@ def test_a_forked_child_can_use_the_store(place: Place) -> None:
     assert [name for name, _ in store.list("")] == ["child", "large"]
 
 
-def test_stores_of_one_process_share_connections(place: Place) -> None:
+def test_stores_of_one_process_share_connections(place: FreshBucket) -> None:
     stores = [place.open("one", PARTS).once, place.open("two", PARTS).once]
     first, second = [s3_client.link(store.options, store.label) for store in stores if isinstance(store, S3Store)]
     assert first is second
