@@ -19,7 +19,7 @@ from pathlib import Path
 
 from siltstone.errors import Unreachable, UsageError
 from siltstone.store.files import make_durable
-from siltstone.store.private import own_umask
+from siltstone.store.private import make_empty_private_file
 
 SQLITE_FILES = ("", "-wal", "-shm", "-journal")
 """suffixes of the files that make up a SQLite database"""
@@ -50,7 +50,7 @@ def whole_file(path: Path, check: Callable[[Path], None] = check_absent) -> Iter
     try:
         with _own_draft(path) as draft:
             check(path)
-            os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 & ~own_umask()))
+            make_empty_private_file(draft)
             yield draft
             make_durable(draft)
             os.link(draft, path)

@@ -197,8 +197,9 @@ def _prove(task: UnitTask, digests: Mapping[str, np.ndarray]) -> None:
     check_digests(digests, unit.operator, unit.key_groups, task.manifests[task.checkpoint], only)
 
 
-def staging(path: Path) -> Path:
-    """Make the directory to which a restore to `path` is written until it is complete.
+@contextmanager
+def staged_directory(path: Path) -> Iterator[Path]:
+    """Yield a directory beside `path` that becomes `path` when the block ends well, and is gone when it does not.
 
     Raises:
         UsageError: `path` exists, or its parent directory does not.
@@ -214,17 +215,12 @@ def staging(path: Path) -> Path:
         staged.mkdir()
     except OSError as error:
         raise Unreachable(f"cannot restore to {path}: {error.strerror}; check permissions and free space") from error
-    return staged
-
-
-def publish(staged: Path, path: Path) -> None:
-    """Rename a complete restore to its final path."""
-    os.rename(staged, path)
-
-
-def discard(staged: Path) -> None:
-    """Remove what a failed restore wrote."""
-    shutil.rmtree(staged, ignore_errors=True)
+    try:
+        yield staged
+        os.rename(staged, path)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
 
 
 def opaque_rows(values: Mapping[int, bytes]) -> pa.Table:

@@ -2,6 +2,8 @@
 
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -14,16 +16,28 @@ def make_durable(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: bytes | memoryview) -> None:
-    """Write a file under a temporary name beside it and rename it, so that no reader sees half of it.
+@contextmanager
+def draft_beside(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path` that nothing else has; a file of that name is removed when the block ends."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        yield draft
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, content: bytes | memoryview, mode: int = 0o666) -> None:
+    """Write a file under another name beside `path` and rename it, so that no reader sees half of it.
+
+    A link at `path` is replaced, not followed. Nothing is synced.
+
+    Args:
+        mode: permissions, less those that the process's umask takes away.
 
     Raises:
         OSError: it cannot be written; an existing file stays.
     """
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with draft.open("xb") as file:
+    with draft_beside(path) as draft:
+        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
         os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

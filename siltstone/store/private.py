@@ -6,12 +6,12 @@ Files below a private directory are private whatever their own permissions. Exis
 
 import os
 import re
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from siltstone.errors import UsageError
+from siltstone.store.files import draft_beside
 
 VARIABLE = "SILTSTONE_UMASK"
 ONLY_US = "077"
@@ -29,6 +29,11 @@ def own_umask() -> int:
     return int(text, 8)
 
 
+def private_mode() -> int:
+    """The permissions of a private file, for `os.open`; UsageError as `own_umask`."""
+    return 0o666 & ~own_umask()
+
+
 def make_private_directory(path: Path) -> None:
     """Make a directory, and those above it, if they are missing."""
     path.mkdir(mode=0o777 & ~own_umask(), parents=True, exist_ok=True)
@@ -42,12 +47,14 @@ def make_private_file(path: Path, fill: Callable[[Path], None] | None = None) ->
     """
     if path.exists():
         return
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 & ~own_umask()))
-    try:
+    with draft_beside(path) as draft:
+        make_empty_private_file(draft)
         if fill is not None:
             fill(draft)
         with suppress(FileExistsError):
             os.link(draft, path)
-    finally:
-        draft.unlink()
+
+
+def make_empty_private_file(path: Path) -> None:
+    """Make an empty file; FileExistsError if anything has its name, be it a link that leads nowhere."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, private_mode()))

@@ -14,7 +14,8 @@ from siltstone.catalog.open import open_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.run.working_state import locked
-from siltstone.store.private import VARIABLE, make_private_file, own_umask
+from siltstone.store.files import replace_file
+from siltstone.store.private import VARIABLE, make_private_file, own_umask, private_mode
 from tests.command_line import siltstone
 
 
@@ -80,3 +81,20 @@ def test_a_file_that_is_there_keeps_the_locks_of_this_process(tmp_path: Path) ->
         other = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
         ended = subprocess.run([sys.executable, "-c", other, str(path)], capture_output=True, text=True, check=False)
         assert "BlockingIOError" in ended.stderr
+
+
+def test_a_replaced_file_has_the_mode_asked_for_and_leads_nowhere_else(tmp_path: Path) -> None:
+    other, path = tmp_path / "other", tmp_path / "made"
+    other.write_bytes(b"another's")
+    path.symlink_to(other)
+    replace_file(path, b"new", private_mode())
+    assert (path.read_bytes(), mode(path), path.is_symlink()) == (b"new", 0o600, False)
+    assert other.read_bytes() == b"another's" and sorted(tmp_path.iterdir()) == [path, other]
+
+
+def test_a_file_that_cannot_be_replaced_stays_and_leaves_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "directory"
+    path.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        replace_file(path, b"new")
+    assert list(tmp_path.iterdir()) == [path] and path.is_dir()

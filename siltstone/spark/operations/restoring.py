@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ProofFailed
 from siltstone.restore.export import (
-    discard,
-    publish,
     recorded_digest,
     restore_unit,
     select_tables,
-    staging,
+    staged_directory,
     unit_tasks,
     whole_digest,
 )
@@ -71,29 +70,24 @@ def restore(
         )
         record = catalog.checkpoints.get(stream, checkpoint)
         check_parallelism(settings.parallelism or 1, catalog.streams.get(stream).max_parallelism)
-        staged = None if to is None else staging(to)
-        try:
-            with hold_lease(catalog, stream, [checkpoint], what="restores"):
-                spark = spark_session(settings.master, settings.spark)
-                start = time.perf_counter()
-                manifests = read_manifests(store, catalog.chains.list_manifests(stream, checkpoint), stream)
-                parallelism = settings.parallelism or cores(spark)
-                manifest = manifests[checkpoint]
-                wanted = select_tables(manifest, only) if only else None
-                tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged, wanted)
-                results = spark_map(spark, lambda task: restore_unit(store, task), tasks)
-                digest = whole_digest(results, manifest.max_parallelism)
-                recorded = record.digest if wanted is None else recorded_digest(manifest, wanted)
-                if digest != recorded:
-                    raise ProofFailed(
-                        f"checkpoint {checkpoint} of {stream}: digest {digest} is not the recorded {recorded}"
-                    )
-                seconds = time.perf_counter() - start
-                if staged is not None and to is not None:
-                    publish(staged, to.absolute())
-        except BaseException:
-            if staged is not None:
-                discard(staged)
-            raise
+        with (
+            nullcontext() if to is None else staged_directory(to) as staged,
+            hold_lease(catalog, stream, [checkpoint], what="restores"),
+        ):
+            spark = spark_session(settings.master, settings.spark)
+            start = time.perf_counter()
+            manifests = read_manifests(store, catalog.chains.list_manifests(stream, checkpoint), stream)
+            parallelism = settings.parallelism or cores(spark)
+            manifest = manifests[checkpoint]
+            wanted = select_tables(manifest, only) if only else None
+            tasks, size = unit_tasks(manifests, checkpoint, parallelism, staged, wanted)
+            results = spark_map(spark, lambda task: restore_unit(store, task), tasks)
+            digest = whole_digest(results, manifest.max_parallelism)
+            recorded = record.digest if wanted is None else recorded_digest(manifest, wanted)
+            if digest != recorded:
+                raise ProofFailed(
+                    f"checkpoint {checkpoint} of {stream}: digest {digest} is not the recorded {recorded}"
+                )
+            seconds = time.perf_counter() - start
     rows = sum(result.rows for result in results)
     return RestoreResult(stream, checkpoint, rows, size, round(seconds, 3), digest, True, str(to) if to else None)
