@@ -10,6 +10,7 @@
     startup     starting with 100 and with 1,000,000 recorded steps (`benchmarks.startup`)
     outputs     a step of a stream with a sink, compared with one without (`benchmarks.outputs`)
     checksums   a step with each checksum algorithm, compared with xxh3-128 (`benchmarks.checksums`)
+    keyed       a step of a `KeyedProcessor`, compared with the same of an `Operator` (`benchmarks.keyed`)
 
 Without a part, all run one after the other. Numbers depend on the machine; compare only the ratios of one run. The
 stores are real servers, the same as in the tests. The exit code is 1 if a goal is missed.
@@ -106,6 +107,13 @@ def checksums(scratch: Path, options: argparse.Namespace) -> Report:
     return checksums.run(scratch, quick=options.quick)
 
 
+def keyed(scratch: Path, options: argparse.Namespace) -> Report:
+    """See `benchmarks.keyed`."""
+    from benchmarks import keyed
+
+    return keyed.run(scratch, quick=options.quick)
+
+
 PARTS: dict[str, Part] = {
     "step": step,
     "stores": stores,
@@ -115,6 +123,7 @@ PARTS: dict[str, Part] = {
     "startup": startup,
     "outputs": outputs,
     "checksums": checksums,
+    "keyed": keyed,
 }
 SIDE_BY_SIDE = "side-by-side"
 

@@ -26,6 +26,7 @@ from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import DEFAULT_POLICY, PolicyOptions, policy_by_name
 from siltstone.format.output import read_output
+from siltstone.operator import Operator
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.sinks.parquet import ParquetSink
 from siltstone.stream import Stream
@@ -38,11 +39,18 @@ STEPS, WARM_UP = 30, 5
 
 
 class Steps:
-    """A stream whose steps are timed."""
+    """A stream whose steps are timed; `operator`, named `OPERATOR`, stands in for the four aggregates."""
 
-    def __init__(self, warehouse: OpenWarehouse, *, sink: bool, policy: PolicyOptions | None = None) -> None:
+    def __init__(
+        self,
+        warehouse: OpenWarehouse,
+        *,
+        sink: bool,
+        policy: PolicyOptions | None = None,
+        operator: Operator | None = None,
+    ) -> None:
         aggregates = [Count("rows"), Sum("total", "value"), Min("least", "value"), Max("most", "value")]
-        operator = Aggregate(OPERATOR, {"key": pa.int64()}, aggregates)
+        operator = operator or Aggregate(OPERATOR, {"key": pa.int64()}, aggregates)
         sinks = {OPERATOR: ParquetSink()} if sink else {}
         stream = Stream("bench", source=lambda spark, _: spark.sql(""), operators=[operator], sinks=sinks)
         chosen, options = policy_by_name(DEFAULT_POLICY, policy), RegionOptions(parallelism=SUBTASKS)
@@ -52,6 +60,10 @@ class Steps:
         )
         self.delivered = 0
         """number of delivered rows"""
+        self.digest = ""
+        """of the newest checkpoint"""
+        self.process_s = 0.0
+        """seconds of the newest step that its operator took, of all subtasks together"""
 
     def step(self, rows: pa.Table) -> float:
         """Run one step and its checkpoint; return the seconds, without those of sorting rows by subtask."""
@@ -59,9 +71,12 @@ class Steps:
         task = region.begin_step()[OPERATOR]
         parts = shuffled(task, rows)
         began = time.perf_counter()
-        region.acknowledge(OPERATOR, run_tasks(task, parts)[1])
-        region.complete([Step(region.step, region.step - 1, "v1\n{}\n")])
-        return time.perf_counter() - began
+        received = run_tasks(task, parts)[1]
+        region.acknowledge(OPERATOR, received)
+        completed = region.complete([Step(region.step, region.step - 1, "v1\n{}\n")])
+        seconds = time.perf_counter() - began
+        self.digest, self.process_s = completed.digest, sum(each.seconds["process"] for each in received)
+        return seconds
 
     def deliver(self) -> float:
         """Deliver outstanding outputs to a sink that reads every row; return the seconds."""
