@@ -1,22 +1,22 @@
-"""Makes a stream ready again after something of it was damaged: goes back to the newest checkpoint that restores.
+"""Makes a damaged stream ready to run: rolls it back to the newest checkpoint that restores.
 
-    1  look, while a run may be at work: find the newest checkpoint that is proven (`change.recovery_point`). If all is
-       well, or this is a dry run, no run is fenced
-    2  refuse what may not be given up without being asked (`change.rollback_rules`)
-    3  fence: no run commits any more; then look again, and act on that second look only
-    4  if a materialized base is damaged, and what it was made of is there still: make it again, which gives nothing up
-    5  give up what lies above the checkpoint that holds, in one transaction (`catalog.rollbacks`); without any that
-       holds, everything: the stream then begins from nothing, with its logged input
-    6  drop full snapshots that are damaged: they compare with nothing any more, and no restore needs them
-    7  complete deletions that were under way, and sweep
+    1  find that checkpoint while a run may be at work (`change.recovery_point`); if nothing is damaged, or this is a
+       dry run, no run is fenced
+    2  refuse to give up what needs somebody's consent (`change.rollback_rules`)
+    3  fence the run, find the checkpoint again, and act on this second result only
+    4  if a materialized base is damaged and what it was made of is still there, make it again: nothing is given up
+    5  give up the checkpoints above the one that restores, in one transaction (`catalog.rollbacks`); if none restores,
+       all of them: the stream then starts from nothing, with its logged input
+    6  drop damaged full snapshots: nothing can be compared with them, and no restore needs them
+    7  complete unfinished deletions, and sweep
 
-A catalog that was restored from a backup does not know what newer runs have written (`catalog.epochs`). It is
-refused, or, with the loss accepted, gone on from under an epoch above theirs; what it does not know of is given up.
+A catalog restored from a backup does not know what newer runs have written (`catalog.epochs`). Recovery refuses it.
+With `accept_loss` it continues under an epoch above theirs and gives up what the catalog does not know.
 
-A store or catalog that cannot be reached says nothing about any checkpoint: then nothing is given up. Nor is a store
-believed that does not show the warehouse's identity at that very moment: it may be another one, or say of everything
-that it is not there. Killed anywhere, it has either rolled back or not; recovering again does the rest, and a run goes
-on from there in any case.
+If the store or the catalog cannot be reached, nothing is known about any checkpoint, and nothing is given up. A store
+is believed only while it shows the warehouse's identity: otherwise it may be another store, or one that reports
+everything as missing. A recovery that is killed has rolled back or has not; the next recovery does the rest, and a run
+can start in either case.
 """
 
 import time
@@ -46,7 +46,7 @@ from siltstone.retention.sweep import SweepOptions, sweep
 
 _LOG = get_logger(__name__)
 OUTCOME = "recovered"
-"""how the run of a recovery ends"""
+"""outcome that is recorded for the run of a recovery"""
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,18 @@ class Recovery(Result):
     """What a recovery did, or with `dry_run` would do.
 
     Attributes:
-        checkpoint: the newest one from now on, which the next run begins with; 0 is from nothing.
-        proven: whether it was proven; None where there is nothing to prove.
-        given_up: the checkpoints that are no more; those of the input log come again as the stream runs on.
-        failures: why: a checkpoint, a reason, and the damaged object, where there is one.
-        rebuilt: operators whose materialized base was damaged and was made again; in a dry run, those for which that
-            would be tried first, and `given_up` is what would be given up if it did not help.
-        fenced: whether the run at work, if there was one, was fenced: only where something was damaged.
+        checkpoint: the newest one after the recovery, from which the next run starts; 0 means from nothing.
+        proven: whether it was proven; None if there is nothing to prove.
+        given_up: the rolled-back checkpoints; those with logged input come again as the stream runs.
+        failures: why: a checkpoint, a reason, and the damaged object, if there is one.
+        rebuilt: operators whose damaged materialized base was made again. In a dry run, operators for which that would
+            be tried first; `given_up` is then what would be given up if it did not help.
+        fenced: whether the run at work, if there was one, was fenced: only if something was damaged.
         snapshots: the checkpoints whose full snapshots were damaged and dropped; the checkpoints themselves stay.
-        savepoints: names that went with their checkpoints.
+        savepoints: names that were lost with their checkpoints.
         edits: the checkpoints among `given_up` that held an edit by hand, which no input brings back.
-        refusal: of a dry run, why this is not done without `accept_loss`; None if it is.
-        swept_objects: what was deleted from the store, of `swept_bytes` together: never anything of `given_up`.
+        refusal: in a dry run, why a recovery would need `accept_loss`; None if it would not.
+        swept_objects: how many objects were deleted from the store, with `swept_bytes` bytes; none is of `given_up`.
     """
 
     stream: str
@@ -113,29 +113,29 @@ def recover(
     accept_loss: bool = False,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Recovery:
-    """Leave a stream ready to run on from its newest checkpoint that restores.
+    """Make a stream ready to run from its newest checkpoint that restores.
 
-    The run at work, if any, is fenced only where something is damaged.
+    A run at work is fenced only if something is damaged.
 
     Args:
         run: maps the proofs over tasks.
         dry_run: only look; no run is fenced and nothing changes.
-        accept_loss: give up whatever has to be, savepoints and the whole stream too. Only for people who said so.
-        tell: told what is found, line by line.
+        accept_loss: give up whatever is necessary, savepoints and the whole stream too; only if a person asked for it.
+        tell: called with what is found, line by line.
 
     Raises:
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet, so there is nothing to recover.
-        WrongWarehouse: the catalog is older than the store, and `accept_loss` was not said.
-        LossRefused: more would be given up than may be without `accept_loss`; nothing was.
+        WrongWarehouse: the catalog is older than the store, and `accept_loss` is not set.
+        LossRefused: giving up what is damaged needs `accept_loss`; nothing was given up.
         Fenced: a run has taken the stream over meanwhile; nothing was given up.
-        NewerFormat: a newer Siltstone wrote what is to be proven; nothing was given up.
+        NewerFormat: a newer Siltstone wrote something that has to be proven; nothing was given up.
         Unreachable: the store or the catalog failed; nothing was given up.
     """
     start = time.perf_counter()
     catalog = place.catalog
     older = _check_catalog(place, stream, dry_run, accept_loss, tell)
-    # Before the epoch: a deletion that was planned without seeing the lease is of an older epoch, and refused.
+    # Before the epoch: a deletion that was planned without seeing this lease has an older epoch and is refused.
     with hold_lease(catalog, stream, None, what="recovers"):
         point, epoch = find_beside_run(place, stream, run, tell), None
         lost = catalog.rollbacks.foresee(stream, point.checkpoint, point.newest)

@@ -66,12 +66,12 @@ def find_recovery_point(
 
     Args:
         run: maps the proofs over tasks.
-        tell: told what is proven and what fails, line by line.
+        tell: called with what is proven and what fails, line by line.
         rebuild: materialize damaged bases again where what they were made of is still there.
 
     Raises:
         UnknownCheckpoint: a checkpoint was deleted meanwhile.
-        NewerFormat: a newer Siltstone wrote what is to be proven.
+        NewerFormat: a newer Siltstone wrote something that has to be proven.
         Unreachable: the store or the catalog failed, which says nothing about any checkpoint.
     """
     waiting = [c.id for c in place.catalog.checkpoints.list(stream)][::-1]

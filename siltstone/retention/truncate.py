@@ -1,7 +1,7 @@
-"""Truncates a stream: applies its retention, and deletes from the store what no checkpoint that is left needs.
+"""Truncates a stream: applies its retention, and deletes from the store what the remaining checkpoints do not need.
 
-Retention decides (`retention_rules`) and deletion acts (`deletion`), so that a truncation may stop anywhere,
-run twice, or run beside another: what it decided to delete is marked in one transaction, and the next completes it.
+Retention decides (`retention_rules`) and deletion acts (`deletion`). A truncation may stop anywhere, run twice, or run
+beside another one: what it decides to delete is marked in one transaction, and the next truncation completes it.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from siltstone.retention.retention_rules import RetentionOptions, plan_retention
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A checkpoint that is kept, and every reason for that."""
+    """A checkpoint that is kept, and every reason to keep it."""
 
     checkpoint: int
     reasons: tuple[str, ...]
@@ -27,7 +27,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A deleted checkpoint whose objects stay, and the newest of those that are kept and build on it."""
+    """A deleted checkpoint whose objects stay, and the newest kept checkpoint that builds on it."""
 
     checkpoint: int
     needed_by: int
@@ -35,7 +35,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Truncation(Result):
-    """What a truncation did, or would do (`dry_run`).
+    """What a truncation did, or with `dry_run` would do.
 
     `deleted` checkpoints are gone; `waiting` ones are marked; `leased` ones are being read and stay until the next
     truncation. All three include checkpoints that an earlier deletion marked. `objects` objects with `bytes` bytes
@@ -55,7 +55,7 @@ class Truncation(Result):
 
     @property
     def has_rules(self) -> bool:
-        """Whether any rule says what to keep; without one everything is kept."""
+        """Whether there is any rule; without one everything is kept."""
         return bool(RetentionOptions.model_validate(self.rules).rules)
 
 
@@ -74,7 +74,7 @@ def truncate(
     Ages are by the catalog's clock.
 
     Args:
-        options: rules that stand in for those recorded with the stream (`retention.retention_rules`).
+        options: rules to apply instead of those recorded with the stream (`retention.retention_rules`).
         dry_run: only report what would be done; nothing is changed.
         epoch: of the run that truncates, which deletes nothing once it is fenced; None for a caller that is not a run.
         limit: the most checkpoints to mark, and the most to delete.
@@ -83,16 +83,16 @@ def truncate(
     Raises:
         UnknownStream: no such stream has run here.
         UnknownCheckpoint: it has no checkpoint yet.
-        UsageError: the rules keep none, or a savepoint has been set meanwhile on one that is to go; nothing is deleted.
+        UsageError: the rules keep no checkpoint, or a savepoint was set meanwhile on one to delete; nothing is deleted.
         WrongWarehouse: the catalog is older than the store; nothing is deleted.
-        Fenced: a run has taken the stream over meanwhile; what is marked stays so, truncate again.
-        Unreachable: the store or the catalog failed; likewise.
+        Fenced: another run has taken the stream over; marked checkpoints stay marked, truncate again.
+        Unreachable: the store or the catalog failed; marked checkpoints stay marked, truncate again.
     """
     catalog = place.catalog
     record = catalog.streams.get(stream)
     epoch, options = record.epoch if epoch is None else epoch, retention_in_force(record.retention, options)
     catalog.checkpoints.latest(stream)  # or there is nothing to truncate
-    check_catalog(place, stream)  # of a dry run, too: it is to say what would be done
+    check_catalog(place, stream)  # in a dry run too, which reports what would be done
     retained = [c for c in catalog.checkpoints.list_retained(stream) if not c.deleted]
     committed_at = {c.id: c.committed_at for c in retained}
     plan = plan_retention(committed_at, catalog.savepoints.list(stream), options, catalog.now())
@@ -121,14 +121,16 @@ def truncate(
 
 
 def _foresee_deletion(catalog: Catalog, stream: str, subsumed: Sequence[int]) -> DeletionResult:
-    """What the deletion of these checkpoints would come to now; nothing is changed."""
+    """What deleting these checkpoints would do now; nothing is changed."""
     ahead, objects = foresee(catalog, stream, subsumed)
     return DeletionResult(ahead.goes, ahead.waits, len(objects), sum(stored.bytes for stored in objects), ahead.leased)
 
 
 def describe_retention(catalog: Catalog, stream: str, given: RetentionOptions) -> dict[str, Any]:
-    """What a stream keeps: `recorded` with it (None: everything), and `in_force` given the rules of the settings;
-    `from` says where these are from, `described` says them to people.
+    """Describe what a stream keeps.
+
+    Returns the rules `recorded` with the stream (None keeps everything), the rules `in_force` given those of the
+    settings, where these are `from`, and the rules `described` for people.
 
     Raises:
         UnknownStream: no such stream has run here.
@@ -140,9 +142,12 @@ def describe_retention(catalog: Catalog, stream: str, given: RetentionOptions) -
 
 
 def _waiting(marked: Iterable[int], first: Mapping[int, int]) -> tuple[Waiting, ...]:
-    """What each waits for, given where the chains of those that are kept begin: none before that of an earlier one.
+    """For each marked checkpoint, which kept one it waits for.
 
-    One that no chain needs waits for a step of the run, which restores the newest.
+    Args:
+        first: kept checkpoint -> where its chain begins: never before the chain of an earlier checkpoint.
+
+    A checkpoint that no chain needs waits for a step of the run, which restores the newest one.
     """
     kept = sorted(first)
     begins = [first[id] for id in kept]

@@ -1,4 +1,4 @@
-"""The stream runner: Structured Streaming hands over a micro-batch, the runner makes it a step of the region.
+"""The stream runner: makes each micro-batch of a Structured Streaming query a step of the consistent region.
 
 In the user's own query:
 
@@ -44,12 +44,12 @@ _LOG = get_logger(__name__)
 
 
 class StreamRunner:
-    """Runs the steps of one region; give it to `foreachBatch`.
+    """Runs the steps of one region; pass it to `foreachBatch`.
 
     Args:
         spark: the session whose query calls it.
         region: the run's consistent region, open.
-        max_steps: after so many steps `enough` is set and no further step is run.
+        max_steps: the most steps to run; then `enough` is set.
         on_checkpoint: called with each completed checkpoint.
     """
 
@@ -66,11 +66,11 @@ class StreamRunner:
         self.enough = threading.Event()
         self.failure: BaseException | None = None
         self.stopped: str | None = None
-        """the signal, or whatever else asked the run to stop, that ended it before its input did"""
+        """why the run ended before its input did, such as the name of a signal; None if it did not"""
         self._stopping = threading.Event()
         self._busy = threading.Lock()
         self._context = copy_context()
-        """what is bound for events where the run began: Spark calls in a thread of its own"""
+        """the fields that log events carry where the run began; Spark calls the runner in a thread of its own"""
         self._steps_left = max_steps
         self._on_checkpoint = on_checkpoint
         self._sources: list[Step] = []
@@ -92,16 +92,15 @@ class StreamRunner:
 
     @property
     def checkpoint_location(self) -> str:
-        """What the query must use as its `checkpointLocation`, a `file:` URL: Spark's record, rewound to the last
-        checkpoint."""
+        """The query's `checkpointLocation`, a `file:` URL: Spark's record of the query, as of the last checkpoint."""
         return self._log.url
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
-        """One micro-batch: a step of every operator and, if one is due, a checkpoint.
+        """Run one micro-batch as a step of every operator and, if one is due, complete a checkpoint.
 
         Raises:
             SiltstoneError: the step failed; nothing of it is visible, and a new run resumes at the last checkpoint.
-            UsageError: what was logged was to come first (`follow_log`); nothing was done.
+            UsageError: logged steps must be run first (`follow_log`); nothing was done.
             StateError: a sink failed; the checkpoint is complete, and the next run delivers it first.
         """
         self._check_not_failed()
@@ -144,9 +143,9 @@ class StreamRunner:
             self._log.check(batch)
             return
         if self._to_follow:
-            # Other boundaries would give sinks other rows under ids that they have had.
+            # Other boundaries would bring sinks other rows under ids that they already have.
             raise UsageError(
-                f"stream {region.stream.name} was taken back, and {len(self._to_follow)} logged steps are to be run "
+                f"stream {region.stream.name} was rolled back, and {len(self._to_follow)} logged steps must be run "
                 "again first: call runner.follow_log(rows), with the streaming DataFrame, before the query starts"
             )
         if batch != self._next_batch:
@@ -159,7 +158,7 @@ class StreamRunner:
             check_query(rows.sparkSession, self._log.query_id)
             self._sources_checked = True
         if self._begins:
-            # Before anything is made of the batch: a source that begins at "latest" begins later at the next start.
+            # Before the batch is used: a source that starts at "latest" starts at a later offset next time.
             starts = start_offsets(rows.sparkSession, self._log.query_id)
             self._before = self._log.read_beginning(starts)
             region.record_beginning(self._before)
@@ -170,7 +169,7 @@ class StreamRunner:
             self.enough.set()
 
     def _take(self, rows: DataFrame, step: Step, ends: bool | None) -> None:
-        """A step of these rows; whether it ends in a checkpoint, None lets the region say."""
+        """Run one step over `rows`; `ends` says whether it ends in a checkpoint, None lets the region decide."""
         region = self.region
         self._sources.append(step)
         self._next_batch = step.batch_id + 1
@@ -187,10 +186,10 @@ class StreamRunner:
             self._steps_left -= 1
 
     def follow_log(self, source: DataFrame, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Run the steps that the input log holds of checkpoints that were given up, with the same boundaries, so that
-        the same checkpoints come again. To be called before a query begins; where there are none it does nothing.
+        """Run the logged steps of rolled-back checkpoints again, with the same boundaries.
 
-        It ends early, and with `enough` set, only where a checkpoint does: once there were `max_steps`, or on demand.
+        The same checkpoints are completed again. Call it before the query starts; it does nothing if no steps are
+        logged. It ends early only at a checkpoint, after `max_steps` or when `interrupted`, and then sets `enough`.
 
         Args:
             source: the streaming DataFrame that the query will read.
@@ -198,7 +197,7 @@ class StreamRunner:
 
         Raises:
             UsageError: the source destroys what it has read.
-            Exception: what a step failed with, or Spark.
+            Exception: a step failed, or Spark did.
         """
         region = self.region
         check_source(source)
@@ -228,12 +227,12 @@ class StreamRunner:
         run: Callable[[SparkSession, Mapping[str, StepTask]], StepRun] = run_empty,
         changed: Callable[[StepRun], Mapping[str, Any]] = lambda _: {},
     ) -> Completed:
-        """A step that takes no input, and ends in a checkpoint.
+        """Run a step that takes no input and ends in a checkpoint.
 
         Args:
             run: runs the tasks of its operators.
-            changed: is told what they said, before the checkpoint comes to exist; what it returns is recorded with it
-                (see `ConsistentRegion.complete`), what it raises keeps it from existing.
+            changed: called with their acknowledgements before the checkpoint is committed. Its result is recorded with
+                the checkpoint (see `ConsistentRegion.complete`); if it raises, there is no checkpoint.
         """
         with self._processing():
             done = run(self.spark, self.region.begin_step(ends=True))
@@ -243,7 +242,7 @@ class StreamRunner:
 
     @contextmanager
     def _processing(self) -> Iterator[None]:
-        """The next step, for events: its number, and the checkpoint that it will be part of."""
+        """Bind the next step's number and its checkpoint to log events."""
         region, step, began = self.region, self.region.step + 1, time.perf_counter()
         with bind_fields(stream=region.stream.name, epoch=region.epoch, checkpoint=region.checkpoint, step=step):
             yield
@@ -265,12 +264,12 @@ class StreamRunner:
             self.region.outbox.deliver(self.region.completed, self._sinks, checked=checked)
 
     def finish(self) -> None:
-        """The query has ended well: take the checkpoint that an unfinished interval still waits for.
+        """Complete the checkpoint of an unfinished interval; call it once the query has ended well.
 
-        Should the query go on all the same, the step in progress is waited for and no further one begins.
+        If the query is still running, the step in progress ends first and no further step begins.
 
         Raises:
-            SiltstoneError: as a call; and that the run has failed before.
+            SiltstoneError: as `__call__`, or the run has failed before.
         """
         self.enough.set()
         with self._busy:
@@ -281,23 +280,22 @@ class StreamRunner:
             self.step_without_input()
 
     def _check_not_failed(self) -> None:
-        """What a failed step left behind is known to a new run only: nothing more may build on it."""
+        """Refuse to go on after a failure: only a new run can tell what the failed step left behind."""
         if self.failure is not None:
             raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
 
 
 def remove_old_work(region: ConsistentRegion) -> None:
-    """Remove the working directories of epochs from which none is taken over: they hold nothing of use."""
+    """Remove the working directories of epochs whose working state is not reused."""
     for directory in region.warehouse.local.work(region.stream.name, region.epoch).parent.glob("*"):
         if directory.name.isdigit() and int(directory.name) < (region.oldest_epoch or region.epoch):
             shutil.rmtree(directory, ignore_errors=True)
 
 
 UNTIL_PROCESSED: Mapping[str, Any] = {"availableNow": True}
-"""trigger of a query that ends once what is available is processed"""
+"""trigger of a query that processes the available input and ends"""
 ON_AND_ON: Mapping[str, Any] = {"processingTime": "0 seconds"}
-"""trigger of a query that goes on: batch after batch while there is input, since an interval would hold back a stream
-that is behind"""
+"""trigger of a query that runs until it is stopped; without an interval, which would delay a stream that is behind"""
 
 
 def run_stream(
@@ -310,10 +308,10 @@ def run_stream(
     """Run a streaming DataFrame through `runner` until its query ends.
 
     Args:
-        rows: as `open_source` gives it, or the user's own.
+        rows: the result of `open_source`, or the user's own streaming DataFrame.
         trigger: arguments of Spark's `DataStreamWriter.trigger`.
-        stop: once it is set, the run ends after the step in progress, with a checkpoint; `runner.stopped` says why.
-        on_start: called with the query once it has begun.
+        stop: once set, the run ends after the step in progress, with a checkpoint; `runner.stopped` holds the reason.
+        on_start: called with the query once it has started.
 
     Raises:
         SiltstoneError: the stream stopped; the message says why.
@@ -341,11 +339,11 @@ def run_stream(
 
 
 def _reason(runner: StreamRunner, error: BaseException) -> BaseException:
-    """The error that stopped the stream, as one of ours and in one line."""
+    """The error that stopped the stream, as a SiltstoneError of one line."""
     cause = runner.failure or error
     if not isinstance(cause, Fenced):
         with suppress(Unreachable):
-            # A newer writer has taken what it could use: whatever fails because of that, this is why.
+            # A newer writer takes over working state and deletes the rest; whatever failed, that is the cause.
             runner.region.check_fence()
     if isinstance(cause, SiltstoneError | KeyboardInterrupt):
         return cause

@@ -29,7 +29,7 @@ from siltstone.store.base import Store
 
 @dataclass(frozen=True)
 class Stalled:
-    """An operator whose materialization is `failing` or `stalled`, and why."""
+    """An operator whose materialization is `failing` or `stalled` (`state`), and the reason."""
 
     operator: str
     state: str
@@ -51,19 +51,19 @@ class VerifyResult(Result):
 def verify(
     settings: Settings, stream: str, *, at: str = "latest", every: bool = False, deep: bool = False
 ) -> VerifyResult:
-    """Prove one checkpoint, or with `every` all of them; the outcome is recorded in the catalog.
+    """Prove one checkpoint, or with `every` all of them, and record the outcome in the catalog.
 
     Args:
-        deep: also compare, row by row, with the full snapshot of each checkpoint that has one.
+        deep: also compare each checkpoint that has a full snapshot with it, row by row.
 
     Raises:
-        UnknownStream, UnknownCheckpoint: nothing answers to the name, id or time.
-        UsageError: `deep` for a checkpoint that has no snapshot.
+        UnknownStream, UnknownCheckpoint: nothing has that name, id or time.
+        UsageError: `deep`, and none of the checkpoints has a snapshot.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
         catalog = place.catalog
         wanted = None if every else [catalog.checkpoints.resolve(stream, at)]
-        # Leased before they are listed, and before Spark starts: others may be deleting.
+        # Lease the checkpoints before listing them and before starting Spark: others may be deleting.
         with hold_lease(catalog, stream, wanted, what="verifies"):
             some = (
                 catalog.checkpoints.list(stream)
@@ -135,7 +135,7 @@ def _record_proofs(
 
 @dataclass(frozen=True)
 class SnapshotComparison(Result):
-    """A checkpoint's restored state beside its full snapshot, table by table and part by part."""
+    """A checkpoint's restored state compared with its full snapshot, table by table and part by part."""
 
     stream: str
     checkpoint: int
@@ -165,7 +165,7 @@ def compare_snapshot(settings: Settings, stream: str) -> SnapshotComparison:
     """Restore the newest checkpoint that has a full snapshot, and compare both row by row.
 
     Raises:
-        UsageError: none has a snapshot.
+        UsageError: no checkpoint has a snapshot.
         CorruptObject, ProofFailed: the chain or the snapshot is damaged.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
