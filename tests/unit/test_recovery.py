@@ -12,6 +12,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
 from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.change import recover as recovery
+from siltstone.change import recovery_point
 from siltstone.change.recover import Recovery, recover
 from siltstone.errors import CorruptObject, Fenced, LossRefused, UnknownCheckpoint, UnknownStream, Unreachable
 from siltstone.retention.deletion import delete_checkpoints
@@ -240,7 +241,7 @@ def test_a_dry_run_changes_nothing(place: OpenWarehouse) -> None:
 
 
 def test_wrong_bytes_once_give_nothing_up(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = recovery.prove_checkpoints, []
+    real, calls = recovery_point.prove_checkpoints, []
 
     def prove(place: OpenWarehouse, stream: str, some: list[int], run: Callable) -> object:
         calls.append(some)
@@ -254,7 +255,7 @@ def test_wrong_bytes_once_give_nothing_up(place: OpenWarehouse, monkeypatch: pyt
         finally:
             path.with_suffix(".away").rename(path)
 
-    monkeypatch.setattr(recovery, "prove_checkpoints", prove)
+    monkeypatch.setattr(recovery_point, "prove_checkpoints", prove)
     assert recover(place, NAME, run=in_order).given_up == () and calls == [[9], [9]]
 
 
@@ -270,7 +271,7 @@ def test_a_store_that_is_away_says_nothing_about_checkpoints(
         raise error
 
     with monkeypatch.context() as patch, pytest.raises(type(error)):
-        patch.setattr(recovery, "prove_checkpoints", away)
+        patch.setattr(recovery_point, "prove_checkpoints", away)
         recover(place, NAME, run=in_order)
     assert digests(place) == before and place.catalog.rollbacks.list(NAME) == []
     assert [r.outcome for r in place.catalog.runs.list(NAME)][1:] == ["done"] and place.catalog.leases.list_live(

@@ -9,7 +9,7 @@ import pytest
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.change import recover as recovery
+from siltstone.change import recovery_point
 from siltstone.change.recover import recover
 from siltstone.change.rollback_rules import AUTOMATIC_CHECKPOINTS, explain_refusal
 from siltstone.errors import LossRefused, NewerFormat, Unreachable
@@ -163,7 +163,7 @@ def test_a_spell_of_404s_under_the_fence_gives_nothing_up(
 def test_an_unmounted_volume_gives_nothing_up(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty directory is where the objects were, while the recovery is at work."""
     before, objects = everything(place), place.warehouse.local.objects
-    real = recovery.prove_checkpoints
+    real = recovery_point.prove_checkpoints
 
     def unmounted(*arguments: object) -> object:
         if objects.exists():
@@ -172,7 +172,7 @@ def test_an_unmounted_volume_gives_nothing_up(place: OpenWarehouse, monkeypatch:
         return real(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch, pytest.raises(Unreachable, match="does not show the identity"):
-        patch.setattr(recovery, "prove_checkpoints", unmounted)
+        patch.setattr(recovery_point, "prove_checkpoints", unmounted)
         recover(place, NAME, run=in_order, accept_loss=True)
     objects.rmdir()
     objects.with_name("mounted").rename(objects)
@@ -205,13 +205,13 @@ def test_what_completes_while_it_looks_is_not_lost(
     place: OpenWarehouse, dry_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, rows = new_run(place), iter(purchases()[CHECKPOINTS:])
-    real = recovery.prove_checkpoints
+    real = recovery_point.prove_checkpoints
 
     def beside_a_run(*arguments: object) -> object:
         run.step(next(rows))
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(recovery, "prove_checkpoints", beside_a_run)
+    monkeypatch.setattr(recovery_point, "prove_checkpoints", beside_a_run)
     done = recover(place, NAME, run=in_order, dry_run=dry_run)
     assert (done.checkpoint, done.given_up, done.failures) == (6, (), ())
     assert place.catalog.checkpoints.last_id(NAME) == 7
@@ -223,13 +223,13 @@ def test_a_dry_run_beside_a_run_tells_only_of_what_it_has_looked_at(
 ) -> None:
     run, rows = new_run(place), iter(purchases()[CHECKPOINTS:])
     manifest(place, CHECKPOINTS).unlink()
-    real = recovery.prove_checkpoints
+    real = recovery_point.prove_checkpoints
 
     def beside_a_run(*arguments: object) -> object:
         run.step(next(rows))
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(recovery, "prove_checkpoints", beside_a_run)
+    monkeypatch.setattr(recovery_point, "prove_checkpoints", beside_a_run)
     done = recover(place, NAME, run=in_order, dry_run=True)
     assert (done.checkpoint, done.given_up) == (5, (6,)) and place.catalog.checkpoints.last_id(NAME) > CHECKPOINTS
 
@@ -240,14 +240,14 @@ def test_what_the_run_mends_while_it_looks_is_not_given_up(
     """The newest checkpoint is damaged at the first look; then the run completes a base, which needs nothing of it."""
     run, rows = new_run(place), iter(purchases()[CHECKPOINTS:])
     manifest(place, CHECKPOINTS).unlink()
-    real, looks = recovery.prove_checkpoints, itertools.count()
+    real, looks = recovery_point.prove_checkpoints, itertools.count()
 
     def beside_a_run(*arguments: object) -> object:
         while next(looks) >= 2 and place.catalog.checkpoints.last_id(NAME) < 9:
             run.step(next(rows))
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(recovery, "prove_checkpoints", beside_a_run)
+    monkeypatch.setattr(recovery_point, "prove_checkpoints", beside_a_run)
     done = recover(place, NAME, run=in_order)
     assert place.catalog.chains.list_checkpoints(NAME, 9) == [9]
     assert (done.checkpoint, done.given_up, done.fenced) == (9, (), True)
@@ -258,7 +258,7 @@ def test_what_retention_deletes_while_it_looks_is_not_damaged(
 ) -> None:
     """A deletion that was planned before the lease: what it takes away is no damage."""
     run, rows = new_run(place), purchases()
-    real, looked = recovery.prove_checkpoints, []
+    real, looked = recovery_point.prove_checkpoints, []
 
     def beside_retention(*arguments: object) -> object:
         if not looked:
@@ -272,7 +272,7 @@ def test_what_retention_deletes_while_it_looks_is_not_damaged(
         looked.append(arguments[2])
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(recovery, "prove_checkpoints", beside_retention)
+    monkeypatch.setattr(recovery_point, "prove_checkpoints", beside_retention)
     done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.given_up, done.failures, done.fenced) == (9, (), (), False)
     assert looked == [[6], [9]]
@@ -288,6 +288,6 @@ def test_a_newer_format_is_no_damage(place: OpenWarehouse, monkeypatch: pytest.M
         raise NewerFormat("object small/... has format 9: upgrade siltstone")
 
     with monkeypatch.context() as patch, pytest.raises(NewerFormat):
-        patch.setattr(recovery, "prove_checkpoints", newer)
+        patch.setattr(recovery_point, "prove_checkpoints", newer)
         recover(place, NAME, run=in_order, accept_loss=True)
     assert everything(place) == before
