@@ -10,92 +10,32 @@ import pytest
 from siltstone.catalog.objects import ObjectKind
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
-from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.change import recover as recovery
-from siltstone.change import recovery_point
-from siltstone.change.recover import Recovery, recover
-from siltstone.errors import CorruptObject, Fenced, LossRefused, UnknownCheckpoint, UnknownStream, Unreachable
+from siltstone.change.recover import recover
+from siltstone.errors import CorruptObject, Fenced, LossRefused, UnknownCheckpoint, UnknownStream
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import SweepOptions, sweep
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, in_order
-from tests.region_run import RegionRun
+from tests.recovery_cases import (
+    CHECKPOINTS,
+    NAME,
+    alter,
+    check_goes_on,
+    cut,
+    delete,
+    digests,
+    new_run,
+    objects,
+    write_checkpoints,
+)
 
-NAME = SMALL.name
-CHECKPOINTS = 9
-POLICY = policy_by_name("adjust-d", PolicyOptions(d0=3, d_max=3, size_ratio_max=None, space_amplification_max=None))
-"""bases at 1, 5 and 9"""
-
-
-def new_run(place: OpenWarehouse, parallelism: int = 2) -> RegionRun:
-    return RegionRun(place, SMALL, POLICY, parallelism=parallelism)
+DAMAGE = pytest.mark.parametrize("damage", [delete, alter, cut])
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A warehouse with nine checkpoints, by two runs."""
-    root = tmp_path_factory.mktemp("recovery") / "w"
-    rows = purchases()
-    with OpenWarehouse.writable(str(root)) as place:
-        first = new_run(place)
-        for n in range(4):
-            first.step(rows[n])
-        second = new_run(place)
-        for n in range(4, CHECKPOINTS):
-            second.step(rows[n])
-        second.region.close("done")
-        assert [place.catalog.chains.list_checkpoints(NAME, c)[0] for c in (4, 8, 9)] == [1, 5, 9]
-    return root
-
-
-def digests(place: OpenWarehouse) -> dict[int, str]:
-    return {c.id: c.digest for c in place.catalog.checkpoints.list(NAME)}
-
-
-def objects(place: OpenWarehouse, checkpoint: int, kind: ObjectKind) -> list[str]:
-    return [o.name for o in place.catalog.objects.list(NAME, [checkpoint]) if o.kind is kind]
-
-
-def delete(place: OpenWarehouse, *names: str) -> None:
-    for name in names:
-        (place.warehouse.local.objects / name).unlink()
-
-
-def alter(place: OpenWarehouse, *names: str) -> None:
-    for name in names:
-        path = place.warehouse.local.objects / name
-        path.chmod(0o644)
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-
-
-def cut(place: OpenWarehouse, *names: str) -> None:
-    for name in names:
-        path = place.warehouse.local.objects / name
-        path.chmod(0o644)
-        path.write_bytes(path.read_bytes()[:-1])
-
-
-def check_goes_on(place: OpenWarehouse, done: Recovery, before: dict[int, str]) -> None:
-    """The rest of the input makes the same checkpoints again, and those that come after."""
-    assert not [f for f in failures(place, NAME) if f.checkpoint == done.checkpoint]
-    assert place.catalog.checkpoints.last_id(NAME) == done.checkpoint
-    assert [s.step for s in place.catalog.input_log.list_logged(NAME)] == list(
-        range(done.checkpoint + 1, CHECKPOINTS + 1)
-    )
-    assert sweep(place, NAME).deleted == 0
-    run, rows = new_run(place, parallelism=3), purchases()
-    for n in range(done.checkpoint, CHECKPOINTS + 1):
-        run.step(rows[n])
-    again = digests(place)
-    assert before.items() <= again.items() and set(again) - set(before) == {CHECKPOINTS + 1}
-    assert run.region.logged_steps() == []
-    assert [s.step for s in place.catalog.input_log.list(NAME, 99)] == list(range(1, CHECKPOINTS + 2))
-    run.region.close("done")
-
-
-DAMAGE = pytest.mark.parametrize("damage", [delete, alter, cut])
+    """Nine checkpoints."""
+    return write_checkpoints(tmp_path_factory.mktemp("recovery") / "w")
 
 
 @pytest.mark.slow
@@ -238,63 +178,6 @@ def test_a_dry_run_changes_nothing(place: OpenWarehouse) -> None:
     assert (done.checkpoint, done.given_up, done.savepoints) == (8, (9,), ("newest",))
     assert "would give up checkpoint 9; the next run would begin with checkpoint 8" in done.summary
     assert everything() == before
-
-
-def test_wrong_bytes_once_give_nothing_up(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = recovery_point.prove_checkpoints, []
-
-    def prove(place: OpenWarehouse, stream: str, some: list[int], run: Callable) -> object:
-        calls.append(some)
-        if len(calls) > 1:
-            return real(place, stream, some, run)
-        [manifest] = objects(place, 9, ObjectKind.MANIFEST)
-        path = place.warehouse.local.objects / manifest
-        path.rename(path.with_suffix(".away"))
-        try:
-            return real(place, stream, some, run)
-        finally:
-            path.with_suffix(".away").rename(path)
-
-    monkeypatch.setattr(recovery_point, "prove_checkpoints", prove)
-    assert recover(place, NAME, run=in_order).given_up == () and calls == [[9], [9]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("error", [Unreachable("the store is away"), KeyboardInterrupt()], ids=["away", "killed"])
-def test_a_store_that_is_away_says_nothing_about_checkpoints(
-    place: OpenWarehouse, error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = digests(place)
-    delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
-
-    def away(*_: object) -> None:
-        raise error
-
-    with monkeypatch.context() as patch, pytest.raises(type(error)):
-        patch.setattr(recovery_point, "prove_checkpoints", away)
-        recover(place, NAME, run=in_order)
-    assert digests(place) == before and place.catalog.rollbacks.list(NAME) == []
-    assert [r.outcome for r in place.catalog.runs.list(NAME)][1:] == ["done"] and place.catalog.leases.list_live(
-        NAME
-    ) == []
-    check_goes_on(place, recover(place, NAME, run=in_order), before)
-
-
-@pytest.mark.slow
-def test_killed_after_rewinding_the_rest_is_left_to_others(
-    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = digests(place)
-    delete(place, objects(place, 9, ObjectKind.MANIFEST)[0])
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(recovery, "sweep", killed)
-        recover(place, NAME, run=in_order)
-    done = recover(place, NAME, run=in_order)
-    assert (done.checkpoint, done.given_up) == (8, ()) and before.items() >= digests(place).items()
 
 
 def test_deletions_under_way_are_completed_and_orphans_swept(place: OpenWarehouse) -> None:
