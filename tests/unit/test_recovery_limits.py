@@ -139,7 +139,7 @@ def test_a_stream_of_one_checkpoint_is_not_given_up_without_being_asked(tmp_path
 def test_a_spell_of_404s_gives_nothing_up(place: OpenWarehouse, listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     before = everything(place)
     for accept_loss in (False, True):
-        with monkeypatch.context() as patch, pytest.raises(Unreachable, match=r"not (believed|return)"):
+        with monkeypatch.context() as patch, pytest.raises(Unreachable, match=r"not (trusted|return)"):
             answer_not_found(patch, listed=listed)
             recover(place, NAME, run=in_order, accept_loss=accept_loss)
     assert everything(place) == before
