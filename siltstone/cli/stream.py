@@ -49,16 +49,16 @@ def run(
         typer.Option(
             "--drop",
             metavar="OPERATOR[.VARIABLE]",
-            help="Give up the state of what the code no longer has. Repeatable.",
+            help="Give up the state of an operator or variable that the code no longer has. Repeatable.",
         ),
     ] = None,
     openmetrics: Annotated[
         Path | None,
-        typer.Option("--openmetrics", metavar="FILE", help="Keep this run's metrics there as OpenMetrics text."),
+        typer.Option("--openmetrics", metavar="FILE", help="Write this run's metrics there as OpenMetrics text."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Process what the source has, from the newest checkpoint on."""
+    """Process the source's input, starting after the newest checkpoint."""
     client = stream_client(
         stream,
         warehouse,
@@ -104,7 +104,7 @@ def checkpoints(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the newest N.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the completed checkpoints of a stream. Also says whether materialization keeps up with it."""
+    """List the completed checkpoints of a stream, and whether materialization keeps up."""
     listed = stream_client(stream, warehouse, catalog).checkpoints(limit)
     if as_json:
         print_result(listed, True, "")
@@ -141,7 +141,7 @@ def show(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print one checkpoint's manifest: handles, digests, chain."""
+    """Show one checkpoint: its handles, digests and chain."""
     result = stream_client(stream, warehouse, catalog).show(checkpoint)
     if as_json:
         print_result(result, True, "")
@@ -179,7 +179,7 @@ def report(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw the chain: bytes by form, restore costs, D, bounds."""
+    """Draw a stream's chain: bytes by form, restore costs, D, bounds."""
     from siltstone.report import summary_table
 
     path = picture or Path(f"{check_name('stream', stream)}-chain.png")
