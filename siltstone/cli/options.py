@@ -58,7 +58,7 @@ def stream_client(stream: str, warehouse: str | None, catalog: str | None, **opt
     return client_of(warehouse, catalog, **options).stream(stream)
 
 
-def pairs(given: Sequence[str] | None, form: str = "NAME=VALUE, such as --set path=orders") -> dict[str, str]:
+def parse_pairs(given: Sequence[str] | None, form: str = "NAME=VALUE, such as --set path=orders") -> dict[str, str]:
     """Split arguments of the form NAME=VALUE.
 
     Args:
@@ -82,7 +82,7 @@ def parse_labels(labels: Sequence[str]) -> dict[str, int]:
     Raises:
         UsageError: an argument has another form.
     """
-    found = pairs(labels, form := "LABEL=ID, such as monday=12")
+    found = parse_pairs(labels, form := "LABEL=ID, such as monday=12")
     for label, id in found.items():
         if not (id.isascii() and id.isdigit() and len(id) < 19):
             raise UsageError(f"{label}={id}: write it as {form}")

@@ -92,7 +92,7 @@ def escape_name(name: str) -> str:
     return escape("".join(character if character.isprintable() else "?" for character in name))
 
 
-def joined(values: dict[str, Any]) -> str:
+def summarize(values: dict[str, Any]) -> str:
     """Describe values per operator: one value if all have the same, else OPERATOR=VALUE for each."""
     distinct = {str(v) for v in values.values()}
     return distinct.pop() if len(distinct) == 1 else " ".join(f"{name}={v}" for name, v in values.items())

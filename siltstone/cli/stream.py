@@ -6,17 +6,17 @@ from typing import Annotated
 import typer
 
 from siltstone.cli.application import app
-from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, pairs, stream_client
+from siltstone.cli.options import AsJson, CatalogUrl, StreamName, WarehouseUrl, parse_pairs, stream_client
 from siltstone.cli.output import (
     checkpoint_line,
     dead_letters,
     health_line,
-    joined,
     print_result,
     print_table,
     progress,
     say,
     size,
+    summarize,
     table,
 )
 from siltstone.model import check_name
@@ -35,13 +35,13 @@ def run(
     catalog: CatalogUrl = None,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop after N micro-batches.")] = None,
     parallelism: Annotated[int | None, typer.Option(help="Subtasks per operator. [cores]")] = None,
-    backend: Annotated[str | None, typer.Option(help="Working state: heap. [heap]")] = None,
+    backend: Annotated[str | None, typer.Option(help="Backend of the working state: heap. [heap]")] = None,
     checkpoint_steps: Annotated[int | None, typer.Option(help="Micro-batches per checkpoint. [1]")] = None,
-    checkpoint_s: Annotated[float | None, typer.Option(help="Seconds between checkpoints, instead.")] = None,
+    checkpoint_s: Annotated[float | None, typer.Option(help="Seconds between checkpoints, instead of steps.")] = None,
     policy: Annotated[str | None, typer.Option(help="When to take a base: marginal-cost or adjust-d.")] = None,
     materialize_every: MaterializeEvery = None,
     options: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A source option of the stream.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A source option of the stream. Repeatable.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Keep waiting for input until SIGTERM or Ctrl-C.")] = False,
     drop: Annotated[
@@ -75,7 +75,7 @@ def run(
         result = client.run(
             batches=batches,
             follow=follow,
-            options=pairs(options),
+            options=parse_pairs(options),
             drop=drop or (),
             on_checkpoint=lambda c: tell(checkpoint_line(c)),
         )
@@ -115,9 +115,9 @@ def checkpoints(
         proven = {True: "yes", False: "FAILED", None: "-"}[c["proven"]]
         rows.add_row(
             str(c["id"]),
-            joined(c["forms"]),
+            summarize(c["forms"]),
             size(c["bytes"]),
-            joined(c["D"]),
+            summarize(c["D"]),
             f"{c['rows']:,}",
             c["event_time_max"] or "-",
             proven,

@@ -6,7 +6,7 @@ WORKER_DIED = ("Python worker exited unexpectedly", "java.net.SocketException", 
 """texts of Spark's errors when the process that ran a task has ended"""
 
 
-def explained(error: BaseException, action: str) -> str:
+def explain(error: BaseException, action: str) -> str:
     """Describe an error of Spark in one line: the user's own error, or else the last one in Spark's message.
 
     Args:

@@ -32,7 +32,7 @@ from siltstone.log import bind_fields, get_logger
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
 from siltstone.spark.delivery import deliverers
-from siltstone.spark.failures import explained
+from siltstone.spark.failures import explain
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, start_offsets
 from siltstone.spark.source_log import SourceLog, span
@@ -349,4 +349,4 @@ def _reason(runner: StreamRunner, error: BaseException) -> BaseException:
         return cause
     region = runner.region
     step = max(region.step, region.completed_step + 1)
-    return StateError(f"stream {region.stream.name} stopped in step {step}: {explained(cause, 'run the stream')}")
+    return StateError(f"stream {region.stream.name} stopped in step {step}: {explain(cause, 'run the stream')}")

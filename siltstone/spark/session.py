@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from siltstone.errors import Fenced, StateError, Unreachable, UsageError
 from siltstone.log import configuration, worker_variables
 from siltstone.spark.datasource import register
-from siltstone.spark.failures import explained
+from siltstone.spark.failures import explain
 from siltstone.spark.jvm_lines import log_jvm_lines
 from siltstone.spark.source_log import FILE_SOURCE_COMPACT_INTERVAL
 
@@ -232,7 +232,7 @@ def needs_spark(function: Callable[P, T]) -> Callable[P, T]:
                 raise
             if not _is_jvm_gone():
                 if isinstance(error, PySparkException | Py4JError):
-                    raise StateError(f"Spark failed: {explained(error, 'run the same command')}") from error
+                    raise StateError(f"Spark failed: {explain(error, 'run the same command')}") from error
                 raise
             raise Unreachable(
                 "Spark's JVM has ended, killed or out of memory: run the same command again; a stream continues from "

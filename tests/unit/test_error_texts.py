@@ -158,7 +158,7 @@ def says_how(each: Raised) -> bool:
     return each.opaque or filled_in or says_what_to_do(each.text)
 
 
-WORKS_OUT = {"use", "there", "hint", "explained(error, 'edit')", "_FORMS"}
+WORKS_OUT = {"use", "there", "hint", "explain(error, 'edit')", "_FORMS"}
 """what holds the instruction, filled in"""
 
 

@@ -14,7 +14,7 @@ from siltstone.log import bind_fields
 from siltstone.run.definition import check_definition, check_run, definition_of, recorded_options
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
-from siltstone.spark.failures import explained
+from siltstone.spark.failures import explain
 from siltstone.spark.operations.running import open_region
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.session import cores
@@ -75,7 +75,7 @@ def take_over(
     except (PySparkException, Py4JError) as error:
         with suppress(Unreachable):
             region.check_fence()  # if the run was fenced, that is the cause
-        said = explained(error, "do it again")
+        said = explain(error, "do it again")
         raise StateError(f"stream {stream.name}: step {region.step} failed, nothing was changed: {said}") from error
     except SiltstoneError:
         raise

@@ -23,7 +23,7 @@ from siltstone.result import Result
 from siltstone.retention.leases import this_process
 from siltstone.run.task import StepTask
 from siltstone.settings import Settings
-from siltstone.spark.failures import explained
+from siltstone.spark.failures import explain
 from siltstone.spark.operations.changing import check_changeable, take_over
 from siltstone.spark.operations.proving import verify
 from siltstone.spark.session import cores, needs_spark, spark_session
@@ -116,7 +116,7 @@ def edit(
                     completed = runner.step_without_input(applied.run, applied.record)
                 found = replace(applied.result, checkpoint=completed.id, digest=completed.digest)
         except PySparkException as error:
-            raise UsageError(f"{given.source} cannot be read: {explained(error, 'edit')}") from error
+            raise UsageError(f"{given.source} cannot be read: {explain(error, 'edit')}") from error
         finally:
             frame.unpersist()
     if found.checkpoint is not None:

@@ -20,7 +20,7 @@ from siltstone.retention.leases import hold_lease
 from siltstone.run.definition import check_run, recorded_options
 from siltstone.run.task import DeadLetterOrder, RestorePoint, StepTask, identities
 from siltstone.settings import Settings
-from siltstone.spark.failures import explained
+from siltstone.spark.failures import explain
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.queries import paths_in_urls
 from siltstone.spark.session import cores, needs_spark, spark_session
@@ -173,7 +173,7 @@ class _Replay:
         except SiltstoneError:
             raise
         except Exception as error:
-            raise StateError(f"{where} stopped the replay: {explained(error, 'replay it')}") from error
+            raise StateError(f"{where} stopped the replay: {explain(error, 'replay it')}") from error
 
     def _run(self, rows: DataFrame) -> None:
         done = run_operators(self.stream, rows, self._tasks())
