@@ -22,7 +22,7 @@ def test_both_sides_take_the_same_steps(tmp_path: Path, monkeypatch: pytest.Monk
             assert len(one) == len(other) == 5 and (one > 0).all() and (other > 0).all()
             ratios.append(np.median(one / other))
         assert all(s > p for side in sides.values() for s, p in zip(side["seconds"], side["process_s"], strict=True))
-    assert [goal.measured for goal in report.goals] == ratios and all(goal.kept is None for goal in report.goals)
+    assert [goal.measured for goal in report.goals] == ratios and all(goal.is_kept is None for goal in report.goals)
 
 
 def test_sides_that_differ_are_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
