@@ -35,7 +35,7 @@ _PLAUSIBLE = 1_000_000
 """maximum epochs or checkpoints that the store may be ahead of a catalog restored from a backup"""
 
 
-def begin_epoch(place: OpenWarehouse, stream: str, who: str) -> int:
+def begin_epoch(warehouse: OpenWarehouse, stream: str, who: str) -> int:
     """Take a stream over: begin its next writer epoch, in the catalog and in the store.
 
     Args:
@@ -46,49 +46,49 @@ def begin_epoch(place: OpenWarehouse, stream: str, who: str) -> int:
         WrongWarehouse: the catalog is older than the store, or another catalog writes to the same store.
         Unreachable: the store or the catalog failed; an epoch that was begun has done nothing.
     """
-    marks = _marks(place.warehouse.store, stream)
-    _refuse_older(place, stream, marks)
-    mark_fork(place, stream)
-    epoch = place.catalog.runs.begin(stream, who)
-    _mark(place, stream, epoch, who, marks.epochs)
+    marks = _marks(warehouse.warehouse.store, stream)
+    _refuse_older(warehouse, stream, marks)
+    mark_fork(warehouse, stream)
+    epoch = warehouse.catalog.runs.begin(stream, who)
+    _mark(warehouse, stream, epoch, who, marks.epochs)
     log = _LOG.bind(stream=stream, epoch=epoch)
-    for older in place.catalog.runs.list_superseded(stream, epoch):
+    for older in warehouse.catalog.runs.list_superseded(stream, epoch):
         log.info("took over from a run that had not ended", older_epoch=older.epoch, older_run=older.who)
     log.debug("writer epoch begun", who=who)
     return epoch
 
 
-def mark_fork(place: OpenWarehouse, stream: str) -> None:
+def mark_fork(warehouse: OpenWarehouse, stream: str) -> None:
     """Mark a fork in the store, beside all its ancestors' epochs; do nothing for a stream that is not a fork.
 
     Raises:
         UnknownStream: the stream does not exist.
         Unreachable: the store or the catalog failed.
     """
-    _, *ancestors = place.catalog.forks.get_lineage(stream)
+    _, *ancestors = warehouse.catalog.forks.get_lineage(stream)
     for ancestor in ancestors:
         with suppress(ObjectExists):
-            place.warehouse.store.put(fork_mark(ancestor, stream), f"{stream}\n".encode())
+            warehouse.warehouse.store.put(fork_mark(ancestor, stream), f"{stream}\n".encode())
 
 
-def check_new_name(place: OpenWarehouse, stream: str) -> None:
+def check_new_name(warehouse: OpenWarehouse, stream: str) -> None:
     """Check that the store holds nothing of a stream that the catalog does not know.
 
     Raises:
         WrongWarehouse: it does; nothing was changed.
         Unreachable: the store or the catalog failed.
     """
-    store = place.warehouse.store
+    store = warehouse.warehouse.store
     there = any(_first(store, prefix) for prefix in (epoch_marks(stream), stream_prefix(stream)))
-    if there and all(record.name != stream for record in place.catalog.streams.list()):
+    if there and all(record.name != stream for record in warehouse.catalog.streams.list()):
         raise WrongWarehouse(
-            f"the store at {place.warehouse.label} holds a stream {stream} that the catalog {place.catalog.url} does "
-            "not know: was the catalog restored from a backup? Name the newer catalog with --catalog, or give the new "
-            "stream another name"
+            f"the store at {warehouse.warehouse.label} holds a stream {stream} that the catalog {warehouse.catalog.url} "
+            "does not know: was the catalog restored from a backup? Name the newer catalog with --catalog, or give the "
+            "new stream another name"
         )
 
 
-def go_on_from_backup(place: OpenWarehouse, stream: str, who: str, outcome: str) -> bool:
+def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: str) -> bool:
     """If the catalog is older than the store, take the stream over with an epoch above the store's, and end it.
 
     What newer runs wrote, and the catalog does not know, is given up: it is kept for a while, as after any recovery,
@@ -104,23 +104,23 @@ def go_on_from_backup(place: OpenWarehouse, stream: str, who: str, outcome: str)
         WrongWarehouse: an object's epoch or checkpoint is too far above the catalog's to be of a newer run; nothing was
             changed.
     """
-    store, catalog = place.warehouse.store, place.catalog
+    store, catalog = warehouse.warehouse.store, warehouse.catalog
     marks = _marks(store, stream)
     forks = _unknown_forks(catalog, stream, marks)
-    if not forks and not _is_older(place, stream, marks):
+    if not forks and not _is_older(warehouse, stream, marks):
         return False
     known, last = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
     newest, stored = known, 0
     for epoch in marks.epochs:
-        _refuse_implausible(place, epoch_mark(stream, epoch), epoch - known)
+        _refuse_implausible(warehouse, epoch_mark(stream, epoch), epoch - known)
         newest = max(newest, epoch)
     for name, _ in store.list(stream_prefix(stream)):
         path = CheckpointPath.of(name)
         if path is not None:
-            _refuse_implausible(place, name, max(path.epoch - known, path.checkpoint - last))
+            _refuse_implausible(warehouse, name, max(path.epoch - known, path.checkpoint - last))
             newest, stored = max(newest, path.epoch), max(stored, path.checkpoint)
     epoch = catalog.rollbacks.skip_epochs(stream, who, above=newest, newest=stored)
-    _mark(place, stream, epoch, who, marks.epochs)
+    _mark(warehouse, stream, epoch, who, marks.epochs)
     if forks:
         _LOG.warning("forks that the catalog does not know are given up", stream=stream, forks=forks)
         store.delete([fork_mark(stream, fork) for fork in forks])
@@ -128,7 +128,7 @@ def go_on_from_backup(place: OpenWarehouse, stream: str, who: str, outcome: str)
     return True
 
 
-def check_catalog(place: OpenWarehouse, stream: str) -> None:
+def check_catalog(warehouse: OpenWarehouse, stream: str) -> None:
     """Check that the catalog knows every writer epoch and every fork of a stream that the store has.
 
     Call it before deleting anything: apparent orphans may be newer than the catalog.
@@ -138,7 +138,7 @@ def check_catalog(place: OpenWarehouse, stream: str) -> None:
         WrongWarehouse: it does not; nothing was changed.
     """
     # The store is read first: an epoch is begun in the catalog before it is marked.
-    _refuse_older(place, stream, _marks(place.warehouse.store, stream))
+    _refuse_older(warehouse, stream, _marks(warehouse.warehouse.store, stream))
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,11 @@ def _first(store: Store, prefix: str) -> str | None:
     return next((name for name, _ in store.list(prefix)), None)
 
 
-def _refuse_implausible(place: OpenWarehouse, name: str, ahead: int) -> None:
+def _refuse_implausible(warehouse: OpenWarehouse, name: str, ahead: int) -> None:
     if ahead > _PLAUSIBLE:
         raise WrongWarehouse(
-            f"object {name} in {place.warehouse.label} is {ahead:,} epochs or checkpoints ahead of the catalog "
-            f"{place.catalog.url}, so no run can have written it: find out who did, delete it with the store's own "
+            f"object {name} in {warehouse.warehouse.label} is {ahead:,} epochs or checkpoints ahead of the catalog "
+            f"{warehouse.catalog.url}, so no run can have written it: find out who did, delete it with the store's own "
             "tools, and try again"
         )
 
@@ -183,9 +183,9 @@ def _unknown_forks(catalog: Catalog, stream: str, marks: _Marks) -> list[str]:
     return unknown
 
 
-def _mark(place: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[int]) -> None:
+def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[int]) -> None:
     """Mark an epoch in the store, and delete the older ones among `marked`."""
-    store, catalog = place.warehouse.store, place.catalog
+    store, catalog = warehouse.warehouse.store, warehouse.catalog
     try:
         store.put(epoch_mark(stream, epoch), f"{who} {uuid.uuid4().hex}\n".encode())
     except BaseException as error:
@@ -193,8 +193,8 @@ def _mark(place: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[
             catalog.runs.end(stream, epoch, "failed")
         if isinstance(error, ObjectExists):
             raise WrongWarehouse(
-                f"writer epoch {epoch} of stream {stream} was begun in {place.warehouse.label} by another catalog than "
-                f"{catalog.url}: use one catalog for a store, and `siltstone reidentify` for a copied warehouse"
+                f"writer epoch {epoch} of stream {stream} was begun in {warehouse.warehouse.label} by another catalog "
+                f"than {catalog.url}: use one catalog for a store, and `siltstone reidentify` for a copied warehouse"
             ) from error
         raise
     try:
@@ -203,9 +203,9 @@ def _mark(place: OpenWarehouse, stream: str, epoch: int, who: str, marked: list[
         _LOG.warning("old epoch marks stay", stream=stream, epoch=epoch, error=str(error))
 
 
-def _is_older(place: OpenWarehouse, stream: str, marks: _Marks) -> bool:
+def _is_older(warehouse: OpenWarehouse, stream: str, marks: _Marks) -> bool:
     """Whether the store, whose marks were read before, has runs of the stream that the catalog does not know."""
-    catalog, store = place.catalog, place.warehouse.store
+    catalog, store = warehouse.catalog, warehouse.warehouse.store
     while True:
         epoch, newest = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
         if max(marks.epochs, default=0) > epoch:
@@ -221,21 +221,21 @@ def _is_older(place: OpenWarehouse, stream: str, marks: _Marks) -> bool:
             return True  # otherwise a run made progress meanwhile
 
 
-def _refuse_older(place: OpenWarehouse, stream: str, marks: _Marks) -> None:
-    catalog = place.catalog
+def _refuse_older(warehouse: OpenWarehouse, stream: str, marks: _Marks) -> None:
+    catalog = warehouse.catalog
     forks = _unknown_forks(catalog, stream, marks)
-    if not forks and not _is_older(place, stream, marks):
+    if not forks and not _is_older(warehouse, stream, marks):
         return
     known, newest = catalog.streams.get(stream).epoch, catalog.checkpoints.last_id(stream)
     for epoch in marks.epochs:  # such a mark would also make `recover --accept-loss` fail
-        _refuse_implausible(place, epoch_mark(stream, epoch), epoch - known)
+        _refuse_implausible(warehouse, epoch_mark(stream, epoch), epoch - known)
     if forks:
         why = f"it does not know {', '.join(forks)}, made from stream {stream}, and might delete what it shares"
     else:
         why = f"it knows stream {stream} with writer epochs up to {known} and checkpoints up to {newest}, the store "
         why += "has newer ones"
     raise WrongWarehouse(
-        f"the catalog {catalog.url} is older than the store at {place.warehouse.label}: {why}; was it restored from a "
-        "backup? Name the newer one with --catalog, or give up what it does not know with `siltstone recover "
+        f"the catalog {catalog.url} is older than the store at {warehouse.warehouse.label}: {why}; was it restored from "
+        "a backup? Name the newer one with --catalog, or give up what it does not know with `siltstone recover "
         f"{stream} --accept-loss`"
     )

@@ -52,7 +52,7 @@ class Background:
 
     def __init__(
         self,
-        place: OpenWarehouse,
+        warehouse: OpenWarehouse,
         stream: str,
         epoch: int,
         options: BackgroundOptions,
@@ -60,9 +60,9 @@ class Background:
         cancel: Callable[[], None] = lambda: None,
         uploaded: Callable[[UploadStatistics], None] = lambda _: None,
     ) -> None:
-        self._place, self._stream, self._options = place, stream, options
+        self._warehouse, self._stream, self._options = warehouse, stream, options
         self._run, self._cancel, self._uploaded = run, cancel, uploaded
-        self._housekeeper = Housekeeper(place, stream, epoch, options.retention)
+        self._housekeeper = Housekeeper(warehouse, stream, epoch, options.retention)
         name, in_context = f"siltstone-materialize-{stream}", copy_context().run
         self._thread = threading.Thread(target=in_context, args=(self._work,), name=name, daemon=True)
         self._woken, self._ending, self._abandoned = threading.Event(), threading.Event(), threading.Event()
@@ -149,8 +149,8 @@ class Background:
         options = self._options
         if self._abandoned.is_set():
             return
-        for facts in chain_facts(self._place.catalog, self._stream):
-            trigger = due(facts, self._place.catalog.now(), options.materialization, options.policy)
+        for facts in chain_facts(self._warehouse.catalog, self._stream):
+            trigger = due(facts, self._warehouse.catalog.now(), options.materialization, options.policy)
             if trigger is not None:
                 yield facts, trigger
 
@@ -161,7 +161,7 @@ class Background:
         log.debug("materialization begins", reason=trigger.reason)
         try:
             done = materialize(
-                self._place,
+                self._warehouse,
                 self._stream,
                 operator,
                 checkpoint,

@@ -24,13 +24,13 @@ class Proof:
     restore_bytes: dict[int, int]
 
 
-def plan_checkpoints(place: OpenWarehouse, stream: str, wanted: Sequence[int]) -> ProofPlan:
+def plan_checkpoints(warehouse: OpenWarehouse, stream: str, wanted: Sequence[int]) -> ProofPlan:
     """Plan the proof of some checkpoints; call it under a lease.
 
     Raises:
         UnknownCheckpoint: one of them does not exist, or no longer.
     """
-    catalog, store = place.catalog, place.warehouse.store
+    catalog, store = warehouse.catalog, warehouse.warehouse.store
     chains = {c: catalog.chains.list_checkpoints(stream, c) for c in wanted}
     needed = sorted({c for chain in chains.values() for c in chain})
     stored = {c: catalog.checkpoints.get(stream, c).manifest for c in needed}
@@ -38,14 +38,14 @@ def plan_checkpoints(place: OpenWarehouse, stream: str, wanted: Sequence[int]) -
     return plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
 
 
-def prove_checkpoints(place: OpenWarehouse, stream: str, wanted: Sequence[int], run: Map) -> Proof:
+def prove_checkpoints(warehouse: OpenWarehouse, stream: str, wanted: Sequence[int], run: Map) -> Proof:
     """Prove checkpoints; call it under a lease.
 
     Raises:
         UnknownCheckpoint: one of them does not exist, or no longer.
         Unreachable: the store or the catalog failed, which says nothing about any checkpoint.
     """
-    store, plan = place.warehouse.store, plan_checkpoints(place, stream, wanted)
+    store, plan = warehouse.warehouse.store, plan_checkpoints(warehouse, stream, wanted)
     proofs = run(lambda task: prove(store, task), plan.tasks)
     checked = run(lambda checks: check_indexes(store, checks), plan.indexes)
     failures = [*plan.failures, *(f for proof in proofs for f in proof.failures), *(f for fs in checked for f in fs)]

@@ -31,8 +31,8 @@ class Housekeeper:
         given: rules that override those recorded with the stream.
     """
 
-    def __init__(self, place: OpenWarehouse, stream: str, epoch: int, given: RetentionOptions) -> None:
-        self._place, self._stream, self._epoch, self._given = place, stream, epoch, given
+    def __init__(self, warehouse: OpenWarehouse, stream: str, epoch: int, given: RetentionOptions) -> None:
+        self._warehouse, self._stream, self._epoch, self._given = warehouse, stream, epoch, given
         self._swept = False
         self._look_from = 1
         """the next round happens once the run has completed this many checkpoints"""
@@ -53,7 +53,7 @@ class Housekeeper:
             Unreachable: the store or the catalog failed; the next call continues.
         """
         if not self._swept:
-            found = sweep_killed(self._place, self._stream, self._epoch)
+            found = sweep_killed(self._warehouse, self._stream, self._epoch)
             self._swept = True
             if found.deleted:
                 _LOG.info("swept after killed runs", stream=self._stream, objects=found.deleted, bytes=found.bytes)
@@ -62,11 +62,11 @@ class Housekeeper:
 
     def _apply_retention(self, completed: int, restores_from: int | None) -> None:
         stream = self._stream
-        rules = retention_in_force(self._place.catalog.streams.get(stream).retention, self._given)
+        rules = retention_in_force(self._warehouse.catalog.streams.get(stream).retention, self._given)
         if not rules.rules:
             return
         done = truncate(
-            self._place, stream, self._given, epoch=self._epoch, limit=_AT_ONCE, restores_from=restores_from
+            self._warehouse, stream, self._given, epoch=self._epoch, limit=_AT_ONCE, restores_from=restores_from
         )
         retained = len(done.kept) + len(done.waiting) + len(done.leased)
         self._look_from = completed if done.left else completed + max(1, retained // _PART)

@@ -99,7 +99,7 @@ class SweepResult(Result):
 
 
 def sweep(
-    place: OpenWarehouse, stream: str, options: SweepOptions | None = None, who: str | None = None
+    warehouse: OpenWarehouse, stream: str, options: SweepOptions | None = None, who: str | None = None
 ) -> SweepResult:
     """Delete the orphans of a stream, and discard unfinished writes. The stream may be running.
 
@@ -113,28 +113,28 @@ def sweep(
         Unreachable: the store or the catalog failed; deletions so far are recorded, sweep again.
     """
     options, start = options or SweepOptions(), time.perf_counter()
-    catalog, store = place.catalog, place.warehouse.store
+    catalog, store = warehouse.catalog, warehouse.warehouse.store
     if not catalog.rollbacks.list(stream):  # a rollback may have removed every checkpoint
         catalog.checkpoints.latest(stream)
     store.check(writable=not options.dry_run)
-    check_catalog(place, stream)
+    check_catalog(warehouse, stream)
     prefixes = [stream_prefix(stream)]
     if options.incomplete:
         prefixes = incomplete_prefixes(catalog.runs.list(stream), catalog.references.view(stream, ()))
-    work = _Work(place, stream, who or this_process(), options)
+    work = _Work(warehouse, stream, who or this_process(), options)
     work.sweep(prefixes)
     return work.result(time.perf_counter() - start)
 
 
-def sweep_ended(place: OpenWarehouse, stream: str, epoch: int) -> None:
+def sweep_ended(warehouse: OpenWarehouse, stream: str, epoch: int) -> None:
     """Delete what a run left of the checkpoint that it was writing when it ended, by one short listing.
 
     Called by the run itself, once its end is in the catalog; a fenced run deletes nothing (promise 5). On failure the
     next sweep does the rest.
     """
     try:
-        path = CheckpointPath(stream, epoch, place.catalog.checkpoints.last_id(stream) + 1)
-        work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), {Reason.ENDED})
+        path = CheckpointPath(stream, epoch, warehouse.catalog.checkpoints.last_id(stream) + 1)
+        work = _Work(warehouse, stream, this_process(), SweepOptions(incomplete=True), {Reason.ENDED})
         work.sweep_objects([path.prefix])
         found = work.result(0.0)
         if found.deleted:
@@ -150,7 +150,7 @@ def sweep_ended(place: OpenWarehouse, stream: str, epoch: int) -> None:
         _LOG.warning("the run's incomplete checkpoint is not swept", stream=stream, epoch=epoch, error=str(error))
 
 
-def sweep_killed(place: OpenWarehouse, stream: str, epoch: int) -> SweepResult:
+def sweep_killed(warehouse: OpenWarehouse, stream: str, epoch: int) -> SweepResult:
     """Delete what the newest runs before `epoch` left if they did not end well, by one short listing each.
 
     Only the run `epoch` calls it; once fenced, it deletes nothing (promise 5).
@@ -159,8 +159,8 @@ def sweep_killed(place: OpenWarehouse, stream: str, epoch: int) -> SweepResult:
         UnknownStream: the stream has not run here.
         Unreachable: the store or the catalog failed; the next sweep continues.
     """
-    start, catalog = time.perf_counter(), place.catalog
-    work = _Work(place, stream, this_process(), SweepOptions(incomplete=True), epoch=epoch)
+    start, catalog = time.perf_counter(), warehouse.catalog
+    work = _Work(warehouse, stream, this_process(), SweepOptions(incomplete=True), epoch=epoch)
     work.sweep(killed_prefixes(catalog.runs.list(stream), catalog.references.view(stream, ()), epoch))
     return work.result(time.perf_counter() - start)
 
@@ -171,7 +171,7 @@ class _Work:
 
     def __init__(
         self,
-        place: OpenWarehouse,
+        warehouse: OpenWarehouse,
         stream: str,
         who: str,
         options: SweepOptions,
@@ -179,7 +179,7 @@ class _Work:
         epoch: int | None = None,
     ) -> None:
         self._reasons, self._epoch = reasons, epoch
-        self._catalog, self._store = place.catalog, place.warehouse.store
+        self._catalog, self._store = warehouse.catalog, warehouse.warehouse.store
         self._stream, self._who, self._options = stream, who, options
         self._by = Pass.begin(ORPHANS, who)
         self._left = options.limit

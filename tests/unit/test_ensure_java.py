@@ -81,7 +81,7 @@ def test_where_there_is_none_one_is_fetched(script, tmp_path, capsys, monkeypatc
     code, out, err = run(script, tmp_path, capsys)
     assert code == 0 and out.count("\n") == 1
     assert (tmp_path / ".jdk" / "jdk-17" / "bin" / "java").exists()
-    assert "fetching" in err
+    assert "downloading" in err
 
 
 def test_where_none_can_be_fetched_the_commands_are_printed(script, tmp_path, capsys):

@@ -1,1 +1,1 @@
-"""The backends of working state."""
+"""Backends of working state."""

@@ -8,11 +8,11 @@ BACKENDS = ("heap",)
 
 
 def backend(name: str) -> Backend:
-    """The backend of that name.
+    """Return the backend of this name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no backend has this name.
     """
     if name == "heap":
         return HeapBackend()
-    raise UsageError(f"there is no state backend {name!r}: use one of {', '.join(BACKENDS)}")
+    raise UsageError(f"{name!r} is not a state backend: use one of {', '.join(BACKENDS)}")

@@ -201,7 +201,7 @@ def test_opaque_values_belong_to_the_step(reopen: Open):
     state.rollback()
     assert state.opaque["model"] == {1: b"a", 2: b"b"}
     state.begin(2, tracking=True)
-    with pytest.raises(UsageError, match="no opaque variable 'other'"):
+    with pytest.raises(UsageError, match="'other' is not an opaque variable"):
         state.set_opaque("other", {1: b""})
     with pytest.raises(UsageError, match="key group 16 belongs to another subtask"):
         state.set_opaque("model", {MAX_PARALLELISM: b""})

@@ -1,6 +1,6 @@
-"""Variable-length values, appended only: an Arrow large-binary array that grows in two regions.
+"""Append-only storage of variable-length values: an Arrow large-binary array that grows in two mapped arrays.
 
-A record holds the entry number of a value, so that reading many values is one Arrow `take`.
+A record has the entry number of a value, so that reading many values is one Arrow `take`.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from siltstone.state.backends.heap.mapped_array import MappedArray
 from siltstone.state.columns import spans
 
 EMPTY = 0
-"""the entry that is always there and has no bytes: what dead rows and rows just made point to"""
+"""the entry that always exists and has no bytes; dead and new rows point to it"""
 
 
 class Arena:
@@ -31,7 +31,7 @@ class Arena:
         self.entries = entries
 
     def append(self, column: pa.Array) -> np.ndarray:
-        """Add a string or binary column (nulls count as empty); returns the uint64 entry of each row."""
+        """Append a string or binary column (nulls as empty values), and return the uint64 entry of each row."""
         count = len(column)
         if column.null_count:
             column = column.fill_null(b"" if pa.types.is_binary(column.type) else "")
@@ -48,10 +48,10 @@ class Arena:
         return np.arange(first, first + count, dtype=np.uint64)
 
     def take(self, entries: np.ndarray) -> pa.Array:
-        """The values of many entries, as a binary array.
+        """Return the values of many entries, as a binary array.
 
         Raises:
-            UsageError: they are 2 GiB or more together.
+            UsageError: their total is 2 GiB or more.
         """
         everything = pa.Array.from_buffers(
             pa.large_binary(),
@@ -66,20 +66,20 @@ class Arena:
             ) from error
 
     def lengths(self, entries: np.ndarray) -> np.ndarray:
-        """How long the values of many entries are: int64[n]."""
+        """Return the lengths of many entries: int64[n], in bytes."""
         return self._offsets.items[entries + np.uint64(1)] - self._offsets.items[entries]
 
     @property
     def held_bytes(self) -> int:
-        """How long all values are together."""
+        """The total bytes of all values."""
         return int(self._offsets.items[self.entries])
 
     @property
     def mean_bytes(self) -> float:
-        """How long a value is on average."""
+        """The average bytes of a value."""
         return self.held_bytes / self.entries
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._offsets.close()
         self._bytes.close()

@@ -1,7 +1,7 @@
-"""Open addressing with linear probing over 64-bit hashes, probed for many keys at once in shrinking rounds.
+"""A hash index: open addressing with linear probing over 64-bit hashes, probed for many keys at once in rounds.
 
-A slot is a uint64: the low 32 bits of the hash as a tag, above the row's number plus one; 0 is a free slot.
-Nothing is ever removed but the newest entries, by `remove` at rollback, so that no probe sequence breaks.
+A slot is a uint64: the low 32 bits of the hash as a tag, above the row's number plus one; 0 is a free slot. Only the
+newest entries are ever removed, by `remove` at rollback, so that no probe sequence breaks.
 """
 
 import os
@@ -24,12 +24,12 @@ _REMIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def tags(hashes: np.ndarray) -> np.ndarray:
-    """The tag of each hash, in the upper half as in a slot."""
+    """Return the tag of each hash, in the upper half as in a slot."""
     return hashes << _TAG_SHIFT
 
 
 class Index:
-    """Finds row numbers by hash; the caller compares true keys. `path` None keeps it in memory."""
+    """Finds row numbers by hash; the caller compares the keys themselves. `path` None keeps it in memory."""
 
     def __init__(self, path: Path | None, rows: int = 0) -> None:
         """Open the index of `rows` rows, or make an empty one."""
@@ -44,18 +44,18 @@ class Index:
         self._mask = np.int64((1 << bits) - 1)
 
     def home(self, hashes: np.ndarray) -> np.ndarray:
-        """The slot (int64) at which the search for each hash starts."""
+        """Return the slot (int64) at which the search for each hash starts."""
         return ((hashes * _REMIX) >> self._shift).view(np.int64)
 
     def probe(self, position: np.ndarray, tag: np.ndarray, rows: int) -> np.ndarray:
         """Advance `position`, in place, to the next slot that is free or has the tag and a row below `rows`.
 
-        Returns the rows found (int64), -1 for a free slot. Entries of rows that are no more (a rollback cut
-        short may leave some) are stepped over.
+        Returns the rows found (int64), -1 for a free slot. Entries of rows that no longer exist (an interrupted
+        rollback may leave some) are skipped.
         """
         limit = np.uint64(rows)
         entry = np.take(self.slots, position, mode="clip")
-        # Equal tags leave row + 1; a free slot or another tag leaves something far above any row.
+        # Equal tags leave row + 1; a free slot or another tag leaves a number far above any row.
         row = (entry ^ tag) - np.uint64(1)
         found = row < limit
         result = row.view(np.int64)
@@ -77,15 +77,15 @@ class Index:
         return result
 
     def advance(self, position: np.ndarray) -> np.ndarray:
-        """`position` moved one slot on."""
+        """Return `position` moved by one slot."""
         return (position + 1) & self._mask
 
     def has_room(self, rows: int) -> bool:
-        """Whether `rows` rows in all keep the load in bounds."""
+        """Whether the load stays within its bound with `rows` rows in total."""
         return rows <= _MAX_LOAD * len(self.slots)
 
     def rebuild(self, rows: int, hashes: Iterable[np.ndarray]) -> None:
-        """Make room for `rows` rows: a table twice as large or more, filled from the hashes of rows 0, 1, ...
+        """Make room for `rows` rows: a table at least twice as large, filled from the hashes of rows 0, 1, ...
 
         The new file replaces the old one by renaming, so that a killed process leaves one or the other.
         """
@@ -106,10 +106,10 @@ class Index:
             self._region.path = self._path
 
     def insert(self, hashes: np.ndarray, rows: np.ndarray) -> None:
-        """Enter keys that are not there yet; there must be room.
+        """Insert keys that are not in the index yet; there must be room.
 
-        Whatever the order of entering, the older row (the lower number) goes first: a newer one in its place is
-        moved on. Hence a search only ever passes older rows, and taking out the newest breaks none.
+        Whatever the order of insertion, the older row (the lower number) comes first: a newer one in its slot is moved
+        on. So a search only passes older rows, and removing the newest ones breaks no search.
         """
         position, entry = self.home(hashes), tags(hashes) | (rows.astype(np.uint64) + np.uint64(1))
         while position.size:
@@ -119,15 +119,15 @@ class Index:
             self.slots[position[claim]] = entry[claim]
             now = np.take(self.slots, position, mode="clip")
             lost = np.flatnonzero(now != entry)
-            # What is there already, left by a rollback cut short, is neither.
+            # An entry that exists already, left by an interrupted rollback, is neither.
             moved = np.flatnonzero((now == entry) & (held != 0) & (held != entry))
-            # A claim lost to a newer row, because that one was written last, is made again.
+            # A claim lost to a newer row, because that one was written last, is repeated.
             onward = position[lost] + ((now & _ROW)[lost] <= age[lost])
             position = np.concatenate([onward, position[moved] + 1]) & self._mask
             entry = np.concatenate([entry[lost], held[moved]])
 
     def remove(self, hashes: np.ndarray, rows: np.ndarray) -> None:
-        """Take out the newest entries again, all at once; those that were never written are no error."""
+        """Remove the newest entries, all at once; entries that were never written are no error."""
         entry = tags(hashes) | (rows.astype(np.uint64) + np.uint64(1))
         position = self.home(hashes)
         at, wanted, which = position.copy(), entry, np.arange(len(entry))
@@ -142,6 +142,6 @@ class Index:
         self.slots[position[found]] = 0
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._region.close()
         self.slots = self._region.items

@@ -1,15 +1,15 @@
-"""Fixed-width records of one table: how Arrow columns become records and records become Arrow columns.
+"""Fixed-width records of one table: conversion of Arrow columns to records and back.
 
-A record holds, widest fields first so that each is aligned:
+The fields of a record, widest first so that each is aligned:
 
-    hash    u64   over the primary key, as the caller gave it
-    digest  u64   of the row; 0 where it is deleted
-    f0..fn        the columns: fixed-width values as they are in Arrow (decimal128 two words, bool one byte),
-                  strings and binary as a u64 entry of the table's arena
+    hash    u64   of the primary key, as the caller gave it
+    digest  u64   of the row; 0 if it is deleted
+    f0..fn        the columns: fixed-width values as in Arrow (decimal128 two words, bool one byte), strings and
+                  binary as a u64 entry of the table's arena
     mark    u32   the interval of change tracking in which the row last changed; 0 before any
     group   u16   key group
-    live    u8    1, or 0 where the row is deleted
-    nulls   u8[]  one bit a value column, set where it is null
+    live    u8    1, or 0 if the row is deleted
+    nulls   u8[]  one bit per value column, set if it is null
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def _is_variable(kind: pa.DataType) -> bool:
 
 
 def _stored(kind: pa.DataType) -> np.dtype:
-    """How a value lies in a record: its bits, so that keys compare as integers."""
+    """Return the type of a value in a record: its bits, so that keys compare as integers."""
     if _is_variable(kind):
         return np.dtype(np.uint64)
     if pa.types.is_decimal128(kind):
@@ -39,7 +39,7 @@ def _stored(kind: pa.DataType) -> np.dtype:
 
 class Layout:
     """The record of a table schema. `dtype` is the record; `opaque` the same bytes as one item, which NumPy
-    gathers and scatters with one copy a row.
+    gathers and scatters with one copy per row.
     """
 
     def __init__(self, schema: TableSchema) -> None:
@@ -69,11 +69,11 @@ class Layout:
         self.opaque = np.dtype((np.void, width))
 
     def encode_keys(self, keys: pa.Table) -> list[pa.Array | np.ndarray]:
-        """Normalised key columns as `equal` and `write_keys` take them: stored bits, or the array itself."""
+        """Encode normalised key columns for `equal` and `write_keys`: as stored bits, or the array itself."""
         return [_bits(one_array(keys.column(i)), field.type) for i, (_, field) in enumerate(self.keys)]
 
     def equal(self, block: np.ndarray, keys: Sequence[pa.Array | np.ndarray], arena: Arena) -> np.ndarray:
-        """bool[n]: whether each record has the primary key of that row."""
+        """Return bool[n]: whether each record has the primary key of the same row of `keys`."""
         result = np.ones(len(block), np.bool_)
         for (name, _), key in zip(self.keys, keys, strict=True):
             if isinstance(key, np.ndarray):
@@ -112,13 +112,13 @@ class Layout:
             block[name] = EMPTY if _is_variable(field.type) else 0
 
     def move_values(self, block: np.ndarray, source: Arena, target: Arena) -> None:
-        """Let a block of records point to copies of its variable-length values in another arena."""
+        """Copy the variable-length values of a block of records to another arena, and point the records to them."""
         for name, field in [*self.keys, *self.values]:
             if _is_variable(field.type):
                 block[name] = target.append(source.take(np.ascontiguousarray(block[name])))
 
     def value_bytes(self, block: np.ndarray, arena: Arena) -> np.ndarray:
-        """How many bytes of strings and binary values each of a block of records has: int64[n]."""
+        """Return the bytes of strings and binary values of each record in a block: int64[n]."""
         sizes = np.zeros(len(block), np.int64)
         for name, field in [*self.keys, *self.values]:
             if _is_variable(field.type):
@@ -126,11 +126,11 @@ class Layout:
         return sizes
 
     def read_keys(self, block: np.ndarray, arena: Arena) -> list[pa.Array]:
-        """The primary-key columns of a block of records."""
+        """Return the primary-key columns of a block of records."""
         return [_array(block[name], field.type, None, arena) for name, field in self.keys]
 
     def read_values(self, block: np.ndarray, arena: Arena, present: np.ndarray | None = None) -> list[pa.Array]:
-        """The value columns of a block of records; all null where `present` (bool[n]) is False."""
+        """Return the value columns of a block of records; all null where `present` (bool[n]) is False."""
         nulls = block["nulls"] if block["nulls"].any() else None
         columns = []
         for i, (name, field) in enumerate(self.values):
@@ -150,7 +150,7 @@ def _bits(column: pa.Array, kind: pa.DataType) -> pa.Array | np.ndarray:
 
 
 def _array(stored: np.ndarray, kind: pa.DataType, valid: np.ndarray | None, arena: Arena) -> pa.Array:
-    """An Arrow array of stored values; null where `valid` (bool[n]) is False."""
+    """Make an Arrow array of stored values; null where `valid` (bool[n]) is False."""
     count = len(stored)
     bitmap = None
     if valid is not None:
@@ -162,5 +162,5 @@ def _array(stored: np.ndarray, kind: pa.DataType, valid: np.ndarray | None, aren
     if pa.types.is_boolean(kind):
         data = pa.py_buffer(np.packbits(stored, bitorder="little"))
     else:
-        data = pa.py_buffer(np.array(stored))  # a copy even of one record, which is contiguous as it lies
+        data = pa.py_buffer(np.array(stored))  # copies also a single record, which is contiguous already
     return pa.Array.from_buffers(kind, count, [bitmap, data])

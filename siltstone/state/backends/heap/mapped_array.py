@@ -1,4 +1,4 @@
-"""A growable array in a memory-mapped file, or in plain memory where there is no file."""
+"""A growable array in a memory-mapped file, or in plain memory."""
 
 import mmap
 import os
@@ -12,17 +12,17 @@ from siltstone.errors import StateError, Unreachable
 _GRAIN_BYTES = 1 << 16
 _KEPT_MAPPINGS = 256
 
-# A subtask opens and closes its files at every step, and the first store into each page of a new mapping
-# costs a page fault: with random keys nearly one a key, and most of the step. So mappings are kept. A mapped
-# file keeps its inode, hence a (device, inode) found here is the same file.
+# A subtask opens and closes its files at every step, and the first write to each page of a new mapping costs a
+# page fault: with random keys nearly one per key, and most of the step's time. So mappings are kept. A mapped
+# file keeps its inode, so a (device, inode) found here is the same file.
 _mappings: OrderedDict[tuple[int, int], tuple[Path, mmap.mmap]] = OrderedDict()
 
 
 class MappedArray:
-    """Fixed-width items that outlive the process once written, because the page cache does.
+    """Fixed-width items that survive the process once written, because the page cache does.
 
-    `items` is the whole capacity, zeros where nothing was ever written; how many items count is the owner's
-    to know. A view of `items` taken before `reserve` still shows the same memory of a file afterwards.
+    `items` is the whole capacity, zeros where nothing was written; the owner knows how many items are used. A view
+    of `items` taken before `reserve` still shows the same memory of a file afterwards.
     """
 
     def __init__(self, path: Path | None, dtype: np.dtype | type, *, held: int = 0, scattered: bool = False) -> None:
@@ -30,10 +30,10 @@ class MappedArray:
 
         Args:
             path: the file; None for plain memory.
-            dtype: of one item.
-            held: how many items the file has at least.
-            scattered: whether items are written in random order: the kernel then keeps to small pages, so
-                that a small change does not send megabytes to the disk.
+            dtype: the type of an item.
+            held: minimum number of items in the file.
+            scattered: whether items are written in random order: the kernel then uses small pages, so that a
+                small change does not write megabytes to the disk.
 
         Raises:
             StateError: the file is missing or too short for `held` items.
@@ -49,7 +49,7 @@ class MappedArray:
         self.reserve(1)
 
     def reserve(self, count: int) -> None:
-        """Make room for `count` items in all, half as much again as there was.
+        """Make room for `count` items in total, growing by at least half.
 
         Raises:
             Unreachable: the disk is full or the file cannot be written.
@@ -77,7 +77,7 @@ class MappedArray:
             self.items = np.frombuffer(mapping, self.dtype, len(mapping) // self.dtype.itemsize)
 
     def close(self) -> None:
-        """Let go of the items; what was written stays in the file."""
+        """Release the items; what was written stays in the file."""
         self.items = np.zeros(0, self.dtype)
 
 
@@ -85,7 +85,7 @@ def _grow_file(path: Path, size: int) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         before = os.fstat(descriptor).st_size
-        # Blocks are taken now, because a full disk found by a store into the mapping is a SIGBUS.
+        # Blocks are allocated now, because writing to a mapping on a full disk raises SIGBUS.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, before, size - before)
         else:
@@ -95,7 +95,7 @@ def _grow_file(path: Path, size: int) -> None:
 
 
 def _mapping(path: Path, scattered: bool) -> mmap.mmap | None:
-    """The whole file, mapped; None where it is empty."""
+    """Map the whole file; None if it is empty."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         status = os.fstat(descriptor)
@@ -116,7 +116,7 @@ def _mapping(path: Path, scattered: bool) -> mmap.mmap | None:
 
 
 def forget_removed_files() -> None:
-    """Let go of mappings whose files are gone, which otherwise would keep their space on the disk."""
+    """Release mappings of deleted files, which would otherwise keep their disk space."""
     for file, (path, _) in list(_mappings.items()):
         try:
             status = path.stat()

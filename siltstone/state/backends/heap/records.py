@@ -1,6 +1,6 @@
-"""The records of one table in one generation of files: found by key, gathered and scattered many at once.
+"""The records of one table in one generation of files: found by key, read and written many at once.
 
-Nothing here knows of steps, digests or tracking; `HeapTable` does.
+Steps, digests and tracking are handled by `HeapTable`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,12 +33,12 @@ class Records:
         self.index = Index(home / "index" if home else None, rows)
 
     def column(self, name: str) -> np.ndarray:
-        """One field of all records, as a view."""
+        """Return one field of all records, as a view."""
         return self._region.items[name][: self.rows]
 
     def take(self, ids: np.ndarray) -> np.ndarray:
-        """Copies of many records; that of record 0 for -1."""
-        # One opaque item a record is one copy a row; mode clip spares NumPy a buffer for the whole result.
+        """Return copies of many records; a copy of record 0 for -1."""
+        # One opaque item per record is one copy per row; mode clip saves NumPy a buffer for the whole result.
         return np.take(self._items, ids, mode="clip").view(self.layout.dtype)
 
     def scatter(self, ids: np.ndarray, block: np.ndarray) -> None:
@@ -50,13 +50,13 @@ class Records:
         return self._region.items.view(self.layout.opaque)
 
     def find(self, hashes: np.ndarray, keys: Sequence[pa.Array | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Where these encoded keys are: (int64[n] ids, -1 if not there; the records, or anything)."""
+        """Find encoded keys: (int64[n] ids, -1 if missing; the records, arbitrary if missing)."""
         tag = tags(hashes)
         position = self.index.home(hashes)
         ids = self.index.probe(position, tag, self.rows)
         block = self.take(ids)
         wrong = self._wrong(ids, block, keys)
-        while wrong.size:  # an equal tag is not yet an equal key
+        while wrong.size:  # an equal tag does not imply an equal key
             at = self.index.advance(position[wrong])
             there = self.index.probe(at, tag[wrong], self.rows)
             position[wrong], ids[wrong] = at, there
@@ -66,14 +66,14 @@ class Records:
         return ids, block
 
     def _wrong(self, ids: np.ndarray, block: np.ndarray, keys: Sequence[pa.Array | np.ndarray]) -> np.ndarray:
-        """Which of the records found have another key."""
+        """Return which of the records found have another key."""
         there = np.flatnonzero(ids >= 0)
-        if 2 * len(there) > len(ids):  # to compare what is not there as well costs less than to take it out
+        if 2 * len(there) > len(ids):  # comparing missing ones as well costs less than removing them
             return np.flatnonzero(~self.layout.equal(block, keys, self.arena) & (ids >= 0))
         return there[~self.layout.equal(block[there], _select(keys, there), self.arena)]
 
     def make_room(self, rows: int) -> None:
-        """Be ready for `rows` records in all."""
+        """Make room for `rows` records in total."""
         self._region.reserve(rows)
         if not self.index.has_room(rows):
             self.index.rebuild(rows, self._hashes())
@@ -84,12 +84,12 @@ class Records:
             yield hashes[start : start + BATCH_ROWS]
 
     def add(self, ids: np.ndarray, hashes: np.ndarray) -> None:
-        """Count and index new records, already written at `ids`, the next after the last."""
+        """Count and index new records, already written at `ids`, which follow the last record."""
         self.index.insert(hashes, ids)
         self.rows += len(ids)
 
     def restore(self, images: Sequence[tuple[int, np.ndarray, np.ndarray]], rows: int, entries: int) -> None:
-        """Undo mutations, newest first: (rows there may have been after it, ids, their old records)."""
+        """Undo mutations, newest first: (maximum rows after the mutation, ids, their old records)."""
         for _, ids, records in images:
             self.scatter(ids, np.frombuffer(records, self.layout.dtype))
         most = max([rows, *(after for after, _, _ in images)])
@@ -98,7 +98,7 @@ class Records:
         self.rows, self.arena.entries = rows, entries
 
     def copy(self, ids: np.ndarray, home: Path | None) -> "Records":
-        """New records in `home` that hold those of `ids` and nothing else, numbered in that order."""
+        """Return new records in `home` with copies of only `ids`, numbered in that order."""
         new = Records(self.layout, home)
         new.make_room(len(ids))
         at = 0
@@ -112,8 +112,8 @@ class Records:
         return new
 
     def batches(self, ids: np.ndarray) -> Iterator[np.ndarray]:
-        """Records to handle one batch after the other, none of more than `_LARGE_BYTES` of values unless it is one
-        record: values far from the mean may follow each other."""
+        """Yield batches of records with at most `_LARGE_BYTES` of values each, unless one record has more: consecutive
+        values may be far larger than the mean."""
         size = self.batch_rows
         for at in range(0, len(ids), size):
             batch = ids[at : at + size]
@@ -125,12 +125,12 @@ class Records:
 
     @property
     def batch_rows(self) -> int:
-        """How many rows to handle at once: fewer where values are long."""
+        """The number of rows to handle at once: fewer if values are long."""
         width = self.layout.dtype.itemsize + self.layout.variable_columns * self.arena.mean_bytes
         return max(1, min(BATCH_ROWS, int(_BATCH_BYTES / width)))
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._region.close()
         self.index.close()
         self.arena.close()

@@ -1,4 +1,4 @@
-"""Live rows in the order of a base, by key group and then primary key, in bounded batches."""
+"""Scan live rows in the order of a base, by key group and then primary key, in bounded batches."""
 
 from collections.abc import Iterator
 
@@ -13,15 +13,15 @@ PART_ROWS = 1 << 18
 
 
 def ordered(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:
-    """Ids of the live records of `groups`, a batch at a time.
+    """Yield ids of the live records of `groups`, one batch at a time.
 
-    Memory: four bytes for each record of these groups, and the keys of one key group or one batch.
+    Memory: four bytes per record of these groups, and the keys of one key group or one batch.
     """
     ids, ends = _by_group(records, groups)
     size = records.batch_rows
     start = 0
     while start < len(ids):
-        # Whole key groups, as many as fit a batch, at least one.
+        # As many whole key groups as fit a batch, at least one.
         fitting = ends[(ends > start) & (ends <= start + size)]
         end = int(fitting[-1]) if len(fitting) else int(ends[ends > start][0])
         run = _by_key(records, ids[start:end])
@@ -30,8 +30,8 @@ def ordered(records: Records, groups: KeyGroupRange) -> Iterator[np.ndarray]:
 
 
 def _by_group(records: Records, groups: KeyGroupRange) -> tuple[np.ndarray, np.ndarray]:
-    """Ids (uint32) by key group, and where each key group ends among them: a counting sort, some records at a time, so
-    that it needs little more memory than its result."""
+    """Return ids (uint32) by key group, and where each key group ends among them, by a counting sort in parts, which
+    needs little more memory than its result."""
     counts = np.zeros(len(groups), np.int64)
     for _, owners in _live(records, groups):
         counts += np.bincount(owners, minlength=len(groups))
@@ -40,7 +40,7 @@ def _by_group(records: Records, groups: KeyGroupRange) -> tuple[np.ndarray, np.n
     for found, owners in _live(records, groups):
         order = np.argsort(owners, kind="stable")
         here = np.bincount(owners, minlength=len(groups))
-        # The nth of a key group in this part goes to its nth free place.
+        # The nth record of a key group in this part goes to its nth free position.
         nth = np.arange(len(order)) - np.repeat(np.cumsum(here) - here, here)
         ids[np.repeat(place, here) + nth] = found[order]
         place += here
@@ -48,7 +48,7 @@ def _by_group(records: Records, groups: KeyGroupRange) -> tuple[np.ndarray, np.n
 
 
 def _live(records: Records, groups: KeyGroupRange) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ids of live records of `groups`, ascending, a part at a time, and the ordinal of each one's key group."""
+    """Yield ids of live records of `groups`, ascending, in parts, and the ordinals of their key groups."""
     group, live = records.column("group"), records.column("live")
     for start in range(0, records.rows, PART_ROWS):
         part = group[start : start + PART_ROWS]
@@ -57,7 +57,7 @@ def _live(records: Records, groups: KeyGroupRange) -> Iterator[tuple[np.ndarray,
 
 
 def _by_key(records: Records, ids: np.ndarray) -> np.ndarray:
-    """The ids of whole key groups, ordered by key group and primary key."""
+    """Sort the ids of whole key groups by key group and primary key."""
     parts = []
     for batch in records.batches(ids):
         block = records.take(batch)

@@ -1,13 +1,13 @@
 """The working state of one subtask in one directory, moved from version to version in steps.
 
-    header                     what the current version is: counts, digests, shapes; replaced by renaming
-    undo/<step>                before-images of a step that can be rolled back; `spare` is one to use again
-    opaque/<variable>.<step>   the values of an opaque variable as that step left them (Arrow IPC)
+    header                     the current version: counts, digests, shapes; replaced by renaming
+    undo/<step>                before-images of a step that can be rolled back; `spare` is a file to reuse
+    opaque/<variable>.<step>   the values of an opaque variable after that step (Arrow IPC)
     tables/<name>/<n>/         rows, index, offsets, bytes, changes.<interval> of a table, its nth generation
 
-A step begins by writing the header as it is to `undo/<step>`; an undo file of a step above the header's
-version therefore is a step that was cut short, and is rolled back at open. The header carries the boot id: a
-restarted machine may have lost pages that were never synced, so its state is not trusted.
+A step begins by copying the current header to `undo/<step>`; an undo file of a step above the header's version
+therefore belongs to an interrupted step, and is rolled back at open. The header contains the boot id: a restarted
+machine may have lost pages that were never synced, so its state is not trusted.
 """
 
 import json
@@ -47,7 +47,7 @@ class HeapBackend:
         groups: KeyGroupRange,
         max_parallelism: int,
     ) -> "HeapState":
-        """Open the state in `directory`, or create it empty at version 0 where there is none."""
+        """Open the state in `directory`, or create it empty at version 0 if it is missing."""
         return HeapState(directory, schemas, opaque, groups, max_parallelism)
 
 
@@ -93,10 +93,10 @@ class HeapState:
                 self._undo_step(step)
         self._sweep()
 
-    # The life of a step
+    # Steps
 
     def begin(self, step: int, *, tracking: bool) -> None:
-        """Start writing version `step`; `tracking` says whether changes are logged from now on."""
+        """Begin to write version `step`; `tracking` says whether changes are logged from now on."""
         if self._step is not None:
             raise StateError(f"step {self._step} is still open: commit it or roll it back before step {step}")
         if step <= self.version:
@@ -124,7 +124,7 @@ class HeapState:
         if self._step is None:
             raise StateError("state can only change within a step: call begin first")
         if variable not in self.opaque:
-            raise UsageError(f"there is no opaque variable {variable!r} here")
+            raise UsageError(f"{variable!r} is not an opaque variable of this operator")
         for group in values:
             if group not in self.groups:
                 raise UsageError(f"key group {group} belongs to another subtask than that of {self.groups}")
@@ -132,7 +132,7 @@ class HeapState:
         self._changed.add(variable)
 
     def commit(self) -> None:
-        """The step is whole: `version` becomes it."""
+        """Complete the step: it becomes `version`."""
         if self._step is None:
             raise StateError("there is no open step to commit: call begin first")
         for variable in self._changed:
@@ -158,7 +158,7 @@ class HeapState:
             table.before = None
 
     def _undo_step(self, step: int) -> None:
-        # Should this be cut short, all of it is done again: the header comes last, then its undo file goes.
+        # If this is interrupted, all of it is repeated: the header is written last, then the undo file is removed.
         before, path = self._pending.pop(step), self._undo_path(step)
         frames = list(read_frames(path, step))
         if before is not None:
@@ -175,12 +175,12 @@ class HeapState:
         """Drop before-images of steps up to and including `step`."""
         for old in [old for old in self._pending if old <= min(step, self.version)]:
             del self._pending[old]
-            # The file's pages are in memory already: the next step writes over them.
+            # The file's pages are in memory already, so the next step overwrites them.
             os.replace(self._undo_path(old), self.directory / "undo" / "spare")
         self._sweep()
 
     def close(self) -> None:
-        """Flush and let go of the directory; idempotent. An open step is rolled back at the next open."""
+        """Flush and close the directory; idempotent. An open step is rolled back at the next open."""
         self._end_step()
         for table in self._tables.values():
             table.close()
@@ -252,7 +252,7 @@ class HeapState:
         return [int(path.name) for path in (self.directory / "undo").iterdir() if path.name.isdigit()]
 
     def _header_before(self, step: int) -> dict[str, Any] | None:
-        """The header before a step; None where the step was cut short before anything was written."""
+        """Return the header before a step; None if the step was interrupted before anything was written."""
         path = self._undo_path(step)
         frame = next(read_frames(path, step), None)
         if frame is not None and frame.table == HEADER:
@@ -282,7 +282,7 @@ class HeapState:
         self._replace(self.directory / "opaque" / f"{variable}.{step}", sink.getvalue().to_pybytes())
 
     def _sweep(self) -> None:
-        """Remove the files that neither the header nor the header before a pending step refers to."""
+        """Remove files to which neither the header nor a header before a pending step refers."""
         headers = [self._header, *(header for header in self._pending.values() if header)]
         for name, table in self._tables.items():
             table.sweep({table.counts.interval, *(header["tables"][name]["interval"] for header in headers)})
@@ -306,7 +306,7 @@ def _parse(data: bytes, path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """What tells one run of this machine from the next; "unknown" where it does not say."""
+    """Return an id of this machine's current boot; "unknown" if the system does not provide it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -21,49 +21,49 @@ from siltstone.state.hashing import normalise_keys
 from siltstone.state.schema import TableSchema
 
 COMPACT_ROWS = 1 << 16
-"""below this many there is nothing to be won by dropping dead rows and values"""
+"""with fewer rows, dropping dead rows and values does not pay"""
 
 BeforeImages = Callable[[int, np.ndarray, np.ndarray], None]
-"""called before a mutation: rows the table may then have, ids (uint32[n]), their records as they are"""
+"""called before a mutation: maximum rows of the table afterwards, ids (uint32[n]), their current records"""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the header remembers of a table besides its digests."""
+    """The header's data of a table besides its digests."""
 
     generation: int = 0
     rows: int = 0
-    """records, dead ones included"""
+    """records, including dead ones"""
     live: int = 0
     entries: int = 1
-    """of the arena"""
+    """entries of the arena"""
     interval: int = 1
-    """of change tracking, counted from 1"""
+    """interval of change tracking, counted from 1"""
     listed: int = 0
     """rows in this interval's list of changes"""
     known: bool = True
-    """whether every change of this interval is in its list"""
+    """whether the list has every change of this interval"""
 
 
 @dataclass
 class _Found:
-    """Where the keys of one batch are: the memo that lets a put follow a get without searching again."""
+    """Where the keys of a batch are: the memo that lets a put after a get skip the search."""
 
     mutation: int
     keys: pa.Table
     """normalised"""
     encoded: list[pa.Array | np.ndarray]
     ids: np.ndarray
-    """int64[n]; -1 where there is no record"""
+    """int64[n]; -1 if there is no record"""
     block: np.ndarray
-    """the records; anything where there is none"""
+    """the records; arbitrary if there is none"""
 
 
 class HeapTable:
-    """Implements `StateTable`. `directory` holds its generations of files; None keeps it in memory.
+    """Implements `StateTable`. `directory` contains its generations of files; None keeps it in memory.
 
-    A subtask hands every mutation's before-images to its undo file through `before`; while that is None, and
-    the table has a directory, no step is open and every change is refused.
+    `before` writes every mutation's before-images to the subtask's undo file; while it is None, and the table has
+    a directory, no step is open and every change is refused.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class HeapTable:
 
     @classmethod
     def in_memory(cls, schema: TableSchema, max_parallelism: int) -> Self:
-        """A table of all key groups without files, steps or tracking: it merges what a chain holds."""
+        """Make a table of all key groups without files, steps or tracking, for merging a chain."""
         return cls(schema, KeyGroupRange(0, max_parallelism), max_parallelism, None)
 
     def _home(self, generation: int) -> Path | None:
@@ -106,12 +106,12 @@ class HeapTable:
 
     @property
     def rows(self) -> int:
-        """How many live rows there are."""
+        """The number of live rows."""
         return self._counts.live
 
     @property
     def counts(self) -> Counts:
-        """What a header must remember, digests apart, to open the table again as it is."""
+        """What a header must record, besides digests, to open the table again unchanged."""
         return self._counts
 
     @property
@@ -122,11 +122,11 @@ class HeapTable:
     # Reading and writing
 
     def reserve(self, rows: int) -> None:
-        """Make room for so many rows in all."""
+        """Pre-allocate for `rows` rows in total."""
         self.records.make_room(rows)
 
     def get(self, batch: Keys) -> Lookup:
-        """The rows of many keys."""
+        """Return the rows of many keys."""
         found = self._find(batch)
         present = (found.ids >= 0) & (found.block["live"] != 0)
         valid = None if present.all() else present
@@ -171,7 +171,7 @@ class HeapTable:
         records.make_room(rows)
         table = pa.Table.from_arrays([*found.keys.columns, *values.columns], schema=self.schema.rows)
         digest = row_digests(table)
-        del batch.memo[self]  # until the block is what the table holds again
+        del batch.memo[self]  # until the block equals the table's records again
         if len(missing):
             block.view(self._layout.opaque)[missing] = np.void(bytes(self._layout.dtype.itemsize))
             block["hash"][missing] = batch.hashes[missing]
@@ -189,25 +189,25 @@ class HeapTable:
         batch.memo[self] = found
 
     def delete(self, batch: Keys) -> None:
-        """Remove the rows of these keys; absent keys are no error."""
+        """Delete the rows of these keys; a missing row is no error."""
         found = self._find(batch)
         which = np.flatnonzero((found.ids >= 0) & (found.block["live"] != 0))
         ids, block = found.ids[which], found.block[which]
         self._keep(self.records.rows, ids, block)
-        # The record stays and can live again, so that a rollback need not mend the index.
+        # The record stays and can become live again, so that a rollback need not repair the index.
         self._layout.clear_values(block)
         block["live"] = 0
         self._write(ids, block, np.zeros(len(ids), np.uint64), -len(ids))
 
     def _keep(self, rows: int, ids: np.ndarray, block: np.ndarray) -> None:
-        """Save the records about to change; every mutation begins here."""
+        """Save the records about to change; every mutation begins with this."""
         if self.before:
             self.before(rows, ids.astype(np.uint32), block)
         elif self.directory:
             raise StateError("state can only change within a step: call begin first")
 
     def _write(self, ids: np.ndarray, block: np.ndarray, digest: np.ndarray, born: int) -> None:
-        """Write changed records, and what is kept about them: digests, the list of changes, counts."""
+        """Write changed records, and update digests, the list of changes, and counts."""
         self._digests += group_sums(digest - block["digest"], block["group"], self.max_parallelism)
         block["digest"] = digest
         listed = self._counts.listed
@@ -230,12 +230,12 @@ class HeapTable:
     # Change tracking and scanning
 
     def changed(self) -> np.ndarray:
-        """int64[max_parallelism]: how many keys of each key group changed since the last `mark()`."""
+        """Return int64[max_parallelism]: how many keys of each key group changed since the last `mark()`."""
         return np.bincount(self._sorted_changes()[1], minlength=self.max_parallelism)
 
     def _sorted_changes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ids (uint32) and key groups (uint16) of the records in the list of changes, by key group; found once for all
-        parts of it that are asked for."""
+        """Return ids (uint32) and key groups (uint16) of the records in the list of changes, sorted by key group; the
+        result is cached."""
         if not self._counts.known:
             raise StateError("rows changed untracked since the last mark: take a base of this table")
         of = self._mutation, self._counts.interval
@@ -247,7 +247,7 @@ class HeapTable:
         return self._by_group[1:]
 
     def changes(self, groups: KeyGroupRange | None = None) -> tuple[pa.Table, np.ndarray]:
-        """Every key changed since the last `mark()`, once, newest, sorted by key group; with `groups` only theirs."""
+        """Return every key changed since the last `mark()`, once, newest, sorted by key group; only of `groups`."""
         ids, owners = self._sorted_changes()
         if groups is not None:
             first, last = np.searchsorted(owners, [groups.start, groups.end])
@@ -262,14 +262,14 @@ class HeapTable:
         return _table(columns, self.schema.changes, len(ids)), block["group"].copy()
 
     def mark(self) -> None:
-        """Forget the changes: a checkpoint that holds them is being taken."""
+        """Forget the changes, since a checkpoint that contains them is being taken."""
         if self.directory and not self.before:
             raise StateError("a mark is part of a step: call begin first")
         self._counts = replace(self._counts, interval=self._counts.interval + 1, listed=0, known=True)
         self._listed, self._by_group = self._list(self._counts), None
 
     def scan(self, groups: KeyGroupRange) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """All live rows of `groups` by key group, then primary key; the table must not change meanwhile."""
+        """Yield all live rows of `groups` by key group, then primary key; the table must not change meanwhile."""
         for ids in ordered(self.records, groups):
             block = self.records.take(ids)
             keys = self._layout.read_keys(block, self.records.arena)
@@ -281,7 +281,7 @@ class HeapTable:
     def restore(
         self, images: Sequence[tuple[int, np.ndarray, np.ndarray]], counts: Counts, digests: np.ndarray
     ) -> None:
-        """Back to `counts` and `digests`, undoing mutations as `before` was told of them, newest first."""
+        """Return to `counts` and `digests`, undoing mutations with the before-images in `before`, newest first."""
         self.records.restore(images, counts.rows, counts.entries)
         self._counts, self._digests = counts, digests
         self._listed = self._list(counts)
@@ -290,7 +290,7 @@ class HeapTable:
     def compact_if_worth(self) -> bool:
         """Drop dead rows and values if they are more than half; only while no before-images are pending.
 
-        Fills a new generation of files and leaves the old one to `sweep`, once a header names the new one.
+        Fills a new generation of files; `sweep` removes the old one, once a header names the new one.
         """
         counts = self._counts
         wanted = 2 * max(counts.live, COMPACT_ROWS)
@@ -298,7 +298,7 @@ class HeapTable:
             return False
         keep = self.records.column("live") != 0
         listed = self._listed.items[: counts.listed]
-        keep[listed] = True  # a deleted row that changed must still be told
+        keep[listed] = True  # a deleted row that changed must still be reported
         parts = range(0, len(keep), COMPACT_ROWS)
         kept = [(np.flatnonzero(keep[at : at + COMPACT_ROWS]) + at).astype(np.uint32) for at in parts]
         ids = np.concatenate([np.zeros(0, np.uint32), *kept])
@@ -316,7 +316,7 @@ class HeapTable:
         return True
 
     def sweep(self, intervals: set[int]) -> None:
-        """Remove files of other generations, and lists of changes of intervals that nothing refers to."""
+        """Remove files of other generations, and lists of changes of other intervals than these."""
         home = self._home(self._counts.generation)
         if home is None:
             return
@@ -328,7 +328,7 @@ class HeapTable:
                 path.unlink()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self.records.close()
         self._listed.close()
 

@@ -1,12 +1,12 @@
-"""Before-images of one step, in a file of frames that is only appended to.
+"""Before-images of one step, in an append-only file of frames.
 
 A frame is 48 bytes - step, table, rows, bytes of ids, bytes of records, and the checksum (xxh3-64 of these
 five and of what follows), each a little-endian u64 - then row ids (u32) and the old records of those rows.
-`rows` is how many rows the table may have after the mutation. The first frame has table `HEADER`, and holds
-the header file as it was before the step.
+`rows` is the maximum number of rows after the mutation. The first frame has table `HEADER`, and contains the
+header file from before the step.
 
-A frame is written before the mutation it undoes. The page cache keeps what a killed process wrote, so a frame
-that is cut, or that belongs to another step (files are used again), means that its mutation never began.
+A frame is written before the mutation it undoes. The page cache keeps what a killed process wrote, so if a frame
+is cut, or belongs to another step (files are reused), its mutation never began.
 """
 
 import os
@@ -29,7 +29,7 @@ _WRITE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame as read: `ids` uint32[n], `records` the bytes of n records (or the header)."""
+    """One frame: `ids` uint32[n], `records` the bytes of n records (or the header)."""
 
     table: int
     rows: int
@@ -38,7 +38,7 @@ class Frame:
 
 
 class UndoWriter:
-    """Appends frames for `step`; what the file held before is written over, since its pages are in memory."""
+    """Appends frames for `step`; overwrites the file's old contents, since its pages are in memory."""
 
     def __init__(self, path: Path, step: int, header: bytes) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class UndoWriter:
         self.append(HEADER, 0, np.zeros(0, np.uint32), np.frombuffer(header, np.uint8))
 
     def append(self, table: int, rows: int, ids: np.ndarray, records: np.ndarray) -> None:
-        """Write one frame; on return a kill of this process does not lose it.
+        """Write one frame; once this returns, killing the process does not lose it.
 
         Raises:
             Unreachable: the disk is full or the file cannot be written; nothing may be mutated then.
@@ -69,14 +69,14 @@ class UndoWriter:
             data = data[written:]
 
     def close(self) -> None:
-        """Let go of the file; idempotent."""
+        """Close the file; idempotent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def read_frames(path: Path, step: int) -> Iterator[Frame]:
-    """The whole frames of `step`, in the order they were written."""
+    """Yield the complete frames of `step`, in the order they were written."""
     if path.stat().st_size == 0:
         return
     data = np.memmap(path, np.uint8, mode="r")
@@ -92,7 +92,7 @@ def read_frames(path: Path, step: int) -> Iterator[Frame]:
         ids, records = data[start : start + ids_bytes], data[start + ids_bytes : end]
         if checksum != _checksum(fields, ids.data, records.data):
             return
-        # A copy of the ids, because a frame need not begin at a multiple of four.
+        # The ids are copied, because a frame need not begin at a multiple of four.
         yield Frame(table, rows, np.frombuffer(ids.tobytes(), np.uint32), records)
         at = end
 
