@@ -82,8 +82,8 @@ def check_new_name(warehouse: OpenWarehouse, stream: str) -> None:
     there = any(_first(store, prefix) for prefix in (epoch_marks(stream), stream_prefix(stream)))
     if there and all(record.name != stream for record in warehouse.catalog.streams.list()):
         raise WrongWarehouse(
-            f"the store at {warehouse.warehouse.label} holds a stream {stream} that the catalog {warehouse.catalog.url} "
-            "does not know: was the catalog restored from a backup? Name the newer catalog with --catalog, or give the "
+            f"the store at {warehouse.warehouse.label} holds a stream {stream} that the catalog "
+            f"{warehouse.catalog.url} does not know: was the catalog restored from a backup? Name the newer catalog with --catalog, or give the "
             "new stream another name"
         )
 
@@ -235,7 +235,7 @@ def _refuse_older(warehouse: OpenWarehouse, stream: str, marks: _Marks) -> None:
         why = f"it knows stream {stream} with writer epochs up to {known} and checkpoints up to {newest}, the store "
         why += "has newer ones"
     raise WrongWarehouse(
-        f"the catalog {catalog.url} is older than the store at {warehouse.warehouse.label}: {why}; was it restored from "
-        "a backup? Name the newer one with --catalog, or give up what it does not know with `siltstone recover "
+        f"the catalog {catalog.url} is older than the store at {warehouse.warehouse.label}: {why}; was it restored "
+        "from a backup? Name the newer one with --catalog, or give up what it does not know with `siltstone recover "
         f"{stream} --accept-loss`"
     )
