@@ -83,8 +83,8 @@ def check_new_name(warehouse: OpenWarehouse, stream: str) -> None:
     if there and all(record.name != stream for record in warehouse.catalog.streams.list()):
         raise WrongWarehouse(
             f"the store at {warehouse.warehouse.label} holds a stream {stream} that the catalog "
-            f"{warehouse.catalog.url} does not know: was the catalog restored from a backup? Name the newer catalog with --catalog, or give the "
-            "new stream another name"
+            f"{warehouse.catalog.url} does not know: was the catalog restored from a backup? Name the newer catalog "
+            "with --catalog, or give the new stream another name"
         )
 
 

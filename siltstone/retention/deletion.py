@@ -53,7 +53,7 @@ class DeletionResult(Result):
 
 
 def delete_checkpoints(
-    place: OpenWarehouse,
+    warehouse: OpenWarehouse,
     stream: str,
     ids: Collection[int],
     *,
@@ -91,10 +91,10 @@ def delete_checkpoints(
         Fenced: a run has taken the stream over meanwhile; marked checkpoints stay marked, delete again.
         Unreachable: the store or the catalog failed; likewise.
     """
-    catalog = place.catalog
+    catalog = warehouse.catalog
     epoch = catalog.streams.get(stream).epoch if epoch is None else epoch
     catalog.checkpoints.latest(stream)  # raises if there is nothing to delete; there may be no epoch then
-    check_catalog(place, stream)
+    check_catalog(warehouse, stream)
     by = Pass.begin(reason, who or this_process())
     spared = catalog.deletions.mark(stream, epoch, ids, spare_leased=spare_leased, by=by)
     plan, objects = _plan(catalog, stream, (), catalog.leases.list_live(stream), limit, restores_from)
@@ -103,7 +103,7 @@ def delete_checkpoints(
     if goes or objects:
         tombstones = [Tombstone(stored.name, stored.bytes, reason) for stored in objects]
         tombstones = catalog.tombstones.record_deletion(stream, epoch, by.who, tombstones, by)
-        place.warehouse.store.delete([each.name for each in tombstones])
+        warehouse.warehouse.store.delete([each.name for each in tombstones])
         catalog.deletions.forget(stream, epoch, goes, [stored.name for stored in objects])
     if input_log is not None:
         pruned = catalog.input_log.prune(stream, epoch, keep=input_log, by=by)

@@ -100,20 +100,20 @@ def judge_unfinished(write: "Unfinished", view: "CatalogView", age_guard: timede
 
 
 def _judge_place(name: str, view: "CatalogView", age_guard: timedelta, modified_at: datetime | None) -> Reason:
-    place = CheckpointPath.of(name)
-    assert place is not None
-    later = [rollback for rollback in view.rollbacks if place.epoch < rollback.epoch]
+    warehouse = CheckpointPath.of(name)
+    assert warehouse is not None
+    later = [rollback for rollback in view.rollbacks if warehouse.epoch < rollback.epoch]
     reached = max([view.newest, *(rollback.newest for rollback in later)])
-    if place.epoch > view.epoch or place.checkpoint > reached + IN_FLIGHT:
+    if warehouse.epoch > view.epoch or warehouse.checkpoint > reached + IN_FLIGHT:
         return Reason.AHEAD
-    if any(lease.covers(place.checkpoint) for lease in view.leases):
+    if any(lease.covers(warehouse.checkpoint) for lease in view.leases):
         return Reason.LEASED
-    given_up = next((r for r in later if r.gave_up(place.epoch, place.checkpoint)), None)
+    given_up = next((r for r in later if r.gave_up(warehouse.epoch, warehouse.checkpoint)), None)
     if given_up is not None:  # the first rollback counts: later ones gave up objects of later epochs
         return Reason.GIVEN_UP if view.at - given_up.rolled_back_at > age_guard else Reason.LEFT_OVER
-    if place.epoch < view.epoch:
+    if warehouse.epoch < view.epoch:
         return Reason.FENCED
-    if place.checkpoint <= view.newest:
+    if warehouse.checkpoint <= view.newest:
         return Reason.LATE
     if view.ended:
         return Reason.ENDED
