@@ -9,6 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("siltstone", "streams", "jobs", "assets", "resources", "checks", "orchestration")
 FOLDERS += ("benchmarks", "scripts", "tests")
+LANDED = ROOT / "siltstone" / "catalog" / "migrations" / "versions"
+"""revisions, which are never edited once they have landed (tests/unit/test_revisions.py)"""
 FILE_LINES = 400
 FUNCTION_LINES = 60
 
@@ -28,7 +30,7 @@ def too_long(name: str, text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_file_and_no_function_is_too_long(folder: str) -> None:
-    paths = sorted((ROOT / folder).rglob("*.py"))
+    paths = sorted(path for path in (ROOT / folder).rglob("*.py") if path.parent != LANDED)
     assert paths
     found = [line for path in paths for line in too_long(str(path.relative_to(ROOT)), path.read_text())]
     assert found == []

