@@ -63,14 +63,14 @@ def run_demo(settings: Settings, console: Console, seed: int | None = None) -> N
     console.rule("1. The stream runs", align="left")
     console.print("The flights of 2013, one file per week; each operator chooses base or delta at each checkpoint.")
     with _stream_process(settings, root / "demo-1.log") as process:
-        last = _tell(settings, console, process, 0, until=kill_at)
+        last = _print_checkpoints(settings, console, process, 0, until=kill_at)
         time.sleep(chance.uniform(0.05, 1.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     console.rule("2. kill -9", align="left")
     console.print("The driver and Spark's JVM were killed in the middle of a step. Now the stream is started again.")
     with _stream_process(settings, root / "demo-2.log") as process:
-        _tell(settings, console, process, last)
+        _print_checkpoints(settings, console, process, last)
         if process.wait() != 0:
             raise StateError(f"the resumed stream failed: see {root / 'demo-2.log'}")
     _prove(settings, console, root)
@@ -156,7 +156,7 @@ def _stream_process(settings: Settings, log: Path) -> Iterator[subprocess.Popen[
         process.wait()
 
 
-def _tell(
+def _print_checkpoints(
     settings: Settings, console: Console, process: subprocess.Popen[bytes], last: int, until: int | None = None
 ) -> int:
     """Print each new checkpoint, until one has id `until` or the process has ended; return the last id printed.

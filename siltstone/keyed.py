@@ -120,7 +120,7 @@ class _View:
 
     def checked(self, values: Record) -> dict[str, Any]:
         """Return `values` as a row of the value columns."""
-        return _checked(values, self.value.names, self.name)
+        return _check_columns(values, self.value.names, self.name)
 
 
 class _Value(_View):
@@ -198,7 +198,7 @@ class _Map(_View):
 
     def _address(self, entry: Record) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return an entry's address, unique within the call, and its map key."""
-        subkey = _checked(entry, self._subkey.names, self.name)
+        subkey = _check_columns(entry, self._subkey.names, self.name)
         return (self.ordinal, *map(_comparable, subkey.values())), subkey
 
     def _entries(self, entries: list[tuple[int, dict[str, Any]]]) -> pa.Table:
@@ -326,7 +326,7 @@ _VIEWS: dict[type, Any] = {
 }
 
 
-def _checked(values: Record, names: list[str], what: str) -> dict[str, Any]:
+def _check_columns(values: Record, names: list[str], what: str) -> dict[str, Any]:
     if values.keys() != set(names):
         raise UsageError(f"{what}: columns {', '.join(map(str, values))} were given: it has {', '.join(names)}")
     return {name: values[name] for name in names}
@@ -334,7 +334,7 @@ def _checked(values: Record, names: list[str], what: str) -> dict[str, Any]:
 
 def _table(records: list[Any], schema: pa.Schema, what: str) -> pa.Table:
     for record in records:
-        _checked(record, schema.names, what)
+        _check_columns(record, schema.names, what)
     try:
         return pa.Table.from_pylist(records, schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:

@@ -124,7 +124,7 @@ def write_backup(connection: Connection, found: str, file: Path) -> Backup:
             with open_database(url) as engine, engine.execution_options(**{WRITE: True}).begin() as target:
                 _copy_tables(connection, target, found, tables_made_by(found))
         _settle(draft, "DELETE")
-    return _described(file)
+    return _describe_backup(file)
 
 
 def bring_back(file: Path, url: str) -> Backup:
@@ -150,7 +150,7 @@ def bring_back(file: Path, url: str) -> Backup:
                 _settle(draft, "WAL")  # like every catalog that was created
         else:
             _bring_rows_back(source, found, target)
-    return _described(file)
+    return _describe_backup(file)
 
 
 def _check_absent(path: Path) -> None:
@@ -226,7 +226,7 @@ def _settle(draft: Path, journal_mode: str) -> None:
         raise Unreachable(f"the copy {draft} is not whole ({verdict}): check the catalog's disk and the copy's")
 
 
-def _described(file: Path) -> Backup:
+def _describe_backup(file: Path) -> Backup:
     with open_database(f"{_SQLITE}{file}") as engine, engine.connect() as connection:
         found = existing_revision(connection)
         counts = row_counts(connection, tables_found(connection, tables_made_by(found).tables))

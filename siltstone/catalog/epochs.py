@@ -27,7 +27,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
 from siltstone.log import get_logger
 from siltstone.store.base import Store
-from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_mark, marked_fork, stream_prefix
+from siltstone.store.paths import CheckpointPath, epoch_mark, epoch_marks, fork_mark, fork_of_mark, stream_prefix
 
 _LOG = get_logger(__name__)
 _EPOCH = re.compile(r"[0-9]{8}")
@@ -153,7 +153,7 @@ def _marks(store: Store, stream: str) -> _Marks:
     prefix = epoch_marks(stream)
     names = [name for name, _ in store.list(prefix)]
     numbers = (name.removeprefix(prefix) for name in names)
-    forks = (marked_fork(name) for name in names)
+    forks = (fork_of_mark(name) for name in names)
     return _Marks([int(number) for number in numbers if _EPOCH.fullmatch(number)], [fork for fork in forks if fork])
 
 

@@ -45,7 +45,7 @@ class Forks(CatalogPart):
         with self._transactions.writing(f"stream {new}, a fork of {stream},") as connection:
             epoch = fencing.lock(connection, stream)
             if find_stream(connection, new) is not None:
-                raise _taken(new)
+                raise _name_taken(new)
             if find_newest(connection, stream, has_id(checkpoint)) is None:
                 raise unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
             made = {"name": new, "epoch": epoch, "created_at": self._transactions.time(connection)}
@@ -55,7 +55,7 @@ class Forks(CatalogPart):
                     made |= {"forked_from": stream, "forked_at": checkpoint}
                     _copy(connection, t.stream, t.stream.c.name == stream, **made)
             except sa.IntegrityError:  # another process was first
-                raise _taken(new) from None
+                raise _name_taken(new) from None
             _copy_chain(connection, stream, new, checkpoint, self._transactions.time(connection))
             _copy_history(connection, stream, new, checkpoint)
             return get_stream(connection, new)
@@ -74,7 +74,7 @@ class Forks(CatalogPart):
             return found
 
 
-def _taken(name: str) -> UsageError:
+def _name_taken(name: str) -> UsageError:
     return UsageError(f"stream {name} exists already: give the fork another name")
 
 

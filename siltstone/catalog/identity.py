@@ -117,7 +117,7 @@ def _decide(warehouse: Warehouse, catalog: Catalog) -> tuple[Found, Action]:
     """Return what was found and what to do about it; refuse only after several attempts."""
     refusal: WrongWarehouse | None = None
     for _ in range(_LOOKS):
-        found = _look(warehouse, catalog)
+        found = _find_identities(warehouse, catalog)
         try:
             return found, decide(found)
         except WrongWarehouse as error:
@@ -126,7 +126,7 @@ def _decide(warehouse: Warehouse, catalog: Catalog) -> tuple[Found, Action]:
     raise refusal
 
 
-def _look(warehouse: Warehouse, catalog: Catalog) -> Found:
+def _find_identities(warehouse: Warehouse, catalog: Catalog) -> Found:
     stored = read_identity(warehouse.store)
     recorded = catalog.identity.read()
     has_streams = bool(recorded.identity is None and catalog.streams.list())

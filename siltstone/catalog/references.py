@@ -82,17 +82,17 @@ def read_view(connection: Connection, stream: str, names: Iterable[str] | None, 
         newest=newest,
         epochs=frozenset(epochs),
         leases=tuple(read_leases(connection, stream, now)),
-        referenced=_referenced(connection, stream, names),
+        referenced=_find_referenced(connection, stream, names),
         at=now,
         rollbacks=read_rollbacks(connection, stream),
     )
 
 
 def read_shared(connection: Connection, stream: str, names: Iterable[str]) -> frozenset[str]:
-    return _referring(connection, select(t.stream.c.name).where(t.stream.c.name != stream), names)
+    return _find_referred_by(connection, select(t.stream.c.name).where(t.stream.c.name != stream), names)
 
 
-def _referenced(connection: Connection, stream: str, names: Iterable[str] | None) -> frozenset[str]:
+def _find_referenced(connection: Connection, stream: str, names: Iterable[str] | None) -> frozenset[str]:
     """Return the names that any stream refers to: a fork refers to objects of its parent."""
     if names is None:
         return frozenset(
@@ -102,10 +102,10 @@ def _referenced(connection: Connection, stream: str, names: Iterable[str] | None
                 select(table.c.name).where(table.c.name.startswith(stream_prefix(stream), autoescape=True))
             )
         )
-    return _referring(connection, select(t.stream.c.name), names)
+    return _find_referred_by(connection, select(t.stream.c.name), names)
 
 
-def _referring(connection: Connection, streams: Select[tuple[str]], names: Iterable[str]) -> frozenset[str]:
+def _find_referred_by(connection: Connection, streams: Select[tuple[str]], names: Iterable[str]) -> frozenset[str]:
     """Return the names that one of these streams refers to. Naming the streams lets the query use the primary key."""
 
     def query(part: list[str]) -> CompoundSelect[Any]:

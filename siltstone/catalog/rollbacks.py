@@ -197,7 +197,7 @@ def settle_log(connection: Connection, stream: str, commit: "CheckpointCommit") 
     logged = (s.stream == stream) & (s.checkpoint >= commit.id)
     query = select(t.step).where(logged).order_by(s.checkpoint, s.step).limit(len(commit.steps) + 1)
     next_ = connection.execute(query).all()
-    follows = _follows(commit.steps, [to_step(row) for row in next_ if row.checkpoint == commit.id])
+    follows = _is_same_input(commit.steps, [to_step(row) for row in next_ if row.checkpoint == commit.id])
     if commit.repeats and not follows:
         raise StateError(
             f"checkpoint {commit.id} of stream {stream} was given up and must have the steps logged for it, since "
@@ -210,7 +210,7 @@ def settle_log(connection: Connection, stream: str, commit: "CheckpointCommit") 
     connection.execute(delete(t.step).where(logged))
 
 
-def _follows(steps: Sequence[Step], logged: Sequence[Step]) -> bool:
+def _is_same_input(steps: Sequence[Step], logged: Sequence[Step]) -> bool:
     """Whether steps have read what was logged; Spark's note of when it was read may differ."""
     return [_input(step) for step in steps] == [_input(step) for step in logged]
 

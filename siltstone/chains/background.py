@@ -167,7 +167,7 @@ class Background:
                 checkpoint,
                 id=uuid.uuid4().hex,
                 parallelism=self._options.parallelism,
-                run=self._mapped,
+                run=self._map_tasks,
                 uploaded=self._uploaded,
             )
         except Abandoned:
@@ -183,7 +183,7 @@ class Background:
             log.debug("materialized", rows=done.rows, bytes=done.bytes, seconds=round(done.seconds, 3))
         return True
 
-    def _mapped(
+    def _map_tasks(
         self, function: Callable[[MaterializeTask], MaterializedPart], tasks: Sequence[MaterializeTask]
     ) -> list[MaterializedPart]:
         try:

@@ -78,7 +78,7 @@ def _seconds_per_byte(state: PolicyState) -> float:
     return state.mean_s / state.mean_bytes if state.mean_bytes > 0 else 0.0
 
 
-def rebased(state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]) -> PolicyState:
+def rebase(state: PolicyState, base: CheckpointCost, deltas: Sequence[CheckpointCost]) -> PolicyState:
     """Return `state` after a materialization: the current chain is that base and the deltas after it.
 
     A materialization also reads, so its seconds are not those of a checkpoint's base; these are predicted from bytes.

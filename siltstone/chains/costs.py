@@ -10,7 +10,7 @@ import numpy as np
 
 from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.materializations import MaterializationRecord
-from siltstone.chains.chain_rules import rebased
+from siltstone.chains.chain_rules import rebase
 from siltstone.chains.policy_rules import CheckpointCost, PolicyState, RestoreBound
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadStatistics
@@ -121,7 +121,7 @@ def materialized_chain(
 ) -> PolicyState:
     """Return `state` for a chain that begins with a materialization and has the deltas of the checkpoints since."""
     base = CheckpointCost(form=Form.BASE, bytes=materialized.bytes or 0, seconds=0.0, rows=materialized.rows)
-    return rebased(state, base, [recorded_cost(record, materialized.operator) for record in since])
+    return rebase(state, base, [recorded_cost(record, materialized.operator) for record in since])
 
 
 def uploads_of(gathered: StepReports) -> UploadStatistics:

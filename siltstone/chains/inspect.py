@@ -20,7 +20,7 @@ def list_checkpoints(catalog: Catalog, stream: str, limit: int | None = None) ->
     Raises:
         UnknownStream: the stream has not run here.
     """
-    edits, dropped = _edits(catalog, stream), _dropped(catalog, stream)
+    edits, dropped = _edits(catalog, stream), _list_dropped(catalog, stream)
     return [_summary(record, edits, dropped) for record in catalog.checkpoints.list(stream, limit)]
 
 
@@ -65,7 +65,7 @@ def show_checkpoint(catalog: Catalog, store: Store, stream: str, at: str) -> dic
         **describe_origin(catalog, stream),
         "checkpoint": record.id,
         "epoch": record.epoch,
-        **_summary(record, _edits(catalog, stream), _dropped(catalog, stream)),
+        **_summary(record, _edits(catalog, stream), _list_dropped(catalog, stream)),
         "chain": catalog.chains.list_checkpoints(stream, record.id),
         "manifest": record.manifest.name,
         "statistics": record.statistics,
@@ -93,12 +93,12 @@ def _edits(catalog: Catalog, stream: str) -> dict[tuple[int, int], EditRecord]:
     return {(edit.checkpoint, edit.epoch): edit for edit in catalog.edits.list(stream)}
 
 
-def _dropped(catalog: Catalog, stream: str) -> dict[int, list[str]]:
+def _list_dropped(catalog: Catalog, stream: str) -> dict[int, list[str]]:
     """Return checkpoint -> the variables whose state was dropped with it."""
     return {one.checkpoint: list(one.dropped) for one in catalog.definitions.list(stream)}
 
 
-def _described(edit: EditRecord) -> dict[str, Any]:
+def _describe_edit(edit: EditRecord) -> dict[str, Any]:
     fields = ("operator", "variable", "upserts", "deletes", "source", "source_checksum", "who")
     return {name: getattr(edit, name) for name in fields} | {"edited_at": edit.edited_at.isoformat(timespec="seconds")}
 
@@ -120,6 +120,6 @@ def _summary(
         "proof": record.proof,
         "event_time_max": record.event_time_max.isoformat() if record.event_time_max else None,
         "committed_at": record.committed_at.isoformat(timespec="seconds"),
-        "edit": _described(edit) if edit else None,
+        "edit": _describe_edit(edit) if edit else None,
         "dropped": dropped.get(record.id, []),
     }

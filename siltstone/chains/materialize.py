@@ -32,12 +32,12 @@ from siltstone.restore.restore import (
     read_manifests,
     schemas_of,
 )
-from siltstone.restore.tables import digested, merged_tables, of_tables
+from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.retention.leases import hold_lease, this_process
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
 from siltstone.store.paths import CheckpointPath
-from siltstone.store.ranged import checksummed
+from siltstone.store.ranged import create_ranged
 
 
 class Abandoned(BaseException):
@@ -98,12 +98,12 @@ def materialize_unit(store: Store, task: MaterializeTask) -> MaterializedPart:
     reader = BlockReader(store, objects_of(task.manifests))
     part, metrics = MaterializedPart([], [], 0), UploadMetrics()
     rows = 0
-    reads, _ = of_tables(unit.reads)
+    reads, _ = split_reads(unit.reads)
     merged = merged_tables(reads, schemas, reader, unit.key_groups, manifest.max_parallelism)
     for name, batches in merged:
         found, began = np.zeros(manifest.max_parallelism, np.uint64), time.perf_counter()
-        with checksummed(store, task.path.materialized(unit.operator, name, task.part, task.id)) as out:
-            count = write_base(out, schemas[name], digested(batches, found))
+        with create_ranged(store, task.path.materialized(unit.operator, name, task.part, task.id)) as out:
+            count = write_base(out, schemas[name], add_digests(batches, found))
             groups = np.arange(unit.key_groups.start, unit.key_groups.end)
             where = f"the materialization of checkpoint {checkpoint} of {manifest.stream}: {unit.operator}.{name}"
             recorded = manifest.digests[unit.operator][name]

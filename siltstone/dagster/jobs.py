@@ -101,14 +101,14 @@ def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
         with report_errors():
             of_stream = Client(warehouse.settings(spark)).stream(name)
             result = of_stream.sweep(dry_run=config.dry_run, limit=config.limit, incomplete=config.incomplete)
-            _tell(context, result)
+            _report(context, result)
 
     @dg.op(name=dagster_name(name, TRUNCATE, "op"), pool=pool(name, TRUNCATE), tags=job_tags(stream, TRUNCATE))
     def truncate_op(
         context: dg.OpExecutionContext, config: TruncateConfig, warehouse: WarehouseResource, spark: SparkResource
     ) -> None:
         with report_errors():
-            _tell(context, Client(warehouse.settings(spark)).stream(name).truncate(dry_run=config.dry_run))
+            _report(context, Client(warehouse.settings(spark)).stream(name).truncate(dry_run=config.dry_run))
 
     @dg.op(name=dagster_name(name, RECOVER, "op"), pool=pool(name, RUN), tags=job_tags(stream, RECOVER))
     def recover_op(
@@ -116,7 +116,7 @@ def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
     ) -> None:
         with report_errors():
             of_stream = Client(warehouse.settings(spark)).stream(name)
-            _tell(context, of_stream.recover(dry_run=config.dry_run, on_step=context.log.info))
+            _report(context, of_stream.recover(dry_run=config.dry_run, on_step=context.log.info))
 
     ops = {
         SWEEP: (sweep_op, f"Delete objects of `{name}` that nothing refers to."),
@@ -134,7 +134,7 @@ def _job(stream: Stream, operation: str, op: Callable[..., Any], description: st
     return job
 
 
-def _tell(context: dg.OpExecutionContext, result: Result) -> None:
+def _report(context: dg.OpExecutionContext, result: Result) -> None:
     """Add the result of an operation to its output's metadata, in which Dagster plots numbers, and to the log."""
     plain = {
         name: value if isinstance(value, str | int | float | bool) else dg.MetadataValue.json(value)

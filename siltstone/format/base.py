@@ -119,7 +119,7 @@ def read_base(
             start, end = np.searchsorted(owners, bounds).tolist()
             for part in split_by_bytes(texts[start:end], READ_BYTES):
                 rows_of = slice(start + part.start, start + part.stop)
-                yield _shaped(batch[rows_of], wanted), owners[rows_of]
+                yield _cast_columns(batch[rows_of], wanted), owners[rows_of]
 
 
 def _batches(file: UntrustedParquet, row_group: int, columns: list[str]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
@@ -272,7 +272,7 @@ def _overlaps(file: UntrustedParquet, row_group: int, groups: KeyGroupRange) -> 
     return statistics.min < groups.end and statistics.max >= groups.start
 
 
-def _shaped(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
+def _cast_columns(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.Table:
     columns = [
         one_array(batch.column(field.name)) if field.name in batch.schema.names else pa.nulls(len(batch), field.type)
         for field in wanted

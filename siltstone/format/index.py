@@ -109,7 +109,7 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
         CorruptObject: cut, altered, or not an index; the message contains `name`.
     """
     with translate_decode_errors(name, "an index"):
-        read, bare = _unsealed(data, name)
+        read, bare = _open_sealed(data, name)
         checkpoint, count = read.count(), read.count()
         if count * (_BARE_BYTES + _DIGEST_BYTES) > len(data):
             raise read.fail(f"it is too short for {count} entries")
@@ -155,12 +155,12 @@ def decode_index(data: Bytes, name: str = "an index") -> tuple[int, list[IndexEn
 def field_bytes(data: Bytes) -> dict[str, int]:
     """Return the bytes that each of the patent's four fields takes in an encoded index, all entries together."""
     with translate_decode_errors("an index", "an index"):
-        read, _ = _unsealed(data, "an index")
+        read, _ = _open_sealed(data, "an index")
         read.count()
         return _read_fields(read, read.count())[1]
 
 
-def _unsealed(data: Bytes, name: str) -> tuple[Decoder, bool]:
+def _open_sealed(data: Bytes, name: str) -> tuple[Decoder, bool]:
     """Return a decoder of the index without its seal, and whether its checksums are bare."""
     bare = memoryview(data).cast("B")[: len(MAGIC)] == _MAGIC_BARE
     return Decoder(unseal(data, _MAGIC_BARE if bare else MAGIC, name), name), bare

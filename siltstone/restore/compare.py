@@ -117,13 +117,13 @@ def compare(store: Store, task: CompareTask) -> list[TableComparison]:
             for stored in task.snapshot.get(name, [])
             for part in read_base(verified(store, stored), table.schema, groups, name=stored.name)
         ]
-        found.append(_compared(operator, name, table, groups, live))
+        found.append(_compare_table(operator, name, table, groups, live))
     for name, values in target.opaque.items():
         live_values: dict[int, bytes] = {}
         for stored in task.snapshot.get(name, []):
             found_values = read_snapshot_values(store.read(stored), OPAQUE_SCHEMA, name=stored.name)
             live_values.update({g: v for g, v in found_values.items() if g in groups})
-        found.append(_compared_opaque(operator, name, groups, values, live_values))
+        found.append(_compare_opaque(operator, name, groups, values, live_values))
     return found
 
 
@@ -175,7 +175,7 @@ def _unequal(left: pa.Array, right: pa.Array) -> np.ndarray:
     return pc.or_(one_null, unequal).to_numpy(zero_copy_only=False)
 
 
-def _compared(
+def _compare_table(
     operator: str, name: str, table: StateTable, groups: KeyGroupRange, live: Iterable[tuple[pa.Table, np.ndarray]]
 ) -> TableComparison:
     restored, restored_groups = _whole(table.scan(groups), table.schema)
@@ -211,7 +211,7 @@ def _compared(
     )
 
 
-def _compared_opaque(
+def _compare_opaque(
     operator: str, name: str, groups: KeyGroupRange, restored: Mapping[int, bytes], live: Mapping[int, bytes]
 ) -> TableComparison:
     owners = range(groups.start, groups.end)

@@ -32,7 +32,7 @@ from siltstone.restore.restore import (
     schemas_of,
     unit_reads,
 )
-from siltstone.restore.tables import digested, merged_tables, of_tables
+from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.state.digest import assemble_digests, checkpoint_digest
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
@@ -164,13 +164,13 @@ def restore_unit(store: Store, task: UnitTask) -> UnitResult:
     unit, max_parallelism = task.unit, task.manifests[task.checkpoint].max_parallelism
     groups, schemas = unit.key_groups, _schemas(task)
     reader = BlockReader(store, objects_of(task.manifests))
-    reads, others = of_tables(_reads(task))
+    reads, others = split_reads(_reads(task))
     state = MemoryState.empty({}, groups, max_parallelism)
     apply_reads(state, others, reader)
     digests, count = digests_of(state), 0
     for name, batches in merged_tables(reads, schemas, reader, groups, max_parallelism):
         found = np.zeros(max_parallelism, np.uint64)
-        passing = digested(batches, found)
+        passing = add_digests(batches, found)
         if task.path is None:
             count += sum(rows.num_rows for rows, _ in passing)
         else:

@@ -96,7 +96,7 @@ class Changes:
             order = np.argsort(owners, kind="stable")
             rows, owners = rows.combine_chunks().take(pa.array(order)), owners[order]
         if scratch is not None:
-            rows = _spilled(rows, scratch)
+            rows = _spill(rows, scratch)
         self._runs.append(_Run(rows, owners, self._max_parallelism))
 
     def _parts(self, start: int, end: int) -> Iterator[KeyGroupRange]:
@@ -166,7 +166,7 @@ class _Run:
         return self._rows.slice(first, last - first), self._owners[first:last]
 
 
-def _spilled(rows: pa.Table, directory: Path) -> pa.Table:
+def _spill(rows: pa.Table, directory: Path) -> pa.Table:
     """Write a table to an unnamed file and return it mapped, so that the kernel may drop its pages.
 
     Raises:

@@ -20,7 +20,7 @@ from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.format.opaque import decode_opaque
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.plan_rules import Read, RestoreUnit, plan_restore
-from siltstone.restore.tables import changes_of, merged_tables, of_tables, wanted_block
+from siltstone.restore.tables import decode_changes, merged_tables, split_reads, wanted_block
 from siltstone.state.backend import KeyedState, SubtaskState
 from siltstone.state.backends.heap import HeapTable
 from siltstone.state.digest import opaque_digest
@@ -89,7 +89,7 @@ def apply_handle(target: KeyedState, handle: Handle, groups: Sequence[KeyGroupRa
     if handle.variable not in target.tables:
         return 0
     schema = target.tables[handle.variable].schema
-    changes, key_groups = changes_of(handle, schema, groups, block)
+    changes, key_groups = decode_changes(handle, schema, groups, block)
     if changes.num_rows:
         apply_delta(target, handle.variable, changes, key_groups)
     return changes.num_rows
@@ -105,7 +105,7 @@ def _apply_base(target: KeyedState, handle: Handle, schema: TableSchema, groups:
 
 def apply_reads(target: KeyedState, reads: Sequence[Read], reader: BlockReader, scratch: Path | None = None) -> None:
     """Fill empty state from blocks, given in the order in which they apply; each row is written once."""
-    tables, others = of_tables(reads)
+    tables, others = split_reads(reads)
     for read, block in zip(others, reader.blocks(map(wanted_block, others)), strict=True):
         apply_handle(target, read.handle, read.key_groups, block)
     for name, table in target.tables.items():

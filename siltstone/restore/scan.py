@@ -26,7 +26,7 @@ from siltstone.restore.restore import (
     opaque_of,
     schemas_of,
 )
-from siltstone.restore.tables import digested, merged_tables, wanted_block
+from siltstone.restore.tables import add_digests, merged_tables, wanted_block
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.schema import TableSchema
@@ -139,7 +139,7 @@ def plan_scan(
     owners = None if selection.keys is None else key_groups(xxhash64(selection.keys.columns), manifest.max_parallelism)
     tasks = []
     for groups in np.array_split(wanted, pieces):
-        own = _narrowed(reads, groups)
+        own = _restrict(reads, groups)
         keys = None if owners is None or selection.keys is None else selection.keys.filter(np.isin(owners, groups))
         tasks.append(
             ScanTask(
@@ -174,9 +174,9 @@ def scan(store: Store, task: ScanTask) -> Iterator[pa.Table]:
     needed = [name for name in schema.rows.names if name in task.columns or name in keys]
     whole = len(needed) == len(schema.rows)
     if any(r.handle.form is Form.DELTA for r in task.reads):
-        batches = _merged(reader, task, schema, needed, whole)
+        batches = _scan_merged(reader, task, schema, needed, whole)
     else:
-        batches = _streamed(reader, task, schema, needed, whole)
+        batches = _scan_bases(reader, task, schema, needed, whole)
     for rows in batches:
         yield (rows if task.keys is None else rows_of_keys(rows, task.keys)).select(task.columns)
 
@@ -203,10 +203,10 @@ def _reads(manifests: Mapping[int, Manifest], shape: TableShape, wanted: np.ndar
     hull = KeyGroupRange(int(wanted[0]), int(wanted[-1]) + 1)
     plan = plan_restore(handles, manifest.checkpoint, manifest.max_parallelism, 1, hull)
     reads = [read for unit in plan.units for read in unit.reads]
-    return list(_narrowed(reads, wanted)), sum(bool(h.key_groups.intersect(hull)) for h in handles[manifest.checkpoint])
+    return list(_restrict(reads, wanted)), sum(bool(h.key_groups.intersect(hull)) for h in handles[manifest.checkpoint])
 
 
-def _narrowed(reads: Sequence[Read], groups: np.ndarray) -> tuple[Read, ...]:
+def _restrict(reads: Sequence[Read], groups: np.ndarray) -> tuple[Read, ...]:
     """Restrict each read to these key groups; drop reads without any of them."""
     narrowed = []
     ranges = _ranges(groups)
@@ -222,7 +222,7 @@ def _ranges(groups: np.ndarray) -> list[KeyGroupRange]:
     return [KeyGroupRange(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
-def _streamed(
+def _scan_bases(
     reader: BlockReader, task: ScanTask, schema: TableSchema, needed: list[str], whole: bool
 ) -> Iterator[pa.Table]:
     """Yield the rows of bases, without deltas to merge."""
@@ -239,7 +239,7 @@ def _streamed(
         compare_digests(task.where, found[task.key_groups], task.digests, task.key_groups)
 
 
-def _merged(
+def _scan_merged(
     reader: BlockReader, task: ScanTask, schema: TableSchema, needed: list[str], whole: bool
 ) -> Iterator[pa.Table]:
     """Yield merged rows, with the primary key and only the value columns that are needed."""
@@ -247,7 +247,7 @@ def _merged(
     hull = KeyGroupRange(int(task.key_groups[0]), int(task.key_groups[-1]) + 1)
     found = np.zeros(task.max_parallelism, np.uint64)
     for _, batches in merged_tables(task.reads, {task.shape.name: pruned}, reader, hull, task.max_parallelism):
-        for rows, _ in digested(batches, found) if whole else batches:
+        for rows, _ in add_digests(batches, found) if whole else batches:
             yield rows
     if whole:
         compare_digests(task.where, found[task.key_groups], task.digests, task.key_groups)

@@ -45,7 +45,7 @@ def merged_tables(
         assert isinstance(block, pa.Buffer), "only bases are read in parts"
         if read.handle.variable in changes:
             name = read.handle.variable
-            changes[name].add(*changes_of(read.handle, schemas[name], read.key_groups, block))
+            changes[name].add(*decode_changes(read.handle, schemas[name], read.key_groups, block))
     for name in schemas:
         bases = [read for read in reads if read.handle.form is Form.BASE and read.handle.variable == name]
         yield name, changes.pop(name).merged(_base_rows(schemas[name], bases, reader), groups)
@@ -59,14 +59,14 @@ def _base_rows(schema: TableSchema, bases: Sequence[Read], reader: BlockReader) 
         yield from read_base(block, schema, read.key_groups[0], name=read.handle.object, rows=read.handle.rows)
 
 
-def digested(batches: Iterable[Batch], found: np.ndarray) -> Iterator[Batch]:
+def add_digests(batches: Iterable[Batch], found: np.ndarray) -> Iterator[Batch]:
     """Yield the same batches and add their digests to `found` (uint64[max_parallelism])."""
     for rows, owners in batches:
         found += group_sums(row_digests(rows), owners, len(found))
         yield rows, owners
 
 
-def of_tables(reads: Sequence[Read]) -> tuple[list[Read], list[Read]]:
+def split_reads(reads: Sequence[Read]) -> tuple[list[Read], list[Read]]:
     """Return (the reads of tables, the others), each in the same order."""
     tables = [read for read in reads if read.handle.kind is Kind.INCREMENTAL]
     return tables, [read for read in reads if read.handle.kind is not Kind.INCREMENTAL]
@@ -80,7 +80,7 @@ def wanted_block(read: Read) -> Wanted:
     return Wanted(handle, in_parts=base and (share <= PART_SHARE or handle.length > WHOLE_BYTES))
 
 
-def changes_of(
+def decode_changes(
     handle: Handle, schema: TableSchema, groups: Sequence[KeyGroupRange], block: pa.Buffer
 ) -> tuple[pa.Table, np.ndarray]:
     """Decode a delta's changes of some key groups (`schema.changes`) and their key groups (uint16), ascending.

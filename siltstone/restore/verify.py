@@ -221,7 +221,7 @@ def check_indexes(store: Store, checks: Sequence[IndexCheck]) -> list[Failure]:
             failures += [Failure(c, str(error), check.indexes[0].object) for c in check.dependents]
             continue
         indexes[check.checkpoint] = said
-        if differing := _differing(check, said):
+        if differing := _name_differing(check, said):
             what = f"the index of checkpoint {check.checkpoint} and its manifest disagree about {differing}"
             failures += [Failure(c, what) for c in check.dependents]
     return failures or _broken_links(checks, indexes)
@@ -241,15 +241,15 @@ def _broken_links(checks: Sequence[IndexCheck], indexes: Mapping[int, Sequence[I
     return failures
 
 
-def _differing(check: IndexCheck, said: Sequence[IndexEntry]) -> str:
+def _name_differing(check: IndexCheck, said: Sequence[IndexEntry]) -> str:
     """Return the tables about which index and manifest disagree, including those missing from one of them."""
     named = {(h.variable, h.sqn): h for h in check.data if h.kind is Kind.INCREMENTAL}
     unsaid = named.keys() - {(e.variable, e.sqn) for e in said}
-    wrong = {e.variable for e in said if not _agree(e, named.get((e.variable, e.sqn)))}
+    wrong = {e.variable for e in said if not _is_equal(e, named.get((e.variable, e.sqn)))}
     return ", ".join(sorted(wrong | {variable for variable, _ in unsaid}))
 
 
-def _agree(entry: IndexEntry, handle: Handle | None) -> bool:
+def _is_equal(entry: IndexEntry, handle: Handle | None) -> bool:
     return handle is not None and (
         (entry.form, entry.length, entry.rows, entry.checksum, entry.previous_checkpoint)
         == (handle.form, handle.length, handle.rows, handle.checksum, handle.previous)

@@ -71,7 +71,7 @@ class Housekeeper:
         retained = len(done.kept) + len(done.waiting) + len(done.leased)
         self._look_from = completed if done.left else completed + max(1, retained // _PART)
         if done.deleted or done.objects:
-            self._tell(done, rules)
+            self._log_truncation(done, rules)
         elif done.waiting and done.waiting != self._waiting:
             # Nothing is deleted yet, but marked checkpoints are no longer visible.
             _LOG.info(
@@ -83,7 +83,7 @@ class Housekeeper:
             )
         self._waiting = done.waiting
 
-    def _tell(self, done: Truncation, rules: RetentionOptions) -> None:
+    def _log_truncation(self, done: Truncation, rules: RetentionOptions) -> None:
         """Log a deletion: the first time as a warning, so that people see it, then at level info."""
         level, more = logging.INFO, {}
         if not self._told:

@@ -28,7 +28,7 @@ from siltstone.run.task import CheckpointOrder, StepTask
 from siltstone.state.backend import StateTable, SubtaskState
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath
-from siltstone.store.ranged import checksummed
+from siltstone.store.ranged import create_ranged
 
 DELTA_ROWS = 1 << 15
 """how many changes are encoded together, about: more are written in several segments of some key groups each, so that
@@ -140,7 +140,7 @@ def _bases(
     with _writer(task, order, state.groups, inlining) as writer:
         for name, table in sorted(state.tables.items()):
             began = time.perf_counter()
-            with clock.phase("base"), checksummed(store, names.base(operator, name, subtask, attempt)) as out:
+            with clock.phase("base"), create_ranged(store, names.base(operator, name, subtask, attempt)) as out:
                 rows = write_base(out, table.schema, table.scan(state.groups))
             assert out.stored is not None
             uploader.metrics.direct(out.stored.bytes, time.perf_counter() - began)

@@ -80,7 +80,7 @@ def normalise_keys(table: pa.Table) -> pa.Table:
     """Replace -0.0 by 0.0 and every NaN by the canonical one, so that equal keys have equal bits."""
     for i, field in enumerate(table.schema):
         if pa.types.is_floating(field.type):
-            table = table.set_column(i, field, _normalised(one_array(table.column(i))))
+            table = table.set_column(i, field, _normalize_floats(one_array(table.column(i))))
     return table
 
 
@@ -266,7 +266,7 @@ def _hash_big_integers(words: np.ndarray, seeds: np.ndarray) -> np.ndarray:
     return hash_bytes(data.reshape(-1), starts, lengths, seeds)
 
 
-def _normalised(array: pa.Array) -> pa.Array:
+def _normalize_floats(array: pa.Array) -> pa.Array:
     bits = canonical_bits(fixed_values(array), fold_zeros=True)
     mask = null_mask(array) if array.null_count else None
     return pa.array(bits.view(f"f{bits.dtype.itemsize}"), type=array.type, mask=mask)

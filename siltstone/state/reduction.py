@@ -43,8 +43,8 @@ def sum_by(array: pa.Array, group: np.ndarray, size: int) -> tuple[pa.Array, np.
         (sums, overflow: bool[size], or None if all fit). An integer sum that does not fit is modulo 2**64; a decimal
         one is meaningless.
     """
-    values, group = _present(fixed_values(array), array, group)
-    absent = _absent(group, size)
+    values, group = _drop_nulls(fixed_values(array), array, group)
+    absent = _find_absent(group, size)
     if pa.types.is_decimal(array.type):
         words, overflow = sum_words(values, group, size)
         return to_decimal(words, array.type, absent), overflow if overflow.any() else None
@@ -61,7 +61,7 @@ def sum_by(array: pa.Array, group: np.ndarray, size: int) -> tuple[pa.Array, np.
 
 def count_by(array: pa.Array, group: np.ndarray, size: int) -> pa.Array:
     """Sum each group of an int64 array of counts; 0 for a group without values."""
-    values, group = _present(fixed_values(array), array, group)
+    values, group = _drop_nulls(fixed_values(array), array, group)
     sums = np.zeros(size, np.int64)
     np.add.at(sums, group, values)
     return pa.array(sums)
@@ -73,11 +73,11 @@ def extreme_by(array: pa.Array, group: np.ndarray, size: int, *, largest: bool =
     if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date32(kind) or is_micros(kind)):
         return take_or_null(array, *choose_by([array], group, size, largest=largest))
     # Such values can be compared directly, without choosing rows.
-    values, group = _present(fixed_values(array), array, group)
+    values, group = _drop_nulls(fixed_values(array), array, group)
     limits = np.iinfo(values.dtype)
     found = np.full(size, limits.min if largest else limits.max, values.dtype)
     (np.maximum if largest else np.minimum).at(found, group, values)
-    return pa.array(found, mask=_absent(group, size)).cast(kind)
+    return pa.array(found, mask=_find_absent(group, size)).cast(kind)
 
 
 def choose_by(
@@ -103,7 +103,7 @@ def choose_by(
         np.minimum.at(best, of, codes)
         first = codes == best[of]
         rows, of = rows[first], of[first]
-    return _assigned(rows, of, size)
+    return _last_assigned(rows, of, size)
 
 
 def ends_by(array: pa.Array, group: np.ndarray, size: int, *, last: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +114,7 @@ def ends_by(array: pa.Array, group: np.ndarray, size: int, *, last: bool = False
     """
     rows = np.flatnonzero(~null_mask(array)) if array.null_count else np.arange(len(group))
     rows = rows if last else rows[::-1]
-    return _assigned(rows, group[rows], size)
+    return _last_assigned(rows, group[rows], size)
 
 
 def running_by(array: pa.Array, first: np.ndarray) -> tuple[pa.Array, np.ndarray | None]:
@@ -159,7 +159,7 @@ def _running_floats(values: np.ndarray, first: np.ndarray) -> np.ndarray:
     return sums
 
 
-def _assigned(rows: np.ndarray, group: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _last_assigned(rows: np.ndarray, group: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the last given row of each group, and bool[size]: the groups without any, whose row is 0."""
     chosen = np.full(size, -1)
     chosen[group] = rows  # the last assignment to an index wins
@@ -188,14 +188,14 @@ def order_codes(array: pa.Array) -> np.ndarray:
     return ranks.to_numpy().view(np.int64)
 
 
-def _present(values: np.ndarray, array: pa.Array, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _drop_nulls(values: np.ndarray, array: pa.Array, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not array.null_count:
         return values, group
     there = ~null_mask(array)
     return values[there], group[there]
 
 
-def _absent(group: np.ndarray, size: int) -> np.ndarray | None:
+def _find_absent(group: np.ndarray, size: int) -> np.ndarray | None:
     absent = np.ones(size, np.bool_)
     absent[group] = False
     return absent if absent.any() else None

@@ -22,7 +22,7 @@ from siltstone.model import StoredObject
 from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, OPTION, Checksum, verify
 from siltstone.store.files import make_durable
-from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix, is_object_name, opened_directories
+from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix, is_object_name, open_directories
 
 _PIECE_BYTES = 256 << 10  # a piece is still in the processor's cache when it is written after hashing
 _ON_THEIR_WAY_BYTES = 8 << 20
@@ -129,7 +129,7 @@ class FilesystemStore:
             self._make_root()
         with ExitStack() as held:
             with translate_errors(f"write {label}"):
-                directory = held.enter_context(opened_directories(self.root, [TEMPORARY], make=True))[-1]
+                directory = held.enter_context(open_directories(self.root, [TEMPORARY], make=True))[-1]
                 temporary = f"{os.getpid()}-{uuid.uuid4().hex}"
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | _NO_LINK
                 descriptor = os.open(temporary, flags, 0o666, dir_fd=directory)
@@ -149,7 +149,7 @@ class FilesystemStore:
     def read(self, stored: StoredObject) -> pa.Buffer:
         """Read a whole object; its size and checksum are verified before any byte is returned."""
         label = self._label(stored.name)
-        size, data = self._copied(stored.name, 0, stored.bytes)
+        size, data = self._copy_bytes(stored.name, 0, stored.bytes)
         if size != stored.bytes or data is None:
             raise CorruptObject(f"{label} has {size} bytes instead of {stored.bytes}")
         verify(data, stored.checksum, label)
@@ -157,12 +157,12 @@ class FilesystemStore:
 
     def read_range(self, name: str, offset: int, length: int) -> pa.Buffer:
         """Read exactly `length` bytes at `offset`, without verifying them."""
-        size, data = self._copied(name, offset, length)
+        size, data = self._copy_bytes(name, offset, length)
         if data is None:
             raise CorruptObject(f"{self._label(name)} has {size} bytes and should have {offset + length}")
         return data
 
-    def _copied(self, name: str, offset: int, length: int) -> tuple[int, pa.Buffer | None]:
+    def _copy_bytes(self, name: str, offset: int, length: int) -> tuple[int, pa.Buffer | None]:
         """Return a file's size and a copy of some of its bytes; None if it is too short.
 
         The file is not mapped: its bytes could be altered after they were verified, and truncating a mapped file kills
@@ -216,7 +216,7 @@ class FilesystemStore:
             with (
                 translate_errors(f"delete {self._label(name)}"),
                 suppress(FileNotFoundError),
-                opened_directories(self.root, parts) as directories,
+                open_directories(self.root, parts) as directories,
             ):
                 with suppress(FileNotFoundError):
                     os.unlink(last, dir_fd=directories[-1])
@@ -246,7 +246,7 @@ class FilesystemStore:
             with (
                 translate_errors(f"delete {TEMPORARY}/{token} in {self.url}"),
                 suppress(FileNotFoundError),
-                opened_directories(self.root, [TEMPORARY]) as directories,
+                open_directories(self.root, [TEMPORARY]) as directories,
             ):
                 os.unlink(token, dir_fd=directories[-1])
 
@@ -301,7 +301,7 @@ class FilesystemStore:
         *parts, last = name.split("/")
         while True:
             try:
-                with opened_directories(self.root, parts, make=True) as directories:
+                with open_directories(self.root, parts, make=True) as directories:
                     os.link(file, last, src_dir_fd=temporary, dst_dir_fd=directories[-1], follow_symlinks=False)
                     for directory in reversed(directories):  # another process may have made one and not synced it yet
                         os.fsync(directory)

@@ -130,7 +130,7 @@ def _leads_away(path: Path, root: Path) -> UsageError:
 
 
 @contextmanager
-def opened_directories(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator[list[int]]:
+def open_directories(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator[list[int]]:
     """Open `root` and each directory on the way down `parts` (plain names); yield descriptors for use as `dir_fd`.
 
     Unlike a path, which is looked up at each use, they stay the same directories if names are changed meanwhile.
@@ -308,7 +308,7 @@ def fork_mark(stream: str, fork: str) -> str:
     return f"{epoch_marks(stream)}{_FORK}{check_name('stream', fork)}"
 
 
-def marked_fork(name: str) -> str | None:
+def fork_of_mark(name: str) -> str | None:
     """Return the fork of a mark's name; None for other names."""
     found = _FORK_MARK.fullmatch(name)
     return found[1] if found else None

@@ -1,6 +1,6 @@
 """Read parts of an object, each verified before it is decoded (objects are verified at every read: promise 6).
 
-    checksummed(store, name)   writes an object and keeps a checksum of each of its ranges of `RANGE_BYTES`
+    create_ranged(store, name) writes an object and keeps a checksum of each of its ranges of `RANGE_BYTES`
     with_ranges                computes the range checksums of an object stored without any, by reading all of it once
     RangedFile                 a large object as a file: reads fetch and verify whole ranges
 
@@ -65,7 +65,7 @@ class _RangeHasher:
 
 
 class ChecksummedWriter:
-    """An `ObjectWriter` around another; `stored`, with range checksums, is set once `checksummed` has ended."""
+    """An `ObjectWriter` around another; `stored`, with range checksums, is set once `create_ranged` has ended."""
 
     def __init__(self, writer: ObjectWriter, algorithm: str) -> None:
         self._writer = writer
@@ -84,7 +84,7 @@ class ChecksummedWriter:
 
 
 @contextmanager
-def checksummed(store: Store, name: str) -> Iterator[ChecksummedWriter]:
+def create_ranged(store: Store, name: str) -> Iterator[ChecksummedWriter]:
     """Create an object with range checksums, so that it can be read in parts.
 
     Raises:

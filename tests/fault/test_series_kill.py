@@ -116,7 +116,7 @@ def test_one_that_is_at_work_keeps_what_it_writes(warehouse: str, monkeypatch: p
         root = place.warehouse.local.restored_series(SMALL.name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(series, "NEW_S", 0.0)
-        with series.staging(root) as other:
+        with series.make_staging_directory(root) as other:
             (other / "1").mkdir()
             assert len(restore(warehouse, monkeypatch, lambda: None, lambda _: None).restored) == len(LABELS)
             assert (other / "1").is_dir()

@@ -136,7 +136,7 @@ def _base(store: FilesystemStore, rows: int, *, ranges: bool = True) -> tuple[St
     """A base whose rows are spread evenly over the key groups; without `ranges` as version 0.1 wrote it."""
     table = pa.table({"k": np.arange(rows), "v": [xxhash.xxh3_128_hexdigest(str(i).encode()) for i in range(rows)]})
     owners = (np.arange(rows) * len(GROUPS) // rows).astype(np.uint16)
-    with ranged.checksummed(store, "s/1/t.base.parquet") as out:
+    with ranged.create_ranged(store, "s/1/t.base.parquet") as out:
         write_base(out, SCHEMA, [(table.cast(SCHEMA.rows), owners)])
     assert out.stored is not None
     if not ranges:

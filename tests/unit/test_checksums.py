@@ -12,7 +12,7 @@ from siltstone.model import StoredObject
 from siltstone.store.checksums import Algorithm, algorithm_of, checksum_of, pack, unpack, verify
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.open import Warehouse, open_store
-from siltstone.store.ranged import checksummed
+from siltstone.store.ranged import create_ranged
 
 DATA = b"what was written"
 ALGORITHMS = get_args(Algorithm)
@@ -54,7 +54,7 @@ def test_every_store_verifies_what_another_algorithm_wrote(tmp_path: Path, write
 
 def test_the_ranges_of_a_base_are_as_strong_as_its_checksum(tmp_path: Path) -> None:
     for algorithm, ranges in {"sha-256": "sha-256", "blake2b-256": "blake2b-256", "xxh3-128": "xxh3-64"}.items():
-        with checksummed(FilesystemStore(tmp_path, algorithm), f"s/1/{algorithm}") as out:
+        with create_ranged(FilesystemStore(tmp_path, algorithm), f"s/1/{algorithm}") as out:
             out.write(DATA)
         assert out.stored is not None and out.stored.ranges is not None
         assert out.stored.ranges.algorithm == ranges

@@ -89,7 +89,7 @@ def restore_series(
         failed: list[Failure] = []
         by_checkpoint = labels_by_checkpoint(missing)
         for some in _parts(list(by_checkpoint)):
-            with staging(root) as staged, hold_lease(catalog, stream, some, what="restores"):
+            with make_staging_directory(root) as staged, hold_lease(catalog, stream, some, what="restores"):
                 done, failures = _restore(settings, warehouse, stream, some, staged, recorded)
                 failed += failures
                 for id, rows in done.items():
@@ -131,7 +131,7 @@ def _restore(
 
 
 @contextmanager
-def staging(root: Path) -> Iterator[Path]:
+def make_staging_directory(root: Path) -> Iterator[Path]:
     """Make a locked directory next to the labels, and remove it at the end of the block."""
     path = root / f"{STAGED}{uuid.uuid4().hex[:12]}"
     with ExitStack() as stack:

@@ -94,7 +94,7 @@ class ChunkWriter:
             assert staged is not None
             added = self._surely(lambda: staged.commit(header), header)
         if not added:
-            raise self._taken()
+            raise self._object_exists()
         self.stored = StoredObject(self._name, self._bytes, self._checksum.text())
 
     def abandon(self) -> None:
@@ -109,7 +109,7 @@ class ChunkWriter:
         if self._staged is None:
             self._staged = self._policy.call(lambda: self._driver.stage(self._entry, self._key, self._write_id))
             if self._staged is None:
-                raise self._taken()
+                raise self._object_exists()
         staged = self._staged
         chunks = [data[start : start + self._limit] for start in range(0, len(data), self._limit)]
         if (self._chunks + len(chunks)) >> 32:
@@ -143,7 +143,7 @@ class ChunkWriter:
         with self._driver.reading(self._entry, self._key) as get:
             return get([self._key], len(value))[0] == value
 
-    def _taken(self) -> ObjectExists:
+    def _object_exists(self) -> ObjectExists:
         return ObjectExists(f"{self._label} already exists: objects are written once")
 
 

@@ -191,7 +191,7 @@ class HeapState:
         path = self.directory / "header"
         try:
             if path.exists():
-                return self._checked(_parse(path.read_bytes(), path))
+                return self._check_header(_parse(path.read_bytes(), path))
             if (self.directory / "tables").exists():
                 raise StateError(f"{path} is missing: {_DISTRUST}")
             for part in ("undo", "opaque"):
@@ -204,7 +204,7 @@ class HeapState:
         except OSError as error:
             raise Unreachable(f"cannot use {self.directory}: {error.strerror}") from error
 
-    def _checked(self, header: dict[str, Any]) -> dict[str, Any]:
+    def _check_header(self, header: dict[str, Any]) -> dict[str, Any]:
         for what, mine in self._shape.items():
             if header.get(what) != mine:
                 reason = {
