@@ -85,8 +85,8 @@ def _prove(settings: Settings, console: Console, root: Path) -> None:
     console.print(f"{taken.rows:,} live rows copied as a snapshot, to compare with the last restore row by row.")
     proof = operations.verify(settings, STREAM, every=True, deep=True)
     restored = operations.restore(settings, STREAM, to=root / "restored")
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        data = report_data(place.catalog, STREAM)
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as opened:
+        data = report_data(opened.catalog, STREAM)
     console.print(checkpoint_table(data))
     _count(console, root)
     picture = draw_report(data, root / f"{STREAM}-chain.png")
@@ -183,8 +183,8 @@ def _print_checkpoints(
 def _checkpoints(settings: Settings, after: int) -> list[CheckpointRecord]:
     """Return the checkpoints newer than `after`; none before the stream has begun."""
     try:
-        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-            new = place.catalog.checkpoints.last_id(STREAM) - after
-            return place.catalog.checkpoints.list(STREAM, limit=new) if new > 0 else []
+        with OpenWarehouse.existing(settings.warehouse, settings.catalog) as opened:
+            new = opened.catalog.checkpoints.last_id(STREAM) - after
+            return opened.catalog.checkpoints.list(STREAM, limit=new) if new > 0 else []
     except UsageError:
         return []

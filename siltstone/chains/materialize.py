@@ -139,7 +139,7 @@ Run = Callable[[Callable[[MaterializeTask], MaterializedPart], Sequence[Material
 
 
 def materialize(
-    place: OpenWarehouse,
+    warehouse: OpenWarehouse,
     stream: str,
     operator: str,
     checkpoint: int,
@@ -165,11 +165,11 @@ def materialize(
         Abandoned: `run` raised it; nothing changed.
     """
     start = time.perf_counter()
-    catalog, store = place.catalog, place.warehouse.store
+    catalog, store = warehouse.catalog, warehouse.warehouse.store
     with hold_lease(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
         catalog.materializations.begin(stream, operator, checkpoint, id=id, who=this_process())
         try:
-            chain = _chain_before(place, stream, operator, checkpoint) if rebuild else None
+            chain = _chain_before(warehouse, stream, operator, checkpoint) if rebuild else None
             manifests = read_manifests(store, chain or catalog.chains.list_manifests(stream, checkpoint), stream)
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
             parts = run(lambda task: materialize_unit(store, task), tasks)
@@ -196,14 +196,14 @@ def materialize(
     return Materialized(operator, checkpoint, id, rows, size, seconds)
 
 
-def _chain_before(place: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> list[StoredObject]:
+def _chain_before(warehouse: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> list[StoredObject]:
     """Return the manifests of the chain that an operator had before it was materialized at a checkpoint.
 
     Raises:
         UnknownCheckpoint: a part of it has been deleted since.
     """
-    catalog = place.catalog
-    manifest = read_manifest(place.warehouse.store, catalog.checkpoints.get(stream, checkpoint).manifest, stream)
+    catalog = warehouse.catalog
+    manifest = read_manifest(warehouse.warehouse.store, catalog.checkpoints.get(stream, checkpoint).manifest, stream)
     first, begins = manifest.first[operator], []
     for m in catalog.materializations.list(stream):
         if m.operator == operator and m.manifest is not None and first <= m.checkpoint < checkpoint:

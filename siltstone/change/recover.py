@@ -105,7 +105,7 @@ class Recovery(Result):
 
 
 def recover(
-    place: OpenWarehouse,
+    warehouse: OpenWarehouse,
     stream: str,
     *,
     run: Map,
@@ -133,20 +133,20 @@ def recover(
         Unreachable: the store or the catalog failed; nothing was given up.
     """
     start = time.perf_counter()
-    catalog = place.catalog
-    older = _check_catalog(place, stream, dry_run, accept_loss, tell)
+    catalog = warehouse.catalog
+    older = _check_catalog(warehouse, stream, dry_run, accept_loss, tell)
     # Before the epoch: a deletion that was planned without seeing this lease has an older epoch and is refused.
     with hold_lease(catalog, stream, None, what="recovers"):
-        point, epoch = find_beside_run(place, stream, run, tell), None
+        point, epoch = find_beside_run(warehouse, stream, run, tell), None
         lost = catalog.rollbacks.foresee(stream, point.checkpoint, point.newest)
         if point.failures and not dry_run:
             if not point.rebuilt:
                 _refuse_loss(stream, point, lost, accept_loss)
-            epoch, point, lost = _roll_back(place, stream, run, tell, accept_loss)
+            epoch, point, lost = _roll_back(warehouse, stream, run, tell, accept_loss)
         elif point.checkpoint and not dry_run:
             _note_proof(catalog, stream, point.checkpoint)
-        snapshots = _drop_snapshots(place, stream, point.checkpoint, tell, dry_run=dry_run)
-    swept = (0, 0) if dry_run else _clean(place, stream, epoch)
+        snapshots = _drop_snapshots(warehouse, stream, point.checkpoint, tell, dry_run=dry_run)
+    swept = (0, 0) if dry_run else _clean(warehouse, stream, epoch)
     return Recovery(
         stream=stream,
         dry_run=dry_run,
@@ -167,7 +167,7 @@ def recover(
 
 
 def _check_catalog(
-    place: OpenWarehouse, stream: str, dry_run: bool, accept_loss: bool, tell: Callable[[str], None]
+    warehouse: OpenWarehouse, stream: str, dry_run: bool, accept_loss: bool, tell: Callable[[str], None]
 ) -> bool:
     """Make sure that the stream can be recovered by this catalog.
 
@@ -176,12 +176,12 @@ def _check_catalog(
     Raises:
         UnknownStream, UnknownCheckpoint, WrongWarehouse, Unreachable: as `recover`.
     """
-    place.warehouse.store.check(writable=not dry_run)
-    if accept_loss and not dry_run and go_on_from_backup(place, stream, f"{this_process()} recovers", OUTCOME):
+    warehouse.warehouse.store.check(writable=not dry_run)
+    if accept_loss and not dry_run and go_on_from_backup(warehouse, stream, f"{this_process()} recovers", OUTCOME):
         tell("the catalog is older than the store: what it does not know of is given up")
         return True
-    check_catalog(place, stream)
-    check_recoverable(place.catalog, stream)
+    check_catalog(warehouse, stream)
+    check_recoverable(warehouse.catalog, stream)
     return False
 
 
@@ -220,20 +220,20 @@ def _refuse_loss(stream: str, point: RecoveryPoint, lost: RollbackLoss, accept_l
 
 
 def _roll_back(
-    place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None], accept_loss: bool
+    warehouse: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None], accept_loss: bool
 ) -> tuple[int, RecoveryPoint, RollbackLoss]:
     """Find the recovery point once more and roll back to it, under a writer epoch of its own that commits nothing.
 
     Returns that epoch, the point, and what was lost.
     """
-    catalog = place.catalog
-    epoch = begin_epoch(place, stream, f"{this_process()} recovers")
+    catalog = warehouse.catalog
+    epoch = begin_epoch(warehouse, stream, f"{this_process()} recovers")
     outcome = "failed"
     try:
-        point = find_recovery_point(place, stream, run, tell, rebuild=True)
+        point = find_recovery_point(warehouse, stream, run, tell, rebuild=True)
         reason = point.failures[0].reason if point.failures else "nothing is damaged"
         if point.failures:
-            place.confirm_store()
+            warehouse.confirm_store()
         lost = catalog.rollbacks.roll_back(
             stream,
             epoch,
@@ -260,13 +260,13 @@ def _note_proof(catalog: Catalog, stream: str, checkpoint: int) -> None:
 
 
 def _drop_snapshots(
-    place: OpenWarehouse, stream: str, checkpoint: int, tell: Callable[[str], None], *, dry_run: bool
+    warehouse: OpenWarehouse, stream: str, checkpoint: int, tell: Callable[[str], None], *, dry_run: bool
 ) -> tuple[int, ...]:
     """Drop damaged full snapshots; returns their checkpoints, in a dry run those that would be dropped.
 
     Only snapshots of `checkpoint` and of checkpoints whose last proof failed are read.
     """
-    catalog, epoch = place.catalog, place.catalog.streams.get(stream).epoch
+    catalog, epoch = warehouse.catalog, warehouse.catalog.streams.get(stream).epoch
     suspects = {checkpoint} | {c.id for c in catalog.checkpoints.list(stream) if c.proven is False}
     taken = [
         (o, [s.checkpoint])
@@ -275,11 +275,11 @@ def _drop_snapshots(
         for o in s.objects
     ]
     for _ in range(2):  # a store may return wrong bytes once
-        failures = check_objects(place.warehouse.store, taken)
+        failures = check_objects(warehouse.warehouse.store, taken)
         taken = [(o, of) for o, of in taken if o.name in {failure.object for failure in failures}]
         if not taken:
             return ()
-        place.confirm_store()
+        warehouse.confirm_store()
     damaged = tuple(sorted({failure.checkpoint for failure in failures}))
     for failure in failures:
         tell(f"the snapshot of checkpoint {failure.checkpoint} is damaged: {failure.reason}")
@@ -292,7 +292,7 @@ def _drop_snapshots(
     return damaged
 
 
-def _clean(place: OpenWarehouse, stream: str, epoch: int | None) -> tuple[int, int]:
+def _clean(warehouse: OpenWarehouse, stream: str, epoch: int | None) -> tuple[int, int]:
     """Complete deletions and sweep; returns how many objects were deleted, and how many bytes.
 
     The stream is ready without this, so a failure here is only logged. `epoch` is that of the rollback; with None
@@ -300,11 +300,11 @@ def _clean(place: OpenWarehouse, stream: str, epoch: int | None) -> tuple[int, i
     """
     try:
         objects = size_bytes = 0
-        if place.catalog.checkpoints.last_id(stream):
+        if warehouse.catalog.checkpoints.last_id(stream):
             with suppress(Fenced):  # somebody runs it already
-                deleted = delete_checkpoints(place, stream, (), epoch=epoch)
+                deleted = delete_checkpoints(warehouse, stream, (), epoch=epoch)
                 objects, size_bytes = deleted.objects, deleted.bytes
-        swept = sweep(place, stream, SweepOptions())
+        swept = sweep(warehouse, stream, SweepOptions())
         return objects + swept.deleted, size_bytes + swept.bytes
     except (Unreachable, UnknownCheckpoint, CorruptObject) as error:
         _LOG.warning("stream is ready, but not all that is left over is swept", stream=stream, error=str(error))

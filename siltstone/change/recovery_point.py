@@ -40,7 +40,7 @@ class RecoveryPoint:
     rebuilt: tuple[str, ...] = ()
 
 
-def find_beside_run(place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None]) -> RecoveryPoint:
+def find_beside_run(warehouse: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None]) -> RecoveryPoint:
     """Find the recovery point while a run may be at work.
 
     That run's retention, recovery or deletions remove checkpoints meanwhile: a checkpoint that has gone is not a
@@ -50,17 +50,17 @@ def find_beside_run(place: OpenWarehouse, stream: str, run: Map, tell: Callable[
         Unreachable: the stream changed at each look.
     """
     for _ in range(_MAX_LOOKS):
-        before = {c.id: c.epoch for c in place.catalog.checkpoints.list(stream)}
+        before = {c.id: c.epoch for c in warehouse.catalog.checkpoints.list(stream)}
         with suppress(UnknownCheckpoint):
-            point = find_recovery_point(place, stream, run, tell, rebuild=False)
-            now = {c.id: c.epoch for c in place.catalog.checkpoints.list(stream)}
+            point = find_recovery_point(warehouse, stream, run, tell, rebuild=False)
+            now = {c.id: c.epoch for c in warehouse.catalog.checkpoints.list(stream)}
             if all(now.get(f.checkpoint) == before.get(f.checkpoint) for f in point.failures):
                 return point
     raise Unreachable(f"stream {stream} changes while it is looked at: recover it again", transient=True)
 
 
 def find_recovery_point(
-    place: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None], *, rebuild: bool
+    warehouse: OpenWarehouse, stream: str, run: Map, tell: Callable[[str], None], *, rebuild: bool
 ) -> RecoveryPoint:
     """Find the newest checkpoint that is proven, and why those above it are not.
 
@@ -74,21 +74,21 @@ def find_recovery_point(
         NewerFormat: a newer Siltstone wrote something that has to be proven.
         Unreachable: the store or the catalog failed, which says nothing about any checkpoint.
     """
-    waiting = [c.id for c in place.catalog.checkpoints.list(stream)][::-1]
+    waiting = [c.id for c in warehouse.catalog.checkpoints.list(stream)][::-1]
     newest = max(waiting, default=0)
-    failed = _find_output_failures(place, stream, waiting, tell)
+    failed = _find_output_failures(warehouse, stream, waiting, tell)
     waiting = waiting[len(failed) :]
     rebuilt: tuple[str, ...] = ()
     at_once = 1
     while waiting:
         some, waiting = waiting[:at_once], waiting[at_once:]
         tell(f"proving {describe_checkpoints(some)}")
-        failures = _prove_twice(place, stream, some, run)
+        failures = _prove_twice(warehouse, stream, some, run)
         if failures and at_once == 1:
-            damaged = _find_damaged_bases(place, stream, failures[some[0]])
-            rebuilt = _rebuild(place, stream, damaged, run, tell) if rebuild else damaged
+            damaged = _find_damaged_bases(warehouse, stream, failures[some[0]])
+            rebuilt = _rebuild(warehouse, stream, damaged, run, tell) if rebuild else damaged
             if rebuild and rebuilt:
-                failures = _prove_twice(place, stream, some, run)
+                failures = _prove_twice(warehouse, stream, some, run)
         for failure in failures.values():
             tell(f"checkpoint {failure.checkpoint} cannot be restored: {failure.reason}")
         good = next((c for c in some if c not in failures), 0)
@@ -100,50 +100,50 @@ def find_recovery_point(
 
 
 def _find_output_failures(
-    place: OpenWarehouse, stream: str, newest_first: list[int], tell: Callable[[str], None]
+    warehouse: OpenWarehouse, stream: str, newest_first: list[int], tell: Callable[[str], None]
 ) -> list[Failure]:
     """The checkpoints from the first one on whose staged output is damaged.
 
     Made again, of the same input, they stage it again.
     """
-    damaged = damaged_output(place.warehouse.store, place.catalog, stream)
+    damaged = damaged_output(warehouse.warehouse.store, warehouse.catalog, stream)
     if damaged is None:
         return []
-    place.confirm_store()
+    warehouse.confirm_store()
     first, error = damaged
     tell(f"the output of checkpoint {first} cannot be delivered: {error}")
     return [Failure(c, str(error)) for c in newest_first if c >= first]
 
 
-def _prove_twice(place: OpenWarehouse, stream: str, some: list[int], run: Map) -> dict[int, Failure]:
+def _prove_twice(warehouse: OpenWarehouse, stream: str, some: list[int], run: Map) -> dict[int, Failure]:
     """Why checkpoints fail at a second proof too, by a store that shows the warehouse's identity."""
-    failures = prove_checkpoints(place, stream, some, run).failures
+    failures = prove_checkpoints(warehouse, stream, some, run).failures
     if failures:
-        place.confirm_store()
-        failures = prove_checkpoints(place, stream, sorted(failures), run).failures
+        warehouse.confirm_store()
+        failures = prove_checkpoints(warehouse, stream, sorted(failures), run).failures
     if failures:
-        place.confirm_store()
+        warehouse.confirm_store()
     return failures
 
 
-def _find_damaged_bases(place: OpenWarehouse, stream: str, failure: Failure) -> tuple[str, ...]:
+def _find_damaged_bases(warehouse: OpenWarehouse, stream: str, failure: Failure) -> tuple[str, ...]:
     """The operators whose chain begins with the materialization that the damaged object belongs to."""
     id = materialization_of(failure.object or "")
-    begins = place.catalog.materializations.list_in_chain(stream, failure.checkpoint) if id else []
+    begins = warehouse.catalog.materializations.list_in_chain(stream, failure.checkpoint) if id else []
     return tuple(m.operator for m in begins if m.id == id)
 
 
 def _rebuild(
-    place: OpenWarehouse, stream: str, operators: tuple[str, ...], run: Map, tell: Callable[[str], None]
+    warehouse: OpenWarehouse, stream: str, operators: tuple[str, ...], run: Map, tell: Callable[[str], None]
 ) -> tuple[str, ...]:
     """Materialize these operators' bases again, at the same checkpoints; returns the operators where that worked."""
     done = []
-    for m in place.catalog.materializations.list_in_chain(stream, place.catalog.checkpoints.last_id(stream)):
+    for m in warehouse.catalog.materializations.list_in_chain(stream, warehouse.catalog.checkpoints.last_id(stream)):
         if m.operator in operators:
             tell(f"rebuilding the base of {m.operator} at checkpoint {m.checkpoint}")
             try:
                 id = uuid.uuid4().hex
-                materialize(place, stream, m.operator, m.checkpoint, id=id, parallelism=1, run=run, rebuild=True)
+                materialize(warehouse, stream, m.operator, m.checkpoint, id=id, parallelism=1, run=run, rebuild=True)
                 done.append(m.operator)
             except NewerFormat:
                 raise

@@ -65,8 +65,8 @@ def examine(settings: Settings, stream: str | None = None, limit_s: float = LIMI
         done.make("versions", checks.check_versions)
         done.make("java", partial(checks.check_java, settings.master))
         if catalog is not None:
-            place = OpenWarehouse(warehouse, catalog)
-            _examine_streams(done, [StreamSubject(place, settings, name) for name in names], trusted)
+            found = OpenWarehouse(warehouse, catalog)
+            _examine_streams(done, [StreamSubject(found, settings, name) for name in names], trusted)
     finally:
         for catalog in opened:
             catalog.close()

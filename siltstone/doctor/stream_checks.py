@@ -21,7 +21,7 @@ from siltstone.settings import Settings
 class StreamSubject:
     """One stream, and what its checks need."""
 
-    place: OpenWarehouse
+    warehouse: OpenWarehouse
     settings: Settings
     name: str
 
@@ -32,7 +32,7 @@ class StreamSubject:
 
 def check_run(subject: StreamSubject) -> list[Finding]:
     """Report who runs the stream, whether that process lives, and whether it makes checkpoints."""
-    catalog, name = subject.place.catalog, subject.name
+    catalog, name = subject.warehouse.catalog, subject.name
     runs = catalog.runs.list(name)
     if not runs:
         return [subject.finding("run", "ok", "it has never run")]
@@ -54,7 +54,7 @@ def check_run(subject: StreamSubject) -> list[Finding]:
 
 def check_leases(subject: StreamSubject) -> list[Finding]:
     """Report who keeps checkpoints from deletion by reading them."""
-    catalog, now = subject.place.catalog, subject.place.catalog.now()
+    catalog, now = subject.warehouse.catalog, subject.warehouse.catalog.now()
     leases = catalog.leases.list(subject.name)
     over = [lease for lease in leases if lease.expires_at <= now or is_known_dead(lease.process)]
     live = [lease for lease in leases if lease not in over]
@@ -71,7 +71,7 @@ def check_leases(subject: StreamSubject) -> list[Finding]:
 
 def check_proofs(subject: StreamSubject) -> list[Finding]:
     """Check that no checkpoint's newest proof failed."""
-    name, records = subject.name, subject.place.catalog.checkpoints.list(subject.name)
+    name, records = subject.name, subject.warehouse.catalog.checkpoints.list(subject.name)
     failed = [record for record in records if record.proven is False]
     if not failed:
         proven = sum(record.proven is True for record in records)
@@ -92,7 +92,7 @@ def check_proofs(subject: StreamSubject) -> list[Finding]:
 def check_materialization(subject: StreamSubject) -> list[Finding]:
     """Check that materialization keeps up, as `verify` does."""
     settings, name = subject.settings, subject.name
-    health = materialization_health(subject.place.catalog, name, settings.materialization, settings.policy_options)
+    health = materialization_health(subject.warehouse.catalog, name, settings.materialization, settings.policy_options)
     advice = f"`siltstone materialize {name}` does it now, and says why it fails"
     ill = [each for each in health.values() if not each.fine]
     found = [subject.finding("materialization", "problem", each.reason, advice) for each in ill]
@@ -101,7 +101,7 @@ def check_materialization(subject: StreamSubject) -> list[Finding]:
 
 def check_outputs(subject: StreamSubject) -> list[Finding]:
     """Check that no outputs wait for a run that delivers them."""
-    catalog, name = subject.place.catalog, subject.name
+    catalog, name = subject.warehouse.catalog, subject.name
     waiting = catalog.outbox.list(name, outstanding=True)
     if not waiting:
         return [subject.finding("outputs", "ok", "all are delivered")]
@@ -113,7 +113,7 @@ def check_outputs(subject: StreamSubject) -> list[Finding]:
 
 def check_deletions(subject: StreamSubject) -> list[Finding]:
     """Check that no deletion was interrupted. Waiting for checkpoints that build on it, or for readers, is normal."""
-    catalog, name = subject.place.catalog, subject.name
+    catalog, name = subject.warehouse.catalog, subject.name
     marked = {
         each.id: each.deleted_at for each in catalog.checkpoints.list_retained(name) if each.deleted_at is not None
     }
@@ -135,8 +135,8 @@ def check_deletions(subject: StreamSubject) -> list[Finding]:
 
 def check_manifest(subject: StreamSubject) -> list[Finding]:
     """Check that the newest checkpoint's manifest is in the store, intact, and the one in the catalog."""
-    name, store = subject.name, subject.place.warehouse.store
-    newest = next(iter(subject.place.catalog.checkpoints.list(name, 1)), None)
+    name, store = subject.name, subject.warehouse.warehouse.store
+    newest = next(iter(subject.warehouse.catalog.checkpoints.list(name, 1)), None)
     if newest is None:
         return [subject.finding("manifest", "ok", "no checkpoint yet")]
     try:
@@ -150,10 +150,10 @@ def check_manifest(subject: StreamSubject) -> list[Finding]:
 
 def check_epochs(subject: StreamSubject) -> list[Finding]:
     """Check that the store has no run of the stream that the catalog does not know."""
-    check_catalog(subject.place, subject.name)
+    check_catalog(subject.warehouse, subject.name)
     return [
         subject.finding(
-            "epochs", "ok", f"{subject.place.catalog.streams.get(subject.name).epoch}, the store has no newer"
+            "epochs", "ok", f"{subject.warehouse.catalog.streams.get(subject.name).epoch}, the store has no newer"
         )
     ]
 
@@ -174,7 +174,7 @@ STORE_CHECKS: Mapping[str, Check] = {"manifest": check_manifest, "epochs": check
 
 def _is_running(subject: StreamSubject) -> bool:
     """Whether a run is at work, as far as can be seen from here."""
-    runs = subject.place.catalog.runs.list(subject.name)
+    runs = subject.warehouse.catalog.runs.list(subject.name)
     return bool(runs) and runs[-1].ended_at is None and not is_known_gone(runs[-1].who)
 
 

@@ -60,7 +60,7 @@ class Truncation(Result):
 
 
 def truncate(
-    place: OpenWarehouse,
+    warehouse: OpenWarehouse,
     stream: str,
     options: RetentionOptions,
     *,
@@ -88,11 +88,11 @@ def truncate(
         Fenced: another run has taken the stream over; marked checkpoints stay marked, truncate again.
         Unreachable: the store or the catalog failed; marked checkpoints stay marked, truncate again.
     """
-    catalog = place.catalog
+    catalog = warehouse.catalog
     record = catalog.streams.get(stream)
     epoch, options = record.epoch if epoch is None else epoch, retention_in_force(record.retention, options)
     catalog.checkpoints.latest(stream)  # or there is nothing to truncate
-    check_catalog(place, stream)  # in a dry run too, which reports what would be done
+    check_catalog(warehouse, stream)  # in a dry run too, which reports what would be done
     retained = [c for c in catalog.checkpoints.list_retained(stream) if not c.deleted]
     committed_at = {c.id: c.committed_at for c in retained}
     plan = plan_retention(committed_at, catalog.savepoints.list(stream), options, catalog.now())
@@ -101,7 +101,7 @@ def truncate(
     else:
         going = plan.subsumed[:limit]
         done = delete_checkpoints(
-            place,
+            warehouse,
             stream,
             going,
             epoch=epoch,

@@ -60,8 +60,8 @@ def verify(
         UnknownStream, UnknownCheckpoint: nothing has that name, id or time.
         UsageError: `deep`, and none of the checkpoints has a snapshot.
     """
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        catalog = place.catalog
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        catalog = warehouse.catalog
         wanted = None if every else [catalog.checkpoints.resolve(stream, at)]
         # Lease the checkpoints before listing them and before starting Spark: others may be deleting.
         with hold_lease(catalog, stream, wanted, what="verifies"):
@@ -78,10 +78,10 @@ def verify(
                 )
             spark = spark_session(settings.master, settings.spark)
             start = time.perf_counter()
-            proof = prove_checkpoints(place, stream, list(written_by), partial(spark_map, spark))
-            failures = _check_copies(place.warehouse.store, stream, copies)
+            proof = prove_checkpoints(warehouse, stream, list(written_by), partial(spark_map, spark))
+            failures = _check_copies(warehouse.warehouse.store, stream, copies)
             if deep:
-                failures += _compare_deeply(settings, spark, place, copies)
+                failures += _compare_deeply(settings, spark, warehouse, copies)
         failed = {f.checkpoint: f for f in reversed(failures)} | proof.failures
         written_by = _leave_out_gone(catalog, stream, written_by, failed, every)
         failed = {c: failure for c, failure in failed.items() if c in written_by}
@@ -168,25 +168,25 @@ def compare_snapshot(settings: Settings, stream: str) -> SnapshotComparison:
         UsageError: no checkpoint has a snapshot.
         CorruptObject, ProofFailed: the chain or the snapshot is damaged.
     """
-    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
-        place.catalog.checkpoints.latest(stream)
-        snapshots = place.catalog.reference_copies.list(stream)
+    with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
+        warehouse.catalog.checkpoints.latest(stream)
+        snapshots = warehouse.catalog.reference_copies.list(stream)
         if not snapshots:
             raise UsageError(f"no snapshot of {stream} to compare with: take one with `siltstone snapshot {stream}`")
-        with hold_lease(place.catalog, stream, [snapshots[-1].checkpoint], what="compares"):
+        with hold_lease(warehouse.catalog, stream, [snapshots[-1].checkpoint], what="compares"):
             spark = spark_session(settings.master, settings.spark)
-            tables = _compare_copy(settings, spark, place, snapshots[-1])
+            tables = _compare_copy(settings, spark, warehouse, snapshots[-1])
     return SnapshotComparison(stream, snapshots[-1].checkpoint, tables)
 
 
 def _compare_deeply(
-    settings: Settings, spark: SparkSession, place: OpenWarehouse, copies: list[ReferenceCopyRecord]
+    settings: Settings, spark: SparkSession, warehouse: OpenWarehouse, copies: list[ReferenceCopyRecord]
 ) -> list[Failure]:
     """Compare checkpoints row by row with their full snapshots; returns which differ."""
     failures = []
     for copy in copies:
         try:
-            tables = _compare_copy(settings, spark, place, copy)
+            tables = _compare_copy(settings, spark, warehouse, copy)
             failures += [Failure(copy.checkpoint, str(table)) for table in tables if not table.same]
         except StateError as error:
             failures.append(Failure(copy.checkpoint, str(error)))
@@ -194,10 +194,10 @@ def _compare_deeply(
 
 
 def _compare_copy(
-    settings: Settings, spark: SparkSession, place: OpenWarehouse, snapshot: ReferenceCopyRecord
+    settings: Settings, spark: SparkSession, warehouse: OpenWarehouse, snapshot: ReferenceCopyRecord
 ) -> list[TableComparison]:
-    store = place.warehouse.store
-    stored = place.catalog.chains.list_manifests(snapshot.stream, snapshot.checkpoint)
+    store = warehouse.warehouse.store
+    stored = warehouse.catalog.chains.list_manifests(snapshot.stream, snapshot.checkpoint)
     manifests = read_manifests(store, stored, snapshot.stream)
     parallelism = settings.parallelism or cores(spark)
     tasks, _ = unit_tasks(manifests, snapshot.checkpoint, parallelism, None)
