@@ -37,7 +37,7 @@ LONGEST_FIRST = (
     "system",
     "fault/test_corruption.py",
     "fault",
-    "spark/test_background_spark.py",
+    "spark/test_beginnings.py",
     "spark",
     "dagster",
     "unit/test_bit_flips.py",

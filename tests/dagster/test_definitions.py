@@ -1,9 +1,6 @@
 """What loads: every stream's assets, checks, jobs, schedules, sensors, quickly, without Spark, whatever is broken."""
 
 import json
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +19,6 @@ from tests.fault import small_stream
 from tests.fault.small_stream import DAILY, SMALL, Accounts, source
 
 REPOSITORY = Path(__file__).parents[2]
-LOAD_RATIO = 4.0
 PARTS = ("base_checkpoint", "delta_chain")
 SMALL_ASSETS = {
     "events": [],
@@ -198,45 +194,6 @@ def test_schedules_of_streams_that_did_not_load_wait_for_them() -> None:
     given = Settings(schedules={"mine": {"sweep": "off"}})
     project = project_of({SMALL.name: SMALL}, {"streams_of_mine": "SyntaxError"}, given)
     assert list(project.streams) == [SMALL]
-
-
-def test_loading_costs_little_beside_dagster_itself_and_starts_no_jvm() -> None:
-    # Side by side, in processor time and the better of two: a machine may be slow, and its neighbours busy.
-    ours = (
-        "import json, sys, time\n"
-        "from orchestration.definitions import definitions\n"
-        "import dagster as dg\n"
-        "dg.Definitions.validate_loadable(definitions())\n"
-        "heavy = {'pyspark', 'py4j', 'matplotlib', 'great_expectations'}\n"
-        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
-        "print(time.process_time())\n"
-    )
-    dagster = "import time, dagster\nprint(time.process_time())\n"
-    taken: dict[str, list[float]] = {ours: [], dagster: []}
-    for _ in range(2):
-        for script, seconds in taken.items():
-            done = subprocess.run(
-                [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, done.stderr
-            seconds.append(float(done.stdout))
-    assert min(taken[ours]) < LOAD_RATIO * min(taken[dagster])
-
-
-VALIDATE = {"dagster": ["dagster", "definitions", "validate"], "dg": ["dg", "check", "defs"]}
-
-
-@pytest.mark.parametrize("tool", VALIDATE)
-def test_it_validates_in_an_empty_environment_without_a_warning(tool: str) -> None:
-    programs = Path(sys.executable).parent
-    command = [str(programs / VALIDATE[tool][0]), *VALIDATE[tool][1:]]
-    empty = {"PATH": f"{programs}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "VIRTUAL_ENV": str(programs.parent)}
-    done = subprocess.run(command, cwd=REPOSITORY, env=empty, capture_output=True, text=True, check=False)
-    said = done.stderr + done.stdout
-    assert done.returncode == 0, said
-    assert "Validation successful for code location siltstone" in said or "All definitions loaded successfully" in said
-    said = re.sub(r".*SupersessionWarning: Function `definitions_validate_command`.*", "", said)  # Dagster, of itself
-    assert not re.search(r"Warning:|WARNING", said), said
 
 
 def test_the_deployment_shows_what_stream_definitions_shows() -> None:
