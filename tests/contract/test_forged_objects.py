@@ -165,6 +165,7 @@ def test_a_materialization_takes_no_forged_input(stored: Stored) -> None:
     assert [m.id for m in place.catalog.materializations.list(NAME) if m.manifest] == ["m"]
 
 
+@pytest.mark.slow
 def test_no_forged_and_no_older_manifest_is_believed(stored: Stored) -> None:
     """The older ones are genuine, and of the same stream."""
     place, store = stored.place, stored.place.warehouse.store
@@ -200,6 +201,7 @@ def small(tmp_path: Path) -> Iterator[OpenWarehouse]:
         yield place
 
 
+@pytest.mark.slow
 def test_forged_staged_rows_reach_no_sink(small: OpenWarehouse) -> None:
     store, taken = small.warehouse.store, []
     outputs = small.catalog.outbox.list(SMALL.name, outstanding=True)

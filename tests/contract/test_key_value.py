@@ -128,6 +128,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 def test_what_was_put_before_a_kill_is_there_and_what_was_staged_is_not(url: str) -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), url], check=False)
     assert done.returncode == -signal.SIGKILL

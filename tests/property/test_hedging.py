@@ -203,6 +203,7 @@ def test_a_name_that_somebody_else_took_is_an_error_hedged_or_not(tmp_path: Path
     hedger.close()
 
 
+@pytest.mark.slow
 def test_a_hedge_that_fails_leaves_the_request_to_its_retries(tmp_path: Path) -> None:
     store, metrics = HookedStore(tmp_path), UploadMetrics()
     hedger = ready(store, metrics, RetryPolicy(kind="fixed", attempts=3, wait_s=0.5))

@@ -70,6 +70,7 @@ def test_only_measured_delta_steps_count(tmp_path):
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_peak_memory_of_a_process_and_its_workers():
     child = "x = bytearray(80 << 20); import time; time.sleep(0.6)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"

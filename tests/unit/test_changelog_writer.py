@@ -272,6 +272,7 @@ OPERATIONS = st.one_of(
     ranged=st.booleans(),
     preemptive_bytes=st.sampled_from([1, 250, 10_000]),
 )
+@pytest.mark.slow
 def test_every_handle_reads_back_its_range(
     tmp_path_factory: pytest.TempPathFactory,
     operations: list[tuple[str, str | float]],

@@ -66,6 +66,7 @@ def expected(n: int) -> list[tuple[str, int]]:
     return [("13 is unlucky", 1000 * n + 13), ("operator by_key: key column k is null", 1000 * n + 5)]
 
 
+@pytest.mark.slow
 def test_one_bad_row_does_not_stop_a_stream_for_ever(place: OpenWarehouse) -> None:
     heard, letters = Heard(), Heard()
     with pytest.raises(BadRow, match=r'key column k is null in 1 of .* rows: .*on_bad_row="dead-letter"'):
@@ -83,6 +84,7 @@ def test_one_bad_row_does_not_stop_a_stream_for_ever(place: OpenWarehouse) -> No
     assert staged(place) == [] and failures(place, NAME) == []
 
 
+@pytest.mark.slow
 def test_dead_letters_of_a_crash_after_the_commit_come_with_the_next_run_once(place: OpenWarehouse) -> None:
     heard, letters = Heard(), Heard()
     Outboxed(place, heard, stream=PUTS_ASIDE, delivers=False).step(dirty(1))
@@ -91,6 +93,7 @@ def test_dead_letters_of_a_crash_after_the_commit_come_with_the_next_run_once(pl
     assert heard.ids == [1, 2] and told(letters) == [(1, expected(1)), (2, expected(2))]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_made_again_brings_no_dead_letter_again(place: OpenWarehouse) -> None:
     heard, letters = Heard(), Heard()
     run = Outboxed(place, heard, stream=PUTS_ASIDE, letters=letters)

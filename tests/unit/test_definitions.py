@@ -127,6 +127,7 @@ def test_a_rollback_brings_back_the_definition_of_its_checkpoint(place: OpenWare
     assert made.id == 3 and len(place.catalog.definitions.list(NAME)) == 1
 
 
+@pytest.mark.slow
 def test_a_fork_at_an_id_takes_the_definition_of_that_id(place: OpenWarehouse) -> None:
     run(place, OLD, 2)
     run(place, NEW)
@@ -155,6 +156,7 @@ def test_variables_and_operators_are_dropped_by_saying_so_and_come_again_empty(p
     assert again.state_rows == 6 + 5 + 5, "marks and others begin empty"
 
 
+@pytest.mark.slow
 def test_what_was_dropped_is_deleted_with_the_checkpoints_that_hold_it(place: OpenWarehouse) -> None:
     run(place, NEW, 2)
     run(place, OLD, 2, ["counts.marks", "counts.noted", "others"])
@@ -183,6 +185,7 @@ def test_to_drop_what_is_not_there_or_not_missing_is_an_error_of_usage(
         opened(place, OLD, drop)
 
 
+@pytest.mark.slow
 def test_a_killed_run_that_was_to_drop_has_dropped_nothing(place: OpenWarehouse) -> None:
     run(place, NEW)
     killed = opened(place, OLD, ["counts.marks", "counts.noted", "others"])

@@ -306,6 +306,7 @@ def of_deletions(root: Path) -> str:
     return finding["found"]
 
 
+@pytest.mark.slow
 def test_a_deletion_that_was_killed(root: Path) -> None:
     """With all rows written and the first of its objects about to go."""
     assert of_deletions(root) == "none under way"

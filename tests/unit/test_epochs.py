@@ -72,6 +72,7 @@ def restored(root: Path) -> Iterator[OpenWarehouse]:
         yield place
 
 
+@pytest.mark.slow
 def test_each_epoch_is_marked_and_only_the_newest_mark_stays(root: Path) -> None:
     with OpenWarehouse.writable(str(root)) as place:
         assert marks(place) == ["00000002"]
@@ -192,6 +193,7 @@ def test_stopped_while_it_goes_on_above_the_stores_epoch(
     assert marks(restored) == ["00000004"]
 
 
+@pytest.mark.slow
 def test_a_stream_without_checkpoints_in_the_backup(tmp_path: Path) -> None:
     root = tmp_path / "w"
     with OpenWarehouse.writable(str(root)) as place:
@@ -237,6 +239,7 @@ def test_two_catalogs_that_write_to_one_store(root: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [Unreachable("the store is away"), KeyboardInterrupt(), ObjectExists("it is there")])
+@pytest.mark.slow
 def test_an_epoch_without_a_mark_does_nothing(
     root: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +298,7 @@ def accepted(place: OpenWarehouse, stream: str) -> None:
     assert recover(place, stream, run=in_order, accept_loss=True).fenced
 
 
+@pytest.mark.slow
 def test_nothing_of_a_fork_that_the_backup_does_not_know_is_deleted(root: Path) -> None:
     """It shares objects with the stream it was made from, whose writer epochs the backup knows all of."""
     names, keep_one = forked(root), RetentionOptions.model_validate({"keep_last": 1})

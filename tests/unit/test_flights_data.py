@@ -72,6 +72,7 @@ def test_event_time_is_the_local_schedule_of_new_york_even_when_clocks_change(we
     assert (local == schedule).all()
 
 
+@pytest.mark.slow
 def test_modification_times_lie_within_a_week(weeks: Path) -> None:
     # Spark's file source forgets files that are a week (maxFileAge) older than the newest.
     times = [path.stat().st_mtime for path in weeks.iterdir()]

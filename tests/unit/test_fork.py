@@ -101,6 +101,7 @@ def test_a_fork_that_is_taken_back_behind_its_beginning_says_nothing_twice(place
     assert [s.checkpoint for s in ours.region.logged_steps()] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_what_the_parent_deletes_stays_for_the_fork(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW, "3")
     kept, before = names_of(place, NEW), stored(place)
@@ -117,6 +118,7 @@ def test_what_the_parent_deletes_stays_for_the_fork(place: OpenWarehouse) -> Non
     check_whole(place, NAME, NEW)
 
 
+@pytest.mark.slow
 def test_a_fork_becomes_independent_and_the_last_one_deletes(place: OpenWarehouse) -> None:
     fork(place, NAME, NEW, "4")
     delete_checkpoints(place, NAME, [1, 2, 3, 4])

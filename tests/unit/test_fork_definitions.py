@@ -89,6 +89,7 @@ def replace_output(stream: Stream) -> Any:
 # The command line
 
 
+@pytest.mark.slow
 def test_the_commands_say_where_a_fork_comes_from(place: OpenWarehouse, tmp_path: Path) -> None:
     options = ("--warehouse", tmp_path / "w")
     before = stored(place)

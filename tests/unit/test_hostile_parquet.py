@@ -41,6 +41,7 @@ def _written(texts: list[str]) -> bytes:
 
 
 @pytest.mark.parametrize("what", SAYS)
+@pytest.mark.slow
 def test_a_crafted_base_is_refused_before_it_is_decoded(what: str) -> None:
     data = crafted(TEXTS.rows)[what]
     assert len(data) < 20_000
@@ -104,6 +105,7 @@ def _zigzag(number: int) -> bytes:
     [lambda: ["x" * (FREE_BYTES + (20 << 20))], lambda: ["y" * 1500] * 100_000],
     ids=["one text", "a text in each row"],
 )
+@pytest.mark.slow
 def test_a_base_that_compresses_well_pays_for_what_it_becomes(texts: Callable[[], list[str]]) -> None:
     """Equal texts are real: the writer adds bytes until a reader may take the memory."""
     written = texts()

@@ -105,6 +105,7 @@ def test_a_forgotten_catalog_makes_no_new_one(root: Path, tmp_path: Path) -> Non
         assert place.catalog.checkpoints.last_id(NAME) == 2
 
 
+@pytest.mark.slow
 def test_objects_without_identity_and_a_catalog_without_streams(root: Path, tmp_path: Path) -> None:
     (root / "objects" / IDENTITY).unlink()
     for opened in (OpenWarehouse.writable, OpenWarehouse.existing):

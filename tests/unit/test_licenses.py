@@ -27,6 +27,7 @@ def test_what_binds_more_is_refused(said: str, parts: str) -> None:
     assert any("a-package" in each and "this licence is not accepted" in each for each in found)
 
 
+@pytest.mark.slow
 def test_what_is_needed_is_followed_through_others() -> None:
     needed = needed_by()
     assert needed["pyspark"] == {"engine"} and needed["py4j"] == {"engine"}, "what the engine needs is its alone"

@@ -88,6 +88,7 @@ OVERTAKEN = [
 
 
 @pytest.mark.parametrize(("line", "part", "call"), OVERTAKEN)
+@pytest.mark.slow
 def test_a_command_that_a_new_run_overtakes_ends_fenced_and_changes_nothing(
     line: str, part: type, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from tests.outbox_run import (
 # The order of things
 
 
+@pytest.mark.slow
 def test_output_leaves_after_the_commit_and_is_cleaned_up_when_the_run_ends(place: OpenWarehouse, heard: Heard) -> None:
     run = write(place, heard, 3)
     assert heard.ids == [1, 2, 3] and heard.inputs == inputs([1, 2, 3])
@@ -40,6 +41,7 @@ def test_output_leaves_after_the_commit_and_is_cleaned_up_when_the_run_ends(plac
     assert staged(place) == [] and place.catalog.outbox.list(NAME) == []
 
 
+@pytest.mark.slow
 def test_id_2_never_comes_with_other_rows_where_a_commit_failed(
     place: OpenWarehouse, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,6 +65,7 @@ def test_id_2_never_comes_with_other_rows_where_a_commit_failed(
     assert staged(place) == [], "what was staged for the commit that failed is an orphan"
 
 
+@pytest.mark.slow
 def test_a_crash_between_commit_and_delivery_is_made_up_for_from_what_is_staged(
     place: OpenWarehouse, heard: Heard
 ) -> None:
@@ -110,6 +113,7 @@ def test_several_steps_are_one_output_and_one_without_rows_is_delivered_too(plac
     assert heard.ids == [1, 2] and heard.inputs == inputs([1, 3]) and heard.calls[1][1] == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_input_has_no_output(place: OpenWarehouse, heard: Heard) -> None:
     """Seen: a rescale committed id 2 without the sink, and its rows came again as the next."""
     run = write(place, heard, 1)

@@ -60,6 +60,7 @@ def begin_anew(place: OpenWarehouse, run: Outboxed) -> None:
     roll_back(place, 0)
 
 
+@pytest.mark.slow
 def test_sinks_know_new_rows_by_new_ids_where_what_they_have_was_lost_for_good(
     place: OpenWarehouse, heard: Heard
 ) -> None:
@@ -152,6 +153,7 @@ def test_other_boundaries_under_an_id_that_was_delivered_are_refused(place: Open
     assert (place.catalog.checkpoints.last_id(NAME), heard.ids) == (3, [1, 2, 3])
 
 
+@pytest.mark.slow
 def test_staged_output_that_is_damaged_comes_again_of_the_same_input(place: OpenWarehouse, heard: Heard) -> None:
     """The stream goes back behind it, makes it again, and delivers it in its turn."""
     write(place, heard, 1)

@@ -97,6 +97,7 @@ def test_iceberg_4346_a_location_spelled_otherwise_makes_no_orphans(tmp_path: Pa
         assert not failures(place, NAME)
 
 
+@pytest.mark.slow
 def test_iceberg_4194_a_sweep_without_patience_loses_a_step_but_no_state(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def test_iceberg_4194_a_sweep_without_patience_loses_a_step_but_no_state(
     check_whole(place)
 
 
+@pytest.mark.slow
 def test_iceberg_4194_by_default_what_is_being_written_is_too_young_to_go(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ def test_iceberg_4194_by_default_what_is_being_written_is_too_young_to_go(
     check_whole(place)
 
 
+@pytest.mark.slow
 def test_slatedb_604_a_reader_keeps_what_a_compaction_replaced(place: OpenWarehouse) -> None:
     """There: a read held a snapshot with a table, a compaction replaced the table, and the collector, which asked only
     the newest manifest, deleted it under the reader.
@@ -169,6 +172,7 @@ def test_slatedb_604_a_finished_compaction_is_not_collected_before_it_is_recorde
     check_whole(place)
 
 
+@pytest.mark.slow
 def test_slatedb_352_and_1622_a_stalled_writer_finds_no_free_name_where_a_fence_was(place: OpenWarehouse) -> None:
     """There: a newer writer fenced an older one by taking its next log file's name; the collector deleted that file;
     the older writer woke up, could create it, and acknowledged a write that no recovery reads.

@@ -105,6 +105,7 @@ def test_a_savepoint_is_not_given_up_without_being_asked(place: OpenWarehouse) -
     assert recover(place, NAME, run=in_order, accept_loss=True).savepoints == ("precious",)
 
 
+@pytest.mark.slow
 def test_a_savepoint_that_is_set_under_the_fence_is_seen(place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule holds in the transaction that gives up."""
     manifest(place, CHECKPOINTS).unlink()
@@ -218,6 +219,7 @@ def test_what_completes_while_it_looks_is_not_lost(
     assert run.step(next(rows)) is not None
 
 
+@pytest.mark.slow
 def test_a_dry_run_beside_a_run_tells_only_of_what_it_has_looked_at(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +236,7 @@ def test_a_dry_run_beside_a_run_tells_only_of_what_it_has_looked_at(
     assert (done.checkpoint, done.given_up) == (5, (6,)) and place.catalog.checkpoints.last_id(NAME) > CHECKPOINTS
 
 
+@pytest.mark.slow
 def test_what_the_run_mends_while_it_looks_is_not_given_up(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:

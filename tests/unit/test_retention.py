@@ -136,6 +136,7 @@ def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(
         check_whole(place, kept)
 
 
+@pytest.mark.slow
 def test_without_a_rule_nothing_goes_but_what_was_deleted_before(
     place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_truncate() -> None:
     assert (again["kept"], again["deleted"], again["objects"]) == (done["kept"], [], 0)
 
 
+@pytest.mark.slow
 def test_deletions_lists_what_each_pass_took_away() -> None:
     assert siltstone("deletions", NAME, "--json").json == {"stream": NAME, "deletions": []}
     truncated = siltstone("truncate", NAME, "--keep-last", 3, "--json").json
@@ -136,6 +137,7 @@ def test_deletions_lists_what_each_pass_took_away() -> None:
     siltstone("deletions", "nosuch").failed(2, "no stream 'nosuch'")
 
 
+@pytest.mark.slow
 def test_truncate_for_people() -> None:
     siltstone("savepoint", NAME, "stable", "--at", 3)
     before = contents()
@@ -159,6 +161,7 @@ def test_truncate_for_people() -> None:
     assert visible() == [3, 5, 6]
 
 
+@pytest.mark.slow
 def test_rules_of_the_file_are_replaced_one_by_one(project: Path) -> None:
     with OpenWarehouse.existing("w") as place:
         place.catalog.streams.set_retention(NAME, None)
@@ -176,6 +179,7 @@ def test_rules_of_the_file_are_replaced_one_by_one(project: Path) -> None:
     assert [k["checkpoint"] for k in kept] == visible() == [3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_new_stream_keeps_so_much_until_it_is_told_otherwise(project: Path) -> None:
     default = {"keep_last": 100, "keep_hourly": 48, "keep_daily": 30}
     found = siltstone("retention", NAME, "--json").json

@@ -152,6 +152,7 @@ def test_what_a_new_run_fences_goes_at_once(place: OpenWarehouse) -> None:
     check_whole(place, *injected.strange, *injected.ahead[1:], injected.ahead[0])
 
 
+@pytest.mark.slow
 def test_marked_checkpoints_are_referred_to(place: OpenWarehouse) -> None:
     write(place)
     marked = delete_checkpoints(place, NAME, [1, 2]).marked

@@ -87,6 +87,7 @@ def test_from_one_kind_of_database_into_the_other(catalog_url: str, tmp_path: Pa
         assert catalog.checkpoints.last_id("flights") == 2, "what is there is left as it is"
 
 
+@pytest.mark.slow
 def test_while_a_run_writes_it_holds_one_moment(filled: Catalog, catalog_url: str, tmp_path: Path) -> None:
     """A checkpoint and its objects and steps are one transaction: a backup has all of them or none."""
     ended = threading.Event()

@@ -136,6 +136,7 @@ def test_streams_may_use_the_same_savepoint_names(flights: Catalog) -> None:
     assert [s.checkpoint for s in flights.savepoints.list("flights")] == [1]
 
 
+@pytest.mark.slow
 def test_a_savepoint_and_a_deletion_at_once_are_one_after_the_other(flights: Catalog, catalog_url: str) -> None:
     """Whichever has begun, the other waits for it, and then is refused."""
     add(flights, 3)

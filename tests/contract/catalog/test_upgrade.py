@@ -145,6 +145,7 @@ def test_there_must_be_a_catalog_and_none_that_is_newer(catalog_url: str, tmp_pa
 # Who is at work
 
 
+@pytest.mark.slow
 def test_a_run_that_may_live_is_waited_for_and_a_dead_one_fenced(catalog_url: str, tmp_path: Path) -> None:
     make_shape(catalog_url, "8595e15")
     child = os.fork()

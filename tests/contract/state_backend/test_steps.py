@@ -166,6 +166,7 @@ def test_changes_made_untracked_are_not_known(reopen: Open):
     assert told(table) == {3: 3}
 
 
+@pytest.mark.slow
 def test_scan_is_in_order_and_of_the_groups_asked_for(reopen: Open):
     state = reopen()
     table = state.tables["t"]
