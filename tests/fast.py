@@ -68,7 +68,7 @@ GUARD = Guard()
 def pytest_configure(config: pytest.Config) -> None:
     """Watch this process; fewer examples; no Java for the processes that tests start."""
     sys.addaudithook(GUARD.audit)
-    settings.register_profile("fast", deadline=None, print_blob=True, max_examples=20)
+    settings.register_profile("fast", deadline=None, print_blob=True, max_examples=10)
     settings.load_profile("fast")
     os.environ["JAVA_HOME"] = NO_JAVA
 
