@@ -4,35 +4,16 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.operator import OpaqueState, Rows, State
 from siltstone.restore.restore import read_manifests
 from siltstone.stream import Stream
 from tests import sums
 from tests.region_run import RegionRun
-from tests.sums import NAME, POLICY, Sums, stream_of
+from tests.sums import NAME, POLICY, Counted, stream_of
 
 CHECKPOINTS = 12
 IDS = [1, 2, 3, 4, 5, 8, 9]
 """some to delete: with bases of both operators among them, and two that wait"""
-
-
-class Tally(OpaqueState[int]):
-    """Bytes that every checkpoint holds whole."""
-
-
-class Counted(Sums):
-    """Counts calls by key group, too."""
-
-    calls = Tally(create=int, serialize=lambda n: n.to_bytes(8, "big"), deserialize=int.from_bytes)
-
-    def process(self, rows: Rows, state: State) -> None:
-        """Add, and count the call."""
-        super().process(rows, state)
-        for group in np.unique(rows.key_groups).tolist():
-            state.calls[group] += 1
 
 
 def stream(*names: str) -> Stream:

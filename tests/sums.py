@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from siltstone.chains.policies import PolicyOptions, policy_by_name
-from siltstone.operator import Operator, Rows, State, ValueState
+from siltstone.operator import OpaqueState, Operator, Rows, State, ValueState
 from siltstone.stream import Stream
 
 NAME = "sums"
@@ -22,6 +22,22 @@ class Sums(Operator):
         old = state.totals.get(rows.keys)["n"].fill_null(0).to_numpy()
         new = np.bincount(rows.key_index, weights=rows.table.column("n").to_numpy(), minlength=len(rows.keys))
         state.totals.put(rows.keys, {"n": old + new.astype(np.int64)})
+
+
+class Tally(OpaqueState[int]):
+    """Bytes that every checkpoint holds whole."""
+
+
+class Counted(Sums):
+    """Counts calls by key group, too."""
+
+    calls = Tally(create=int, serialize=lambda n: n.to_bytes(8, "big"), deserialize=int.from_bytes)
+
+    def process(self, rows: Rows, state: State) -> None:
+        """Add, and count the call."""
+        super().process(rows, state)
+        for group in np.unique(rows.key_groups).tolist():
+            state.calls[group] += 1
 
 
 def stream_of(*operators: Operator, max_parallelism: int = 4) -> Stream:

@@ -20,16 +20,15 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.format.index import field_bytes
 from siltstone.format.segment import Segment
-from siltstone.model import Form, KeyGroupRange, Kind
-from siltstone.restore.export import UnitTask, rebuild
-from siltstone.restore.plan_rules import plan_restore
-from siltstone.restore.restore import MemoryState, read_manifest, read_manifests
+from siltstone.model import Form, Kind
+from siltstone.restore.restore import MemoryState, read_manifest
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, run
 from streams import FLIGHTS
 from streams.flights import ALERT, UNKNOWN
 from streams.flights_data import SCHEMA, prepare
 from tests.examples import is_thorough
+from tests.fault.reference import restored
 from tests.oracle_flights import all_flights, check, expected
 
 WEEKS, AT_ONCE = (53, 8) if is_thorough() else (16, 4)
@@ -53,22 +52,6 @@ def some_weeks(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     return reader.parquet((directory / "taken").as_uri()).withColumn("tailnum", F.coalesce("tailnum", F.lit(UNKNOWN)))
 
 
-def restored(settings: Settings) -> dict[str, MemoryState]:
-    """Operator -> its state at the newest checkpoint, rebuilt from the store alone."""
-    with OpenWarehouse.existing(settings.warehouse) as place:
-        store, catalog = place.warehouse.store, place.catalog
-        newest = catalog.checkpoints.last_id(FLIGHTS.name)
-        # With what was materialized beside the run, which on a slow machine is some of it.
-        manifests = read_manifests(store, catalog.chains.list_manifests(FLIGHTS.name, newest))
-    states = {}
-    for op in FLIGHTS.operators:
-        handles = {id: [h for h in m.handles if h.operator == op.name] for id, m in manifests.items()}
-        whole = KeyGroupRange(0, FLIGHTS.max_parallelism)
-        (unit,) = plan_restore(handles, newest, FLIGHTS.max_parallelism, 1, whole).units
-        states[op.name] = rebuild(store, UnitTask(unit, manifests, newest, None))
-    return states
-
-
 def tables(states: dict[str, MemoryState]) -> dict[tuple[str, str], pa.Table]:
     return {
         (name, table): pa.concat_tables(rows for rows, _ in state.tables[table].scan(state.groups))
@@ -88,7 +71,8 @@ def test_flights_end_as_pandas_says(spark: SparkSession, tmp_path: Path) -> None
 
     wanted = expected(all_flights().head(begun.rows + ended.rows))
     assert begun.rows + ended.rows > ROWS_A_WEEK * WEEKS
-    states = restored(second)
+    with OpenWarehouse.existing(second.warehouse) as place:
+        states = restored(place, FLIGHTS, place.catalog.checkpoints.last_id(FLIGHTS.name))
     check(wanted, tables(states), states["aircraft"].opaque["delays"], FLIGHTS.max_parallelism)
     alerts = pq.read_table(tmp_path / "warehouse" / "sink" / "flights" / "aircraft")
     assert alerts.select(ALERT.names).cast(ALERT).sort_by("sequence").to_pylist() == wanted.alerts

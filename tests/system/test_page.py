@@ -7,7 +7,6 @@ from urllib.request import urlopen
 import pytest
 from sqlalchemy import URL, create_engine, text
 
-from tests.contract.conftest import postgres  # noqa: F401 (a fixture)
 from tests.dagster.page import served
 
 SENSORS = [f"flights__{each}" for each in ("new_checkpoints", "recover_failed", "sweep_recovered", "alerts")]
@@ -22,8 +21,7 @@ ASSETS = """{
 
 
 def test_the_page_shows_the_streams_of_the_repository_and_keeps_runs_in_postgresql(
-    tmp_path: Path,
-    postgres: URL,  # noqa: F811
+    tmp_path: Path, postgres: URL
 ) -> None:
     warehouse = tmp_path / "warehouse"
     url = postgres.set(drivername="postgresql", password="no-secret-of-anybody").render_as_string(hide_password=False)

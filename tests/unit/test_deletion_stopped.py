@@ -2,8 +2,6 @@
 
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -19,11 +17,9 @@ from siltstone.retention.deletion import delete_checkpoints
 from siltstone.store.filesystem import FilesystemStore
 from tests.deletion_cases import IDS, firsts, needed, write_checkpoints
 from tests.proofs import check_whole, failures
-from tests.stops import Stop, stop
+from tests.stops import Stop, killed_while_deleting, stop
 from tests.stored import stream_objects
 from tests.sums import NAME
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -115,35 +111,17 @@ def test_a_store_that_fails_leaves_it_to_the_next(place: OpenWarehouse, monkeypa
     check_whole(place, [6, 7, 10, 11, 12])
 
 
-KILLED = """
-import os, signal, sys
-from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.retention.deletion import delete_checkpoints
-from siltstone.store.filesystem import FilesystemStore
-
-root, deletes, stream, *ids = sys.argv[1:]
-delete, left = FilesystemStore.delete, int(deletes)
-
-def one_by_one(self, names):
-    global left
-    for name in names:
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-        delete(self, [name])
-
-FilesystemStore.delete = one_by_one
-with OpenWarehouse.existing(root) as place:
-    delete_checkpoints(place, stream, [int(id) for id in ids])
-"""
+DELETE = (
+    "from siltstone.retention.deletion import delete_checkpoints; "
+    "delete_checkpoints(place, stream, [int(id) for id in ids])"
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deletes", [0, 3])
 def test_killed_it_is_completed_by_the_next(place: OpenWarehouse, deletes: int) -> None:
-    arguments = [str(place.warehouse.local.root), str(deletes), NAME, *map(str, IDS)]
-    ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    ended = killed_while_deleting(DELETE, place.warehouse.local.root, deletes, NAME, *IDS)
+    assert ended == -signal.SIGKILL
     check_stopped(place)
     assert delete_checkpoints(place, NAME, IDS).deleted == (1, 2)
     check_whole(place, [6, 7, 10, 11, 12])

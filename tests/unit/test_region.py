@@ -18,7 +18,7 @@ from siltstone.changelog.upload_options import UploadOptions
 from siltstone.errors import CorruptObject, Fenced, StateError, UnknownCheckpoint, UsageError
 from siltstone.format.base import read_snapshot_values
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
-from siltstone.operator import OpaqueState, Rows, State
+from siltstone.operator import Rows, State
 from siltstone.restore.compare import compare, compare_tasks
 from siltstone.restore.export import (
     OPAQUE_SCHEMA,
@@ -37,7 +37,7 @@ from siltstone.run.working_state import locked
 from siltstone.stream import Stream
 from tests.proofs import failures, restored_digest
 from tests.region_run import RegionRun
-from tests.sums import Sums, stream_of
+from tests.sums import Counted, Sums, stream_of
 
 
 def stream(*names: str) -> Stream:
@@ -94,21 +94,6 @@ def test_steps_that_only_an_earlier_epoch_made_are_never_taken_over(place: OpenW
         for n in (1, 3, 4):
             undisturbed = run.step(rows(n))
     assert undisturbed is not None and completed.digest == undisturbed.digest
-
-
-class Tally(OpaqueState[int]):
-    """A user's own kind of opaque variable."""
-
-
-class Counted(Sums):
-    """Also counts calls, per key group."""
-
-    calls = Tally(create=int, serialize=lambda n: n.to_bytes(8, "big"), deserialize=int.from_bytes)
-
-    def process(self, rows: Rows, state: State) -> None:
-        super().process(rows, state)
-        for group in np.unique(rows.key_groups).tolist():
-            state.calls[group] += 1
 
 
 def test_a_snapshot_is_what_a_restore_rebuilds(place: OpenWarehouse) -> None:

@@ -3,8 +3,6 @@
 import itertools
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,10 +26,9 @@ from siltstone.store.paths import CheckpointPath
 from tests.orphans import Injected, check_whole, filesystem, inject, new_run, referenced, stored, write
 from tests.proofs import failures
 from tests.region_run import RegionRun
-from tests.stops import Stop, stop
+from tests.stops import Stop, killed_while_deleting, stop
 from tests.sums import NAME, rows
 
-ROOT = Path(__file__).parents[2]
 NO_GUARD = SweepOptions(age_guard=timedelta(0))
 
 
@@ -105,37 +102,13 @@ def test_stopped_at_the_catalog_it_is_completed_by_the_next(
     check_completed(place, injected)
 
 
-KILLED = """
-import os, signal, sys
-from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.retention.sweep import sweep
-from siltstone.store.filesystem import FilesystemStore
-
-root, deletes, stream = sys.argv[1:]
-delete, left = FilesystemStore.delete, int(deletes)
-
-def one_by_one(self, names):
-    global left
-    for name in names:
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
-        delete(self, [name])
-
-FilesystemStore.delete = one_by_one
-with OpenWarehouse.existing(root) as place:
-    sweep(place, stream)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("deletes", [0, 4])
 def test_killed_it_is_completed_by_the_next(place: OpenWarehouse, deletes: int) -> None:
     run = write(place)
     injected = inject(place)
-    arguments = [str(place.warehouse.local.root), str(deletes), NAME]
-    ended = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    sweep_it = "from siltstone.retention.sweep import sweep; sweep(place, stream)"
+    assert killed_while_deleting(sweep_it, place.warehouse.local.root, deletes, NAME) == -signal.SIGKILL
     assert len(injected.orphans - stored(place)) == deletes
     check_stopped(place, injected)
     check_completed(place, injected)
