@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 
 from siltstone.catalog import tables as t
+from siltstone.catalog.column_types import UtcTime
 from siltstone.catalog.engine import parse_url
 from siltstone.catalog.shapes import tables_made_by
 from siltstone.catalog.upgrade import run_migrations
@@ -69,7 +70,7 @@ def make_shape(catalog_url: str, commit: str) -> None:
     engine = engine_of(catalog_url)
     tables = _tables(set(SHAPES[commit]))
     if commit == "9f931e5":
-        tables.tables["materialization"].append_column(Column("expires_at", t.UtcTime, nullable=False))
+        tables.tables["materialization"].append_column(Column("expires_at", UtcTime, nullable=False))
     if commit in ("b6c1e66", "3c5218b"):
         of_checkpoint = ForeignKeyConstraint(["stream", "checkpoint"], ["checkpoint.stream", "checkpoint.id"])
         tables.tables["step"].append_constraint(of_checkpoint)

@@ -19,6 +19,7 @@ from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
 from siltstone.catalog.chains import read_firsts, read_materializations
 from siltstone.catalog.checkpoints import find_newest, unknown_checkpoint
+from siltstone.catalog.column_types import UtcTime
 from siltstone.catalog.leases import read_leases
 from siltstone.catalog.objects import ObjectKind, insert_objects
 from siltstone.catalog.streams import get_stream
@@ -162,7 +163,7 @@ class Materializations(CatalogPart):
     def get_last_completed(self, stream: str) -> dict[str, datetime]:
         """Return operator -> when its newest materialization was completed."""
         done = (_M.stream == stream) & _M.manifest.is_not(None)
-        query = select(_M.operator, func.max(_M.ended_at, type_=t.UtcTime())).where(done).group_by(_M.operator)
+        query = select(_M.operator, func.max(_M.ended_at, type_=UtcTime())).where(done).group_by(_M.operator)
         with self._transactions.reading() as connection:
             return {operator: ended for operator, ended in connection.execute(query)}
 

@@ -31,9 +31,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
+from siltstone.catalog.column_types import UtcTime
 from siltstone.catalog.engine import redacted_url
 from siltstone.catalog.packing import pack
-from siltstone.catalog.tables import REVISION_TABLE, UtcTime
+from siltstone.catalog.tables import REVISION_TABLE
 from siltstone.catalog.upgrade import run_migrations
 from siltstone.errors import UsageError
 

@@ -40,16 +40,12 @@ A change here needs a new file in `migrations/versions`, which is never edited o
 (tests/unit/test_revisions.py), and its number in `REVISION`.
 """
 
-import json
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    DateTime,
-    Dialect,
     Float,
     ForeignKey,
     ForeignKeyConstraint,
@@ -60,12 +56,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    TypeDecorator,
     text,
 )
 
-from siltstone.catalog.packing import pack, unpack
-from siltstone.times import as_utc
+from siltstone.catalog.column_types import Json, Packed, PackedJson, UtcTime
 
 REVISION = "0011"
 """the newest revision in `migrations/versions`"""
@@ -75,66 +69,6 @@ REVISION_TABLE = "siltstone_revision"
 """not Alembic's default, so that the database of another Alembic user is not mistaken for a catalog"""
 
 METADATA = MetaData()
-
-
-class UtcTime(TypeDecorator[datetime]):
-    """A time, stored and read in UTC; SQLite stores no zone, PostgreSQL returns the session's."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert to UTC."""
-        return None if value is None else as_utc(value)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert from UTC."""
-        return None if value is None else as_utc(value)
-
-
-class Json(TypeDecorator[dict[str, Any]]):
-    """A JSON object as plain text, the same in every database."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """Convert to text; NaN and infinity are not JSON and are refused."""
-        return None if value is None else json.dumps(value, allow_nan=False)
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, Any] | None:
-        """Convert from text."""
-        return None if value is None else json.loads(value)
-
-
-class Packed(TypeDecorator[str]):
-    """Compressed text (`packing`)."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
-        """Convert to bytes."""
-        return None if value is None else pack(value)
-
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> str | None:
-        """Convert from bytes."""
-        return None if value is None else unpack(value)
-
-
-class PackedJson(TypeDecorator[dict[str, Any]]):
-    """A compressed JSON object (`packing`)."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes | None:
-        """Convert to bytes; NaN and infinity are not JSON and are refused."""
-        return None if value is None else pack(json.dumps(value, allow_nan=False))
-
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> dict[str, Any] | None:
-        """Convert from bytes."""
-        return None if value is None else json.loads(unpack(value))
 
 
 def _of_checkpoint(column: str, *, primary_key: bool = False) -> tuple[Any, ...]:
