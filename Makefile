@@ -1,6 +1,6 @@
 # Every target makes its own virtual environment in .venv and installs what it needs, once; `make` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system test-thorough test-fast lint bench bench-policy fault fuzz licenses docs release ui screenshots clean
+.PHONY: help demo test test-system test-cluster test-thorough test-fast lint bench bench-policy fault fuzz licenses docs release ui screenshots clean
 
 BIN := .venv/bin
 
@@ -37,15 +37,20 @@ TEST = $(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) \
 	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 2
 
 SYSTEM := tests/system tests/user
+CLUSTER := tests/cluster
 
 test: $(READY)dev $(READY)gateway $(READY)classes ## the tests, and a table of the slowest
-	@$(TEST) $(SYSTEM:%=--ignore %)
+	@$(TEST) $(SYSTEM:%=--ignore %) --ignore $(CLUSTER)
 
 test-system: $(READY)dev $(READY)gateway $(READY)classes ## whole systems as users run them: the wheel, every block of README and guide, the page, runs that are stopped, killed, frozen or lose their machine, a few weeks of flights
 	@$(TEST) $(SYSTEM)
 
+# All tests share one cluster, and each has all its cores.
+test-cluster: $(READY)dev $(READY)gateway $(READY)classes ## streams on a Spark cluster whose workers share no disk, some of which die or freeze; needs root
+	@$(WITH_JAVA) $(WITH_GATEWAY) $(WITH_TMP) $(BIN)/python -m pytest --durations 20 $(CLUSTER)
+
 test-thorough: $(READY)dev $(READY)gateway $(READY)classes ## both with all examples: every bit of every stored object flipped (tests/unit/test_bit_flips.py), 2.5 times as many of hypothesis (tests/property and elsewhere), and the long forms of tests (marked thorough)
-	@$(TEST) --hypothesis-profile thorough
+	@$(TEST) --hypothesis-profile thorough --ignore $(CLUSTER)
 
 test-fast: $(READY)dev ## the tests that start no server and no JVM, with fewer examples: under a minute
 	@$(WITH_TMP) $(BIN)/python -m pytest -p tests.fast -n 3 --dist worksteal tests/unit tests/property tests/contract

@@ -23,8 +23,9 @@ os.environ.update(jvm.environment() | os.environ)
 register_profiles()
 
 
-SYSTEM = {"tests/system", "tests/user"}
-"""whole systems, each of some processes that are started, killed and started again: `make test-system`"""
+SYSTEM = {"tests/system", "tests/user", "tests/cluster"}
+"""whole systems, each of some processes that are started, killed and started again: `make test-system` and
+`make test-cluster`"""
 SERVED = {"spark": "jvm", "postgres": "server", "guarded": "server"}
 """fixtures that start a server or a JVM -> the mark of tests that use them, which `make test-fast` leaves out"""
 

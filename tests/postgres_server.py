@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,3 +37,15 @@ def postgres_server() -> Iterator[URL]:
     finally:
         server.cleanup()
         shutil.rmtree(directory)
+
+
+@contextmanager
+def new_schema(server: URL) -> Iterator[str]:
+    """Make an empty schema, and yield its URL; a database of its own would be copied from a template each time."""
+    name = f"test_{uuid.uuid4().hex}"
+    admin = create_engine(server, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE SCHEMA {name}"))
+        yield server.update_query_dict({"options": f"-csearch_path={name}"}).render_as_string(hide_password=False)
+        connection.execute(text(f"DROP SCHEMA {name} CASCADE"))
+    admin.dispose()

@@ -1,13 +1,12 @@
 """Servers and places that the contract suites run against: real ones, made for the run."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import URL, create_engine, text
+from sqlalchemy import URL
 
-from tests.postgres_server import postgres_server
+from tests.postgres_server import new_schema, postgres_server
 
 
 @pytest.fixture(scope="session")
@@ -23,13 +22,5 @@ def catalog_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/catalog.db"
         return
-    server: URL = request.getfixturevalue("postgres")
-    # A schema of its own: a database of its own would be copied from a template for each test.
-    name = f"test_{uuid.uuid4().hex}"
-    admin = create_engine(server, isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE SCHEMA {name}"))
-        url = server.update_query_dict({"options": f"-csearch_path={name}"})
-        yield url.render_as_string(hide_password=False)
-        connection.execute(text(f"DROP SCHEMA {name} CASCADE"))
-    admin.dispose()
+    with new_schema(request.getfixturevalue("postgres")) as url:
+        yield url
