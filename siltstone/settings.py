@@ -117,6 +117,10 @@ class Settings(BaseSettings):
     )
     master: str = Field(default="local[*]", description="Spark master URL, or sc://HOST[:PORT] of Spark Connect")
     spark: dict[str, str] = Field(default={}, repr=False, description="further Spark settings")
+    placement: bool | None = Field(
+        default=None,
+        description="whether each subtask stays on the executor that has its state; default unless the master is local",
+    )
     parallelism: int | None = Field(default=None, ge=1, description="subtasks per operator; default Spark's own")
     backend: Literal["heap"] = Field(default="heap", description="working state backend")
     checkpoint_steps: int = Field(default=1, ge=1, description="micro-batches per checkpoint")

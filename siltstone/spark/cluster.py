@@ -1,19 +1,12 @@
 """Refuse settings that would lose rows or state if a stream's tasks run on machines that share no disk."""
 
-import re
 from typing import Any
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.sinks.parquet import ParquetSink
+from siltstone.spark.masters import is_local
 from siltstone.stream import Stream
-
-_LOCAL = re.compile(r"local(\[.*\])?")
-
-
-def is_local(master: str) -> bool:
-    """Whether all tasks of a master run in this process: `local` or `local[N]`, but not `local-cluster[...]`."""
-    return _LOCAL.fullmatch(master) is not None
 
 
 def check_cluster(spark: Any, stream: Stream, warehouse: OpenWarehouse) -> None:

@@ -34,6 +34,7 @@ from siltstone.run.task import StepTask
 from siltstone.spark.delivery import deliverers
 from siltstone.spark.failures import explain
 from siltstone.spark.logged import rerun_batch
+from siltstone.spark.placement import placement_of
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, start_offsets
 from siltstone.spark.source_log import SourceLog, span
 from siltstone.spark.step import StepRun, run_empty, run_operators
@@ -51,6 +52,7 @@ class StreamRunner:
         region: the run's consistent region, open.
         max_steps: the most steps to run; then `enough` is set.
         on_checkpoint: called with each completed checkpoint.
+        placement: whether each subtask stays on the executor that has its state; None for all masters but local ones.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class StreamRunner:
         *,
         max_steps: int | None = None,
         on_checkpoint: Callable[[Completed], None] = lambda _: None,
+        placement: bool | None = None,
     ) -> None:
         self.spark = spark
         self.region = region
@@ -73,6 +76,7 @@ class StreamRunner:
         """the fields that log events carry where the run began; Spark calls the runner in a thread of its own"""
         self._steps_left = max_steps
         self._on_checkpoint = on_checkpoint
+        self._placement = placement_of(spark, region.stream.name, placement)
         self._sources: list[Step] = []
         """the input log since the last checkpoint"""
         stream = region.stream
@@ -176,7 +180,7 @@ class StreamRunner:
         with self._processing():
             tasks = region.begin_step(ends=ends, offsets=span(self._before, step))
             self._before = step
-            done = run_operators(region.stream, rows, tasks)
+            done = run_operators(region.stream, rows, tasks, self._placement)
             done.unpersist()
             for name, received in done.received.items():
                 region.acknowledge(name, received)
@@ -224,16 +228,17 @@ class StreamRunner:
 
     def step_without_input(
         self,
-        run: Callable[[SparkSession, Mapping[str, StepTask]], StepRun] = run_empty,
+        run: Callable[[SparkSession, Mapping[str, StepTask]], StepRun] | None = None,
         changed: Callable[[StepRun], Mapping[str, Any]] = lambda _: {},
     ) -> Completed:
         """Run a step that takes no input and ends in a checkpoint.
 
         Args:
-            run: runs the tasks of its operators.
+            run: runs the tasks of its operators; None gives them no rows.
             changed: called with their acknowledgements before the checkpoint is committed. Its result is recorded with
                 the checkpoint (see `ConsistentRegion.complete`); if it raises, there is no checkpoint.
         """
+        run = run or partial(run_empty, placement=self._placement)
         with self._processing():
             done = run(self.spark, self.region.begin_step(ends=True))
             for name, received in done.received.items():

@@ -38,6 +38,8 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     # A subtask's working state has one owner, so a second attempt at the same time gains nothing.
     "spark.speculation": "false",
+    # A subtask runs where its state is (`spark.placement`), not where most of its rows come from.
+    "spark.shuffle.reduceLocality.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
     "spark.sql.session.timeZone": "UTC",
     # How often a waiting stream polls its source: Spark's default of 10 ms lists a directory or bucket all the time.

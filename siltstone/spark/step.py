@@ -17,6 +17,7 @@ from siltstone.run.processing import ACKNOWLEDGEMENT, HASH, combine, internal_na
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
 from siltstone.spark.executor import freeze_imports
+from siltstone.spark.placement import SUBTASK, Placement
 from siltstone.spark.types import spark_type
 from siltstone.stream import Stream
 
@@ -45,8 +46,13 @@ class StepRun:
             frame.unpersist()
 
 
-def run_operators(stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask]) -> StepRun:
+def run_operators(
+    stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask], placement: Placement | None = None
+) -> StepRun:
     """Run one step of every operator, each after the one it reads.
+
+    Args:
+        placement: keeps each subtask on the executor that has its state; None leaves it to Spark.
 
     Raises:
         SiltstoneError: the error of a subtask.
@@ -57,17 +63,14 @@ def run_operators(stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask]
     shared = sum(op.reads == SOURCE for op in stream.operators) > 1
     if shared:
         rows = rows.persist()
-    run = StepRun(outputs={SOURCE: rows})
+    run, placed = StepRun(outputs={SOURCE: rows}), _placed(placement, tasks)
     try:
         for operator in stream.topological():
             task = tasks[operator.name]
-            frame = step_frame(run.outputs[operator.reads], task)
+            frame, received = _run_operator(run.outputs[operator.reads], task, placed)
+            run.received[operator.name] = received
             if task.hands_on:
-                # Its job must not run twice, for the acknowledgements and for the operator that reads the output.
-                frame = frame.persist()
                 run.cached.append(frame)
-            received = run.received[operator.name] = acknowledgements(frame, task)
-            if task.hands_on:
                 run.outputs[operator.name] = output_rows(frame, received)
     finally:
         if shared:
@@ -75,13 +78,43 @@ def run_operators(stream: Stream, rows: DataFrame, tasks: Mapping[str, StepTask]
     return run
 
 
-def run_empty(spark: SparkSession, tasks: Mapping[str, StepTask]) -> StepRun:
-    """Run one step of every operator without rows."""
-    return StepRun({name: acknowledgements(empty_step_frame(spark, task), task) for name, task in tasks.items()})
+def _run_operator(rows: DataFrame, task: StepTask, placed: DataFrame | None) -> tuple[DataFrame, list[Acknowledgement]]:
+    """Run the step of one operator; return its frame, persisted if another operator reads it, and what it answered."""
+    frame = step_frame(rows, task, placed)
+    if task.hands_on:
+        # Its job must not run twice, for the acknowledgements and for the operator that reads the output.
+        frame = frame.persist()
+    received = _answers(frame, task)
+    if not received:
+        # Spark's optimizer saw that there are no rows, and left the tasks out.
+        frame.unpersist()
+        frame = empty_step_frame(rows.sparkSession, task, placed)
+        frame = frame.persist() if task.hands_on else frame
+        received = _answers(frame, task)
+    return frame, _check_complete(received, task)
 
 
-def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
+def run_empty(spark: SparkSession, tasks: Mapping[str, StepTask], placement: Placement | None = None) -> StepRun:
+    """Run one step of every operator without rows; `placement` as in `run_operators`."""
+    placed = _placed(placement, tasks)
+    return StepRun(
+        {name: acknowledgements(empty_step_frame(spark, task, placed), task) for name, task in tasks.items()}
+    )
+
+
+def _placed(placement: Placement | None, tasks: Mapping[str, StepTask]) -> DataFrame | None:
+    """The frame of a placement for one step. Subtasks may move if the newest checkpoint has all their state."""
+    if placement is None or not tasks:
+        return None
+    (parallelism,) = {task.parallelism for task in tasks.values()}
+    return placement.frame(parallelism, movable=all(t.base_step == t.restore.step for t in tasks.values()))
+
+
+def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
     """Make the frame of one step: its rows are the operator's output and one acknowledgement per subtask.
+
+    Args:
+        placed: the frame of a placement, which decides on which executors the tasks run; None leaves it to Spark.
 
     Raises:
         UsageError: `rows` lacks a column that the operator reads.
@@ -91,6 +124,10 @@ def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
     group = f"pmod(xxhash64({names}), {task.max_parallelism}L)"
     subtask = F.expr(f"cast(({group} * {task.parallelism}L) div {task.max_parallelism}L as int)")
     shuffled = keyed.repartitionById(task.parallelism, subtask)
+    if placed is not None:
+        # An outer join: no row depends on it, and no column of it is used.
+        there = placed.hint("shuffle_hash")
+        shuffled = shuffled.join(there, subtask == there[SUBTASK], "left").select(*map(_quote, keyed.columns))
     if task.operator.order_by:
         shuffled = shuffled.sortWithinPartitions(*map(_quote, task.operator.order_by))
     # Hashing again costs less than sending the hash through the shuffle.
@@ -98,8 +135,8 @@ def step_frame(rows: DataFrame, task: StepTask) -> DataFrame:
     return hashed.mapInArrow(_in_partition(task), from_arrow_schema(step_schema(task.operator)))
 
 
-def empty_step_frame(spark: SparkSession, task: StepTask) -> DataFrame:
-    """Make the frame of a step without rows: one empty task per subtask."""
+def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
+    """Make the frame of a step without rows: one empty task per subtask; `placed` as in `step_frame`."""
     in_partition = _in_partition(task)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -107,7 +144,7 @@ def empty_step_frame(spark: SparkSession, task: StepTask) -> DataFrame:
             pass  # Spark does not reuse a worker that stops before the end of its input
         yield from in_partition(iter(()))
 
-    subtasks = spark.range(0, task.parallelism, 1, task.parallelism)
+    subtasks = spark.range(0, task.parallelism, 1, task.parallelism) if placed is None else placed
     return subtasks.mapInArrow(run, from_arrow_schema(step_schema(task.operator)))
 
 
@@ -118,6 +155,10 @@ def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
         SiltstoneError: the error of a subtask.
         StateError: a subtask did not answer.
     """
+    return _check_complete(_answers(frame, task), task)
+
+
+def _answers(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
     if task.operator.output is not None:
         frame = frame.where(F.col(ACKNOWLEDGEMENT).isNotNull()).select(ACKNOWLEDGEMENT)
     frame.sparkSession.addTag(_tag(task))
@@ -127,6 +168,10 @@ def acknowledgements(frame: DataFrame, task: StepTask) -> list[Acknowledgement]:
         frame.sparkSession.removeTag(_tag(task))
     for acknowledgement in received:
         acknowledgement.raise_failure()
+    return received
+
+
+def _check_complete(received: list[Acknowledgement], task: StepTask) -> list[Acknowledgement]:
     missing = set(range(task.parallelism)) - {a.subtask for a in received}
     if missing:
         raise StateError(f"operator {task.operator.name}: no answer of subtasks {sorted(missing)} in step {task.step}")

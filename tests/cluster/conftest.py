@@ -2,7 +2,8 @@
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
-from siltstone.spark.operations import RunRequest, RunResult, run
+from siltstone.spark.operations import RunRequest, RunResult, run, write_stream
+from siltstone.spark.runner import UNTIL_PROCESSED
 from siltstone.spark.session import spark_session
 from siltstone.stream import Stream
 from tests.cluster.cluster import Cluster, find_obstacle, wait_until
 from tests.cluster.executors import executor_hosts
-from tests.cluster.streams import Delivered, cluster_stream, read_calls
+from tests.cluster.streams import Delivered, cluster_stream, hold, read_calls, read_shared, release_all
 from tests.contract.conftest import postgres
 from tests.fault.reference import small
 from tests.fault.small_stream import purchases
@@ -82,6 +84,20 @@ class ClusterRun:
         """Run some micro-batches; `options` are further settings."""
         return run(self.settings.model_copy(update=options), self.stream, RunRequest(batches))
 
+    @contextmanager
+    def held_run(self, batches: int, file: int) -> Iterator[None]:
+        """Run some micro-batches; the block begins when both subtasks of `accounts` are in the middle of the step with
+        this input file, they go on after it, and then the run is awaited."""
+        hold(self.shared, file).touch()
+        rows = read_shared(self.spark, {}, self.shared, self.tables)
+        running = write_stream(self.settings, self.stream, rows, RunRequest(batches), UNTIL_PROCESSED)
+        try:
+            wait_until(lambda: sum(call["file"] == file for call in read_calls(self.shared)) == 2, "both subtasks")
+            yield
+        finally:
+            release_all(self.shared)
+            running.await_termination()
+
     def check(self, steps: int) -> None:
         """Compare digests and the sink's rows with those of the undisturbed run after some steps."""
         with OpenWarehouse.existing(self.settings.warehouse, self.settings.catalog) as place:
@@ -93,6 +109,10 @@ class ClusterRun:
         assert step_of[found[-1].id] == steps
         rows = [table.sort_by("sequence") for table in small().written[: files[-1]]]
         assert self.sink.all().equals(pa.concat_tables(rows))
+
+    def await_executors(self, hosts: Collection[str]) -> None:
+        """Wait until the session has an executor on each of these hosts and no other."""
+        wait_until(lambda: executor_hosts(self.spark) == sorted(hosts), f"executors on {hosts}")
 
     @property
     def restores(self) -> int:
@@ -117,7 +137,6 @@ def cluster_run(
     """A stream with a new warehouse, on a cluster of two living workers."""
     for host in {*HOSTS} - {worker.host for worker in cluster.workers}:
         cluster.add_worker(host)
-    wait_until(lambda: executor_hosts(cluster_spark) == sorted(HOSTS), "an executor on each worker")
     monkeypatch.setenv("XDG_STATE_HOME", str(cluster.private / "home" / "state"))
     shared = cluster.shared / uuid.uuid4().hex
     shared.mkdir()
@@ -129,6 +148,7 @@ def cluster_run(
             parallelism=2,
         )
         made = ClusterRun(cluster, cluster_spark, settings, shared)
+        made.await_executors(HOSTS)
         acknowledge = ConsistentRegion.acknowledge
 
         def observed(region: ConsistentRegion, operator: str, received: Sequence[Acknowledgement]) -> None:

@@ -1,48 +1,40 @@
 """A worker that dies or freezes in the middle of a step costs time, and nothing else."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-
 from siltstone.spark.operations import verify
-from tests.cluster.cluster import Worker, wait_until
+from tests.cluster.cluster import wait_until
 from tests.cluster.conftest import ClusterRun
-from tests.cluster.executors import executor_hosts
 from tests.cluster.streams import hold, read_calls
 
 HELD = 2
 """the input file at which tasks are held, until the worker is lost"""
 
 
-def _run_and_lose(run: ClusterRun, batches: int, worker: Worker, lose: Callable[[Worker], None]) -> None:
-    """Run; lose a worker once both subtasks of `accounts` are in the middle of a step, and let the other one go on."""
-
-    def act() -> None:
-        try:
-            wait_until(lambda: sum(call["file"] == HELD for call in read_calls(run.shared)) == 2, "both subtasks")
-            lose(worker)
-            wait_until(lambda: worker.host not in executor_hosts(run.spark), "the loss of the executor")
-        finally:
-            hold(run.shared, HELD).unlink()
-
-    hold(run.shared, HELD).touch()
-    with ThreadPoolExecutor(1) as pool:
-        losing = pool.submit(act)
-        run.run(batches)
-        losing.result()
-
-
-def test_a_worker_is_killed_in_the_middle_of_a_step(cluster_run: ClusterRun) -> None:
-    worker = cluster_run.cluster.workers[0]
-    _run_and_lose(cluster_run, 4, worker, cluster_run.cluster.remove)
-    assert worker not in cluster_run.cluster.workers
-    cluster_run.check(steps=4)
+def test_a_worker_is_killed_in_the_middle_of_a_step_and_a_new_one_takes_its_part(cluster_run: ClusterRun) -> None:
+    """The survivor does the step. After the first checkpoint since the new worker came, it has a subtask of its own."""
+    cluster, (lost, left) = cluster_run.cluster, cluster_run.cluster.workers
+    shared, alone = cluster_run.shared, hold(cluster_run.shared, HELD + 1)
+    alone.touch()
+    with cluster_run.held_run(6, HELD):
+        cluster.remove(lost)
+        cluster_run.await_executors([left.host])
+        hold(shared, HELD).unlink()
+        wait_until(lambda: any(call["file"] == HELD + 1 for call in read_calls(shared)), "the next step")
+        cluster.add_worker(lost.host)
+        cluster_run.await_executors([left.host, lost.host])
+        alone.unlink()
+    cluster_run.check(steps=6)
+    machines = [{call["machine"] for call in read_calls(shared) if call["file"] == n} for n in range(6)]
+    assert [len(machines[n]) for n in (0, 1, 2, 4, 5)] == [2] * 5
+    assert cluster_run.moves() == 2, "the lost subtask to the survivor, and one to the new worker"
 
 
 def test_a_worker_is_frozen_past_the_heartbeat_and_woken_again(cluster_run: ClusterRun) -> None:
     """What it was about to write when it froze, it writes when it wakes; nothing leads there."""
-    worker = cluster_run.cluster.workers[1]
-    _run_and_lose(cluster_run, 4, worker, Worker.freeze)
-    worker.wake()
+    frozen, left = cluster_run.cluster.workers
+    with cluster_run.held_run(4, HELD):
+        frozen.freeze()
+        cluster_run.await_executors([left.host])
+    frozen.wake()
     cluster_run.run(2)
     cluster_run.check(steps=6)
     proven = verify(cluster_run.settings, cluster_run.stream.name, every=True)

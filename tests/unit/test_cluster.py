@@ -11,7 +11,8 @@ import pytest
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.sinks.parquet import ParquetSink
-from siltstone.spark.cluster import check_cluster, is_local
+from siltstone.spark.cluster import check_cluster
+from siltstone.spark.masters import is_local
 from tests.outbox_run import SINK, STREAM
 
 FUNCTION = replace(STREAM, sinks={SINK: lambda rows, checkpoint: None})

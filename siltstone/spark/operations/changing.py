@@ -64,7 +64,7 @@ def take_over(
     try:
         _check_log(warehouse.catalog, stream.name)
         with bind_fields(stream=stream.name, epoch=region.epoch):
-            yield StreamRunner(spark, region)
+            yield StreamRunner(spark, region, placement=settings.placement)
         outcome = "done"
     except Fenced:
         outcome = "fenced"

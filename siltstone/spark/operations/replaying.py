@@ -22,6 +22,7 @@ from siltstone.run.task import DeadLetterOrder, RestorePoint, StepTask, identiti
 from siltstone.settings import Settings
 from siltstone.spark.failures import explain
 from siltstone.spark.logged import rerun_batch
+from siltstone.spark.placement import Placement, placement_of
 from siltstone.spark.queries import paths_in_urls
 from siltstone.spark.session import cores, needs_spark, spark_session
 from siltstone.spark.source_log import SourceLog
@@ -130,6 +131,7 @@ class _Replay:
         self._gathered = StepReports()
         self._log = SourceLog(scratch / "spark", warehouse_paths)
         self._points = points
+        self._placement: Placement | None = None
         self._version = max(point.step for point in points.values())
 
     @property
@@ -140,9 +142,11 @@ class _Replay:
     def all(self, spark: SparkSession, source: DataFrame) -> ReplayResult:
         """Run every step, and compare at every recorded checkpoint."""
         start = time.perf_counter()
+        # Its state is in no checkpoint, so it must not move; a run of the stream may place its own at the same time.
+        self._placement = placement_of(spark, f"replay/{self.stream.name}", self.settings.placement)
         plan = self.plan
         if plan.since or not plan.steps:
-            self._take(run_empty(spark, self._tasks()))
+            self._take(run_empty(spark, self._tasks(), self._placement))
         self._compare(0)
         self._log.prepare(plan.position)
         for done, step in enumerate(plan.steps, 1):
@@ -176,7 +180,7 @@ class _Replay:
             raise StateError(f"{where} stopped the replay: {explain(error, 'replay it')}") from error
 
     def _run(self, rows: DataFrame) -> None:
-        done = run_operators(self.stream, rows, self._tasks())
+        done = run_operators(self.stream, rows, self._tasks(), self._placement)
         self._take(done)
         done.unpersist()
 

@@ -290,7 +290,13 @@ def _run_epoch(
 
     outcome = "failed"
     try:
-        runner = StreamRunner(spark, region, max_steps=request.batches, on_checkpoint=note_checkpoint)
+        runner = StreamRunner(
+            spark,
+            region,
+            max_steps=request.batches,
+            on_checkpoint=note_checkpoint,
+            placement=settings.placement,
+        )
         background.start()
         yield runner
         if runner.failure is None:

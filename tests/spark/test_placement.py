@@ -1,0 +1,104 @@
+"""The plan of a placed step, and sessions in which subtasks cannot be placed."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.run.region import ConsistentRegion
+from siltstone.spark import placement
+from siltstone.spark.operations import RunRequest, open_region, run
+from siltstone.spark.placement import Placement, placement_of
+from siltstone.spark.step import run_operators, step_frame
+from siltstone.stream import Stream
+from tests.fault.reference import small
+from tests.fault.small_stream import PURCHASE, SCHEMA, SMALL, purchases
+from tests.spark_runs import at, digests
+from tests.spark_streams import COUNTS, LITTLE, STEPS
+
+SUBTASKS = 3
+KINDS = {"plain": COUNTS, "accounts": SMALL, "daily": SMALL, "places": SMALL}
+"""kind of operator -> the stream that has it: of `SMALL`, one is ordered, one combines rows before the shuffle, and one
+reads another operator"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    with OpenWarehouse.writable(str(tmp_path / "w")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def placed(spark: SparkSession) -> DataFrame:
+    return Placement(spark).frame(SUBTASKS, movable=True)
+
+
+def opened(stream: Stream, place: OpenWarehouse) -> ConsistentRegion:
+    return open_region(at(place.warehouse.local.root, parallelism=SUBTASKS), stream, place, {}, SUBTASKS)
+
+
+def rows_of(spark: SparkSession, kind: str, some: bool) -> DataFrame:
+    """Rows that an operator of this kind reads."""
+    if kind == "plain":
+        table, schema = STEPS[0], STEPS[0].schema
+    else:
+        table, schema = purchases()[0], SCHEMA if kind != "places" else PURCHASE
+        table = table.append_column("spent", table["amount"]).select(schema.names).cast(schema)
+    return spark.createDataFrame(table.to_pandas().iloc[: None if some else 0], from_arrow_schema(schema))
+
+
+def exchanges(plan: Any) -> int:
+    """How many exchanges a step runs; what is persisted is a leaf of its plan."""
+    children = [plan.children().apply(n) for n in range(plan.children().size())]
+    return plan.nodeName().endswith("Exchange") + sum(map(exchanges, children))
+
+
+@pytest.mark.parametrize("some", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_placed_step_has_one_exchange_and_a_task_per_subtask(
+    spark: SparkSession, place: OpenWarehouse, placed: DataFrame, kind: str, some: bool
+) -> None:
+    name = "counts" if kind == "plain" else kind
+    task = opened(KINDS[kind], place).begin_step()[name]
+    rows = rows_of(spark, kind, some)
+    for frame in (step_frame(rows, task, placed), step_frame(rows, task)):
+        assert exchanges(frame._jdf.queryExecution().executedPlan()) == 1
+        assert frame.rdd.getNumPartitions() == SUBTASKS
+
+
+@pytest.mark.parametrize("chosen", [True, None])
+def test_each_subtask_answers_if_spark_sees_that_there_are_no_rows(
+    spark: SparkSession, place: OpenWarehouse, chosen: bool | None
+) -> None:
+    """Spark's optimizer then drops the shuffle, and with it the tasks. Seen: "no answer of subtasks [0, 1, 2]"."""
+    region = opened(SMALL, place)
+    rows = rows_of(spark, "accounts", some=True).where("false")
+    done = run_operators(SMALL, rows, region.begin_step(), placement_of(spark, SMALL.name, chosen))
+    answered = {name: sorted(each.subtask for each in received) for name, received in done.received.items()}
+    assert answered == {name: [*range(SUBTASKS)] for name in ("accounts", "daily", "places")}
+    assert done.outputs["accounts"].count() == 0
+    done.unpersist()
+
+
+def test_placed_steps_come_to_the_same_state(spark: SparkSession, tmp_path: Path) -> None:
+    settings = at(tmp_path / "w", placement=True, checkpoint_steps=2)
+    run(settings, LITTLE, RunRequest(batches=3))
+    assert list(digests(settings, "little").values()) == [small().digests[1], small().digests[2]]
+
+
+def test_a_session_whose_settings_are_fixed_is_warned_of_once(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(placement, "REDUCE_LOCALITY", "spark.shuffle.setting.that.this.session.lacks")
+    with caplog.at_level(logging.WARNING, "siltstone"):
+        assert [placement_of(spark, "fixed", chosen=True) for _ in range(2)] == [None, None]
+    assert len(caplog.messages) == 1 and "start Spark with spark.shuffle.setting" in caplog.messages[0]
+
+
+def test_subtasks_are_not_placed_on_one_machine_unless_it_is_asked(spark: SparkSession) -> None:
+    assert placement_of(spark, "local") is None and placement_of(spark, "local", chosen=True) is not None
