@@ -21,6 +21,7 @@ from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask, identity
 from siltstone.state.backend import SubtaskState
 from siltstone.state.backends.named import backend
+from siltstone.store.paths import LocalLayout
 from siltstone.store.private import make_private_directory
 
 LOCK_WAIT_S = 60.0
@@ -149,6 +150,16 @@ def _take_over(task: StepTask, subtask: int, directory: Path) -> None:
                 with suppress(FileNotFoundError):
                     os.rename(old, directory)
             return
+
+
+def remove_older_epochs(local: LocalLayout, stream: str, oldest: int) -> None:
+    """Remove the working files, on this machine, of a stream's epochs before `oldest`.
+
+    No run goes on from them. A process of such an epoch that still runs has been fenced, and loses nothing that counts.
+    """
+    for directory in local.work(stream, oldest).parent.glob("*"):
+        if directory.name.isdigit() and int(directory.name) < oldest:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from siltstone.sinks.parquet import ParquetSink
 from siltstone.spark.masters import is_local
 from siltstone.stream import Stream
 
+CACHED_IDLE = "spark.dynamicAllocation.cachedExecutorIdleTimeout"
+
 
 def check_cluster(spark: Any, stream: Stream, warehouse: OpenWarehouse) -> None:
     """Check that all machines of the session's master can use a stream's sinks and catalog.
@@ -16,8 +18,8 @@ def check_cluster(spark: Any, stream: Stream, warehouse: OpenWarehouse) -> None:
         spark: a session with its driver in this process; a Spark Connect session runs no stream and is not checked.
 
     Raises:
-        UsageError: a sink writes to one machine, the catalog is a local file, or two attempts of a task may run at
-            once; nothing was changed.
+        UsageError: a sink writes to one machine, the catalog is a local file, two attempts of a task may run at once,
+            or executors that have state count as idle; nothing was changed.
     """
     master = spark.sparkContext.master
     if is_local(master):
@@ -36,7 +38,16 @@ def check_cluster(spark: Any, stream: Stream, warehouse: OpenWarehouse) -> None:
             "Name a database (--catalog postgresql://USER:PASSWORD@HOST/DATABASE), or run on a local master "
             "(--master 'local[*]')"
         )
-    if spark.conf.get("spark.speculation", "false").lower() == "true":
+    if _is_on(spark, "spark.speculation"):
         raise UsageError(
             f"{where}: with spark.speculation two of them may run one subtask at once: set spark.speculation to false"
         )
+    if _is_on(spark, "spark.dynamicAllocation.enabled") and spark.conf.get(CACHED_IDLE, ""):
+        raise UsageError(
+            f"{where}: {CACHED_IDLE} would remove executors that have state between two micro-batches, which then "
+            f"restore all of it: leave {CACHED_IDLE} unset, or set spark.dynamicAllocation.enabled to false"
+        )
+
+
+def _is_on(spark: Any, setting: str) -> bool:
+    return spark.conf.get(setting, "false").lower() == "true"

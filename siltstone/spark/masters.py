@@ -5,6 +5,6 @@ import re
 _LOCAL = re.compile(r"local(\[.*\])?")
 
 
-def is_local(master: str) -> bool:
+def is_local(master: str | None) -> bool:
     """Whether all tasks of a master run in this process: `local` or `local[N]`, but not `local-cluster[...]`."""
-    return _LOCAL.fullmatch(master) is not None
+    return master is not None and _LOCAL.fullmatch(master) is not None

@@ -11,7 +11,6 @@ In the user's own query:
 or, for a stream definition with a source of its own, `sources.open_source` and `run_stream`.
 """
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +30,7 @@ from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, Us
 from siltstone.log import bind_fields, get_logger
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
+from siltstone.run.working_state import remove_older_epochs
 from siltstone.spark.delivery import deliverers
 from siltstone.spark.failures import explain
 from siltstone.spark.logged import rerun_batch
@@ -92,7 +92,7 @@ class StreamRunner:
         warehouse = region.warehouse
         self._sinks = deliverers(spark, stream, warehouse.store_url, warehouse.local.sink(stream.name))
         self._deliver()
-        remove_old_work(region)
+        remove_older_epochs(warehouse.local, stream.name, region.oldest_epoch or region.epoch)
 
     @property
     def checkpoint_location(self) -> str:
@@ -288,13 +288,6 @@ class StreamRunner:
         """Refuse to go on after a failure: only a new run can tell what the failed step left behind."""
         if self.failure is not None:
             raise StateError(f"this run of {self.region.stream.name} has failed: open the region again to resume")
-
-
-def remove_old_work(region: ConsistentRegion) -> None:
-    """Remove the working directories of epochs whose working state is not reused."""
-    for directory in region.warehouse.local.work(region.stream.name, region.epoch).parent.glob("*"):
-        if directory.name.isdigit() and int(directory.name) < (region.oldest_epoch or region.epoch):
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 UNTIL_PROCESSED: Mapping[str, Any] = {"availableNow": True}

@@ -17,8 +17,10 @@ from siltstone.run.processing import ACKNOWLEDGEMENT, HASH, combine, internal_na
 from siltstone.run.subtask import run_subtask, run_subtask_again
 from siltstone.run.task import StepTask
 from siltstone.spark.executor import freeze_imports
+from siltstone.spark.masters import is_local
 from siltstone.spark.placement import SUBTASK, Placement
 from siltstone.spark.types import spark_type
+from siltstone.spark.worker_files import on_this_worker
 from siltstone.stream import Stream
 
 JOB_TAGS = "spark.job.tags"
@@ -132,12 +134,12 @@ def step_frame(rows: DataFrame, task: StepTask, placed: DataFrame | None = None)
         shuffled = shuffled.sortWithinPartitions(*map(_quote, task.operator.order_by))
     # Hashing again costs less than sending the hash through the shuffle.
     hashed = shuffled.selectExpr("*", f"xxhash64({names}) as {HASH}")
-    return hashed.mapInArrow(_in_partition(task), from_arrow_schema(step_schema(task.operator)))
+    return hashed.mapInArrow(_in_partition(task, rows.sparkSession), from_arrow_schema(step_schema(task.operator)))
 
 
 def empty_step_frame(spark: SparkSession, task: StepTask, placed: DataFrame | None = None) -> DataFrame:
     """Make the frame of a step without rows: one empty task per subtask; `placed` as in `step_frame`."""
-    in_partition = _in_partition(task)
+    in_partition = _in_partition(task, spark)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
@@ -194,14 +196,20 @@ def output_rows(frame: DataFrame, received: Sequence[Acknowledgement]) -> DataFr
     )
 
 
-def _in_partition(task: StepTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _in_partition(
+    task: StepTask, spark: SparkSession
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    here = isinstance(spark, SparkSession) and is_local(spark.sparkContext.master)
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
+        subtask = context.partitionId()
+        placed = task if here else on_this_worker(task, subtask)
         if _tag(task) in (context.getLocalProperty(JOB_TAGS) or ""):
-            yield from run_subtask(task, context.partitionId(), str(context.taskAttemptId()), batches)
+            yield from run_subtask(placed, subtask, str(context.taskAttemptId()), batches)
         else:  # a later job computes a lost partition again
-            yield from run_subtask_again(task, context.partitionId(), batches)
+            yield from run_subtask_again(placed, subtask, batches)
         freeze_imports()
 
     return run

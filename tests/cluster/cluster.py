@@ -71,6 +71,10 @@ class Worker:
                     if directory.name.isdigit() and os.readlink(directory / "ns" / "pid") == own:
                         yield int(directory.name)
 
+    def see(self, path: Path) -> Path:
+        """Return the path by which this process sees a path of the worker's own."""
+        return Path(f"/proc/{min(self.processes())}/root") / path.relative_to("/")
+
     def freeze(self) -> None:
         """Stop all its processes where they are."""
         self._signal(signal.SIGSTOP)

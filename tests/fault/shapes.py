@@ -33,7 +33,10 @@ CONTENDED = "locked|busy|holds it|another process"
 GOES_ON_S = 30.0
 """how long a process that holds what others need is let go on by small steps; a busy machine gives each little time"""
 DELIVERY = Within("run/outbox.py", "Outbox.deliver", 500)
-OLD_WORK, SINK = Within("spark/runner.py", "remove_old_work"), Within("sinks/parquet.py", "ParquetSink.deliver")
+OLD_WORK, SINK = (
+    Within("run/working_state.py", "remove_older_epochs"),
+    Within("sinks/parquet.py", "ParquetSink.deliver"),
+)
 _TAKE_OVER = [
     Within("catalog/epochs.py", "begin_epoch"),
     Within("catalog/epochs.py", "_mark"),
@@ -44,7 +47,7 @@ TAKE_OVER = {
     "rescale": _TAKE_OVER,
     "run": [
         *_TAKE_OVER,
-        Within("spark/runner.py", "remove_old_work"),
+        Within("run/working_state.py", "remove_older_epochs"),
         DELIVERY,
         Within("sinks/parquet.py", "ParquetSink.deliver"),
     ],

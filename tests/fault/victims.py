@@ -35,9 +35,9 @@ from siltstone.errors import Fenced, Unreachable
 from siltstone.format.output import read_output
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
+from siltstone.run.working_state import remove_older_epochs
 from siltstone.settings import load_settings
 from siltstone.spark import operations, step
-from siltstone.spark.runner import remove_old_work
 from siltstone.store.open import Warehouse
 from tests.fault import small_stream
 from tests.fault.attempts import LostAttempts
@@ -160,7 +160,7 @@ def run(name: str, options: Mapping[str, str], orders: Orders) -> None:
             hosts = [Warehouse.at(url) for url in orders.hosts]
             lost = LostAttempts(hosts, orders.lost, orders.seed) if hosts else None
             steps = SinkingSteps(region, orders.sinks, lost)
-            remove_old_work(region)
+            remove_older_epochs(region.warehouse.local, name, region.oldest_epoch or region.epoch)
             until = min(steps.batches + batches, len(purchases()))
             for piece in follow(region.completed, region.logged_steps()):
                 # Of a checkpoint that comes again all steps do, even if these are more than were asked for.

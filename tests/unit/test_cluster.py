@@ -53,3 +53,13 @@ def test_speculation_is_refused_on_a_cluster_and_the_rest_is_not(place: OpenWare
     check_cluster(session("yarn"), FUNCTION, shared)
     with pytest.raises(UsageError, match=r"set spark\.speculation to false"):
         check_cluster(session("yarn", **{"spark.speculation": "true"}), FUNCTION, shared)
+
+
+def test_dynamic_allocation_may_not_remove_executors_that_have_state() -> None:
+    shared: Any = SimpleNamespace(catalog=SimpleNamespace(url="postgresql://db/s"))
+    dynamic = {"spark.dynamicAllocation.enabled": "true"}
+    check_cluster(session("yarn", **dynamic), FUNCTION, shared)
+    idle = {"spark.dynamicAllocation.cachedExecutorIdleTimeout": "60s"}
+    check_cluster(session("yarn", **idle), FUNCTION, shared)
+    with pytest.raises(UsageError, match=r"leave spark\.dynamicAllocation\.cachedExecutorIdleTimeout unset"):
+        check_cluster(session("yarn", **dynamic, **idle), FUNCTION, shared)

@@ -4,14 +4,17 @@ import os
 import time
 from dataclasses import dataclass
 
+from pyspark.sql import SparkSession
+
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.errors import UsageError
+from siltstone.errors import NoLiveState, UsageError
 from siltstone.restore.restore import read_manifest
 from siltstone.result import Result
 from siltstone.retention.leases import hold_lease
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import Settings
 from siltstone.spark.executor import spark_map
+from siltstone.spark.masters import is_local
 from siltstone.spark.session import needs_spark, spark_session
 
 
@@ -31,7 +34,8 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
     """Write the live state of the newest checkpoint in full, to compare restores with (`verify --deep`).
 
     Raises:
-        NoLiveState: this machine does not have the live state of the newest checkpoint, or a run has changed it.
+        NoLiveState: the master is a cluster, this machine does not have the live state of the newest checkpoint, or a
+            run has changed it.
         UsageError: the checkpoint already has a snapshot.
     """
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:
@@ -42,6 +46,11 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
         # The lease also protects objects that are written and not recorded yet.
         with hold_lease(catalog, stream, [record.id], what="takes a snapshot"):
             spark = spark_session(settings.master, settings.spark)
+            if isinstance(spark, SparkSession) and not is_local(spark.sparkContext.master):
+                raise NoLiveState(
+                    f"the live state of {stream} is with the executors of its run, and a snapshot's tasks run on any: "
+                    "take snapshots of streams that run on a local master (--master 'local[*]')"
+                )
             start = time.perf_counter()
             manifest = read_manifest(warehouse.store, record.manifest, stream)
             tasks = snapshot_tasks(warehouse, manifest, settings.backend, f"s{os.getpid()}-{time.time_ns():x}")
