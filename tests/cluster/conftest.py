@@ -85,14 +85,15 @@ class ClusterRun:
         return run(self.settings.model_copy(update=options), self.stream, RunRequest(batches))
 
     @contextmanager
-    def held_run(self, batches: int, file: int) -> Iterator[None]:
-        """Run some micro-batches; the block begins when both subtasks of `accounts` are in the middle of the step with
+    def held_run(self, batches: int, file: int, **options: Any) -> Iterator[None]:
+        """Run some micro-batches; the block begins when two subtasks of `accounts` are in the middle of the step with
         this input file, they go on after it, and then the run is awaited."""
+        settings = self.settings.model_copy(update=options)
         hold(self.shared, file).touch()
         rows = read_shared(self.spark, {}, self.shared, self.tables)
-        running = write_stream(self.settings, self.stream, rows, RunRequest(batches), UNTIL_PROCESSED)
+        running = write_stream(settings, self.stream, rows, RunRequest(batches), UNTIL_PROCESSED)
         try:
-            wait_until(lambda: sum(call["file"] == file for call in read_calls(self.shared)) == 2, "both subtasks")
+            wait_until(lambda: sum(call["file"] == file for call in read_calls(self.shared)) == 2, "two subtasks")
             yield
         finally:
             release_all(self.shared)

@@ -1,4 +1,4 @@
-"""A worker that dies or freezes in the middle of a step costs time, and nothing else."""
+"""A worker that dies, freezes or is added in the middle of a step costs time, and nothing else."""
 
 from siltstone.spark.operations import verify
 from tests.cluster.cluster import wait_until
@@ -26,6 +26,17 @@ def test_a_worker_is_killed_in_the_middle_of_a_step_and_a_new_one_takes_its_part
     machines = [{call["machine"] for call in read_calls(shared) if call["file"] == n} for n in range(6)]
     assert [len(machines[n]) for n in (0, 1, 2, 4, 5)] == [2] * 5
     assert cluster_run.moves() == 2, "the lost subtask to the survivor, and one to the new worker"
+
+
+def test_a_third_worker_is_added_and_takes_its_share(cluster_run: ClusterRun) -> None:
+    cluster, before = cluster_run.cluster, [worker.host for worker in cluster_run.cluster.workers]
+    with cluster_run.held_run(5, HELD, parallelism=3):
+        third = cluster.add_worker("127.0.0.4")
+        cluster_run.await_executors([*before, third.host])
+    cluster.remove(third)
+    cluster_run.check(steps=5)
+    machines = [{call["machine"] for call in read_calls(cluster_run.shared) if call["file"] == n} for n in range(5)]
+    assert [len(machines[n]) for n in (0, 1, 3, 4)] == [2, 2, 3, 3]
 
 
 def test_a_worker_is_frozen_past_the_heartbeat_and_woken_again(cluster_run: ClusterRun) -> None:
