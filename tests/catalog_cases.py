@@ -1,19 +1,24 @@
 """A catalog's clock, and commits of stream flights, for the suites over every database."""
 
+from collections.abc import Mapping
+
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import Step
+from siltstone.chains.due import find_beginnings
 from siltstone.model import Form, StoredObject
 from tests.clock import NOON, Clock
 
-__all__ = ["NOON", "Clock", "add", "commit_of", "commit_one", "names", "stored"]
+__all__ = ["NOON", "Clock", "add", "beginnings", "commit_of", "commit_one", "firsts", "names", "stored"]
 
 
 def stored(id: int, file: str, size: int = 10) -> StoredObject:
     return StoredObject(f"flights/00000001/{id:012d}/{file}", size, f"{size:032x}")
 
 
-def commit_of(id: int, **changes: object) -> CheckpointCommit:
+def commit_of(id: int, *, first: Mapping[str, int] | None = None, **changes: object) -> CheckpointCommit:
+    """Checkpoint `id`; `first` is where the chain of each operator begins, by default there."""
+    changes = {"oldest_needed": min(first.values()) if first else id} | changes
     values: dict = {
         "id": id,
         "manifest": stored(id, f"manifest.{changes.pop('tag', 'a')}.arrow"),
@@ -32,6 +37,16 @@ def add(catalog: Catalog, count: int, **changes: object) -> None:
 
 def names(catalog: Catalog, *ids: int) -> list[str]:
     return [o.name for o in catalog.objects.list("flights", ids)]
+
+
+def firsts(catalog: Catalog, stream: str) -> dict[int, int]:
+    """Checkpoint that is not marked -> the oldest that a restore of it reads from."""
+    return {c.id: catalog.chains.list_checkpoints(stream, c.id)[0] for c in catalog.checkpoints.list(stream)}
+
+
+def beginnings(catalog: Catalog, stream: str, id: int) -> dict[str, int]:
+    """Operator -> the checkpoint that its chain at checkpoint `id` begins with."""
+    return find_beginnings(catalog, catalog.checkpoints.get(stream, id))
 
 
 def commit_one(catalog: Catalog) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.restore.restore import read_manifests
 from siltstone.stream import Stream
-from tests import sums
+from tests import catalog_cases, sums
 from tests.region_run import RegionRun
 from tests.sums import NAME, POLICY, Counted, stream_of
 
@@ -49,4 +49,4 @@ def needed(first: dict[int, int], visible: Iterable[int]) -> set[int]:
 
 def firsts(place: OpenWarehouse) -> dict[int, int]:
     """Checkpoint -> the first of its chain."""
-    return {r.id: r.first for r in place.catalog.checkpoints.list_retained(NAME)}
+    return catalog_cases.firsts(place.catalog, NAME)

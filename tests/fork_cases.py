@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from tests.catalog_cases import firsts
 from tests.orphans import filesystem, write
 from tests.stored import stream_objects
 from tests.sums import NAME
@@ -14,7 +15,7 @@ def write_parent(root: Path) -> Path:
     """A warehouse with checkpoints 1 to 5 of a stream, by two runs, bases at 1 and 5."""
     with filesystem(root) as place:
         write(place)
-        assert [c.first for c in place.catalog.checkpoints.list_retained(NAME)] == [1, 1, 1, 1, 5]
+        assert [*firsts(place.catalog, NAME).values()] == [1, 1, 1, 1, 5]
     return root / "w"
 
 

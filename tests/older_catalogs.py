@@ -44,6 +44,8 @@ SHAPES: dict[str, list[str]] = {
     "ef3851d": ["edit.source_checksum"],
     "8595e15": [],
 }
+_LATER = {"step_with_entries", "object_by_until"}
+"""indexes that later revisions made"""
 KEY = f"{t.REVISION_TABLE}_pkc"
 OFFSETS = "v1\n{}\n1"
 FILES = '{"0": {"4": "v1\\n{\\"path\\":\\"file:///in/a.parquet\\",\\"timestamp\\":1,\\"batchId\\":4}"}}'
@@ -87,7 +89,7 @@ def _tables(lacking: Collection[str]) -> MetaData:
     """Today's tables but for what came later, in other revisions or in this one."""
     first, made = tables_made_by("0001"), MetaData()
     Table(t.REVISION_TABLE, made, Column("version_num", String(32)), PrimaryKeyConstraint("version_num", name=KEY))
-    for table in t.METADATA.sorted_tables:
+    for table in [*t.METADATA.sorted_tables, _dependency(t.METADATA)]:
         if table.name not in first.tables or table.name in lacking:
             continue
         kept = [c for c in table.c if c.name in first.tables[table.name].c and f"{table.name}.{c.name}" not in lacking]
@@ -102,9 +104,19 @@ def _tables(lacking: Collection[str]) -> MetaData:
             for key in table.foreign_key_constraints
             if names.issuperset(key.column_keys)
         ]
-        indexes = [Index(str(i.name), *i.columns.keys()) for i in table.indexes if i.name != "step_with_entries"]
+        indexes = [Index(str(i.name), *i.columns.keys()) for i in table.indexes if str(i.name) not in _LATER]
         Table(table.name, made, *columns, *keys, *indexes)
     return made
+
+
+def _dependency(now: MetaData) -> Table:
+    """The table of dependencies, which revision 0012 dropped."""
+    found = tables_made_by("0011").tables["dependency"]
+    columns = [Column(c.name, c.type, primary_key=c.primary_key, nullable=c.nullable) for c in found.c]
+    keys = [
+        ForeignKeyConstraint(["stream", own], ["checkpoint.stream", "checkpoint.id"]) for own in ("checkpoint", "first")
+    ]
+    return Table("dependency", MetaData(), *columns, *keys)
 
 
 def _rows() -> Iterable[tuple[str, dict[str, Any]]]:

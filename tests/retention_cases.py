@@ -5,6 +5,7 @@ from pathlib import Path
 
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.retention.retention_rules import RetentionOptions
+from tests.catalog_cases import firsts
 from tests.clock import Clock
 from tests.places import place_at
 from tests.region_run import RegionRun
@@ -26,8 +27,7 @@ def write_checkpoints(root: Path) -> Path:
         for n in range(1, CHECKPOINTS + 1):
             run.step(rows(n))
             clock.move(hours=8)
-        firsts = [r.first for r in place.catalog.checkpoints.list_retained(NAME)]
-        assert firsts == [1] * 4 + [5] * 4 + [9] * 4 + [13] * 2
+        assert [*firsts(place.catalog, NAME).values()] == [1] * 4 + [5] * 4 + [9] * 4 + [13] * 2
     return root
 
 

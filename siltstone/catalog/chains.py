@@ -1,100 +1,89 @@
-"""Chains: the checkpoints and materializations that a restore of a checkpoint reads."""
+"""Chains: what a restore of a checkpoint reads."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, select
 
 from siltstone.catalog import tables as t
-from siltstone.catalog.checkpoints import find_newest, has_id, select_checkpoints, to_checkpoint, unknown_checkpoint
+from siltstone.catalog.checkpoints import find_newest, has_id, unknown_checkpoint
 from siltstone.catalog.limits import ID_END
+from siltstone.catalog.objects import ObjectKind, ObjectRecord, needed_by, read_needed
 from siltstone.catalog.transactions import CatalogPart
-from siltstone.model import Form, StoredObject
-
-_M = t.materialization.c
+from siltstone.model import StoredObject
+from siltstone.store.paths import is_materialization_manifest
 
 
 class Chains(CatalogPart):
     """The chains of checkpoints."""
 
-    def list_checkpoints(self, stream: str, id: int) -> list[int]:
-        """List every checkpoint whose objects a restore of `id` may read, itself included; ids ascending.
+    def list_objects(self, stream: str, id: int) -> list[ObjectRecord]:
+        """List every object that a restore of checkpoint `id` needs, by checkpoint and name.
 
-        Earlier ones may be marked as deleted and kept for it; `id` itself may not.
+        Checkpoints that wrote them may be marked as deleted and kept for it; `id` itself may not.
 
         Raises:
             UnknownCheckpoint: it does not exist or is marked as deleted.
         """
         with self._transactions.reading() as connection:
-            return self._visible_chain(connection, stream, id)
+            needed = read_needed(connection, stream, id) if 0 < id < ID_END else []
+            _check_visible(connection, stream, id)
+            return needed
 
     def list_manifests(self, stream: str, id: int) -> list[StoredObject]:
-        """List the manifests that a restore of `id` reads, at one moment: those of every checkpoint of its chain,
-        oldest first, and of the materializations that its chains begin with.
+        """List the manifests that a restore of `id` reads, at one moment: those of checkpoints, oldest first, and then
+        those of the materializations that its chains begin with.
 
         Raises:
             UnknownCheckpoint: it does not exist or is marked as deleted.
         """
         with self._transactions.reading() as connection:
-            chain = self._visible_chain(connection, stream, id)
-            query = select_checkpoints(stream, marked=True).where(t.checkpoint.c.id.between(chain[0], id))
-            manifests = [to_checkpoint(row).manifest for row in connection.execute(query)][::-1]
-            begun = read_materializations(connection, stream, id)
-            self._check_visible(connection, stream, id)
-            return manifests + [StoredObject(m.manifest, m.manifest_bytes, m.manifest_checksum) for m in begun]
+            manifests = read_manifests(connection, stream, id) if 0 < id < ID_END else []
+            _check_visible(connection, stream, id)
+            return manifests
 
-    def get_firsts(self, stream: str, id: int) -> dict[str, int]:
-        """Return operator -> the checkpoint that its chain at checkpoint `id` now begins with."""
+    def list_manifests_before(self, stream: str, id: int, operator: str) -> list[StoredObject]:
+        """List the manifests that a restore of `id` read before an operator was materialized there.
+
+        What the checkpoint before it needed may have been deleted since, so some may be missing.
+        """
+        m = t.materialization.c
         with self._transactions.reading() as connection:
-            return read_firsts(connection, stream, id)
+            there = (m.stream == stream) & (m.operator == operator) & (m.checkpoint == id)
+            later = set(connection.scalars(select(m.manifest).where(there)))
+            # An object that the checkpoint needed is its own, or the one before needed it, too.
+            return [stored for stored in read_manifests(connection, stream, id, id - 1) if stored.name not in later]
 
-    def _visible_chain(self, connection: Connection, stream: str, id: int) -> list[int]:
-        chain = read_chain(connection, stream, id) if 0 < id < ID_END else []
-        self._check_visible(connection, stream, id)
-        return chain
+    def list_checkpoints(self, stream: str, id: int) -> list[int]:
+        """List every checkpoint that a restore of `id` reads from, itself included; ids ascending.
 
-    def _check_visible(self, connection: Connection, stream: str, id: int) -> None:
-        """Check last that the checkpoint is not marked: then everything read before is complete."""
-        if find_newest(connection, stream, has_id(id)) is None:
-            raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
+        Raises:
+            UnknownCheckpoint: it does not exist or is marked as deleted.
+        """
+        return sorted({stored.checkpoint for stored in self.list_objects(stream, id)})
 
 
-def read_chain(connection: Connection, stream: str, id: int) -> list[int]:
-    """Return every checkpoint that a restore of `id` reads, itself included; ascending.
+def _check_visible(connection: Connection, stream: str, id: int) -> None:
+    """Check last that the checkpoint is not marked: then everything read before is complete."""
+    if find_newest(connection, stream, has_id(id)) is None:
+        raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
 
-    All operators take part in every checkpoint, so a chain has no gaps.
+
+def read_manifests(
+    connection: Connection, stream: str, checkpoint: int, since: int | None = None
+) -> list[StoredObject]:
+    """Return the manifests that a restore of a checkpoint reads (`Chains.list_manifests`), or of those from `since` on.
+
+    The digest of a checkpoint's manifest is the catalog's, to compare with what it holds.
     """
-    d = t.dependency.c
-    first = connection.scalar(select(func.min(d.first)).where(d.stream == stream, d.checkpoint == id))
-    return list(range(id if first is None else first, id + 1))
-
-
-def read_firsts(connection: Connection, stream: str, checkpoint: int) -> dict[str, int]:
-    """Return operator -> the checkpoint that its chain at `checkpoint` begins with."""
-    d = t.dependency.c
-    found = connection.execute(select(d.operator, d.first).where(d.stream == stream, d.checkpoint == checkpoint))
-    return {operator: first for operator, first in found}
-
-
-def read_materializations(connection: Connection, stream: str, checkpoint: int) -> list[Row[Any]]:
-    """Return the rows of the materializations that a restore of `checkpoint` begins with, at most one per operator."""
-    d = t.dependency.c
-    joined = t.materialization.join(
-        t.dependency, (d.stream == _M.stream) & (d.operator == _M.operator) & (d.first == _M.checkpoint)
+    c = t.checkpoint.c
+    c, o = t.checkpoint.c, t.object_.c
+    manifest = (o.kind == ObjectKind.MANIFEST) | (o.kind == ObjectKind.MATERIALIZATION)
+    query = select(o.name, o.bytes, o.checksum, o.kind, c.digest).where(o.stream == stream, manifest)
+    query = query.where(needed_by(checkpoint, since)).join(
+        t.checkpoint, (c.stream == o.stream) & (c.id == o.checkpoint)
     )
-    done = (_M.stream == stream) & (d.checkpoint == checkpoint) & _M.manifest.is_not(None)
-    query = select(t.materialization).select_from(joined).where(done).order_by(_M.operator, _M.ended_at)
-    return list({row.operator: row for row in connection.execute(query)}.values())
-
-
-def follow_chains(
-    connection: Connection, stream: str, before: Row[Any] | None, forms: Mapping[str, Form], first: Mapping[str, int]
-) -> dict[str, int]:
-    """Return where the chains of a new checkpoint begin: for a delta, where the chain of `before` now begins."""
-    if before is None:
-        return dict(first)
-    begins = read_firsts(connection, stream, before.id)
-    return {
-        operator: max(said, begins.get(operator, said)) if Form(forms.get(operator, Form.BASE)) is Form.DELTA else said
-        for operator, said in first.items()
-    }
+    written, materialized = [], []
+    for name, size, checksum, kind, digest in connection.execute(query.order_by(o.checkpoint, o.name)):
+        if kind == ObjectKind.MANIFEST:
+            written.append(StoredObject(name, size, checksum, digest=digest))
+        elif is_materialization_manifest(name):
+            materialized.append(StoredObject(name, size, checksum))
+    return written + materialized

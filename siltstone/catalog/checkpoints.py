@@ -51,13 +51,9 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True)
 class RetainedCheckpoint:
-    """A checkpoint that the catalog still has. A restore of it reads from checkpoint `first` on.
-
-    A checkpoint marked as deleted is never restored: its `first` is itself.
-    """
+    """A checkpoint that the catalog still has, marked as deleted or not."""
 
     id: int
-    first: int
     deleted_at: datetime | None
     committed_at: datetime
 
@@ -182,9 +178,17 @@ class Checkpoints(CatalogPart):
             found = connection.execute(select(s.name, s.checkpoint).where(s.stream == stream).order_by(s.name))
             return {name: checkpoint for name, checkpoint in found}
 
-    def list_after(self, stream: str, id: int, limit: int) -> list[CheckpointRecord]:
-        """List the first `limit` checkpoints after `id`, oldest first; empty for an unknown stream."""
-        later = select_checkpoints(stream).where(t.checkpoint.c.id > id).order_by(None).order_by(t.checkpoint.c.id)
+    def list_after(self, stream: str, id: int, limit: int, *, marked: bool = False) -> list[CheckpointRecord]:
+        """List the first `limit` checkpoints after `id`, oldest first; empty for an unknown stream.
+
+        With `marked`, also those marked as deleted that others need.
+        """
+        later = (
+            select_checkpoints(stream, marked=marked)
+            .where(t.checkpoint.c.id > id)
+            .order_by(None)
+            .order_by(t.checkpoint.c.id)
+        )
         with self._transactions.reading() as connection:
             return [to_checkpoint(row) for row in connection.execute(later.limit(limit))]
 
@@ -253,9 +257,6 @@ def to_checkpoint(row: Row[Any]) -> CheckpointRecord:
 
 def _read_retained(connection: Connection, stream: str) -> list[RetainedCheckpoint]:
     """Return every checkpoint that has a row, ascending."""
-    c, d = t.checkpoint.c, t.dependency.c
-    first = func.coalesce(func.min(d.first), c.id)
-    joined = t.checkpoint.outerjoin(t.dependency, (d.stream == c.stream) & (d.checkpoint == c.id))
-    query = select(c.id, first, c.deleted_at, c.committed_at).select_from(joined).where(c.stream == stream)
-    found = connection.execute(query.group_by(c.id, c.deleted_at, c.committed_at).order_by(c.id))
-    return [RetainedCheckpoint(*row) for row in found]
+    c = t.checkpoint.c
+    query = select(c.id, c.deleted_at, c.committed_at).where(c.stream == stream).order_by(c.id)
+    return [RetainedCheckpoint(*row) for row in connection.execute(query)]

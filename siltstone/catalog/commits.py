@@ -3,7 +3,7 @@
 A checkpoint exists once `Commits.add` ends: before that nothing of it is visible, afterwards everything is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -12,11 +12,11 @@ from sqlalchemy import Connection, Row, insert, update
 
 from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
-from siltstone.catalog.chains import follow_chains
+from siltstone.catalog.chains import read_manifests
 from siltstone.catalog.checkpoints import find_newest
 from siltstone.catalog.definitions import record_definition
 from siltstone.catalog.edits import Edit
-from siltstone.catalog.objects import ObjectKind, insert_objects
+from siltstone.catalog.objects import ObjectKind, close_objects, insert_objects
 from siltstone.catalog.outbox import Output, insert_outputs
 from siltstone.catalog.rollbacks import settle_log
 from siltstone.catalog.steps import Step, step_values
@@ -39,8 +39,10 @@ class CheckpointCommit:
         rows: live rows of the whole state.
         bytes: bytes that this checkpoint wrote.
         forms, d: per operator, whether it wrote a base or a delta, and its D.
-        first: per operator, the first checkpoint whose objects a restore of this one reads; for a base, this one itself
-            (patent US 9471438: dependencies are kept).
+        oldest_needed: a restore of this checkpoint needs no object of a checkpoint before this one; 0 if that is not
+            known.
+        replaced: further objects that neither it nor any later checkpoint needs (`restore.live_rules`; patent
+            US 9471438: dependencies are kept).
         event_time_max: the highest event time seen.
         edit: the edit by hand that this checkpoint contains.
         parallelism: from this checkpoint on, the parallelism of runs that name none.
@@ -51,7 +53,7 @@ class CheckpointCommit:
             (`catalog.outbox`).
 
     Raises:
-        UsageError: an object name could leave the store, or a dependency is not earlier.
+        UsageError: an object name could leave the store.
     """
 
     id: int
@@ -65,7 +67,8 @@ class CheckpointCommit:
     event_time_max: datetime | None = None
     segments: Sequence[StoredObject] = ()
     bases: Sequence[StoredObject] = ()
-    first: Mapping[str, int] = field(default_factory=dict)
+    oldest_needed: int = 0
+    replaced: Collection[str] = ()
     steps: Sequence[Step] = ()
     edit: Edit | None = None
     parallelism: int | None = None
@@ -78,15 +81,12 @@ class CheckpointCommit:
         staged = [stored for output in self.outputs for stored in output.objects]
         for stored in (self.manifest, *self.segments, *self.bases, *staged):
             check_object_name(stored.name)
-        late = [i for i in self.first.values() if not 0 < i <= self.id]
-        if late:
-            raise UsageError(f"checkpoint {self.id} cannot depend on {late[0]}: it builds on earlier ones only")
 
 
 class Commits(CatalogPart):
     """Commits of checkpoints."""
 
-    def add(self, stream: str, epoch: int, commit: CheckpointCommit) -> dict[str, int]:
+    def add(self, stream: str, epoch: int, commit: CheckpointCommit) -> list[StoredObject]:
         """Make a checkpoint exist in one transaction, guarded by the writer epoch (a fenced writer commits nothing:
         promise 5).
 
@@ -94,12 +94,12 @@ class Commits(CatalogPart):
         event time never is. Its own steps replace those that the input log held for it (`catalog.rollbacks`).
 
         Returns:
-            operator -> the checkpoint its chain begins with: later than in `commit.first` if a materialization has
-            completed meanwhile.
+            the manifests that a restore of the checkpoint reads (`Chains.list_manifests`), those of materializations
+            that were completed meanwhile, too.
 
         Raises:
             Fenced: `epoch` is not the stream's newest.
-            UsageError: the id does not follow the newest, or an object, step or dependency does not fit.
+            UsageError: the id does not follow the newest, or an object or step does not fit.
             StateError: its output is decided already, and it would bring other rows (`catalog.outbox`).
             Unreachable: the outcome is unknown until the catalog answers.
         """
@@ -109,13 +109,13 @@ class Commits(CatalogPart):
             last = newest.id if newest else 0
             if commit.id != last + 1:
                 raise UsageError(f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}")
-            first = follow_chains(connection, stream, newest, commit.forms, commit.first)
             settle_log(connection, stream, commit)
             now = self._transactions.time(connection)
-            _insert(connection, stream, epoch, commit, newest, now, first)
+            _insert(connection, stream, epoch, commit, newest, now)
             record_definition(connection, stream, commit, now)
             insert_outputs(connection, stream, epoch, commit.id, commit.outputs)
-            return first
+            close_objects(connection, stream, last, before=commit.oldest_needed, names=commit.replaced)
+            return read_manifests(connection, stream, commit.id)
 
 
 def _insert(
@@ -125,9 +125,8 @@ def _insert(
     commit: CheckpointCommit,
     before: Row[Any] | None,
     now: datetime,
-    first: Mapping[str, int],
 ) -> None:
-    """Insert all rows of one checkpoint, whose chains begin at `first`; `before` is the previous one.
+    """Insert all rows of one checkpoint, `before` is the previous one.
 
     The highest event time never decreases. The commit time is the clock's, so that a wrong time does not affect later
     checkpoints.
@@ -166,9 +165,6 @@ def _insert(
     objects += [(ObjectKind.BASE, stored) for stored in commit.bases]
     insert_objects(connection, stream, epoch, commit.id, objects)
     place = {"stream": stream, "checkpoint": commit.id}
-    if first:
-        rows = [place | {"operator": operator, "first": begins} for operator, begins in sorted(first.items())]
-        connection.execute(insert(t.dependency), rows)
     if commit.steps:
         connection.execute(insert(t.step), [place | step_values(step) for step in commit.steps])
     if commit.edit is not None:

@@ -54,7 +54,8 @@ class Deletions(CatalogPart):
         Call it once the objects are gone from the store. Checkpoints that are not marked are left alone.
 
         Raises:
-            UsageError: a checkpoint has objects left, or another one's chain begins with it; nothing is removed.
+            UsageError: a checkpoint has objects left, or a checkpoint that is not marked needs one of the objects;
+                nothing is removed.
             Fenced: `epoch` is not the stream's newest.
         """
         with self._transactions.writing(f"the deletion of checkpoints of stream {stream}") as connection:
@@ -85,10 +86,9 @@ def _mark(connection: Connection, stream: str, ids: Iterable[int], now: datetime
             )
     marked = 0
     for part in in_batches(ids):
-        c, d, s, expired = t.checkpoint.c, t.dependency.c, t.reference_copy.c, t.savepoint.c
+        c, s, expired = t.checkpoint.c, t.reference_copy.c, t.savepoint.c
         at = (c.stream == stream) & c.id.in_(part) & c.deleted_at.is_(None)
         marked += connection.execute(update(t.checkpoint).where(at).values(deleted_at=now)).rowcount
-        connection.execute(delete(t.dependency).where(d.stream == stream, d.checkpoint.in_(part)))
         connection.execute(delete(t.reference_copy).where(s.stream == stream, s.checkpoint.in_(part)))
         connection.execute(delete(t.savepoint).where(expired.stream == stream, expired.checkpoint.in_(part)))
     return marked
@@ -98,8 +98,11 @@ def _forget(connection: Connection, stream: str, ids: Iterable[int], objects: It
     """Remove rows of objects, then of checkpoints, but only of marked checkpoints."""
     c, o = t.checkpoint.c, t.object_.c
     marked = select(c.id).where(c.stream == stream, c.deleted_at.is_not(None))
+    needing = select(c.id).where(c.stream == stream, c.deleted_at.is_(None), c.id.between(o.checkpoint, o.until))
     for names in in_batches(objects):
         gone = (o.stream == stream) & o.name.in_(names) & o.checkpoint.in_(marked)
+        if needed := connection.execute(select(o.name).where(gone, needing.exists()).limit(1)).scalar():
+            raise UsageError(f"object {needed} is needed by a checkpoint of stream {stream}: delete that first")
         connection.execute(delete(t.object_).where(gone))
     for part in in_batches(ids):
         gone = (c.stream == stream) & c.id.in_(part) & c.deleted_at.is_not(None)

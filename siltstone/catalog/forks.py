@@ -1,12 +1,11 @@
 """Forks: streams that begin at a checkpoint of another, without copying an object.
 
-A fork is made of rows, copied in one transaction: the checkpoint, the earlier ones that its chain reads (marked as
-deleted: they are kept for it and go with it), the rows of the objects that these need, and the input log up to it. Both
+A fork is made of rows, copied in one transaction: the checkpoint, the objects that it needs, the earlier checkpoints
+that wrote them (marked as deleted: they are kept for it and go with it), and the input log up to it. Both
 streams then refer to the objects. A deletion spares objects that another stream refers to (`catalog.tombstones`); the
 last stream that releases an object deletes it.
 """
 
-from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -15,16 +14,14 @@ from sqlalchemy import exc as sa
 
 from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
-from siltstone.catalog.chains import read_chain, read_materializations
 from siltstone.catalog.checkpoints import find_newest, has_id, unknown_checkpoint
 from siltstone.catalog.definitions import definition_at
 from siltstone.catalog.limits import in_batches
-from siltstone.catalog.objects import ObjectKind, ObjectRecord, insert_objects, read_objects
+from siltstone.catalog.objects import ObjectRecord, insert_objects, read_needed
 from siltstone.catalog.streams import StreamRecord, find_stream, get_stream
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import UsageError
 from siltstone.model import check_name
-from siltstone.store.paths import is_opaque, materialization_of
 
 
 class Forks(CatalogPart):
@@ -85,20 +82,16 @@ def _copy(connection: Connection, table: Table, where: ColumnElement[bool], **ch
 
 
 def _copy_chain(connection: Connection, stream: str, new: str, checkpoint: int, now: datetime) -> None:
-    """Copy the rows of a checkpoint, of those that its chain reads, and of the objects that it needs."""
-    chain = read_chain(connection, stream, checkpoint)
-    c, d, m = t.checkpoint.c, t.dependency.c, t.materialization.c
-    before = (c.stream == stream) & c.id.between(chain[0], checkpoint - 1)
-    _copy(connection, t.checkpoint, before, stream=new, deleted_at=now)
-    _copy(connection, t.checkpoint, (c.stream == stream) & (c.id == checkpoint), stream=new)
-    _copy(connection, t.dependency, (d.stream == stream) & (d.checkpoint == checkpoint), stream=new)
-    materialized = [row.id for row in read_materializations(connection, stream, checkpoint)]
-    _copy(connection, t.materialization, (m.stream == stream) & m.id.in_(materialized), stream=new)
+    """Copy the rows of a checkpoint, of the objects that it needs, and of the checkpoints that wrote them."""
+    c, m = t.checkpoint.c, t.materialization.c
     needed: dict[tuple[int, int], list[ObjectRecord]] = {}
-    for part in in_batches(chain):
-        for stored in read_objects(connection, stream, part):
-            if _is_needed(stored, checkpoint, materialized):
-                needed.setdefault((stored.checkpoint, stored.epoch), []).append(stored)
+    for stored in read_needed(connection, stream, checkpoint):
+        needed.setdefault((stored.checkpoint, stored.epoch), []).append(stored)
+    for part in in_batches(at for at, _ in needed if at != checkpoint):
+        _copy(connection, t.checkpoint, (c.stream == stream) & c.id.in_(part), stream=new, deleted_at=now)
+    _copy(connection, t.checkpoint, (c.stream == stream) & (c.id == checkpoint), stream=new)
+    for part in in_batches(stored.name for objects in needed.values() for stored in objects):
+        _copy(connection, t.materialization, (m.stream == stream) & m.manifest.in_(part), stream=new)
     for (at, epoch), objects in needed.items():
         insert_objects(connection, new, epoch, at, [(stored.kind, stored.stored) for stored in objects])
 
@@ -112,13 +105,3 @@ def _copy_history(connection: Connection, stream: str, new: str, checkpoint: int
         r.stream == stream, r.epoch > e.epoch, r.checkpoint < e.checkpoint, r.newest >= e.checkpoint
     )
     _copy(connection, t.edit, (e.stream == stream) & (e.checkpoint <= checkpoint) & ~given_up, stream=new)
-
-
-def _is_needed(stored: ObjectRecord, checkpoint: int, materialized: Collection[str]) -> bool:
-    """Whether a restore of the checkpoint may read the object, given the materializations its chains begin with."""
-    if stored.kind is ObjectKind.REFERENCE_COPY:
-        return False
-    if stored.kind is ObjectKind.MATERIALIZATION:
-        return materialization_of(stored.name) in materialized
-    # Every checkpoint holds opaque variables whole, so it does not read those of others.
-    return stored.checkpoint == checkpoint or not is_opaque(stored.name)

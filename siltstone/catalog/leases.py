@@ -116,16 +116,17 @@ def remove_expired(connection: Connection, stream: str, now: datetime) -> None:
 
 
 def _span(connection: Connection, stream: str, checkpoints: Iterable[int]) -> tuple[int, int]:
-    """Return (the first checkpoint that a restore of any of them reads, the last of them)."""
-    c, d = t.checkpoint.c, t.dependency.c
-    joined = t.checkpoint.outerjoin(t.dependency, (d.stream == c.stream) & (d.checkpoint == c.id))
+    """Return (the first checkpoint that a restore of any of them reads from, the last of them)."""
+    c, o = t.checkpoint.c, t.object_.c
     first, last = _ALL[1], 0
     for part in in_batches(checkpoints):
         visible = (c.stream == stream) & c.id.in_(part) & c.deleted_at.is_(None)
-        query = select(c.id, func.coalesce(func.min(d.first), c.id)).select_from(joined).where(visible)
-        found = {id: earliest for id, earliest in connection.execute(query.group_by(c.id))}
+        found = set(connection.scalars(select(c.id).where(visible)))
         for id in part:
             if id not in found:
                 raise unknown_checkpoint(connection, stream, f"no checkpoint {id}")
-        first, last = min([first, *found.values()]), max(last, part[-1])
+        # An object that a later one needs, and that is older than these, is needed by all of them.
+        needed = (o.stream == stream) & (o.checkpoint <= part[0]) & (o.until >= part[0])
+        oldest = connection.scalar(select(func.min(o.checkpoint)).where(needed))
+        first, last = min(first, part[0] if oldest is None else oldest), max(last, part[-1])
     return first, last

@@ -1,14 +1,13 @@
 """Materializations: bases, made in the background, that chains begin with.
 
-A materialization at a checkpoint makes every chain through that checkpoint begin there: completing it moves the
-dependencies of all checkpoints from it on, and a later checkpoint takes over its predecessor's
-(`chains.follow_chains`). So the dependencies alone determine what a chain reads.
+A materialization at a checkpoint makes every chain through that checkpoint begin there. Completing it shortens the
+intervals of what it replaces (`catalog.objects`): the checkpoints from its own on read its bases instead.
 
 It runs under a lease of the same id (`catalog.leases`), which protects what it reads and writes. At most one runs per
 operator: the next may begin when it has ended, or its lease has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,17 +16,17 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from siltstone.catalog import fencing
 from siltstone.catalog import tables as t
-from siltstone.catalog.chains import read_firsts, read_materializations
 from siltstone.catalog.checkpoints import find_newest, unknown_checkpoint
 from siltstone.catalog.column_types import UtcTime
 from siltstone.catalog.leases import read_leases
-from siltstone.catalog.objects import ObjectKind, insert_objects
+from siltstone.catalog.limits import in_batches
+from siltstone.catalog.objects import ObjectKind, close_objects, insert_objects, read_needed, read_objects
 from siltstone.catalog.streams import get_stream
 from siltstone.catalog.tombstones import RECORDS_KEPT
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import Fenced, UsageError
 from siltstone.model import StoredObject
-from siltstone.store.paths import check_object_name
+from siltstone.store.paths import check_object_name, is_materialization_manifest, materialization_of
 
 _M = t.materialization.c
 
@@ -72,11 +71,11 @@ class Materializations(CatalogPart):
         with self._transactions.writing(f"a materialization of stream {stream}") as connection:
             fencing.lock(connection, stream)
             self._refuse_second(connection, stream, operator)
-            if find_newest(connection, stream, t.checkpoint.c.id == checkpoint) is None:
+            at = find_newest(connection, stream, t.checkpoint.c.id == checkpoint)
+            if at is None:
                 raise unknown_checkpoint(connection, stream, f"no checkpoint {checkpoint}")
-            begins = read_firsts(connection, stream, checkpoint)
-            if operator not in begins:
-                known = ", ".join(sorted(begins)) or "none"
+            if operator not in at.forms:
+                known = ", ".join(sorted(at.forms)) or "none"
                 raise UsageError(
                     f"checkpoint {checkpoint} of stream {stream} has no operator {operator!r}: it has {known}"
                 )
@@ -110,12 +109,18 @@ class Materializations(CatalogPart):
         id: str,
         manifest: StoredObject,
         objects: Sequence[StoredObject],
+        replaced: Collection[str],
+        unneeded: Collection[str],
         *,
         rows_: int,
         bytes_: int,
         seconds: float,
     ) -> None:
         """Make every chain through its checkpoint begin with the new bases, in one transaction guarded by the lease.
+
+        Args:
+            replaced: names of the objects that held what the bases replace. The bases are needed as long as these were.
+            unneeded: names of the objects that no checkpoint from its own on reads any more (`restore.live_rules`).
 
         Raises:
             Fenced: the lease was lost; nothing changed.
@@ -146,12 +151,27 @@ class Materializations(CatalogPart):
                 "seconds": seconds,
             }
             connection.execute(update(t.materialization).where(place).values(said))
+            before = self._take_replaced(connection, begun)
+            until = max(before, _last_needing(connection, stream, replaced, begun.checkpoint))
             kinds = [(ObjectKind.MATERIALIZATION, stored) for stored in (manifest, *objects)]
-            insert_objects(connection, stream, at.epoch, begun.checkpoint, kinds)
-            d = t.dependency.c
-            through = (d.stream == stream) & (d.operator == begun.operator)
-            through &= (d.checkpoint >= begun.checkpoint) & (d.first < begun.checkpoint)
-            connection.execute(update(t.dependency).where(through).values(first=begun.checkpoint))
+            insert_objects(connection, stream, at.epoch, begun.checkpoint, kinds, until)
+            for last in (begun.checkpoint - 1, begun.checkpoint):  # what its own checkpoint wrote stays with that
+                close_objects(connection, stream, last, names=unneeded)
+
+    def _take_replaced(self, connection: Connection, begun: Row[Any]) -> int:
+        """Remove the objects of earlier materializations of the operator at the same checkpoint; sweeps delete them.
+
+        Returns the last checkpoint that needed any of them, 0 if there is none.
+        """
+        stream, mine = begun.stream, (_M.operator == begun.operator) & (_M.checkpoint == begun.checkpoint)
+        older = select(_M.id).where(_M.stream == stream, mine, _M.id != begun.id)
+        ids = set(connection.scalars(older))
+        written = read_objects(connection, stream, [begun.checkpoint]) if ids else []
+        theirs = [stored for stored in written if materialization_of(stored.name) in ids]
+        for part in in_batches(stored.name for stored in theirs):
+            o = t.object_.c
+            connection.execute(delete(t.object_).where(o.stream == stream, o.name.in_(part)))
+        return max((stored.until for stored in theirs), default=0)
 
     def fail(self, stream: str, id: str, error: str) -> None:
         """Record why a materialization failed; one that has already ended stays as it is."""
@@ -185,7 +205,7 @@ class Materializations(CatalogPart):
     def list_in_chain(self, stream: str, id: int) -> list[MaterializationRecord]:
         """List those whose bases a restore of checkpoint `id` begins with, at most one per operator."""
         with self._transactions.reading() as connection:
-            return [_record(row) for row in read_materializations(connection, stream, id)]
+            return [_record(row) for row in _read_needed(connection, stream, id)]
 
     def list(self, stream: str) -> list[MaterializationRecord]:
         """List all materializations of a stream, oldest first."""
@@ -193,6 +213,21 @@ class Materializations(CatalogPart):
             get_stream(connection, stream)
             query = select(t.materialization).where(_M.stream == stream).order_by(_M.began_at, _M.id)
             return [_record(row) for row in connection.execute(query)]
+
+
+def _read_needed(connection: Connection, stream: str, checkpoint: int) -> list[Row[Any]]:
+    """Return the materializations that a restore of the checkpoint begins with."""
+    needed = read_needed(connection, stream, checkpoint)
+    names = [stored.name for stored in needed if is_materialization_manifest(stored.name)]
+    query = select(t.materialization).where(_M.stream == stream).order_by(_M.operator)
+    return [row for part in in_batches(names) for row in connection.execute(query.where(_M.manifest.in_(part)))]
+
+
+def _last_needing(connection: Connection, stream: str, names: Collection[str], least: int) -> int:
+    """Return the last checkpoint that needs any of these objects, at least `least`."""
+    o = t.object_.c
+    last = select(func.max(o.until)).where(o.stream == stream)
+    return max([least, *(connection.scalar(last.where(o.name.in_(part))) or 0 for part in in_batches(names))])
 
 
 def _record(row: Row[Any]) -> MaterializationRecord:

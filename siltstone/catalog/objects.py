@@ -1,10 +1,16 @@
-"""Objects: the stored objects that checkpoints refer to."""
+"""Objects: the stored objects that checkpoints refer to, and which checkpoints need each of them.
+
+Every object is needed by consecutive checkpoints, from the one that wrote it to its `until`. `restore.live_rules` says
+what a new checkpoint, or a materialization, no longer needs. Here this is recorded, and everything that reads or
+deletes goes by it: what a restore reads, what may be deleted, what a lease protects, and what a fork shares. If two
+processes change chains at once, an interval may be too long until the run notices. It is never too short.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import ColumnElement, Connection, insert, select, update
 
 from siltstone.catalog import tables as t
 from siltstone.catalog.limits import ID_END, in_batches
@@ -12,6 +18,8 @@ from siltstone.catalog.streams import get_stream
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import StateError
 from siltstone.model import StoredObject
+
+_O = t.object_.c
 
 
 class ObjectKind(StrEnum):
@@ -27,7 +35,10 @@ class ObjectKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectRecord:
-    """A stored object: the checkpoint and writer epoch that wrote it, its size in bytes, its checksum."""
+    """A stored object: the checkpoint and writer epoch that wrote it, its size in bytes, its checksum.
+
+    `until` is the last checkpoint that needs it; `tables.OPEN` if the newest does.
+    """
 
     name: str
     kind: ObjectKind
@@ -35,6 +46,11 @@ class ObjectRecord:
     epoch: int
     bytes: int
     checksum: str
+    until: int = t.OPEN
+
+    def is_needed_by(self, checkpoint: int) -> bool:
+        """Whether a restore of the checkpoint needs it, or the checkpoint wrote it."""
+        return self.checkpoint <= checkpoint <= self.until
 
     @property
     def stored(self) -> StoredObject:
@@ -56,15 +72,46 @@ class Objects(CatalogPart):
 
 
 def read_objects(connection: Connection, stream: str, ids: Iterable[int] | None) -> list[ObjectRecord]:
-    """Return the objects of some checkpoints (all if None), by checkpoint and name."""
-    o = t.object_.c
-    query = select(o.name, o.kind, o.checkpoint, o.epoch, o.bytes, o.checksum).where(o.stream == stream)
-    if ids is not None:
-        query = query.where(o.checkpoint.in_(list(ids)))
-    return [
-        ObjectRecord(name, ObjectKind(kind), *rest)
-        for name, kind, *rest in connection.execute(query.order_by(o.checkpoint, o.name))
-    ]
+    """Return the objects that some checkpoints wrote (all if None), by checkpoint and name."""
+    return _read(connection, stream, *(() if ids is None else [_O.checkpoint.in_(list(ids))]))
+
+
+def needed_by(checkpoint: int, since: int | None = None) -> ColumnElement[bool]:
+    """Match what a restore of a checkpoint needs, and reference copies of it; with `since`, of any from that one on."""
+    return (_O.until >= (checkpoint if since is None else since)) & (_O.checkpoint <= checkpoint)
+
+
+def read_needed(connection: Connection, stream: str, checkpoint: int) -> list[ObjectRecord]:
+    """Return the objects that a restore of a checkpoint needs, by checkpoint and name."""
+    return _read(connection, stream, needed_by(checkpoint), _O.kind != ObjectKind.REFERENCE_COPY)
+
+
+def _read(connection: Connection, stream: str, *where: ColumnElement[bool]) -> list[ObjectRecord]:
+    query = select(_O.name, _O.kind, _O.checkpoint, _O.epoch, _O.bytes, _O.checksum, _O.until)
+    found = connection.execute(query.where(_O.stream == stream, *where).order_by(_O.checkpoint, _O.name))
+    return [ObjectRecord(name, ObjectKind(kind), *rest) for name, kind, *rest in found]
+
+
+def close_objects(
+    connection: Connection, stream: str, until: int, *, before: int = 0, names: Iterable[str] = ()
+) -> None:
+    """Record that no checkpoint after `until` needs these objects: those of checkpoints below `before`, and `names`.
+
+    An object stays with the checkpoint that wrote it, and one that was needed for less long keeps that.
+    """
+    longer = (_O.stream == stream) & (_O.until > until) & (_O.checkpoint <= until)
+    at = update(t.object_).values(until=until)
+    if before:
+        connection.execute(at.where(longer, _O.checkpoint < before))
+    for part in in_batches(names):
+        connection.execute(at.where(longer, _O.name.in_(part)))
+
+
+def reopen_objects(connection: Connection, stream: str, newest: int) -> None:
+    """Record that `newest` is the newest checkpoint again, so that what it needs is needed from here on."""
+    needed = (_O.stream == stream) & (_O.checkpoint <= newest) & (_O.until >= newest)
+    copies = _O.kind == ObjectKind.REFERENCE_COPY
+    connection.execute(update(t.object_).where(needed, ~copies).values(until=t.OPEN))
 
 
 def insert_objects(
@@ -73,14 +120,15 @@ def insert_objects(
     epoch: int,
     checkpoint: int,
     objects: Sequence[tuple[ObjectKind, StoredObject]],
+    until: int = t.OPEN,
 ) -> None:
-    """Insert rows for objects that one checkpoint refers to.
+    """Insert rows for objects that one checkpoint refers to, needed up to checkpoint `until`.
 
     Raises:
         StateError: one of them was deleted, or is about to be.
     """
     refuse_deleted(connection, [stored.name for _, stored in objects])
-    place = {"stream": stream, "checkpoint": checkpoint, "epoch": epoch}
+    place = {"stream": stream, "checkpoint": checkpoint, "epoch": epoch, "until": until}
     values = [
         place | {"kind": kind.value, "name": stored.name, "bytes": stored.bytes, "checksum": stored.checksum}
         for kind, stored in objects

@@ -57,7 +57,7 @@ class ReferenceCopies(CatalogPart):
             values = {"stream": stream, "checkpoint": checkpoint, "rows": copied_rows, "bytes": size}
             connection.execute(insert(t.reference_copy), values | {"taken_at": self._transactions.time(connection)})
             kinds = [(ObjectKind.REFERENCE_COPY, stored) for stored in objects]
-            insert_objects(connection, stream, epoch, checkpoint, kinds)
+            insert_objects(connection, stream, epoch, checkpoint, kinds, until=checkpoint)
 
     def drop(self, stream: str, epoch: int, checkpoint: int) -> None:
         """Drop the reference copy of a checkpoint, if it has one, guarded by the writer epoch.

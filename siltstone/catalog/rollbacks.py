@@ -31,6 +31,7 @@ from siltstone.catalog.checkpoints import find_newest, has_id, unknown_checkpoin
 from siltstone.catalog.definitions import forget_definitions
 from siltstone.catalog.input_log import forget_input
 from siltstone.catalog.limits import ID_END
+from siltstone.catalog.objects import reopen_objects
 from siltstone.catalog.outbox import forget_outputs, skip_sink_ids
 from siltstone.catalog.runs import take_over
 from siltstone.catalog.steps import Step, to_step
@@ -105,9 +106,10 @@ class Rollbacks(CatalogPart):
                 return lost
             _refuse_second(connection, stream, epoch, checkpoint)
             accept(lost)
-            for table in (t.object_, t.dependency, t.reference_copy, t.savepoint, t.materialization):
+            for table in (t.object_, t.reference_copy, t.savepoint, t.materialization):
                 gone = (table.c.stream == stream) & (table.c.checkpoint > checkpoint)
                 connection.execute(delete(table).where(gone))
+            reopen_objects(connection, stream, checkpoint)
             c = t.checkpoint.c
             connection.execute(delete(t.checkpoint).where(c.stream == stream, c.id > checkpoint))
             forget_definitions(connection, stream, checkpoint)

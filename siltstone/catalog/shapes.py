@@ -51,7 +51,7 @@ _ROWS = 500
 """rows carried at a time"""
 _OLD = "superseded_"
 _ALWAYS = frozenset({"stream", "run", "checkpoint", "object", "dependency", "step", "snapshot"})
-"""tables that every catalog has had"""
+"""tables that every catalog has had, as long as revisions made them"""
 _PACKED = frozenset({("checkpoint", "statistics"), ("step", "offsets"), ("step", "sources")})
 """columns that were plain text once"""
 _LEFT = frozenset({("materialization", "expires_at")})
@@ -199,7 +199,7 @@ def check_carried(connection: Connection, found: MetaData, made: MetaData) -> No
     Raises:
         UsageError: something cannot be carried over; the message says what.
     """
-    lost = [f"table {name} is missing" for name in sorted(_ALWAYS - found.tables.keys())]
+    lost = [f"table {name} is missing" for name in sorted((_ALWAYS & made.tables.keys()) - found.tables.keys())]
     for table in found.tables.values():
         should = made.tables[table.name]
         for column in should.c:

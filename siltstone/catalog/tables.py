@@ -10,21 +10,21 @@
            1--n edit           changes that people made to the state by hand
            1--n definition     definitions with their first checkpoints, and what was dropped with them
            1--n output         a completed checkpoint's rows for a sink, until the sink has them
-           1--n checkpoint 1--n object       what it wrote
-                           1--n dependency   the first checkpoint that its restore reads, per operator
+           1--n checkpoint 1--n object       what it wrote, and which checkpoints need that
                            1--1 snapshot     its reference copy
                            1--n savepoint    names that keep it
            1--n step                         the input log; step 0 holds its beginning (`catalog.input_log`)
     receipt                 transactions whose outcome a client may look up (database servers only)
 
-A deleted checkpoint that others build on is marked (`deleted_at`): it is invisible and has no dependencies, and its row
-and objects stay until the last of those others is deleted. Steps stay as far back as a checkpoint can be replayed from;
+An object is needed by consecutive checkpoints, from the one that wrote it to `until`, which is `OPEN` as long as the
+newest needs it (`objects`). A deleted checkpoint is marked (`deleted_at`) and invisible; its row stays until all of its
+objects can go. Steps stay as far back as a checkpoint can be replayed from;
 older ones are pruned, some hundred at a time, and only the files they read are kept (`input_log`).
 
 Its size, in bytes with all indexes (checked by tests/contract/catalog/test_size.py):
 
     800  per checkpoint that is not deleted, with one operator; about 300 more per further operator
-    250  per object it refers to: its manifest, segments, bases
+    300  per object it refers to: its manifest, segments, bases
     250  per step of the input log that read one new file, about 60 more per further file; once pruned, 60 per file,
          and nothing for other sources
     300  per deletion, for 90 days; for objects of deleted checkpoints only the newest 100 000 of a stream
@@ -61,12 +61,15 @@ from sqlalchemy import (
 
 from siltstone.catalog.column_types import Json, Packed, PackedJson, UtcTime
 
-REVISION = "0011"
+REVISION = "0012"
 """the newest revision in `migrations/versions`"""
 CHECKSUM_CHARACTERS = 96
 """maximum length of a checksum's text (`store.checksums`)"""
 REVISION_TABLE = "siltstone_revision"
 """not Alembic's default, so that the database of another Alembic user is not mistaken for a catalog"""
+
+OPEN = 2**63 - 1
+"""`until` of an object that the newest checkpoint needs, and so will those that build on it"""
 
 METADATA = MetaData()
 
@@ -151,7 +154,9 @@ object_ = Table(
     Column("kind", String(16), nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("checksum", String(CHECKSUM_CHARACTERS), nullable=False),
+    Column("until", BigInteger, nullable=False, server_default=text(str(OPEN))),
     Index("object_by_checkpoint", "stream", "checkpoint"),
+    Index("object_by_until", "stream", "until", "checkpoint"),
 )
 
 output = Table(
@@ -179,15 +184,6 @@ output_object = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("checksum", String(CHECKSUM_CHARACTERS), nullable=False),
     Index("output_object_by_checkpoint", "stream", "checkpoint"),
-)
-
-dependency = Table(
-    "dependency",
-    METADATA,
-    *_of_checkpoint("checkpoint", primary_key=True),
-    Column("operator", String(64), primary_key=True),
-    Column("first", BigInteger, nullable=False),
-    ForeignKeyConstraint(["stream", "first"], ["checkpoint.stream", "checkpoint.id"]),
 )
 
 step = Table(

@@ -73,18 +73,17 @@ def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
     newest = next(iter(catalog.checkpoints.list(stream, 1)), None)
     if newest is None:
         return []
-    firsts = catalog.chains.get_firsts(stream, newest.id)
-    bases = {m.operator: m for m in catalog.materializations.list_in_chain(stream, newest.id)}
+    bases = _bases(catalog, newest)
     succeeded = catalog.materializations.get_last_completed(stream)
     found = []
     for operator in newest.forms:
+        first, state = recorded_chain(newest, operator)
         base = bases.get(operator)
-        # A materialization may have completed since `firsts` was read.
-        first = max(firsts.get(operator, newest.id), base.checkpoint if base else 0)
-        base = base if base and base.checkpoint == first else None
-        state = _chain(catalog, newest, operator, first, base)
-        began = base.ended_at if base else catalog.checkpoints.get(stream, first).committed_at
-        assert began is not None, "it is completed"
+        if base and base.checkpoint > first:  # the stream has not noticed it yet
+            first = base.checkpoint
+            since = catalog.checkpoints.list_after(stream, first, newest.id - first, marked=True)
+            state = materialized_chain(state, base, since)
+        began = _began_at(catalog, stream, first, base)
         failures, last = catalog.materializations.count_failed(stream, operator, began)
         found.append(
             ChainFacts(
@@ -108,20 +107,31 @@ def chain_facts(catalog: Catalog, stream: str) -> list[ChainFacts]:
     return found
 
 
+def find_beginnings(catalog: Catalog, record: CheckpointRecord) -> dict[str, int]:
+    """Return operator -> the checkpoint that its chain at a checkpoint begins with, after materializations."""
+    bases = _bases(catalog, record)
+    return {
+        operator: max(recorded_chain(record, operator)[0], bases[operator].checkpoint if operator in bases else 0)
+        for operator in record.forms
+    }
+
+
+def _bases(catalog: Catalog, record: CheckpointRecord) -> dict[str, MaterializationRecord]:
+    """Return operator -> the materialization that its chain at a checkpoint begins with."""
+    return {m.operator: m for m in catalog.materializations.list_in_chain(record.stream, record.id)}
+
+
 def _delta_amplification(state: PolicyState) -> float:
     live = chain.next_base(state)[0]
     return (state.deltas_bytes + state.index_bytes) / state.deltas / live if state.deltas and live else 0.0
 
 
-def _chain(
-    catalog: Catalog, newest: CheckpointRecord, operator: str, first: int, base: MaterializationRecord | None
-) -> PolicyState:
-    """Return the chain that begins at `first`, which the newest checkpoint's record may not know yet."""
-    known, state = recorded_chain(newest, operator)
-    if base is None or first <= known:
-        return state
-    since = [catalog.checkpoints.get(newest.stream, id) for id in range(first + 1, newest.id + 1)]
-    return materialized_chain(state, base, since)
+def _began_at(catalog: Catalog, stream: str, first: int, base: MaterializationRecord | None) -> datetime:
+    """Return when the base at `first` was made, by a materialization or by the run; of a checkpoint that is gone, when
+    the next one was."""
+    if base and base.checkpoint == first and base.ended_at:
+        return base.ended_at
+    return catalog.checkpoints.list_after(stream, first - 1, 1, marked=True)[0].committed_at
 
 
 def materialization_health(

@@ -24,13 +24,14 @@ from siltstone.format.base import write_base
 from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.model import Form, Handle, Kind, StoredObject
 from siltstone.restore.export import plan_units
+from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import RestoreUnit
 from siltstone.restore.restore import (
     compare_digests,
     objects_of,
     read_manifest,
-    read_manifests,
     schemas_of,
+    with_materializations,
 )
 from siltstone.restore.tables import add_digests, merged_tables, split_reads
 from siltstone.retention.leases import hold_lease, this_process
@@ -169,8 +170,8 @@ def materialize(
     with hold_lease(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
         catalog.materializations.begin(stream, operator, checkpoint, id=id, who=this_process())
         try:
-            chain = _chain_before(warehouse, stream, operator, checkpoint) if rebuild else None
-            manifests = read_manifests(store, chain or catalog.chains.list_manifests(stream, checkpoint), stream)
+            chain = _read_chain(warehouse, stream, operator, checkpoint, rebuild)
+            manifests = with_materializations([manifest for _, manifest in chain])
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
             parts = run(lambda task: materialize_unit(store, task), tasks)
             uploaded(reduce(UploadStatistics.merge, (part.uploads for part in parts), UploadStatistics()))
@@ -181,8 +182,9 @@ def materialize(
             uploaded(metrics.take())
             rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
             seconds = round(time.perf_counter() - start, 6)
+            replaced, unneeded = _replaced_by(manifest, stored.name, chain)
             catalog.materializations.complete(
-                stream, id, stored, manifest.objects, rows_=rows, bytes_=size, seconds=seconds
+                stream, id, stored, manifest.objects, replaced, unneeded, rows_=rows, bytes_=size, seconds=seconds
             )
         except (Abandoned, KeyboardInterrupt):
             with suppress(Unreachable):  # then its lease expires
@@ -196,19 +198,32 @@ def materialize(
     return Materialized(operator, checkpoint, id, rows, size, seconds)
 
 
-def _chain_before(warehouse: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> list[StoredObject]:
-    """Return the manifests of the chain that an operator had before it was materialized at a checkpoint.
+def _read_chain(
+    warehouse: OpenWarehouse, stream: str, operator: str, checkpoint: int, rebuild: bool
+) -> list[tuple[str, Manifest]]:
+    """Return name and manifest of what a restore of the checkpoint reads; to rebuild, without what is replaced."""
+    chains = warehouse.catalog.chains
+    if rebuild:
+        stored = chains.list_manifests_before(stream, checkpoint, operator)
+    else:
+        stored = chains.list_manifests(stream, checkpoint)
+    return [(each.name, read_manifest(warehouse.warehouse.store, each, stream)) for each in stored]
 
-    Raises:
-        UnknownCheckpoint: a part of it has been deleted since.
+
+def _replaced_by(
+    materialized: Manifest, name: str, chain: Sequence[tuple[str, Manifest]]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the objects of what a materialization replaces, and of those that are not read after it.
+
+    Args:
+        chain: name and manifest of what a restore of its checkpoint reads without it.
     """
-    catalog = warehouse.catalog
-    manifest = read_manifest(warehouse.warehouse.store, catalog.checkpoints.get(stream, checkpoint).manifest, stream)
-    first, begins = manifest.first[operator], []
-    for m in catalog.materializations.list(stream):
-        if m.operator == operator and m.manifest is not None and first <= m.checkpoint < checkpoint:
-            first, begins = m.checkpoint, [m.manifest]
-    return [catalog.checkpoints.get(stream, c).manifest for c in range(first, checkpoint + 1)] + begins
+    live = LiveHandles()
+    for of, manifest in sorted(chain, key=lambda each: each[1].checkpoint):
+        live.apply(manifest, of)
+    before = live.needed
+    replaced = live.apply(materialized, name)
+    return replaced, before - live.needed
 
 
 def _manifest(checkpoint: Manifest, operator: str, id: str, parts: Sequence[MaterializedPart]) -> Manifest:

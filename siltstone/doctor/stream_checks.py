@@ -117,15 +117,15 @@ def check_deletions(subject: StreamSubject) -> list[Finding]:
     marked = {
         each.id: each.deleted_at for each in catalog.checkpoints.list_retained(name) if each.deleted_at is not None
     }
-    plan, objects = foresee(catalog, name)
-    going = [id for id in plan.goes or (plan.waits if objects else ()) if id in marked]
+    plan = foresee(catalog, name)
+    going = sorted({*plan.goes, *(stored.checkpoint for stored in plan.objects)} & marked.keys())
     if not going:
         waiting = [f"{len(plan.waits)} marked checkpoints wait for newer ones that build on them"] if plan.waits else []
         waiting += [f"{len(plan.leased)} marked checkpoints are being read"] if plan.leased else []
         return [subject.finding("deletions", "ok", "; ".join(waiting) or "none under way")]
     since = _iso(min(marked[id] for id in going))
     said = f"unfinished: {len(going)} checkpoints ({describe_checkpoints(going)}), marked since {since}, with "
-    said += f"{len(objects):,} objects of {sum(each.bytes for each in objects) / 1e6:,.1f} MB"
+    said += f"{len(plan.objects):,} objects of {sum(each.bytes for each in plan.objects) / 1e6:,.1f} MB"
     rules = retention_in_force(catalog.streams.get(name).retention, subject.settings.retention)
     if rules.rules and _is_running(subject):
         return [subject.finding("deletions", "ok", f"{said}: the current run completes it")]

@@ -69,7 +69,7 @@ class Manifest:
         digests: operator -> table or opaque variable -> uint64[max_parallelism].
         forms: operator -> the form of its part.
         d: operator -> the D in force.
-        first: operator -> the checkpoint whose base its chain begins with.
+        first: operator -> the checkpoint that the longest chain of its variables began with, for policies and reports.
         policy: operator -> the policy's state, as JSON.
         event_time_max: the highest event time so far, in UTC; None if there was none.
         statistics: rows, bytes and seconds for reports, as JSON.
@@ -112,16 +112,18 @@ class Manifest:
     def with_bases(self, materialized: Self) -> Self:
         """Return the manifest with a materialization's bases instead of its own handles of that operator's tables.
 
+        It may be that of another materialization at the checkpoint, if nothing else that was written there is needed.
         Opaque variables stay: every checkpoint holds them whole, so they are never materialized.
         """
         [operator] = materialized.operators
         kept = [h for h in self.handles if h.operator != operator or h.kind is Kind.OPAQUE]
         return replace(
             self,
+            operators={**self.operators, **materialized.operators},
+            digests={**self.digests, **materialized.digests},
             handles=[*kept, *materialized.handles],
             objects=[*self.objects, *materialized.objects],
             forms={**self.forms, operator: Form.BASE},
-            first={**self.first, operator: self.checkpoint},
         )
 
 

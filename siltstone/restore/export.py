@@ -189,7 +189,7 @@ def _schemas(task: UnitTask) -> dict[str, TableSchema]:
 
 
 def _reads(task: UnitTask) -> list[Read]:
-    return unit_reads(task.unit, task.manifests, task.checkpoint) if task.whole else task.unit.reads
+    return unit_reads(task.unit, task.manifests) if task.whole else task.unit.reads
 
 
 def _prove(task: UnitTask, digests: Mapping[str, np.ndarray]) -> None:

@@ -1,21 +1,28 @@
 """Plan what to read, and in which order, to restore one checkpoint or to verify many: pure plans over handles.
 
-A restore reads, for each key group of each table, one base and every delta after it. Subtasks may have
-written different forms, variables may have their bases at different checkpoints, and each checkpoint may have
-another parallelism; so a plan is made per key group, walking each handle's `previous` back to its base. Every
-`manifests` argument maps a checkpoint id to all its handles; plans leave out those of indexes, which hold no
+A restore reads, for each key group of each variable, one base and every delta after it. Subtasks may have written
+different forms, variables may have their bases at different checkpoints, each checkpoint may have another parallelism,
+one that did not change a variable has nothing of it, and one of several steps may have a delta per step. So a plan is
+made per key group, from the newest handle back to a base; each delta's `previous` must be the checkpoint of the next
+older handle (`_leads_to`).
+
+Every `manifests` argument maps a checkpoint id to all its handles. Plans leave out those of indexes, which hold no
 state.
 """
 
-from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
+
+import numpy as np
 
 from siltstone.errors import StateError, UnknownCheckpoint
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
 
 Manifests = Mapping[int, Sequence[Handle]]
+Variable = tuple[str, str]
+"""operator and variable"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +37,22 @@ class Read:
     key_groups: tuple[KeyGroupRange, ...]
 
 
+def replaces(handle: Handle) -> bool:
+    """Whether a handle holds everything of its key groups, so that nothing earlier is needed for them."""
+    return handle.kind is Kind.OPAQUE or handle.form is Form.BASE
+
+
+def apply_order(read: Read) -> tuple[int, int, str, int]:
+    """Return the key of an order in which blocks may be applied: by checkpoint, sequence number, object and offset."""
+    return read.checkpoint, read.handle.sqn, read.handle.object, read.handle.offset
+
+
 @dataclass(frozen=True, slots=True)
 class TableReads:
     """One table of one unit.
 
     Every wanted key group is in exactly one of `bases`. `deltas` are in the order in which they apply (by
-    checkpoint, then key group); for each key group they are exactly those after its base.
+    checkpoint, sequence number and key group); for each key group they are exactly those after its base.
     """
 
     bases: tuple[Read, ...]
@@ -53,10 +70,10 @@ class RestoreUnit:
 
     @property
     def reads(self) -> list[Read]:
-        """Every block of the unit in an order in which it may be applied: by checkpoint, object and offset."""
+        """Every block of the unit in an order in which it may be applied (`apply_order`)."""
         tables = [r for t in self.tables.values() for r in (*t.bases, *t.deltas)]
         opaque = [r for reads in self.opaque.values() for r in reads]
-        return sorted(tables + opaque, key=lambda r: (r.checkpoint, r.handle.object, r.handle.offset))
+        return sorted(tables + opaque, key=apply_order)
 
     @property
     def bytes(self) -> int:
@@ -104,20 +121,22 @@ def plan_restore(
     max_parallelism: int,
     parallelism: int,
     key_groups: KeyGroupRange | None = None,
+    variables: Mapping[Variable, Kind] | None = None,
 ) -> RestorePlan:
     """Plan the restore of `checkpoint` by `parallelism` units for each operator.
 
-    `key_groups` (default: all) are split evenly over the units; a unit may be empty. Only the manifests of needed
-    checkpoints are looked up, so the mapping may load them lazily.
+    `key_groups` (default: all) are split evenly over the units; a unit may be empty. `variables` are those to restore,
+    by default those that the checkpoint wrote. Only the manifests of needed checkpoints are looked up, so the mapping
+    may load them lazily.
 
     Raises:
         UnknownCheckpoint: `checkpoint` has no manifest.
-        StateError: a checkpoint that a delta builds on is missing, key groups are in no handle or in two, or
-            a chain does not lead back to a base; names checkpoint, operator and variable.
+        StateError: a handle that a delta builds on is missing, key groups are in no handle or twice in one step, or a
+            chain does not lead back to a base; names checkpoint, operator and variable.
     """
     whole = KeyGroupRange(0, max_parallelism)
     history = _History(manifests)
-    kinds = history.variables(checkpoint)
+    kinds = history.variables(checkpoint) if variables is None else dict(sorted(variables.items()))
     units = []
     for operator in sorted({operator for operator, _ in kinds}):
         for part in (key_groups or whole).split(parallelism):
@@ -144,10 +163,16 @@ def plan_restore(
     )
 
 
-def verify_plan(manifests: Manifests, max_parallelism: int, proves: Collection[int] | None = None) -> list[VerifyChain]:
+def verify_plan(
+    manifests: Manifests,
+    max_parallelism: int,
+    proves: Collection[int] | None = None,
+    variables: Mapping[int, Collection[Variable]] | None = None,
+) -> list[VerifyChain]:
     """Plan the proof of the checkpoints `proves` (default: all), walking each chain once.
 
-    `manifests` holds these and the checkpoints that their chains need.
+    `manifests` holds these and the checkpoints that their chains need. `variables` are those that each checkpoint has,
+    by default those that it wrote.
 
     Every needed handle is in exactly one step of one chain: a chain's key-group range never cuts a block. Chains are
     independent of each other.
@@ -161,22 +186,33 @@ def verify_plan(manifests: Manifests, max_parallelism: int, proves: Collection[i
     chains = []
     for operator in sorted({h.operator for handles in manifests.values() for h in handles}):
         walk = {c: [h for h in _of_state(manifests[c]) if h.operator == operator] for c in sorted(manifests)}
-        variables = {c: sorted({h.variable for h in handles}) for c, handles in walk.items()}
-        for run in _runs([(c, handles) for c, handles in walk.items() if handles]):
+        if variables is None:
+            named = {c: {h.variable for h in handles} for c, handles in walk.items()}
+        else:
+            named = {c: {variable for of, variable in variables[c] if of == operator} for c in walk}
+        whole = KeyGroupRange(0, max_parallelism)
+        for run in _runs([(c, handles) for c, handles in walk.items() if named[c]], named, whole):
             parts = _uncut([handles for _, handles in run], max_parallelism)
             for part, inside in zip(parts, _by_part(run, parts), strict=True):
-                for steps in _runs(inside):
-                    chain = _chain(operator, part, steps, variables, wanted)
+                for steps in _runs(inside, named, part):
+                    chain = _chain(operator, part, steps, wanted)
                     if chain is not None:
                         chains.append(chain)
     return chains
 
 
-def _runs(steps: list[tuple[int, list[Handle]]]) -> list[list[tuple[int, list[Handle]]]]:
-    """Split the steps wherever every table is a base again, so that nothing earlier is needed."""
-    runs: list[list[tuple[int, list[Handle]]]] = []
+_Steps = list[tuple[int, list[Handle]]]
+"""checkpoints, ascending, with their handles of one operator"""
+
+
+def _runs(steps: _Steps, variables: Mapping[int, Collection[str]], groups: KeyGroupRange) -> list[_Steps]:
+    """Split the steps wherever every variable begins anew in all key groups, so that nothing earlier is needed."""
+    runs: list[_Steps] = []
     for checkpoint, handles in steps:
-        if not runs or all(h.form is Form.BASE for h in handles if h.kind is Kind.INCREMENTAL):
+        anew: dict[str, set[KeyGroupRange]] = {}
+        for handle in filter(replaces, handles):
+            anew.setdefault(handle.variable, set()).add(handle.key_groups)
+        if not runs or all(sum(map(len, anew.get(name, ()))) >= len(groups) for name in variables[checkpoint]):
             runs.append([])
         runs[-1].append((checkpoint, handles))
     return runs
@@ -208,26 +244,27 @@ def _by_part(run: list[tuple[int, list[Handle]]], parts: list[KeyGroupRange]) ->
     return out
 
 
-def _chain(
-    operator: str,
-    part: KeyGroupRange,
-    steps: list[tuple[int, list[Handle]]],
-    variables: Mapping[int, list[str]],
-    wanted: Collection[int],
-) -> VerifyChain | None:
+def _chain(operator: str, part: KeyGroupRange, steps: _Steps, wanted: Collection[int]) -> VerifyChain | None:
     """Check and return the chain up to its last wanted checkpoint; None if none is wanted."""
     last = max((i for i, (c, _) in enumerate(steps) if c in wanted), default=-1)
-    at: dict[str, int] = {}
+    newest: dict[str, np.ndarray] = {}
     out = []
     for checkpoint, handles in steps[: last + 1]:
-        ordered = sorted(handles, key=lambda h: (h.variable, h.key_groups))
-        for variable in variables[checkpoint]:
-            mine = [h for h in ordered if h.variable == variable]
-            _pieces(mine, part, checkpoint, (operator, variable))
-            for previous in {h.previous for h in mine if h.form is Form.DELTA}:
-                if at.get(variable) != previous:
-                    raise _gap(checkpoint, (operator, variable), previous)
-            at[variable] = checkpoint
+        ordered = sorted(handles, key=lambda h: (h.variable, h.sqn, h.key_groups))
+        for (variable, _), step in groupby(ordered, key=lambda h: (h.variable, h.sqn)):
+            name, held = (operator, variable), list(step)
+            _pieces(held, part, checkpoint, name)  # raises if two hold the same key group
+            written, begun = newest.setdefault(variable, np.zeros((2, len(part)), np.int64))
+            for handle in held:
+                inside = slice(handle.key_groups.start - part.start, handle.key_groups.end - part.start)
+                before = written[inside]
+                leads = (before == handle.previous) | (before == checkpoint)
+                leads |= (before == begun[inside]) & (before > handle.previous)  # as in `_leads_to`
+                if replaces(handle):
+                    begun[inside] = checkpoint
+                elif not leads.all():
+                    raise _gap(checkpoint, name, handle.previous)
+                written[inside] = checkpoint
         out.append(VerifyStep(checkpoint, tuple(ordered), checkpoint in wanted))
     return VerifyChain(operator, part, tuple(out)) if out else None
 
@@ -237,66 +274,92 @@ class _History:
 
     def __init__(self, manifests: Manifests) -> None:
         self._manifests = manifests
-        self._sorted: dict[int, dict[tuple[str, str], list[Handle]]] = {}
+        self._newest_first = sorted(manifests, reverse=True)
+        self._sorted: dict[int, dict[Variable, list[Handle]]] = {}
 
-    def variables(self, checkpoint: int) -> dict[tuple[str, str], Kind]:
-        """Return (operator, variable) -> kind at one checkpoint, in order of name."""
-        handles = self._at(checkpoint)
-        if handles is None:
+    def variables(self, checkpoint: int) -> dict[Variable, Kind]:
+        """Return (operator, variable) -> kind of what has a handle at one checkpoint, in order of name."""
+        if checkpoint not in self._manifests:
             raise UnknownCheckpoint(f"checkpoint {checkpoint} has no manifest; list them with `checkpoints`")
-        return {name: found[0].kind for name, found in sorted(handles.items())}
+        return {name: found[0].kind for name, found in sorted(self._at(checkpoint).items())}
 
-    def _at(self, checkpoint: int) -> dict[tuple[str, str], list[Handle]] | None:
+    def _upto(self, checkpoint: int) -> Iterator[int]:
+        """Yield the checkpoints up to one, newest first."""
+        first = bisect_left(self._newest_first, -checkpoint, key=lambda c: -c)
+        return islice(iter(self._newest_first), first, None)
+
+    def _at(self, checkpoint: int) -> dict[Variable, list[Handle]]:
+        """Return the handles of each variable, the newest step's first, then by key group."""
         if checkpoint not in self._sorted:
-            try:
-                handles = self._manifests[checkpoint]
-            except KeyError:
-                return None
-            by_name: dict[tuple[str, str], list[Handle]] = {}
-            for handle in sorted(_of_state(handles), key=lambda h: h.key_groups):
+            by_name: dict[Variable, list[Handle]] = {}
+            for handle in sorted(_of_state(self._manifests[checkpoint]), key=lambda h: (-h.sqn, h.key_groups)):
                 by_name.setdefault((handle.operator, handle.variable), []).append(handle)
             self._sorted[checkpoint] = by_name
         return self._sorted[checkpoint]
 
-    def walk(self, checkpoint: int, name: tuple[str, str], groups: KeyGroupRange) -> tuple[Read, ...]:
-        """Return every read that `groups` of one variable need, oldest checkpoint first."""
-        found: dict[tuple[int, Handle], list[KeyGroupRange]] = {}
-        todo = [(checkpoint, groups)] if groups else []
-        while todo:
-            at, wanted = todo.pop()
-            handles = (self._at(at) or {}).get(name)
-            if not handles:
-                raise _gap(checkpoint, name, at)
-            for handle, piece in _pieces(handles, wanted, at, name):
-                found.setdefault((at, handle), []).append(piece)
-                if handle.form is Form.DELTA:
-                    if handle.previous >= at:
-                        raise _gap(at, name, handle.previous)
-                    todo.append((handle.previous, piece))
+    def walk(self, checkpoint: int, name: Variable, groups: KeyGroupRange) -> tuple[Read, ...]:
+        """Return every read that `groups` of one variable need, in the order in which they apply."""
+        found: dict[_Link, list[KeyGroupRange]] = {}
+        # Key groups whose base is not found yet, and the oldest delta found so far, which leads back to it.
+        wanted: list[tuple[KeyGroupRange, _Link | None]] = [(groups, None)] if groups else []
+        for at in self._upto(checkpoint):
+            for _, step in groupby(self._at(at).get(name, ()), key=lambda h: h.sqn):
+                handles, rest = list(step), []
+                for piece, newer in wanted:
+                    for handle, inside in _pieces(handles, piece, at, name):
+                        if handle is None:
+                            rest.append((inside, newer))
+                            continue
+                        if newer and not _leads_to(newer, at, handle):
+                            raise _gap(checkpoint, name, newer[1].previous)
+                        found.setdefault((at, handle), []).append(inside)
+                        if not replaces(handle):
+                            rest.append((inside, (at, handle)))
+                wanted = rest
+            if not wanted:
+                break
+        for piece, newer in wanted:
+            raise _gap(checkpoint, name, newer[1].previous) if newer else _unheld(checkpoint, name, piece)
         reads = [Read(at, handle, _joined(pieces)) for (at, handle), pieces in found.items()]
-        return tuple(sorted(reads, key=lambda r: (r.checkpoint, r.key_groups)))
+        return tuple(sorted(reads, key=lambda r: (r.checkpoint, r.handle.sqn, r.key_groups)))
+
+
+_Link = tuple[int, Handle]
+"""a handle and its checkpoint"""
+
+
+def _leads_to(newer: _Link, at: int, handle: Handle) -> bool:
+    """Whether a delta builds on this handle: of the checkpoint it names, or of an earlier step of its own.
+
+    A materialization may also have made a base at a later checkpoint, which had not changed the variable.
+    """
+    checkpoint, delta = newer
+    if at == checkpoint:
+        return handle.previous == delta.previous and not replaces(handle)
+    return at == delta.previous or (replaces(handle) and at > delta.previous)
 
 
 def _pieces(
-    handles: Sequence[Handle], wanted: KeyGroupRange, checkpoint: int, name: tuple[str, str]
-) -> list[tuple[Handle, KeyGroupRange]]:
-    """Return the part of `wanted` that each handle (ordered by key group) holds; every key group exactly once."""
-    out = []
+    handles: Sequence[Handle], wanted: KeyGroupRange, checkpoint: int, name: Variable
+) -> list[tuple[Handle | None, KeyGroupRange]]:
+    """Cut `wanted` at the handles of one step (ordered by key group): what each holds, and with None what none does."""
+    out: list[tuple[Handle | None, KeyGroupRange]] = []
     upto = wanted.start
-    where = f"checkpoint {checkpoint}, operator {name[0]}, variable {name[1]}"
     first = bisect_right(handles, wanted.start, key=lambda h: h.key_groups.end)
     for handle in islice(handles, first, None):
         piece = handle.key_groups.intersect(wanted)
         if not piece:
             break
         if piece.start < upto:
-            raise StateError(f"{where}: two handles hold key group {piece.start}; restore another checkpoint")
+            raise StateError(
+                f"{_where(checkpoint, name)}: two handles hold key group {piece.start}; restore another checkpoint"
+            )
         if piece.start > upto:
-            break
+            out.append((None, KeyGroupRange(upto, piece.start)))
         out.append((handle, piece))
         upto = piece.end
     if upto < wanted.end:
-        raise StateError(f"{where}: no handle holds key group {upto}; restore another checkpoint")
+        out.append((None, KeyGroupRange(upto, wanted.end)))
     return out
 
 
@@ -311,8 +374,17 @@ def _joined(pieces: list[KeyGroupRange]) -> tuple[KeyGroupRange, ...]:
     return tuple(out)
 
 
-def _gap(checkpoint: int, name: tuple[str, str], previous: int) -> StateError:
-    where = f"checkpoint {checkpoint}, operator {name[0]}, variable {name[1]}"
+def _where(checkpoint: int, name: Variable) -> str:
+    return f"checkpoint {checkpoint}, operator {name[0]}, variable {name[1]}"
+
+
+def _gap(checkpoint: int, name: Variable, previous: int) -> StateError:
+    where = _where(checkpoint, name)
     return StateError(
         f"{where}: its chain needs checkpoint {previous}, which does not hold it; restore another checkpoint"
     )
+
+
+def _unheld(checkpoint: int, name: Variable, groups: KeyGroupRange) -> StateError:
+    where = _where(checkpoint, name)
+    return StateError(f"{where}: no handle holds key group {groups.start}; restore another checkpoint")

@@ -30,12 +30,8 @@ def plan_checkpoints(warehouse: OpenWarehouse, stream: str, wanted: Sequence[int
     Raises:
         UnknownCheckpoint: one of them does not exist, or no longer.
     """
-    catalog, store = warehouse.catalog, warehouse.warehouse.store
-    chains = {c: catalog.chains.list_checkpoints(stream, c) for c in wanted}
-    needed = sorted({c for chain in chains.values() for c in chain})
-    stored = {c: catalog.checkpoints.get(stream, c).manifest for c in needed}
-    materialized = {m.id: m for c in wanted for m in catalog.materializations.list_in_chain(stream, c)}
-    return plan_proof(store, stored, chains, [m.manifest for m in materialized.values() if m.manifest], stream)
+    chains = {c: warehouse.catalog.chains.list_manifests(stream, c) for c in wanted}
+    return plan_proof(warehouse.warehouse.store, chains, stream)
 
 
 def prove_checkpoints(warehouse: OpenWarehouse, stream: str, wanted: Sequence[int], run: Map) -> Proof:

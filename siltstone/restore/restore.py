@@ -19,7 +19,7 @@ from siltstone.format.manifest import Manifest
 from siltstone.format.manifest_decoding import decode_manifest
 from siltstone.format.opaque import decode_opaque
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
-from siltstone.restore.plan_rules import Read, RestoreUnit, plan_restore
+from siltstone.restore.plan_rules import Read, RestoreUnit, apply_order, plan_restore
 from siltstone.restore.tables import decode_changes, merged_tables, split_reads, wanted_block
 from siltstone.state.backend import KeyedState, SubtaskState
 from siltstone.state.backends.heap import HeapTable
@@ -58,6 +58,13 @@ def schemas_of(manifest: Manifest, operator: str) -> dict[str, TableSchema]:
     """Return the schemas of an operator's tables, as recorded at a checkpoint."""
     variables = manifest.operators[operator]["variables"].values()
     return {name: TableSchema.from_json(shape) for v in variables for name, shape in v["tables"].items()}
+
+
+def variables_of(manifest: Manifest, operator: str) -> dict[tuple[str, str], Kind]:
+    """Return (operator, table or opaque variable) -> its kind, as recorded at a checkpoint."""
+    kinds = dict.fromkeys(schemas_of(manifest, operator), Kind.INCREMENTAL)
+    kinds |= dict.fromkeys(opaque_of(manifest, operator), Kind.OPAQUE)
+    return {(operator, name): kind for name, kind in kinds.items()}
 
 
 def opaque_of(manifest: Manifest, operator: str) -> tuple[str, ...]:
@@ -127,20 +134,20 @@ def _base_rows_wanted(read: Read) -> int:
     return int(rows * wanted) if handle.form is Form.BASE else 0
 
 
-def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest], checkpoint: int) -> list[Read]:
+def unit_reads(unit: RestoreUnit, manifests: Mapping[int, Manifest]) -> list[Read]:
     """Return what a unit reads, in order, and the indexes of the segments that begin in its key groups.
 
     The indexes only have to be intact, since the handles hold the same information.
     """
-    first = manifests[checkpoint].first.get(unit.operator, checkpoint)
+    segments = {(r.checkpoint, r.handle.key_groups) for r in unit.reads if r.handle.kind is Kind.INCREMENTAL}
     indexes = [
         Read(c, handle, ())
-        for c, manifest in manifests.items()
-        for handle in manifest.handles
-        if handle.kind is Kind.INDEX and handle.operator == unit.operator and first <= c <= checkpoint
+        for c in sorted({c for c, _ in segments})
+        for handle in manifests[c].handles
+        if handle.kind is Kind.INDEX and handle.operator == unit.operator and (c, handle.key_groups) in segments
         if handle.key_groups.start in unit.key_groups
     ]
-    return sorted(unit.reads + indexes, key=lambda r: (r.checkpoint, r.handle.object, r.handle.offset))
+    return sorted(unit.reads + indexes, key=apply_order)
 
 
 def digests_of(state: KeyedState) -> dict[str, np.ndarray]:
@@ -248,12 +255,9 @@ def with_materializations(read: Sequence[Manifest]) -> dict[int, Manifest]:
     """Return checkpoint id -> manifest, given those of checkpoints and of the materializations in their chains."""
     manifests = {m.checkpoint: m for m in read if not m.materialization}
     for materialized in sorted((m for m in read if m.materialization), key=lambda m: m.checkpoint):
-        [operator], at = materialized.operators, materialized.checkpoint
-        if at not in manifests:
-            continue
-        manifests[at] = manifests[at].with_bases(materialized)
-        for later in [c for c, m in manifests.items() if c > at and m.first.get(operator, c) < at]:
-            manifests[later] = replace(manifests[later], first={**manifests[later].first, operator: at})
+        at = materialized.checkpoint
+        # Everything else that the checkpoint wrote may have been replaced since.
+        manifests[at] = manifests[at].with_bases(materialized) if at in manifests else materialized
     return manifests
 
 
@@ -295,7 +299,7 @@ def load_state(
             c: [h for h in m.handles if h.operator == operator and h.variable in own] for c, m in manifests.items()
         }
         plan = plan_restore(handles, target.checkpoint, state.max_parallelism, 1, state.groups)
-        reads = unit_reads(plan.units[0], manifests, target.checkpoint)
+        reads = unit_reads(plan.units[0], manifests)
         apply_reads(state, reads, reader, scratch)
         check_digests(digests_of(state), operator, state.groups, target, own)
     for table in state.tables.values():

@@ -6,11 +6,9 @@ that the stream updated change by change (promise 1).
 """
 
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice, takewhile
 
 from siltstone.errors import CorruptObject, StateError
 from siltstone.format.index import IndexEntry
@@ -18,6 +16,7 @@ from siltstone.format.manifest import Manifest
 from siltstone.format.segment import read_index
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.index_chain import follow
+from siltstone.restore.live_rules import LiveHandles
 from siltstone.restore.plan_rules import VerifyChain, verify_plan
 from siltstone.restore.restore import (
     Block,
@@ -28,12 +27,12 @@ from siltstone.restore.restore import (
     objects_of,
     read_manifest,
     schemas_of,
+    variables_of,
     with_materializations,
 )
 from siltstone.state.protocol import key_batch
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader, Wanted
-from siltstone.store.paths import CheckpointPath
 
 
 @dataclass(frozen=True)
@@ -76,52 +75,39 @@ class ProofPlan:
     failures: list[Failure] = field(default_factory=list)
 
 
-def plan_proof(
-    store: Store,
-    stored: Mapping[int, StoredObject],
-    chains: Mapping[int, Sequence[int]],
-    materialized: Sequence[StoredObject] = (),
-    stream: str | None = None,
-) -> ProofPlan:
+def plan_proof(store: Store, chains: Mapping[int, Sequence[StoredObject]], stream: str | None = None) -> ProofPlan:
     """Plan the proof of some checkpoints.
 
     Args:
-        stored: the manifest object of every needed checkpoint.
-        chains: the checkpoints to prove -> the checkpoints of their chains, themselves included.
-        materialized: the manifests of the materializations that their chains begin with.
+        chains: the checkpoints to prove -> the manifests that a restore of each reads.
         stream: see `read_manifest`.
     """
-    read: list[Manifest] = []
-    broken: dict[int, tuple[str, CorruptObject]] = {}
-    names = {manifest.name: checkpoint for checkpoint, manifest in stored.items()}
-    for manifest in (*stored.values(), *materialized):
+    read: dict[str, Manifest] = {}
+    broken: dict[str, CorruptObject] = {}
+    for stored in {stored.name: stored for chain in chains.values() for stored in chain}.values():
         try:
-            read.append(read_manifest(store, manifest, stream))
+            read[stored.name] = read_manifest(store, stored, stream)
         except CorruptObject as error:
-            path = CheckpointPath.of(manifest.name)
-            at = names.get(manifest.name, path.checkpoint if path else 0)
-            broken[at] = manifest.name, error
-    manifests = with_materializations(read)
-    failures, provable = [], []
-    for checkpoint, chain in chains.items():
-        bad = [c for c in chain if c in broken]
-        if bad:
-            name, error = broken[bad[0]]
-            failures.append(Failure(checkpoint, str(error), name))
-        else:
-            provable.append(checkpoint)
-    needed = {c for checkpoint in provable for c in chains[checkpoint]}
-    manifests = {c: m for c, m in sorted(manifests.items()) if c in needed}
+            broken[stored.name] = error
+    bad = {c: next((stored.name for stored in chain if stored.name in broken), None) for c, chain in chains.items()}
+    failures = [Failure(c, str(broken[name]), name) for c, name in bad.items() if name is not None]
+    provable = sorted(c for c, name in bad.items() if name is None)
+    needed = {stored.name: read[stored.name] for c in provable for stored in chains[c]}
+    manifests = dict(sorted(with_materializations(list(needed.values())).items()))
     if not manifests:
         return ProofPlan([], [], failures)
-    handles = {c: m.handles for c, m in manifests.items()}
     newest = manifests[max(manifests)]
     part = cache(lambda checkpoint, operator: manifests[checkpoint].of_operator(operator))
+    planned = verify_plan(
+        {c: m.handles for c, m in manifests.items()},
+        newest.max_parallelism,
+        provable,
+        {c: [name for operator in m.operators for name in variables_of(m, operator)] for c, m in manifests.items()},
+    )
     tasks = [
-        ProofTask(chain, {s.checkpoint: part(s.checkpoint, chain.operator) for s in chain.steps})
-        for chain in verify_plan(handles, newest.max_parallelism, provable)
+        ProofTask(chain, {s.checkpoint: part(s.checkpoint, chain.operator) for s in chain.steps}) for chain in planned
     ]
-    return ProofPlan(tasks, _indexes(manifests, sorted(provable)), failures)
+    return ProofPlan(tasks, _indexes(manifests, provable), failures)
 
 
 def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list[list[IndexCheck]]:
@@ -129,6 +115,7 @@ def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list
 
     There is one list per operator and key-group range, checkpoints ascending.
     """
+    dependents = _dependents(manifests, provable)
     found: dict[tuple[str, KeyGroupRange], list[IndexCheck]] = {}
     for checkpoint, manifest in manifests.items():
         objects = {stored.name: stored for stored in manifest.objects}
@@ -136,16 +123,29 @@ def _indexes(manifests: Mapping[int, Manifest], provable: Sequence[int]) -> list
         for handle in manifest.handles:
             by_writer.setdefault((handle.operator, handle.key_groups), []).append(handle)
         for (operator, groups), handles in by_writer.items():
-            # A newer checkpoint's chain never begins earlier, so those that reach this checkpoint are consecutive.
-            later = islice(provable, bisect_left(provable, checkpoint), None)
-            dependents = list(takewhile(lambda c: manifests[c].first.get(operator, c) <= checkpoint, later))  # noqa: B023
+            needing = dependents.get((checkpoint, operator, groups), [])
             indexes = [h for h in handles if h.kind is Kind.INDEX]
-            if dependents and indexes:  # materializations write none
+            if needing and indexes:  # materializations write none
                 data = [h for h in handles if h.kind is not Kind.INDEX]
                 named = tuple(objects[name] for name in {h.object for h in indexes} if name in objects)
-                check = IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(dependents))
+                check = IndexCheck(checkpoint, tuple(indexes), tuple(data), named, tuple(needing))
                 found.setdefault((operator, groups), []).append(check)
     return list(found.values())
+
+
+def _dependents(
+    manifests: Mapping[int, Manifest], provable: Sequence[int]
+) -> dict[tuple[int, str, KeyGroupRange], list[int]]:
+    """Return (checkpoint, operator, key groups) of a segment -> the `provable` that need its tables, ascending."""
+    found: dict[tuple[int, str, KeyGroupRange], list[int]] = {}
+    live, wanted = LiveHandles(), set(provable)
+    for checkpoint, manifest in manifests.items():
+        live.apply(manifest, "")
+        if checkpoint in wanted:
+            tables = (each for each in live.handles() if each.handle.kind is Kind.INCREMENTAL)
+            for segment in {(each.checkpoint, each.handle.operator, each.handle.key_groups) for each in tables}:
+                found.setdefault(segment, []).append(checkpoint)
+    return found
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,9 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
     reader = BlockReader(store, objects_of(manifests))
     tables = [[h for h in step.handles if h.kind is Kind.INCREMENTAL] for step in chain.steps]
     blocks = reader.blocks(Wanted(handle) for handles in tables for handle in handles)
+    opaque = _OpaqueValues()
     for position, (step, handles) in enumerate(zip(chain.steps, tables, strict=True)):
+        opaque.follow(step.handles)
         for handle in handles:
             try:
                 _apply(target, handle, next(blocks))
@@ -187,25 +189,47 @@ def prove(store: Store, task: ProofTask, visit: Callable[[int, MemoryState], Non
                 return ChainProof(failures, restore_s, restore_bytes)
             read += handle.length
         if step.proves:
-            opaque = [h for h in step.handles if h.kind is Kind.OPAQUE]
             try:
-                _set_opaque(target, opaque, reader)
+                opaque.set(target, reader)
                 check_digests(digests_of(target), chain.operator, target.groups, manifests[step.checkpoint])
                 restore_s[step.checkpoint] = time.perf_counter() - start
-                restore_bytes[step.checkpoint] = read + sum(h.length for h in opaque)
+                restore_bytes[step.checkpoint] = read + sum(h.length for h in opaque.handles)
                 visit(step.checkpoint, target)
             except StateError as error:
-                broken = next((h.object for h in opaque if h.object in str(error)), None)
+                broken = next((h.object for h in opaque.handles if h.object in str(error)), None)
                 failures.append(Failure(step.checkpoint, str(error), broken))
     return ChainProof(failures, restore_s, restore_bytes)
 
 
-def _set_opaque(target: MemoryState, handles: Sequence[Handle], reader: BlockReader) -> None:
-    """Apply a checkpoint's opaque values. Each checkpoint holds them whole, so older ones are not read; they may be
-    deleted."""
-    target.opaque.clear()
-    for handle, block in zip(handles, reader.blocks(map(Wanted, handles)), strict=True):
-        apply_handle(target, handle, [handle.key_groups], block)
+class _OpaqueValues:
+    """Which handle holds each opaque value. A value that was replaced is not read; it may be deleted."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[str, int], Handle] = {}
+        self._changed: set[tuple[str, int]] = set()
+
+    @property
+    def handles(self) -> set[Handle]:
+        """The handles of all values."""
+        return set(self._newest.values())
+
+    def follow(self, handles: Iterable[Handle]) -> None:
+        """Go on to a checkpoint with these handles."""
+        for handle in handles:
+            if handle.kind is Kind.OPAQUE:
+                places = [(handle.variable, g) for g in range(handle.key_groups.start, handle.key_groups.end)]
+                self._newest |= dict.fromkeys(places, handle)
+                self._changed.update(places)
+
+    def set(self, target: MemoryState, reader: BlockReader) -> None:
+        """Replace the values in `target` that changed since the last call."""
+        groups: dict[Handle, list[KeyGroupRange]] = {}
+        for variable, group in self._changed:
+            target.opaque.get(variable, {}).pop(group, None)
+            groups.setdefault(self._newest[variable, group], []).append(KeyGroupRange(group, group + 1))
+        self._changed.clear()
+        for handle, block in zip(groups, reader.blocks(map(Wanted, groups)), strict=True):
+            apply_handle(target, handle, groups[handle], block)
 
 
 def check_indexes(store: Store, checks: Sequence[IndexCheck]) -> list[Failure]:

@@ -3,9 +3,8 @@
     1  one transaction marks them: from here on they are invisible, and no reader can begin to read them
     2  one transaction records tombstones for the objects to delete (`catalog.tombstones`); objects that another stream
        refers to (a fork, or the stream that this one was forked from) are only released, not deleted
-    3  the store deletes the objects of checkpoints that no other builds on. Of checkpoints that others still need, it
-       deletes what no other ever reads: opaque variables, which every checkpoint holds whole, and snapshots. Objects
-       read under a lease stay
+    3  the store deletes the objects that no remaining checkpoint needs (`deletion_rules`). Objects read under a lease
+       stay
     4  one transaction removes the rows of these objects and checkpoints
     5  one transaction removes the steps of the input log that no remaining checkpoint needs (`catalog.input_log`)
 
@@ -13,13 +12,12 @@ The catalog refers to every object that may still be in the store, and the marks
 next deletion, of these checkpoints or of others, completes it.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from siltstone.catalog.epochs import check_catalog
 from siltstone.catalog.leases import LeaseRecord
-from siltstone.catalog.objects import ObjectKind, ObjectRecord
 from siltstone.catalog.passes import Pass
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tombstones import Tombstone
@@ -28,7 +26,6 @@ from siltstone.log import get_logger
 from siltstone.result import Result
 from siltstone.retention.deletion_rules import DeletionPlan, plan_deletion
 from siltstone.retention.leases import this_process
-from siltstone.store.paths import is_opaque
 
 _LOG = get_logger(__name__)
 REASON = "of a deleted checkpoint"
@@ -40,8 +37,9 @@ class DeletionResult(Result):
     """What a deletion did.
 
     `deleted` checkpoints are gone, including any that were marked before. `marked` checkpoints wait until others that
-    build on them are deleted, `leased` ones until their readers end, marked or spared. `objects` of `bytes` in total
-    were deleted from the store, without those that another stream refers to. `left` more could go, beyond the limit.
+    need one of their objects are deleted, the last of them in `needed_by`; `leased` ones until their readers end,
+    marked or spared. `objects` of `bytes` in total were deleted from the store, without those that another stream
+    refers to. `left` more could go, beyond the limit.
     """
 
     deleted: tuple[int, ...]
@@ -50,6 +48,7 @@ class DeletionResult(Result):
     bytes: int
     leased: tuple[int, ...] = ()
     left: int = 0
+    needed_by: Mapping[int, int] = field(default_factory=dict)
 
 
 def delete_checkpoints(
@@ -97,9 +96,10 @@ def delete_checkpoints(
     check_catalog(warehouse, stream)
     by = Pass.begin(reason, who or this_process())
     spared = catalog.deletions.mark(stream, epoch, ids, spare_leased=spare_leased, by=by)
-    plan, objects = _plan(catalog, stream, (), catalog.leases.list_live(stream), limit, restores_from)
-    tombstones: list[Tombstone] = []
-    goes = plan.goes[:limit]
+    plan = _plan(catalog, stream, (), catalog.leases.list_live(stream), restores_from)
+    tombstones, goes = list[Tombstone](), plan.goes[:limit]
+    later = set(plan.goes[len(goes) :])
+    objects = [stored for stored in plan.objects if stored.checkpoint not in later]
     if goes or objects:
         tombstones = [Tombstone(stored.name, stored.bytes, reason) for stored in objects]
         tombstones = catalog.tombstones.record_deletion(stream, epoch, by.who, tombstones, by)
@@ -109,20 +109,19 @@ def delete_checkpoints(
         pruned = catalog.input_log.prune(stream, epoch, keep=input_log, by=by)
         if pruned:
             _LOG.info("input log pruned", stream=stream, epoch=epoch, steps=pruned)
-    leased = tuple(sorted({*plan.leased, *spared}))
-    size_bytes, left = sum(each.bytes for each in tombstones), len(plan.goes) - len(goes)
-    return DeletionResult(goes, plan.waits, len(tombstones), size_bytes, leased, left)
+    size_bytes, leased = sum(each.bytes for each in tombstones), tuple(sorted({*plan.leased, *spared}))
+    return DeletionResult(goes, plan.waits, len(tombstones), size_bytes, leased, len(later), plan.needed_by)
 
 
-def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> tuple[DeletionPlan, list[ObjectRecord]]:
-    """Return what deleting `ids`, besides the marked checkpoints, would do, and the objects that it would delete.
+def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> DeletionPlan:
+    """Return what deleting `ids`, besides the marked checkpoints, would do, without objects that are shared.
 
     Raises:
         UnknownStream: the stream has not run here.
     """
-    plan, objects = _plan(catalog, stream, ids, catalog.references.view(stream, ()).leases)
-    shared = catalog.references.find_shared(stream, [stored.name for stored in objects])
-    return plan, [stored for stored in objects if stored.name not in shared]
+    plan = _plan(catalog, stream, ids, catalog.references.view(stream, ()).leases)
+    shared = catalog.references.find_shared(stream, [stored.name for stored in plan.objects])
+    return replace(plan, objects=tuple(stored for stored in plan.objects if stored.name not in shared))
 
 
 def _plan(
@@ -130,24 +129,15 @@ def _plan(
     stream: str,
     ids: Collection[int],
     leases: Sequence[LeaseRecord],
-    limit: int | None = None,
     restores_from: int | None = None,
-) -> tuple[DeletionPlan, list[ObjectRecord]]:
-    def leased(checkpoint: int) -> bool:
-        return any(lease.covers(checkpoint) for lease in leases)
-
-    retained, wanted = catalog.checkpoints.list_retained(stream), set(ids)
-    marked = {checkpoint.id for checkpoint in retained if checkpoint.deleted or checkpoint.id in wanted}
-    first = {checkpoint.id: checkpoint.first for checkpoint in retained if checkpoint.id not in marked}
-    if restores_from is not None and first:
-        newest = max(first)
-        first[newest] = min(first[newest], restores_from)
-    plan = plan_deletion(first, marked, leased)
-    unread = [checkpoint for checkpoint in plan.waits if not leased(checkpoint)]
-    objects = catalog.objects.list(stream, plan.goes[:limit])
-    objects += [stored for stored in catalog.objects.list(stream, unread) if _is_read_by_none_other(stored)]
-    return plan, objects
-
-
-def _is_read_by_none_other(stored: ObjectRecord) -> bool:
-    return stored.kind is ObjectKind.REFERENCE_COPY or is_opaque(stored.name)
+) -> DeletionPlan:
+    wanted = set(ids)
+    retained = {c.id: c.deleted or c.id in wanted for c in catalog.checkpoints.list_retained(stream)}
+    marked = [id for id, deleted in retained.items() if deleted]
+    return plan_deletion(
+        catalog.objects.list(stream, marked),
+        [id for id, deleted in retained.items() if not deleted],
+        marked,
+        lambda checkpoint: any(lease.covers(checkpoint) for lease in leases),
+        restores_from,
+    )

@@ -4,8 +4,7 @@ Retention decides (`retention_rules`) and deletion acts (`deletion`). A truncati
 beside another one: what it decides to delete is marked in one transaction, and the next truncation completes it.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,7 +112,7 @@ def truncate(
         )
         done = replace(done, left=done.left + len(plan.subsumed) - len(going))
     kept = tuple(Kept(id, reasons) for id, reasons in plan.kept.items())
-    waiting = _waiting(done.marked, {c.id: c.first for c in retained if c.id in plan.kept})
+    waiting = tuple(Waiting(id, by) for id, by in sorted(done.needed_by.items()))
     rules = options.to_record()
     return Truncation(
         stream, dry_run, kept, done.deleted, waiting, done.leased, done.objects, done.bytes, rules, done.left
@@ -122,8 +121,11 @@ def truncate(
 
 def _foresee_deletion(catalog: Catalog, stream: str, subsumed: Sequence[int]) -> DeletionResult:
     """What deleting these checkpoints would do now; nothing is changed."""
-    ahead, objects = foresee(catalog, stream, subsumed)
-    return DeletionResult(ahead.goes, ahead.waits, len(objects), sum(stored.bytes for stored in objects), ahead.leased)
+    ahead = foresee(catalog, stream, subsumed)
+    size_bytes = sum(stored.bytes for stored in ahead.objects)
+    return DeletionResult(
+        ahead.goes, ahead.waits, len(ahead.objects), size_bytes, ahead.leased, needed_by=ahead.needed_by
+    )
 
 
 def describe_retention(catalog: Catalog, stream: str, given: RetentionOptions) -> dict[str, Any]:
@@ -139,17 +141,3 @@ def describe_retention(catalog: Catalog, stream: str, given: RetentionOptions) -
     rules = retention_in_force(recorded, given)
     from_ = "[retention] in the settings" if given.rules else "recorded with the stream"
     return {"recorded": recorded, "in_force": rules.to_record(), "from": from_, "described": rules.described}
-
-
-def _waiting(marked: Iterable[int], first: Mapping[int, int]) -> tuple[Waiting, ...]:
-    """For each marked checkpoint, which kept one it waits for.
-
-    Args:
-        first: kept checkpoint -> where its chain begins: never before the chain of an earlier checkpoint.
-
-    A checkpoint that no chain needs waits for a step of the run, which restores the newest one.
-    """
-    kept = sorted(first)
-    begins = [first[id] for id in kept]
-    needed_by = ((id, kept[bisect_right(begins, id) - 1]) for id in marked)
-    return tuple(Waiting(id, by if by > id else kept[-1]) for id, by in needed_by)

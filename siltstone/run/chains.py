@@ -5,7 +5,7 @@ run or by another process, which the run learns from the catalog (`follow`). The
 operator's part of the next checkpoint from what earlier ones cost (`decide`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from siltstone.catalog.repository import Catalog
@@ -16,6 +16,7 @@ from siltstone.model import Form, StoredObject
 from siltstone.restore.restore import read_manifest, schemas_of
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
+from siltstone.store.paths import CheckpointPath, is_materialization_manifest
 from siltstone.stream import Stream
 
 
@@ -46,9 +47,10 @@ class RunChains:
         self._step = 0
         """the last step that it holds"""
         self._first: dict[str, int] = {}
-        self._manifests: dict[int, StoredObject] = {}
-        self._materialized: dict[str, StoredObject] = {}
-        """operator -> the manifest of the materialization that its chain begins with"""
+        """operator -> the checkpoint that the longest chain of its variables begins with; the next one, for an operator
+        that the newest checkpoint does not have"""
+        self.manifests: Sequence[StoredObject] = ()
+        """what a restore of the newest checkpoint reads (`Chains.list_manifests`)"""
         self._policies = {op.name: policy.start() for op in stream.operators}
         self._decisions: dict[str, Decision] = {}
         self.decide()
@@ -65,8 +67,9 @@ class RunChains:
 
     @property
     def oldest(self) -> int:
-        """The earliest checkpoint that a restore of the newest one reads; 0 before the first."""
-        return min(self._first.values(), default=0)
+        """The earliest checkpoint that a restore of the newest one reads from; 0 before the first."""
+        read = (CheckpointPath.of(stored.name) for stored in self.manifests)
+        return min((path.checkpoint for path in read if path), default=0)
 
     def resume(self, store: Store, latest: int) -> Manifest:
         """Continue the chains that end with checkpoint `latest`.
@@ -79,17 +82,13 @@ class RunChains:
             Unreachable: the store or the catalog failed.
         """
         name, operators = self._stream.name, self._stream.operators
-        self._manifests = {
-            c: self._catalog.checkpoints.get(name, c).manifest
-            for c in self._catalog.chains.list_checkpoints(name, latest)
-        }
-        manifest = read_manifest(store, self._manifests[latest])
+        manifest = read_manifest(store, self._catalog.checkpoints.get(name, latest).manifest)
         self._policies |= {
             op: PolicyState.from_json(saved) for op, saved in manifest.policy.items() if op in self._policies
         }
         self._first = {op.name: manifest.first.get(op.name, latest + 1) for op in operators}
         self._checkpoint, self._step = latest, manifest.step
-        self._note_materialized(self._move(self._catalog.chains.get_firsts(name, latest)))
+        self.follow()
         # A table that the last checkpoint does not know has no chain to put a delta on; and where one was dropped,
         # those of an index would not be where the links of the next one say that they are.
         self.decide(
@@ -102,11 +101,9 @@ class RunChains:
         return manifest
 
     def follow(self) -> None:
-        """Look up in the catalog where the chains of the newest checkpoint begin, after materializations."""
-        if self._checkpoint and (
-            moved := self._move(self._catalog.chains.get_firsts(self._stream.name, self._checkpoint))
-        ):
-            self._note_materialized(moved)
+        """Look up in the catalog what a restore of the newest checkpoint reads, after materializations."""
+        if self._checkpoint:
+            self._note(self._catalog.chains.list_manifests(self._stream.name, self._checkpoint))
 
     def decide(self, changed: Collection[str] = ()) -> None:
         """Decide the form of each operator's part of the next checkpoint, and so whether its changes are tracked.
@@ -122,10 +119,8 @@ class RunChains:
         """Return what a restore of an operator at the newest completed checkpoint reads."""
         if not self._checkpoint:
             return RestorePoint()
-        manifests = [m for c, m in self._manifests.items() if c >= self._first[operator]]
-        if operator in self._materialized:
-            manifests.append(self._materialized[operator])
-        return RestorePoint(self._checkpoint, self._step, tuple(manifests))
+        known = self._first[operator] <= self._checkpoint
+        return RestorePoint(self._checkpoint, self._step, tuple(self.manifests) if known else ())
 
     def preview(self, checkpoint: int, gathered: StepReports) -> NextChains:
         """Compute what the chains become with the next checkpoint; `advance` changes them.
@@ -143,16 +138,12 @@ class RunChains:
             bounds={name: self._policy.restore_bound(state) for name, state in policies.items()},
         )
 
-    def advance(self, manifest: Manifest, stored: StoredObject, first: Mapping[str, int]) -> None:
-        """Record that the checkpoint exists and its chains begin at `first`; decide the next interval."""
+    def advance(self, manifest: Manifest, manifests: Sequence[StoredObject]) -> None:
+        """Record that the checkpoint exists and a restore of it reads `manifests`; decide the next interval."""
         self._policies = {name: PolicyState.from_json(saved) for name, saved in manifest.policy.items()}
         self._first = dict(manifest.first)
         self._checkpoint, self._step = manifest.checkpoint, manifest.step
-        self._materialized = {op: m for op, m in self._materialized.items() if manifest.forms.get(op) is Form.DELTA}
-        if moved := self._move(first):
-            self._note_materialized(moved)
-        self._manifests = {c: m for c, m in self._manifests.items() if c >= self.oldest}
-        self._manifests[manifest.checkpoint] = stored
+        self._note(manifests)
         self.decide()
 
     def _learned(self, operator: str, gathered: StepReports) -> PolicyState:
@@ -164,22 +155,17 @@ class RunChains:
             state = self._policy.observe_restore(state, cost)
         return self._policy.observe(state, cost_of(gathered.last[operator]))
 
-    def _move(self, first: Mapping[str, int]) -> set[str]:
-        """Let chains begin where the catalog says, if that is later: there a materialization has been completed.
-
-        Returns:
-            The operators whose chains it moved.
-        """
-        moved = {op: at for op, at in first.items() if op in self._first and at > self._first[op]}
-        self._first |= moved
-        return set(moved)
-
-    def _note_materialized(self, moved: Collection[str]) -> None:
-        """Note the materializations that chains begin with, and tell the policies of the operators that were moved."""
-        name, checkpoint = self._stream.name, self._checkpoint
-        for m in self._catalog.materializations.list_in_chain(name, checkpoint):
-            if m.manifest is not None and m.operator in self._first:
-                self._materialized[m.operator] = m.manifest
-            if m.operator in moved:
-                since = [self._catalog.checkpoints.get(name, c) for c in range(m.checkpoint + 1, checkpoint + 1)]
+    def _note(self, manifests: Sequence[StoredObject]) -> None:
+        """Note what a restore reads, and tell the policies whose chains begin with a materialization now."""
+        known = {stored.name for stored in self.manifests}
+        self.manifests = manifests
+        if all(stored.name in known for stored in manifests if is_materialization_manifest(stored.name)):
+            return
+        name = self._stream.name
+        for m in self._catalog.materializations.list_in_chain(name, self._checkpoint):
+            if m.checkpoint > self._first.get(m.operator, m.checkpoint):
+                self._first[m.operator] = m.checkpoint
+                since = self._catalog.checkpoints.list_after(
+                    name, m.checkpoint, self._checkpoint - m.checkpoint, marked=True
+                )
                 self._policies[m.operator] = materialized_chain(self._policies[m.operator], m, since)

@@ -23,6 +23,5 @@ def commit_of(manifest: Manifest, stored: StoredObject, steps: Sequence[Step]) -
         event_time_max=manifest.event_time_max,
         segments=[o for o in manifest.objects if not is_base(o.name)],
         bases=[o for o in manifest.objects if is_base(o.name)],
-        first=manifest.first,
         steps=steps,
     )

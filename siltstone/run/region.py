@@ -42,6 +42,7 @@ from siltstone.run.commit import commit_of
 from siltstone.run.definition import check_follows, check_run, definition_of
 from siltstone.run.outbox import Outbox
 from siltstone.run.persist import place_inline
+from siltstone.run.references import RunReferences
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, StepTask, identities
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath
@@ -117,6 +118,7 @@ class ConsistentRegion:
         self._steps_open = 0
         self._last_checkpoint_s = time.monotonic()
         self._chains = RunChains(stream, catalog, policy)
+        self._references = RunReferences(stream.name, catalog, warehouse.store)
         self._definition: Mapping[str, Any] | None = None
         """what the next checkpoint is the first to be made under"""
         self._dropped: tuple[str, ...] = ()
@@ -224,6 +226,7 @@ class ConsistentRegion:
         if self.completed and base_step == self.completed_step:
             # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.
             self._chains.follow()
+            self._references.follow(self._chains.manifests)
         self._steps_open += 1
         waited = time.monotonic() - self._last_checkpoint_s
         if ends is not None:
@@ -312,8 +315,11 @@ class ConsistentRegion:
         uploads = uploads.merge(uploads_of(self._gathered))
         manifest = self._manifest(uploads)
         stored, uploads = self._store_manifest(path, manifest, uploads)
+        oldest_needed, replaced = self._references.advance(manifest, stored.name)
         commit = replace(
             commit_of(manifest, stored, steps),
+            oldest_needed=oldest_needed,
+            replaced=replaced,
             edit=edit,
             parallelism=parallelism,
             definition=self._definition,
@@ -321,9 +327,9 @@ class ConsistentRegion:
             outputs=outputs,
             repeats=self.outbox.repeats(self.checkpoint),
         )
-        first = self.catalog.commits.add(self.stream.name, self.epoch, commit)
+        manifests = self.catalog.commits.add(self.stream.name, self.epoch, commit)
         reasons = {name: decision.reason for name, decision in self._chains.decisions.items()}
-        self._advance(manifest, stored, first)
+        self._advance(manifest, manifests)
         return Completed(
             id=commit.id,
             digest=commit.digest,
@@ -377,9 +383,10 @@ class ConsistentRegion:
             statistics=statistics_of(self._gathered, self.stream, chains.bounds, uploads, chain_of),
         )
 
-    def _advance(self, manifest: Manifest, stored: StoredObject, first: Mapping[str, int]) -> None:
-        """The checkpoint exists, its chains beginning at `first`: the next interval begins."""
-        self._chains.advance(manifest, stored, first)
+    def _advance(self, manifest: Manifest, manifests: Sequence[StoredObject]) -> None:
+        """The checkpoint exists, and a restore of it reads `manifests`: the next interval begins."""
+        self._chains.advance(manifest, manifests)
+        self._references.follow(manifests)
         self._definition, self._dropped = None, ()
         self._event_time_max = manifest.event_time_max
         self.digest = manifest.digest

@@ -269,6 +269,11 @@ def is_opaque(name: str) -> bool:
     return name.endswith(_OPAQUE)
 
 
+def is_materialization_manifest(name: str) -> bool:
+    """Whether it is the name of a materialization's manifest."""
+    return name.endswith(_MATERIALIZATION)
+
+
 def materialization_of(name: str) -> str | None:
     """Return the id of the materialization that wrote an object; None for other objects."""
     for suffix in (_MATERIALIZED, _MATERIALIZATION):

@@ -81,19 +81,13 @@ def _broken(
 def _chains(place: OpenWarehouse, name: str) -> dict[int, object]:
     """Visible checkpoint -> what names all that its restore reads."""
     catalog = place.catalog
-    of: dict[int, list[str]] = {}
-    for stored in catalog.objects.list(name):
-        of.setdefault(stored.checkpoint, []).append(stored.checksum + stored.name)
-    ids = [checkpoint.id for checkpoint in catalog.checkpoints.list(name)]
-    firsts = {id: catalog.chains.get_firsts(name, id) for id in ids}
     return {
-        id: (
+        checkpoint.id: (
             name,
-            id,
-            *sorted(first.items()),
-            *(o for c in range(min(first.values(), default=id), id + 1) for o in of.get(c, ())),
+            checkpoint.id,
+            *(stored.checksum + stored.name for stored in catalog.chains.list_objects(name, checkpoint.id)),
         )
-        for id, first in firsts.items()
+        for checkpoint in catalog.checkpoints.list(name)
     }
 
 
@@ -182,7 +176,7 @@ def _references(place: OpenWarehouse, name: str) -> Iterable[str]:
     retained = {row.id: row for row in catalog.checkpoints.list_retained(name)}
     visible = {id for id, row in retained.items() if not row.deleted}
     for id in visible:
-        if missing := [c for c in range(retained[id].first, id + 1) if c not in retained]:
+        if missing := [c for c in catalog.chains.list_checkpoints(name, id) if c not in retained]:
             yield f"checkpoint {id} builds on {missing}, which are gone"
     for savepoint in catalog.savepoints.list(name):
         if savepoint.checkpoint not in visible:
@@ -241,5 +235,5 @@ def recorded(place: OpenWarehouse, name: str) -> tuple[object, ...]:
         catalog.objects.list(name),
         catalog.savepoints.list(name),
         catalog.input_log.list(name, catalog.checkpoints.last_id(name)),
-        {id: catalog.chains.get_firsts(name, id) for id in ids},
+        {id: catalog.chains.list_objects(name, id) for id in ids},
     )

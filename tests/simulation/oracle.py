@@ -165,14 +165,16 @@ class Oracle:
 
     def _objects_of(self, stream: str, id: int) -> frozenset[str]:
         """All that a restore of a checkpoint reads. Its digests are compared; of some, the rows as well."""
-        firsts = "SELECT operator, first FROM dependency WHERE stream = ? AND checkpoint = ? ORDER BY operator"
-        chain = tuple(self.rows(firsts, stream, id))
-        made = "SELECT operator, checkpoint, id FROM materialization WHERE stream = ? AND manifest IS NOT NULL"
-        based = tuple(m for m in sorted(self.rows(made, stream)) if (m[0], m[1]) in chain)
-        key = (stream, id, self._streams[stream].checkpoints[id].epoch, chain, based)
+        query = (
+            "SELECT name FROM object WHERE stream = ? AND checkpoint <= ? AND until >= ? "
+            "AND name LIKE '%.arrow' AND kind <> 'snapshot' ORDER BY name"
+        )
+        described = tuple(name for (name,) in self.rows(query, stream, id, id))
+        key = (stream, id, self._streams[stream].checkpoints[id].epoch, described)
         if key not in self._needed:
             chained = self._catalog.chains.list_manifests(stream, id)
             names = [stored.name for stored in chained]
+            assert sorted(names) == list(described), f"checkpoint {id} of {stream}"
             for stored in chained:
                 if stored.name not in self._manifests:
                     self._manifests[stored.name] = read_manifest(self._store, stored)

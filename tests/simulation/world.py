@@ -34,6 +34,7 @@ from siltstone.run.definition import definition_of
 from siltstone.run.region import ConsistentRegion, RegionOptions
 from siltstone.store.identity import write_identity
 from siltstone.store.paths import CheckpointPath
+from tests.catalog_cases import beginnings
 from tests.simulation.oracle import Oracle
 from tests.simulation.processes import (
     NOON,
@@ -160,7 +161,7 @@ class World:
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             visible = [c.id for c in place.catalog.checkpoints.list(stream)]
             checkpoint = visible[-1 - a // 2 % len(visible)] if visible else 1
-            if place.catalog.chains.get_firsts(stream, checkpoint).get(operator) != checkpoint:
+            if beginnings(place.catalog, stream, checkpoint).get(operator) != checkpoint:
                 materialize(place, stream, operator, checkpoint, id=id, parallelism=1 + a % 2, run=_in_order)
                 self.counts["materialized"] += 1
 

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from siltstone.catalog.materializations import MaterializationRecord
 from siltstone.catalog.warehouse import OpenWarehouse
+from tests.catalog_cases import beginnings
 from tests.command_line import plain, siltstone
 from tests.fault.reference import small
 from tests.fault.small_stream import SMALL
@@ -54,7 +55,7 @@ def test_chains_shorten_while_the_stream_runs(
         last = place.catalog.checkpoints.latest("little")
         # Beside the run, not behind it.
         assert {m.operator for m in done if m.ended_at and m.ended_at < last.committed_at} == OPERATORS
-        assert min(place.catalog.chains.get_firsts("little", last.id).values()) > 1
+        assert min(beginnings(place.catalog, "little", last.id).values()) > 1
         # Retention followed, and took the bases that chains began with.
         assert place.catalog.checkpoints.list("little", marked=True)[0].id > 1
         assert not failures(place, "little")

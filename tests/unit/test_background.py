@@ -25,6 +25,7 @@ from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.settings import Settings
 from siltstone.spark.operations.run_metrics import RunMetrics
 from siltstone.store.filesystem import FilesystemStore
+from tests.catalog_cases import beginnings
 from tests.clock import Clock
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, in_order
@@ -98,7 +99,7 @@ def test_a_chain_is_materialized_when_its_interval_has_passed(place: OpenWarehou
     clock.move(seconds=1)
     assert all("the interval is 100 s" in str(h.trigger and h.trigger.reason) for h in health(place).values())
     assert worker.look()
-    assert place.catalog.chains.get_firsts(NAME, 4) == dict.fromkeys(OPERATORS, 4)
+    assert beginnings(place.catalog, NAME, 4) == dict.fromkeys(OPERATORS, 4)
     assert {f.deltas for f in chain_facts(place.catalog, NAME)} == {0}
     # The stream has not noticed yet; what it recorded is of the old chain, and yet the facts are right.
     for deltas in (1, 2, 3):
@@ -308,11 +309,11 @@ def test_the_thread_looks_after_a_checkpoint_and_ends_with_the_run(place: OpenWa
     assert done is not None
     worker.completed(done.restores_from)
     until(lambda: {f.since for f in chain_facts(place.catalog, NAME)} == {clock.time})
-    assert min(place.catalog.chains.get_firsts(NAME, 5).values()) >= 4
+    assert min(beginnings(place.catalog, NAME, 5).values()) >= 4
     run.step(next(rows))
     clock.move(seconds=100)
     worker.finish(60)  # which looks a last time
-    assert place.catalog.chains.get_firsts(NAME, 6) == dict.fromkeys(OPERATORS, 6)
+    assert beginnings(place.catalog, NAME, 6) == dict.fromkeys(OPERATORS, 6)
     assert not any(thread.name.startswith("siltstone-materialize") for thread in threading.enumerate())
     assert place.catalog.leases.list_live(NAME) == []
     assert not failures(place, NAME)
@@ -348,7 +349,7 @@ def test_another_process_at_it_is_no_failure_but_worth_waiting_for(place: OpenWa
     place.catalog.materializations.begin(NAME, OPERATORS[0], 4, id="other", who="another")
     clock.move(seconds=100)
     assert not background(place).look()
-    assert place.catalog.chains.get_firsts(NAME, 4) == {**dict.fromkeys(OPERATORS, 4), OPERATORS[0]: 1}
+    assert beginnings(place.catalog, NAME, 4) == {**dict.fromkeys(OPERATORS, 4), OPERATORS[0]: 1}
     assert {f.failures for f in chain_facts(place.catalog, NAME)} == {0}
 
 
@@ -362,7 +363,7 @@ def test_a_catalog_that_is_away_does_not_end_it(place: OpenWarehouse, clock: Clo
 
     worker = background(place)
     with monkeypatch.context() as patch:
-        patch.setattr(type(place.catalog.chains), "get_firsts", away)
+        patch.setattr(type(place.catalog.materializations), "list_in_chain", away)
         assert not worker.look()
     told = "\n".join(caplog.messages)
     assert 'not materialized for now stream=small error="cannot reach the catalog' in told

@@ -106,11 +106,11 @@ def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(
         path = CheckpointPath("apart", epoch, id)
         segments = [store.put(path.segment("log", section), b"x" * id) for section in ("NON", "INCR", "INDEX")]
         manifest = store.put(path.manifest(), b"m")
-        first = {"old": 1}
+        replaced = [CheckpointPath("apart", epoch, id - 1).segment("log", "NON")] if id > 1 else []
         catalog.commits.add(
             "apart",
             epoch,
-            CheckpointCommit(id, manifest, "", 0, 0, {"old": Form.DELTA}, segments=segments, first=first),
+            CheckpointCommit(id, manifest, "", 0, 0, {"old": Form.DELTA}, segments=segments, replaced=replaced),
         )
     subject = StreamSubject(place, load_settings(), "apart")
     catalog.runs.end("apart", epoch, "done")
@@ -119,13 +119,13 @@ def test_opaque_variables_stored_apart_go_at_once_though_their_checkpoint_waits(
     assert finding.state == "warning" and "unfinished: 2 checkpoints (checkpoints 1 to 2)" in finding.found
     assert "with 2 objects of" in finding.found
     result = delete_checkpoints(place, "apart", [1, 2])
-    assert result == DeletionResult(deleted=(), marked=(1, 2), objects=2, bytes=3)
+    assert result == DeletionResult(deleted=(), marked=(1, 2), objects=2, bytes=3, needed_by={1: 3, 2: 3})
     [finding] = check_deletions(subject)
     assert finding.found == "2 marked checkpoints wait for newer ones that build on them"
     left = {name.rpartition(".")[2] for name, _ in store.list(f"apart/{epoch:08d}/{1:012d}/")}
     assert left == {"INCR", "INDEX", "arrow"}
     assert sorted(store.list("apart/")) == sorted((o.name, o.bytes) for o in catalog.objects.list("apart"))
-    assert delete_checkpoints(place, "apart", [1]) == DeletionResult((), (1, 2), 0, 0)
+    assert delete_checkpoints(place, "apart", [1]) == DeletionResult((), (1, 2), 0, 0, needed_by={1: 3, 2: 3})
 
 
 @pytest.mark.slow
@@ -190,8 +190,9 @@ def test_a_stream_that_never_ran_has_nothing_to_delete(place: OpenWarehouse) -> 
 def test_deleting_again_is_no_error_and_does_nothing(place: OpenWarehouse) -> None:
     first = delete_checkpoints(place, NAME, [4, 4, 6, 8])
     assert (first.deleted, first.marked) == ((), (4, 6, 8))
-    assert delete_checkpoints(place, NAME, [8, 6, 4]) == DeletionResult((), (4, 6, 8), 0, 0)
+    assert delete_checkpoints(place, NAME, [8, 6, 4]) == DeletionResult((), (4, 6, 8), 0, 0, needed_by=first.needed_by)
     assert delete_checkpoints(place, NAME, [1, 2, 3, 5]).deleted == (1, 2, 3, 4)
-    assert delete_checkpoints(place, NAME, [1, 4]) == DeletionResult((), (5, 6, 8), 0, 0)
-    assert delete_checkpoints(place, NAME, []) == DeletionResult((), (5, 6, 8), 0, 0)
+    again = delete_checkpoints(place, NAME, [1, 4])
+    assert (again.deleted, again.objects, again.needed_by) == ((), 0, {5: 7, 6: 7, 8: 10})
+    assert delete_checkpoints(place, NAME, []) == again
     check_whole(place, [7, 9, 10, 11, 12])

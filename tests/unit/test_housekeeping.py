@@ -24,6 +24,7 @@ from siltstone.retention.housekeeping import Housekeeper
 from siltstone.retention.retention_rules import NEW_STREAM, RetentionOptions
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath, stream_prefix
+from tests.catalog_cases import beginnings
 from tests.clock import Clock
 from tests.places import place_at
 from tests.proofs import failures
@@ -209,7 +210,7 @@ def test_a_materialization_that_completes_while_retention_decides_takes_nothing_
 
     monkeypatch.setattr(part, call, materialize_first)
     keeper.work(3, told)
-    assert place.catalog.chains.get_firsts(NAME, 3) == {operator.name: 3}, "it came meanwhile"
+    assert beginnings(place.catalog, NAME, 3) == {operator.name: 3}, "it came meanwhile"
     shutil.rmtree(place.warehouse.local.work(NAME, run.region.epoch))
     assert sum(a.restored_bytes for a in run_tasks(task, shuffled(task, rows(4)), "again")[1])
 

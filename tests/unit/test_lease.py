@@ -17,6 +17,7 @@ from siltstone.restore.export import restore_unit, unit_tasks, whole_digest
 from siltstone.restore.restore import read_manifests
 from siltstone.retention.deletion import DeletionResult, delete_checkpoints
 from siltstone.retention.leases import LeaseOptions, hold_lease
+from tests.catalog_cases import firsts
 from tests.clock import Clock
 from tests.orphans import check_whole, filesystem, write
 from tests.places import place_at
@@ -33,7 +34,7 @@ def place(tmp_path: Path, clock: Clock) -> Iterator[OpenWarehouse]:
     """Checkpoints 1 to 5, bases at 1 and 5."""
     with place_at(tmp_path / "w", clock) as opened:
         write(opened)
-        assert {r.id: r.first for r in opened.catalog.checkpoints.list_retained(NAME)} == {1: 1, 2: 1, 3: 1, 4: 1, 5: 5}
+        assert [*firsts(opened.catalog, NAME).values()] == [1, 1, 1, 1, 5]
         yield opened
 
 
@@ -81,8 +82,8 @@ def test_what_waits_keeps_all_that_is_read_of_it(place: OpenWarehouse) -> None:
     name = "sums/00000001/000000000002/by_key.totals.00000.s1.snapshot.parquet"
     catalog.reference_copies.add(NAME, 2, 2, [store.put(name, b"rows")], 1)
     with hold_lease(catalog, NAME, [2]):
-        assert delete_checkpoints(place, NAME, [2]) == DeletionResult((), (2,), 0, 0)
-    assert delete_checkpoints(place, NAME, []) == DeletionResult((), (2,), 1, 4)
+        assert delete_checkpoints(place, NAME, [2]) == DeletionResult((), (2,), 0, 0, needed_by={2: 4})
+    assert delete_checkpoints(place, NAME, []) == DeletionResult((), (2,), 1, 4, needed_by={2: 4})
 
 
 def test_an_expired_lease_keeps_nothing(place: OpenWarehouse, clock: Clock) -> None:

@@ -17,6 +17,7 @@ from siltstone.restore.restore import read_manifest
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import sweep
 from siltstone.store.paths import materialization_of
+from tests.catalog_cases import beginnings
 from tests.clock import Clock
 from tests.fault.small_stream import SMALL, purchases
 from tests.places import place_at
@@ -112,7 +113,7 @@ def test_whoever_dies_in_it_changes_nothing(place: OpenWarehouse) -> None:
     assert left and {materialization_of(name) for name in left} == {"m1"}
     check(place)
     consolidate(place, operator, 4, "m2")
-    assert place.catalog.chains.get_firsts(NAME, 4)[operator] == 4
+    assert beginnings(place.catalog, NAME, 4)[operator] == 4
     check(place)
 
 
@@ -138,11 +139,11 @@ def test_at_most_one_at_a_time_and_a_lease_that_expired_is_taken_over(tmp_path: 
         clock.move(seconds=11)
         manifest = place.catalog.checkpoints.get(NAME, 3).manifest
         with pytest.raises(Fenced, match=r"m1 of stream .* has lost its lease"):
-            place.catalog.materializations.complete(NAME, "m1", manifest, [], rows_=0, bytes_=0, seconds=0)
+            place.catalog.materializations.complete(NAME, "m1", manifest, [], (), (), rows_=0, bytes_=0, seconds=0)
         consolidate(place, operator, 2, "m5")
         assert [m.outcome for m in place.catalog.materializations.list(NAME)] == ["failed", "done", "done"]
-        assert place.catalog.chains.get_firsts(NAME, 3) == {
-            **place.catalog.chains.get_firsts(NAME, 3),
+        assert beginnings(place.catalog, NAME, 3) == {
+            **beginnings(place.catalog, NAME, 3),
             operator: 2,
             other: 3,
         }
@@ -168,7 +169,7 @@ def test_the_stream_goes_on_meanwhile_with_deltas_and_with_a_base(place: OpenWar
     forms = {c.id: c.forms[operator] for c in place.catalog.checkpoints.list(NAME)}
     based = max(id for id, form in forms.items() if form is Form.BASE)
     assert based > 3
-    assert {id: place.catalog.chains.get_firsts(NAME, id)[operator] for id in range(1, 8)} == {
+    assert {id: beginnings(place.catalog, NAME, id)[operator] for id in range(1, 8)} == {
         id: 1 if id < 3 else 3 if id < based else based for id in range(1, 8)
     }
     check(place)
@@ -199,7 +200,7 @@ def test_a_damaged_chain_is_not_materialized(place: OpenWarehouse) -> None:
         consolidate(place, operator, 3)
     [record] = place.catalog.materializations.list(NAME)
     assert record.outcome == "failed" and handle.object in str(record.error)
-    assert place.catalog.chains.get_firsts(NAME, 3)[operator] == 1
+    assert 1 in place.catalog.chains.list_checkpoints(NAME, 3)
 
 
 def test_what_is_not_there_is_not_materialized(place: OpenWarehouse) -> None:

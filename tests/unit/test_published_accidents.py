@@ -167,7 +167,7 @@ def test_slatedb_604_a_finished_compaction_is_not_collected_before_it_is_recorde
     with monkeypatch.context() as patch:
         before(patch, Materializations, "complete", lambda: retire(place))
         consolidate(place, 5)
-    assert place.catalog.chains.get_firsts(NAME, 5) == {"by_key": 5}
+    assert place.catalog.chains.list_checkpoints(NAME, 5) == [5]
     retire(place)
     check_whole(place)
 

@@ -14,6 +14,7 @@ from siltstone.change.recover import recover
 from siltstone.errors import CorruptObject, Fenced, LossRefused, UnknownCheckpoint, UnknownStream
 from siltstone.retention.deletion import delete_checkpoints
 from siltstone.retention.sweep import SweepOptions, sweep
+from tests.catalog_cases import beginnings
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import failures, in_order
 from tests.recovery_cases import (
@@ -269,7 +270,7 @@ def test_a_materialized_base_is_made_again(place: OpenWarehouse, damage: Callabl
     done = recover(place, NAME, run=in_order)
     assert (done.checkpoint, done.given_up, done.rebuilt) == (8, (), foreseen.rebuilt)
     assert digests(place) == before and not failures(place, NAME)
-    assert place.catalog.chains.get_firsts(NAME, 8)[SMALL.operators[0].name] == 7
+    assert beginnings(place.catalog, NAME, 8)[SMALL.operators[0].name] == 7
     run = new_run(place)
     run.step(purchases()[8])
     assert not failures(place, NAME)

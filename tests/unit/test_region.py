@@ -158,7 +158,7 @@ def test_one_that_is_fenced_while_it_begins_says_so(place: OpenWarehouse, monkey
         catalog.runs.begin("sums", "another one")
         raise UnknownCheckpoint("no checkpoint 1")
 
-    monkeypatch.setattr(type(catalog.chains), "list_checkpoints", meanwhile)
+    monkeypatch.setattr(type(catalog.chains), "list_manifests", meanwhile)
     with pytest.raises(Fenced):
         RegionRun(place, stream("old"), POLICY)
 
@@ -268,9 +268,7 @@ def test_an_index_that_says_something_else_than_the_manifest_fails_the_proof(pla
     for n in (1, 2):
         run.step(rows(n))
     store = place.warehouse.store
-    chains = {2: [1, 2]}
-    stored = {c: place.catalog.checkpoints.get("sums", c).manifest for c in (1, 2)}
-    [checks] = plan_proof(store, stored, chains).indexes
+    [checks] = plan_proof(store, {2: place.catalog.chains.list_manifests("sums", 2)}).indexes
     assert not check_indexes(store, checks)
     altered = [checks[0], replace(checks[1], data=tuple(replace(h, rows=h.rows + 1) for h in checks[1].data))]
     assert [(f.checkpoint, f.reason) for f in check_indexes(store, altered)] == [

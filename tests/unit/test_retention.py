@@ -17,6 +17,7 @@ from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.savepoints import drop_savepoint, list_savepoints, set_savepoint
 from siltstone.retention.truncate import Truncation, truncate
 from siltstone.store.filesystem import FilesystemStore
+from tests.catalog_cases import firsts
 from tests.clock import Clock
 from tests.proofs import check_whole, in_order, restored_digest
 from tests.region_run import RegionRun
@@ -125,7 +126,7 @@ def test_whatever_happens_what_is_kept_proves_and_nothing_else_is_stored(
         if there and chance.random() < 0.3:
             drop_savepoint(catalog, NAME, chance.choice(there))
         pins = {s.checkpoint for s in catalog.savepoints.list(NAME) if not s.expired(clock())}
-        first = {r.id: r.first for r in catalog.checkpoints.list_retained(NAME) if not r.deleted}
+        first = firsts(catalog, NAME)
         rules: dict[str, Any] = {"keep_last": chance.randint(1, 3), "keep_daily": chance.randint(0, 3)}
         done = truncate(place, NAME, RetentionOptions(**rules, min_count=chance.randint(0, 4)))
         kept = [k.checkpoint for k in done.kept]

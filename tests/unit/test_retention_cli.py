@@ -16,6 +16,7 @@ from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.store.open import Warehouse
 from siltstone.stream import Stream
+from tests.catalog_cases import firsts
 from tests.command_line import plain, siltstone
 from tests.places import place_at
 from tests.proofs import failures
@@ -50,7 +51,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n, time[0] in enumerate(times):
             keys = np.arange(50 if n == 0 else 5)
             run.step(pa.table({"k": keys, "n": np.full(len(keys), n)}))
-        assert [r.first for r in place.catalog.checkpoints.list_retained(NAME)] == [1, 1, 1, 1, 5, 5]
+        assert [*firsts(place.catalog, NAME).values()] == [1, 1, 1, 1, 5, 5]
         place.catalog.streams.register("idle", 4, {})
     return path
 

@@ -17,6 +17,7 @@ LANDED = {
     "r0009_checksums.py": "75f114a45fcd928def9b5cb0a6b6d31076bcd3ae4531530546e2489a4ae6bd2c",
     "r0010_deletion_passes.py": "c19d493de1fdcc8e2db0564ddb811375712c0d03c284d8b15f139ea39b72b4a7",
     "r0011_steps_in_order.py": "b9703c3bcc179f26228885a8176e5f6a8fa2b92b1ff605820cb5884893c9ebcf",
+    "r0012_needed_until.py": "0635f412f2d850c08f68e4cf0d37af1ad3629f7344a2a7ae0b761f829b80ae27",
 }
 
 

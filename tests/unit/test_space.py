@@ -16,6 +16,7 @@ from siltstone.model import Form, Kind
 from siltstone.operator import Operator, Rows, State, WindowState
 from siltstone.restore.restore import read_manifest
 from siltstone.stream import Stream
+from tests.catalog_cases import beginnings
 from tests.proofs import in_order
 from tests.region_run import RegionRun
 
@@ -68,7 +69,7 @@ def windows() -> Iterator[pa.Table]:
 
 def chain_bytes(place: OpenWarehouse, stream: str, operator: str, checkpoint: int) -> int:
     """What the manifests of a chain say it takes, indexes and all; of what a materialization stands in for, nothing."""
-    first = place.catalog.chains.get_firsts(stream, checkpoint)[operator]
+    first = beginnings(place.catalog, stream, checkpoint)[operator]
     based = {m.operator: m for m in place.catalog.materializations.list_in_chain(stream, checkpoint)}
     total = based[operator].bytes or 0 if operator in based else 0
     for at in range(first + (operator in based), checkpoint + 1):

@@ -73,15 +73,19 @@ def links(subject: Subject) -> Facts:
             id: {(h.operator, h.variable) for h in manifest.handles if h.kind is Kind.INCREMENTAL}
             for id, manifest in manifests.items()
         }
-        begins = {
-            c.id: warehouse.catalog.chains.get_firsts(subject.name, c.id)
+        materialized = {
+            c.id: {
+                m.operator
+                for m in warehouse.catalog.materializations.list_in_chain(subject.name, c.id)
+                if m.checkpoint == c.id
+            }
             for c in warehouse.catalog.checkpoints.list(subject.name)
         }
-    for id, first in begins.items():
+    for id, begun in materialized.items():
         builds_on: dict[tuple[str, str], int] = {}
         for handle in manifests[id].handles:
             # If a materialization begins the chain here, the delta that the checkpoint wrote is no longer read.
-            if handle.kind is Kind.INCREMENTAL and handle.form is Form.DELTA and first.get(handle.operator, id) < id:
+            if handle.kind is Kind.INCREMENTAL and handle.form is Form.DELTA and handle.operator not in begun:
                 key = handle.operator, handle.variable
                 builds_on[key] = min(handle.previous, builds_on.get(key, handle.previous))
         rows += [

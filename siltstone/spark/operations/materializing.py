@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.due import materialization_health
+from siltstone.chains.due import find_beginnings, materialization_health
 from siltstone.chains.materialize import Materialized
 from siltstone.chains.materialize import materialize as materialize_operator
 from siltstone.errors import UsageError
@@ -69,7 +69,7 @@ def materialize(
     with OpenWarehouse.existing(settings.warehouse, settings.catalog) as warehouse:
         checkpoint = warehouse.catalog.checkpoints.resolve(stream, at)
         check_parallelism(settings.parallelism or 1, warehouse.catalog.streams.get(stream).max_parallelism)
-        begins = warehouse.catalog.chains.get_firsts(stream, checkpoint)
+        begins = find_beginnings(warehouse.catalog, warehouse.catalog.checkpoints.get(stream, checkpoint))
         unknown = sorted(set(operators) - begins.keys())
         if unknown:
             known = ", ".join(sorted(begins))

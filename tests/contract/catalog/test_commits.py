@@ -104,12 +104,6 @@ def test_an_object_name_that_leaves_the_store_is_refused(flights: Catalog, name:
         flights.reference_copies.add("flights", 1, 1, [outside], 1)
 
 
-@pytest.mark.parametrize("first", [0, 3, -1])
-def test_a_dependency_that_is_not_earlier_is_refused(first: int) -> None:
-    with pytest.raises(UsageError, match="checkpoint 2 cannot depend on"):
-        commit_of(2, first={"aircraft": 1, "routes": first})
-
-
 def test_streams_may_use_the_same_ids_and_object_names(flights: Catalog) -> None:
     flights.streams.register("bids", 16, {})
     epoch = flights.runs.begin("bids", "host")

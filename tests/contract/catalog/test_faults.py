@@ -47,7 +47,7 @@ def commit(id):
     segments = [stored(f"{n}.segment") for n in range(5)]
     catalog.commits.add("flights", epoch, CheckpointCommit(
         id, stored("manifest.arrow"), "0" * 32, id, id, {"aircraft": Form.DELTA},
-        segments=segments, first={"aircraft": 1}, steps=[Step(id, id - 1, "x" * 5000)]))
+        segments=segments, oldest_needed=1, steps=[Step(id, id - 1, "x" * 5000)]))
     print(id, flush=True)
 
 seen = 0
@@ -106,8 +106,8 @@ def test_a_process_killed_at_any_statement_of_a_commit_leaves_nothing_of_it(cata
         if child.returncode == 0:
             break
         assert child.returncode == -signal.SIGKILL
-    # SQLite's BEGIN; PostgreSQL's receipt and time; hold, newest, its chains, log, checkpoint, deleted names, objects,
-    # dependency, step, commit
+    # SQLite's BEGIN; PostgreSQL's receipt and time; hold, newest, log, checkpoint, deleted names, objects, step, what
+    # is no longer needed, manifests, commit
     assert die_at - 1 == int(said[-1]) == (11 if catalog_url.startswith("sqlite") else 12)
 
 

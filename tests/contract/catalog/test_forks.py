@@ -1,7 +1,8 @@
 """Forks in the catalog, over every database it can be in: which rows they are, and what deletions spare for them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from siltstone.catalog.edits import Edit
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import Step
+from siltstone.catalog.tables import OPEN
 from siltstone.catalog.tombstones import Tombstone
 from siltstone.errors import Fenced, StateError, UnknownCheckpoint, UnknownStream, UsageError
 from siltstone.model import Form, StoredObject
@@ -56,7 +58,8 @@ def commit(
             dict.fromkeys(OPERATORS, Form.DELTA),
             segments=[stored(name_of(id, file, stream)) for file in ("s.INCR", "s.NON")],
             bases=[stored(name_of(id, "aircraft.totals.00000.a.base.parquet", stream))],
-            first=dict(zip(OPERATORS, firsts, strict=True)),
+            oldest_needed=min(firsts),
+            replaced=[name_of(id - 1, "s.NON", stream)] if id > 1 else [],
             steps=[Step(2 * id + n, 2 * id + n, f"v1\n{{}}\n{n}") for n in (-1, 0)],
             edit=edit,
         ),
@@ -71,12 +74,22 @@ def doomed(*objects: str) -> list[Tombstone]:
     return [Tombstone(name, 10, "of a deleted checkpoint") for name in objects]
 
 
-def materialize(catalog: Catalog, operator: str, checkpoint: int, id: str, stream: str = "flights") -> list[str]:
+def materialize(
+    catalog: Catalog,
+    operator: str,
+    checkpoint: int,
+    id: str,
+    stream: str = "flights",
+    unneeded: Collection[str] = (),
+) -> list[str]:
     catalog.leases.take(stream, [checkpoint], id=id, who="host:3", lasts=timedelta(hours=1))
     catalog.materializations.begin(stream, operator, checkpoint, id=id, who="host:3")
     manifest = stored(name_of(checkpoint, f"{operator}.{id}.materialized.arrow"))
     bases = [stored(name_of(checkpoint, f"{operator}.totals.00000.{id}.materialized.parquet"))]
-    catalog.materializations.complete(stream, id, manifest, bases, rows_=1, bytes_=10, seconds=1.0)
+    replaced = [name_of(checkpoint, "s.INCR")]
+    catalog.materializations.complete(
+        stream, id, manifest, bases, replaced=replaced, unneeded=unneeded, rows_=1, bytes_=10, seconds=1.0
+    )
     catalog.leases.release(id)
     return [manifest.name, bases[0].name]
 
@@ -106,10 +119,10 @@ def test_a_fork_is_the_checkpoint_and_what_its_chain_needs(catalog: Catalog, clo
     assert (made.forked_from, made.forked_at) == ("flights", 3)
     assert (made.max_parallelism, made.definition) == (parent.max_parallelism, parent.definition)
     assert made == catalog.streams.get("what-if") and parent == catalog.streams.get("flights")
-    assert [(r.id, r.first, r.deleted) for r in catalog.checkpoints.list_retained("what-if")] == [
-        (1, 1, True),
-        (2, 2, True),
-        (3, 1, False),
+    assert [(r.id, r.deleted) for r in catalog.checkpoints.list_retained("what-if")] == [
+        (1, True),
+        (2, True),
+        (3, False),
     ]
     [copied], [original] = catalog.checkpoints.list("what-if"), catalog.checkpoints.list("flights")[2:3]
     assert (copied.manifest, copied.digest, copied.committed_at) == (
@@ -119,15 +132,17 @@ def test_a_fork_is_the_checkpoint_and_what_its_chain_needs(catalog: Catalog, clo
     )
     assert (copied.proven, copied.restore_s, copied.epoch) == (True, 2.0, 2)
     assert catalog.chains.list_checkpoints("what-if", 3) == [1, 2, 3]
-    assert (
-        catalog.chains.get_firsts("what-if", 3)
-        == catalog.chains.get_firsts("flights", 3)
-        == {"aircraft": 1, "routes": 2}
-    )
+    assert catalog.chains.list_manifests("what-if", 3) == catalog.chains.list_manifests("flights", 3)
     files = ["manifest.arrow", "s.INCR", "aircraft.totals.00000.a.base.parquet"]
     needed = {name_of(id, file) for id in (1, 2, 3) for file in files} | {name_of(3, "s.NON")}
     assert names(catalog, "what-if") == needed
-    assert [o for o in catalog.objects.list("flights") if o.name in needed] == catalog.objects.list("what-if")
+    original = {o.name: o for o in catalog.objects.list("flights")}
+    assert catalog.objects.list("what-if") == [
+        replace(o, until=OPEN) for o in catalog.chains.list_objects("flights", 3) if o.name in needed
+    ]
+    assert {name: o.until for name, o in original.items() if name.endswith(".NON")} == {
+        name_of(id, "s.NON"): id if id < 5 else OPEN for id in range(1, 6)
+    }
     assert catalog.input_log.list("what-if", 99) == catalog.input_log.list("flights", 3)
     assert catalog.input_log.list("what-if", 99)[-1].step == 6
     assert (
@@ -156,7 +171,8 @@ def test_a_fork_goes_on_by_itself(catalog: Catalog) -> None:
 def test_a_fork_begins_with_the_materialized_bases_of_its_chain_only(catalog: Catalog) -> None:
     first = materialize(catalog, "routes", 3, "m1")
     replaced = materialize(catalog, "aircraft", 2, "m2")
-    used = materialize(catalog, "aircraft", 3, "m3")
+    before = [o.name for o in catalog.objects.list("flights", [1, 2])]
+    used = materialize(catalog, "aircraft", 3, "m3", unneeded=before)
     later = materialize(catalog, "routes", 5, "m4")
     catalog.forks.create("flights", "what-if", 3)
     assert {m.id for m in catalog.materializations.list("what-if")} == {"m1", "m3"}

@@ -149,7 +149,7 @@ def materialize(catalog: Catalog) -> None:
     catalog.leases.take("flights", [3], id="m", who="me", lasts=timedelta(hours=1))
     catalog.materializations.begin("flights", "aircraft", 3, id="m", who="me")
     manifest = stored(3, "m.arrow")
-    catalog.materializations.complete("flights", "m", manifest, [], rows_=1, bytes_=1, seconds=1.0)
+    catalog.materializations.complete("flights", "m", manifest, [], (), (), rows_=1, bytes_=1, seconds=1.0)
     assert catalog.materializations.list("flights")[0].outcome == "done"
 
 
@@ -181,7 +181,7 @@ def fork(catalog: Catalog) -> None:
 def test_every_write_happens_once_whatever_is_lost_at_its_end(
     flights: Catalog, proxy: Proxy, work: Callable[[Catalog], None], lost: Fault
 ) -> None:
-    add(flights, 3, first={"aircraft": 1})
+    add(flights, 3)
     work(cast("Catalog", Losing(flights, proxy, lost)))
     assert proxy.met > 0
 

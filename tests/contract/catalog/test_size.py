@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +24,7 @@ from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.truncate import truncate
 
 NAME = "flights"
-CHECKPOINT_BYTES, OBJECT_BYTES, STEP_BYTES, DELETION_BYTES = 800, 250, 250, 300
+CHECKPOINT_BYTES, OBJECT_BYTES, STEP_BYTES, DELETION_BYTES = 800, 300, 250, 300
 ROUND, KEPT = 250, 50
 CONF = ",".join(f'"spark.sql.streaming.{word}.stateFormatVersion":"2"' for word in ("join", "aggregation", "state"))
 OFFSETS = 'v1\n{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{"spark.sql.shuffle.partitions":"200",%s}}\n%s'
@@ -50,7 +51,7 @@ def commit_of(id: int) -> CheckpointCommit:
         d={"aircraft": 9},
         statistics={"rows_in": id, "state_rows": id, "operators": {"aircraft": operator}, "uploads": uploads},
         segments=[stored(f"{id:032x}-7.segment")],
-        first={"aircraft": max(1, id // 10 * 10)},
+        oldest_needed=max(1, id // 10 * 10),
         steps=[
             Step(
                 id,
@@ -150,7 +151,7 @@ def test_materializations_of_long_ago_are_forgotten_with_their_checkpoints(catal
         catalog.streams.register(NAME, 128, {"operators": []})
         catalog.runs.begin(NAME, "host:1")
         for id in range(1, 6):
-            catalog.commits.add(NAME, 1, commit_of(id))
+            catalog.commits.add(NAME, 1, replace(commit_of(id), oldest_needed=id))
             for what in ("failed", "done"):
                 name = f"{what}{id}"
                 catalog.leases.take(NAME, [id], id=name, who="host:2", lasts=timedelta(minutes=1))
@@ -159,7 +160,7 @@ def test_materializations_of_long_ago_are_forgotten_with_their_checkpoints(catal
                     catalog.materializations.fail(NAME, name, "a test")
                 else:
                     stored = StoredObject(f"{NAME}/00000001/{id:012d}/aircraft.{name}.materialized.arrow", 1, "0" * 32)
-                    catalog.materializations.complete(NAME, name, stored, [], rows_=1, bytes_=1, seconds=1.0)
+                    catalog.materializations.complete(NAME, name, stored, [], (), (), rows_=1, bytes_=1, seconds=1.0)
                 catalog.leases.release(name)
             time += timedelta(days=40)
         catalog.deletions.mark(NAME, 1, [1, 2, 3])

@@ -38,7 +38,7 @@ def commit(catalog: Catalog, id: int, first: int = 1, stream: str = "flights", s
     manifest = StoredObject(name_of(id, "manifest.arrow", stream), 10, "0" * 32)
     stored = [StoredObject(name, 5, "0" * 32) for name in segments]
     forms = {"aircraft": Form.DELTA}
-    made = CheckpointCommit(id, manifest, "", 0, 0, forms, segments=stored, first={"aircraft": first})
+    made = CheckpointCommit(id, manifest, "", 0, 0, forms, segments=stored, oldest_needed=first)
     catalog.commits.add(stream, 1, made)
 
 

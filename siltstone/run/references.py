@@ -1,0 +1,113 @@
+"""The references of one run: what its next checkpoint no longer needs of what earlier ones wrote.
+
+`restore.live_rules` decides this from the manifests. They are read once in a run, and only when a checkpoint first
+replaces something but not everything: deltas replace nothing, and where every chain begins anew nothing earlier is
+needed, whatever it was.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from siltstone.catalog.repository import Catalog
+from siltstone.errors import CorruptObject
+from siltstone.format.manifest import Manifest
+from siltstone.model import Kind, StoredObject
+from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.plan_rules import replaces
+from siltstone.restore.restore import read_manifest
+from siltstone.store.base import Store
+from siltstone.store.paths import CheckpointPath, is_materialization_manifest
+
+_READS_AT_ONCE = 8
+
+
+class RunReferences:
+    """The references of one run of a stream; a run that fails must be opened again."""
+
+    def __init__(self, stream: str, catalog: Catalog, store: Store) -> None:
+        self._stream, self._catalog, self._store = stream, catalog, store
+        self._live: LiveHandles | None = None
+        self._open: dict[str, int] = {}
+        """name of an object that the catalog records as needed by the newest checkpoint -> who wrote it"""
+        self._followed: set[str] = set()
+        """names of the materializations' manifests that are in `_live`"""
+        self._damaged = 0
+        """the newest checkpoint with a damaged manifest: until all chains begin after it, what it wrote is kept"""
+
+    def advance(self, manifest: Manifest, name: str) -> tuple[int, list[str]]:
+        """Go on to a checkpoint that is about to be committed.
+
+        Args:
+            name: its manifest's object name.
+
+        Returns:
+            (the oldest checkpoint whose objects it needs, 0 if not known; names of further objects that it does not)
+
+        Raises:
+            Unreachable: the store or the catalog failed.
+        """
+        alone = LiveHandles()
+        alone.apply(manifest, name)
+        if alone.complete_from == manifest.checkpoint and alone.variables >= _variables(manifest):
+            self._live, self._damaged, self._followed = alone, 0, set()
+            self._open = dict.fromkeys(alone.own, manifest.checkpoint)
+            return manifest.checkpoint, []
+        if self._live is None:
+            if not any(replaces(handle) for handle in manifest.handles if handle.kind is not Kind.INDEX):
+                return 0, []
+            self._live = self._load(manifest.checkpoint - 1)
+        self._live.apply(manifest, name)
+        needed, oldest = self._live.needed | self._live.own, self._live.complete_from
+        self._open |= dict.fromkeys(needed - self._open.keys(), manifest.checkpoint)
+        if self._damaged >= oldest:
+            return oldest, []
+        unneeded = self._open.keys() - needed
+        names = sorted(each for each in unneeded if self._open[each] >= oldest)
+        for gone in unneeded:
+            del self._open[gone]
+        return oldest, names
+
+    def follow(self, manifests: Iterable[StoredObject]) -> None:
+        """Let chains begin with the materializations among what a restore of the newest checkpoint reads."""
+        if self._live is None:
+            return
+        for stored in manifests:
+            if is_materialization_manifest(stored.name) and stored.name not in self._followed:
+                self._apply(self._live, stored, self._read(stored))
+
+    def _load(self, newest: int) -> LiveHandles:
+        """Return what a restore of checkpoint `newest` needs; nothing for 0."""
+        live = LiveHandles()
+        if newest:
+            manifests = self._catalog.chains.list_manifests(self._stream, newest)
+            self._open = {o.name: o.checkpoint for o in self._catalog.chains.list_objects(self._stream, newest)}
+            with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
+                read = list(zip(manifests, pool.map(self._read, manifests), strict=True))
+            # By checkpoint, and at each its own manifest first: so they are listed.
+            for stored, manifest in sorted(read, key=lambda each: _checkpoint_of(each[0])):
+                self._apply(live, stored, manifest)
+        return live
+
+    def _apply(self, live: LiveHandles, stored: StoredObject, manifest: Manifest | None) -> None:
+        if manifest is None:
+            self._damaged = max(self._damaged, _checkpoint_of(stored))
+            return
+        live.apply(manifest, stored.name)
+        if manifest.materialization:
+            self._followed.add(stored.name)
+            self._open |= dict.fromkeys((stored.name, *(o.name for o in manifest.objects)), manifest.checkpoint)
+
+    def _read(self, stored: StoredObject) -> Manifest | None:
+        try:
+            return read_manifest(self._store, stored, self._stream)
+        except CorruptObject:
+            return None  # whoever restores it says so; here it only delays deletions
+
+
+def _variables(manifest: Manifest) -> set[tuple[str, str]]:
+    return {(operator, variable) for operator, of in manifest.digests.items() for variable in of}
+
+
+def _checkpoint_of(stored: StoredObject) -> int:
+    path = CheckpointPath.of(stored.name)
+    return path.checkpoint if path else 0

@@ -1,0 +1,262 @@
+"""Laws of what a restore needs, over any history of checkpoints, materializations, deletions, rollbacks and forks.
+
+Each variable has a chain of its own in each key group; a checkpoint may leave any of them as it is, write a delta per
+step, or begin anew; an opaque value is written only where it changed. The catalog records the intervals that the live
+handles give. A brute force that follows each key group by itself says what is really needed.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.objects import ObjectKind
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.repository import Catalog
+from siltstone.format.manifest import Manifest
+from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
+from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.plan_rules import plan_restore, replaces
+from siltstone.store.paths import CheckpointPath
+
+GROUPS = 8
+VARIABLES = {("a", "x"): Kind.INCREMENTAL, ("a", "note"): Kind.OPAQUE, ("b", "y"): Kind.INCREMENTAL}
+STREAM = "s"
+PARTS = st.sampled_from([1, 2, 3])
+
+
+@cache
+def empty_catalog() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "catalog.db"
+        open_catalog(f"sqlite:///{path}").close()
+        return path.read_bytes()
+
+
+@contextmanager
+def new_catalog() -> Iterator[Catalog]:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "catalog.db"
+        path.write_bytes(empty_catalog())
+        with open_catalog(f"sqlite:///{path}") as catalog:
+            yield catalog
+
+
+def manifest_of(epoch, checkpoint, handles, materialization="") -> Manifest:
+    operators = {handle.operator for handle in handles} if materialization else {"a", "b"}
+    digests = {o: {v: np.zeros(GROUPS, np.uint64) for of, v in VARIABLES if of == o} for o in operators}
+    objects = [StoredObject(name, 1, "0" * 32) for name in sorted({handle.object for handle in handles})]
+    of = {operator: {} for operator in operators}
+    return Manifest(
+        STREAM,
+        checkpoint,
+        epoch,
+        checkpoint,
+        GROUPS,
+        of,
+        handles,
+        objects,
+        digests,
+        {},
+        materialization=materialization,
+    )
+
+
+@dataclass
+class History:
+    """What a stream has written, as its run and its materializer know it, and the catalog that records it."""
+
+    catalog: Catalog
+    epoch: int = 1
+    live: LiveHandles = field(default_factory=LiveHandles)
+    open: set[str] = field(default_factory=set)
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    """name -> manifest of every checkpoint and materialization that was not given up, in order"""
+    newest: int = 0
+    last: dict[tuple[str, str], list[int]] = field(default_factory=lambda: {v: [0] * GROUPS for v in VARIABLES})
+    """variable -> per key group, the checkpoint that wrote it last"""
+
+    def path(self) -> CheckpointPath:
+        return CheckpointPath(STREAM, self.epoch, self.newest)
+
+    def commit(self, draw) -> None:
+        self.newest += 1
+        handles = []
+        for variable, kind in VARIABLES.items():
+            for part in KeyGroupRange(0, GROUPS).split(draw(PARTS)):
+                groups, previous = range(part.start, part.end), {self.last[variable][g] for g in range(*_ends(part))}
+                begun = 0 not in previous and len(previous) == 1
+                form = draw(st.sampled_from(["none", "delta", "two deltas", "base"])) if begun else "base"
+                if kind is Kind.OPAQUE and form != "none":
+                    form = "base"
+                name = self.path().segment(f"{'-'.join(variable)}-{part.start}" if draw(st.booleans()) else "packed")
+                if form == "base":
+                    handles.append(self._handle(variable, kind, Form.BASE, name, part, 0, 0))
+                for sqn in {"delta": (1,), "two deltas": (1, 2)}.get(form, ()):
+                    handles.append(self._handle(variable, kind, Form.DELTA, name, part, max(previous), sqn))
+                if form != "none":
+                    for group in groups:
+                        self.last[variable][group] = self.newest
+        manifest, name = manifest_of(self.epoch, self.newest, handles), self.path().manifest()
+        self.live.apply(manifest, name)
+        needed = self.live.needed | self.live.own
+        self.open |= needed
+        stored, objects = StoredObject(name, 1, "0" * 32), manifest.objects
+        commit = CheckpointCommit(
+            self.newest, stored, "0" * 32, 0, 0, {"a": Form.DELTA, "b": Form.DELTA}, segments=objects,
+            oldest_needed=self.live.complete_from, replaced=self.open - needed,
+        )  # fmt: skip
+        self.open &= needed
+        self.catalog.commits.add(STREAM, self.epoch, commit)
+        self.manifests[name] = manifest
+
+    def _handle(self, variable, kind, form, name, part, previous, sqn) -> Handle:
+        return Handle(*variable, kind, form, name, 0, 1, "0" * 32, part, 1, previous, sqn)
+
+    def chain(self, checkpoint) -> list[tuple[str, Manifest]]:
+        """Name and manifest of all that the catalog says a restore of the checkpoint reads."""
+        names = [stored.name for stored in self.catalog.chains.list_manifests(STREAM, checkpoint)]
+        return sorted(((name, self.manifests[name]) for name in names), key=lambda each: each[1].checkpoint)
+
+    def materialize(self, checkpoint, operator, followed: bool) -> None:
+        """Let the chain of one operator begin at a checkpoint; the run may notice it only later."""
+        id = f"m{len(self.manifests)}"
+        chain = self.chain(checkpoint)
+        path = CheckpointPath(STREAM, self.epoch, checkpoint)
+        handles = [
+            self._handle((operator, v), kind, Form.BASE, path.materialized(operator, v, n, id), part, 0, 0)
+            for (of, v), kind in VARIABLES.items()
+            if of == operator and kind is Kind.INCREMENTAL
+            for n, part in enumerate(KeyGroupRange(0, GROUPS).split(2))
+        ]  # fmt: skip
+        manifest, name = manifest_of(self.epoch, checkpoint, handles, id), path.materialization(operator, id)
+        live = LiveHandles()
+        for of, each in chain:
+            live.apply(each, of)
+        before = live.needed
+        replaced = live.apply(manifest, name)
+        self.catalog.leases.take(STREAM, [checkpoint], id=id, who="t", lasts=timedelta(hours=1))
+        self.catalog.materializations.begin(STREAM, operator, checkpoint, id=id, who="t")
+        self.catalog.materializations.complete(
+            STREAM, id, StoredObject(name, 1, "0" * 32), manifest.objects, replaced, before - live.needed,
+            rows_=0, bytes_=0, seconds=0.0,
+        )  # fmt: skip
+        self.catalog.leases.release(id)
+        self.manifests[name] = manifest
+        if followed:
+            self._follow([(name, manifest)])
+
+    def _follow(self, materialized) -> None:
+        for name, manifest in materialized:
+            self.live.apply(manifest, name)
+            self.open |= {name, *(stored.name for stored in manifest.objects)}
+
+    def roll_back(self, checkpoint) -> None:
+        self.epoch = self.catalog.runs.begin(STREAM, "t")
+        self.catalog.rollbacks.roll_back(STREAM, self.epoch, checkpoint, "a test", "t")
+        self.manifests = {n: m for n, m in self.manifests.items() if m.checkpoint <= checkpoint}
+        self.newest = checkpoint
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Begin as a new run does, from what the catalog says the newest checkpoint needs."""
+        self.live = LiveHandles()
+        for name, manifest in self.chain(self.newest):
+            self.live.apply(manifest, name)
+        self.open = {stored.name for stored in self.catalog.chains.list_objects(STREAM, self.newest)}
+        self.last = {v: [0] * GROUPS for v in VARIABLES}
+        for manifest in self.manifests.values():
+            for handle in manifest.handles if not manifest.materialization else ():
+                for group in range(*_ends(handle.key_groups)):
+                    self.last[handle.operator, handle.variable][group] = manifest.checkpoint
+
+
+def _ends(part) -> tuple[int, int]:
+    return part.start, part.end
+
+
+def really_needed(history, checkpoint) -> set[str]:
+    """The objects that a restore of a checkpoint cannot do without, each key group of each variable by itself.
+
+    It begins with the newest base or materialization that it can, and reads what was written after that.
+    """
+    found = set()
+    written = sorted(
+        ((m.checkpoint, bool(m.materialization), n, name) for n, (name, m) in enumerate(history.manifests.items())),
+        reverse=True,
+    )
+    for variable in VARIABLES:
+        for group in range(GROUPS):
+            for at, _, _, name in written:
+                if at > checkpoint:
+                    continue
+                manifest = history.manifests[name]
+                mine = [
+                    handle
+                    for handle in manifest.handles
+                    if (handle.operator, handle.variable) == variable and group in handle.key_groups
+                ]
+                found |= {handle.object for handle in mine} | ({name} if mine else set())
+                if any(map(replaces, mine)):
+                    break
+    return found
+
+
+def check(history) -> None:
+    """Nothing needed may go, everything else may: at least once the run has noticed what was materialized."""
+    recorded = {stored.name: stored for stored in history.catalog.objects.list(STREAM)}
+    for id in range(1, history.newest + 1):
+        needed = really_needed(history, id)
+        says = {name for name, stored in recorded.items() if stored.is_needed_by(id)}
+        assert needed <= says, f"checkpoint {id} needs {needed - says}"
+        plan_restore(
+            {m.checkpoint: m.handles for _, m in merged(history.chain(id))}, id, GROUPS, 2, variables=VARIABLES
+        )
+
+
+def merged(chain):
+    """By checkpoint, with materializations in place of what they replaced."""
+    out: dict[int, Manifest] = {}
+    for _, manifest in chain:
+        at = manifest.checkpoint
+        out[at] = out[at].with_bases(manifest) if manifest.materialization and at in out else manifest
+    return [(at, manifest) for at, manifest in sorted(out.items())]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_nothing_needed_may_ever_go_and_everything_else_does(data) -> None:
+    with new_catalog() as catalog:
+        catalog.streams.register(STREAM, GROUPS, {})
+        catalog.runs.begin(STREAM, "t")
+        history = History(catalog)
+        history.commit(data.draw)
+        for _ in range(data.draw(st.integers(1, 12))):
+            match data.draw(
+                st.sampled_from(["commit", "commit", "commit", "materialize", "late", "roll back", "reopen"])
+            ):
+                case "commit":
+                    history.commit(data.draw)
+                case "materialize" | "late" as when:
+                    at, operator = data.draw(st.integers(1, history.newest)), data.draw(st.sampled_from(["a", "b"]))
+                    history.materialize(at, operator, when == "materialize")
+                case "roll back":
+                    history.roll_back(data.draw(st.integers(1, history.newest)))
+                case "reopen":
+                    history.reopen()
+            check(history)
+        history.reopen()
+        history.commit(data.draw)
+        check(history)
+        tight = really_needed(history, history.newest) | history.live.own
+        says = {stored.name for stored in catalog.chains.list_objects(STREAM, history.newest)}
+        assert says == tight, "once the run has noticed everything, what the newest needs is exact"
+        assert {s.kind for s in catalog.objects.list(STREAM)} <= set(ObjectKind)
