@@ -12,6 +12,7 @@ import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import PropertyMock, patch
 
 import pyarrow as pa
 from sqlalchemy import create_engine, insert, update
@@ -20,6 +21,7 @@ from benchmarks.goals import Goal, Report, table_of
 from siltstone.aggregates.operator import Aggregate, Count
 from siltstone.catalog import tables as t
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.run.region import ConsistentRegion
 from siltstone.settings import Settings
 from siltstone.stream import Stream
 
@@ -82,12 +84,15 @@ def _seed(settings: Settings, steps: int) -> None:
         begins = warehouse.catalog.input_log.get_position(STREAM.name, 0).beginning
         assert begins is not None
 
-        def advance(_: Any) -> Mapping[str, Any]:
-            region.step = last.step + steps
+        spark = spark_session(settings.master, settings.spark, steps=True)
+        later = patch.object(ConsistentRegion, "step", PropertyMock(return_value=last.step + steps))
+
+        def advance(_: object) -> dict[str, Any]:
+            later.start()
             return {}
 
-        spark = spark_session(settings.master, settings.spark, steps=True)
         checkpoint = StreamRunner(spark, region).step_without_input(changed=advance).id
+        later.stop()
         region.close("done")
         url = f"sqlite:///{warehouse.warehouse.local.catalog}"
     *header, offset = last.offsets.splitlines()

@@ -1,12 +1,35 @@
-"""Make the catalog's record of a checkpoint that has been written."""
+"""Make the catalog's record of a checkpoint that has been written, and what the run reports of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.steps import Step
+from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.format.manifest import Manifest
-from siltstone.model import StoredObject
+from siltstone.model import Form, StoredObject
 from siltstone.store.paths import is_base
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A checkpoint that has just completed."""
+
+    id: int
+    digest: str
+    forms: Mapping[str, Form]
+    d: Mapping[str, int]
+    rows_in: int
+    dead_letters: Mapping[str, int]
+    state_rows: int
+    bytes: int
+    seconds: float
+    event_time_max: datetime | None
+    reasons: Mapping[str, str]
+    uploads: UploadStatistics
+    restores_from: int
+    """the oldest checkpoint whose objects a restore during the next checkpoint's steps reads"""
 
 
 def commit_of(manifest: Manifest, stored: StoredObject, steps: Sequence[Step]) -> CheckpointCommit:
@@ -24,4 +47,25 @@ def commit_of(manifest: Manifest, stored: StoredObject, steps: Sequence[Step]) -
         segments=[o for o in manifest.objects if not is_base(o.name)],
         bases=[o for o in manifest.objects if is_base(o.name)],
         steps=steps,
+    )
+
+
+def completed_of(
+    commit: CheckpointCommit, uploads: UploadStatistics, seconds: float, reasons: Mapping[str, str], restores_from: int
+) -> Completed:
+    """Describe a checkpoint whose commit succeeded; the arguments are fields of `Completed`."""
+    return Completed(
+        id=commit.id,
+        digest=commit.digest,
+        forms=commit.forms,
+        d=commit.d,
+        rows_in=commit.statistics["rows_in"],
+        dead_letters=commit.statistics["dead_letters"],
+        state_rows=commit.rows,
+        bytes=commit.bytes,
+        seconds=seconds,
+        event_time_max=commit.event_time_max,
+        reasons=reasons,
+        uploads=uploads,
+        restores_from=restores_from,
     )

@@ -115,7 +115,7 @@ class Outbox:
         """Record that the checkpoint exists, and begin the next interval."""
         self._gathered = {}
 
-    def deliver(self, completed: int, sinks: Mapping[str, Give], *, checked: bool = False) -> None:
+    def deliver(self, completed: int, sinks: Mapping[str, Give], *, checked: bool = False) -> bool:
         """Deliver outstanding outputs in order of checkpoints, and mark them as delivered.
 
         Args:
@@ -124,6 +124,9 @@ class Outbox:
             checked: whether this run has written or verified the staged objects; if not, all of them are verified
                 first.
 
+        Returns:
+            Whether all were; False if some wait for a checkpoint that is to be made again.
+
         Raises:
             CorruptObject: the staged output of a completed checkpoint is damaged; going back before it stages it again.
             UsageError: an output no longer has a sink.
@@ -131,7 +134,7 @@ class Outbox:
             Exception: the error of a sink; the output stays outstanding.
         """
         if checked and not sinks:
-            return  # nothing is staged; what an earlier run left was looked for when this one began
+            return True  # nothing is staged; what an earlier run left was looked for when this one began
         outstanding = self._catalog.outbox.list(self._stream.name, outstanding=True)
         for output in outstanding:
             if output.name not in sinks:
@@ -145,13 +148,14 @@ class Outbox:
         first_lost = min((checkpoint for checkpoint, _ in self._lost), default=None)
         for output in readable:
             if first_lost is not None and output.checkpoint >= first_lost:
-                return
+                return False
             self._catalog.runs.check_epoch(self._stream.name, self._epoch)
             sinks[output.name](output)
             self._catalog.outbox.mark_delivered(self._stream.name, self._epoch, output.checkpoint, output.name)
             self._delivered += 1
         if self._delivered >= CLEAN_AFTER:
             self.clean()
+        return first_lost is None
 
     def clean(self) -> None:
         """Delete the staged objects of delivered outputs. Errors are ignored, because a sweep finds the rest."""

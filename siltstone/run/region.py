@@ -1,26 +1,28 @@
 """The consistent region: all operators of a stream, advanced step by step and checkpointed at one point together.
 
-This is the coordinator, on the driver. It decides the form of each operator's part, makes the task of every subtask,
-collects the acknowledgements and writes the manifest. Then one catalog transaction, guarded by the writer epoch,
-completes the checkpoint (a completed checkpoint restores exactly, and a fenced writer commits nothing; promises 1 and
-5). Before that transaction nothing is visible; after it everything is.
+This runs on the driver. Its `Coordinator` says which step or checkpoint may follow (`run.protocol_rules`); the region
+decides the form of each operator's part, makes the task of every subtask, collects the acknowledgements and writes the
+manifest. Then one catalog transaction, guarded by the writer epoch, completes the checkpoint (a completed checkpoint
+restores exactly, and a fenced writer commits nothing; promises 1 and 5). Before that transaction nothing is visible;
+after it everything is.
 
     open             register, fence older writers, continue from the newest completed checkpoint
       begin_step     -> a task per operator
       acknowledge    <- the acknowledgements of its subtasks
       complete       outputs, manifest, commit
-      outbox.deliver outputs to sinks, after the commit
+      deliver        outputs to sinks, after the commit
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
+from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.epochs import begin_epoch
 from siltstone.catalog.repository import Catalog
@@ -30,66 +32,25 @@ from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.chains.policy_rules import Decision, Policy, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
-from siltstone.changelog.upload_options import UploadOptions
-from siltstone.errors import SiltstoneError, Unreachable
+from siltstone.errors import SiltstoneError, StateError, Unreachable
 from siltstone.format.manifest import Manifest, encode_manifest
-from siltstone.model import Form, StoredObject
+from siltstone.model import StoredObject
 from siltstone.operator import Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
 from siltstone.run.chains import RunChains
-from siltstone.run.commit import commit_of
+from siltstone.run.commit import Completed, commit_of, completed_of
+from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import check_follows, check_run, definition_of
-from siltstone.run.outbox import Outbox
+from siltstone.run.options import RegionOptions
+from siltstone.run.outbox import Give, Outbox
 from siltstone.run.persist import place_inline
+from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_region
 from siltstone.run.references import RunReferences
 from siltstone.run.task import CheckpointOrder, DeadLetterOrder, StepTask, identities
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath
 from siltstone.stream import DEAD_LETTERS, Stream
-
-
-@dataclass(frozen=True)
-class RegionOptions:
-    """Options of one run.
-
-    Attributes:
-        parallelism: subtasks per operator; may differ from the run before.
-        backend: name of the working state backend.
-        checkpoint_steps: steps per checkpoint, unless `checkpoint_s` is set.
-        checkpoint_s: seconds between checkpoints.
-        options: the source options, recorded by the first run and fixed from then on.
-        drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
-        upload: options of uploads to the store.
-    """
-
-    parallelism: int = 1
-    backend: str = "heap"
-    checkpoint_steps: int = 1
-    checkpoint_s: float | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    drop: Sequence[str] = ()
-    upload: UploadOptions = field(default_factory=UploadOptions)
-
-
-@dataclass(frozen=True)
-class Completed:
-    """A checkpoint that has just completed."""
-
-    id: int
-    digest: str
-    forms: Mapping[str, Form]
-    d: Mapping[str, int]
-    rows_in: int
-    dead_letters: Mapping[str, int]
-    state_rows: int
-    bytes: int
-    seconds: float
-    event_time_max: datetime | None
-    reasons: Mapping[str, str]
-    uploads: UploadStatistics
-    restores_from: int
-    """the oldest checkpoint whose objects a restore during the next checkpoint's steps reads"""
 
 
 class ConsistentRegion:
@@ -103,20 +64,15 @@ class ConsistentRegion:
         self.catalog = catalog
         self.options = options
         self.epoch = epoch
-        self.step = 0
-        self.completed_step = 0
+        self._interval = Interval(options.checkpoint_steps, options.checkpoint_s, options.checkpoint_idle_s)
+        self._coordinator = self._coordinate(0, 0)
         self.digest: str | None = None
         """digest of the newest completed checkpoint, hex"""
-        self.completed = 0
-        """the newest completed checkpoint, 0 before the first"""
         self.completed_epoch: int | None = None
         """the epoch that completed it"""
         self.oldest_epoch = 0
         """reuse working state only from this epoch on: older state may predate a rollback; 0 if there is none"""
-        self.checkpoint_due = False
         self._store = warehouse.store
-        self._steps_open = 0
-        self._last_checkpoint_s = time.monotonic()
         self._chains = RunChains(stream, catalog, policy)
         self._references = RunReferences(stream.name, catalog, warehouse.store)
         self._definition: Mapping[str, Any] | None = None
@@ -173,10 +129,45 @@ class ConsistentRegion:
             raise
         return region
 
+    def _coordinate(self, completed: int, step: int) -> Coordinator:
+        operators = [operator.name for operator in self.stream.operators]
+        return Coordinator(open_region(self.epoch, operators, completed, step), self._interval)
+
+    @property
+    def protocol(self) -> Region:
+        """The states of the region, its steps and checkpoints (`run.protocol_rules`)."""
+        return self._coordinator.region
+
+    @property
+    def step(self) -> int:
+        """Number of the newest step."""
+        return self.protocol.step
+
+    @property
+    def completed(self) -> int:
+        """The newest completed checkpoint, 0 before the first."""
+        return self.protocol.completed
+
+    @property
+    def completed_step(self) -> int:
+        """The last step of the newest completed checkpoint."""
+        return self.protocol.completed_step
+
     @property
     def checkpoint(self) -> int:
         """Id of the next checkpoint."""
         return self.completed + 1
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the newest step ends in a checkpoint that is not complete."""
+        running = self.protocol.running
+        return bool(self.protocol.pending) or (running is not None and running.ends)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the interval is to be completed now by a step without input (`protocol_rules.is_overdue`)."""
+        return self._coordinator.is_overdue()
 
     def _resume(self, latest: int) -> None:
         """Continue after checkpoint `latest`, or from nothing where it is 0."""
@@ -188,7 +179,7 @@ class ConsistentRegion:
             self.completed_epoch = self.catalog.checkpoints.get(name, latest).epoch
             rolled_back = (rollback.epoch for rollback in self.catalog.rollbacks.list(name))
             self.oldest_epoch = max([self.completed_epoch, *rolled_back])
-            self.completed, self.step, self.completed_step = latest, manifest.step, manifest.step
+            self._coordinator = self._coordinate(latest, manifest.step)
 
     def input_position(self) -> InputPosition:
         """Return the input position after the newest completed checkpoint, for a query to continue from."""
@@ -221,20 +212,16 @@ class ConsistentRegion:
 
         Returns:
             Operator name -> the task of its subtasks.
+
+        Raises:
+            StateError: a step is running, or the region has failed or ended.
         """
-        base_step, self.step = self.step, self.step + 1
+        base_step = self.step
+        self._coordinator.begin_step(ends=ends)
         if self.completed and base_step == self.completed_step:
             # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.
             self._chains.follow()
             self._references.follow(self._chains.manifests)
-        self._steps_open += 1
-        waited = time.monotonic() - self._last_checkpoint_s
-        if ends is not None:
-            self.checkpoint_due = ends
-        elif self.options.checkpoint_s is not None:
-            self.checkpoint_due = waited >= self.options.checkpoint_s
-        else:
-            self.checkpoint_due = self._steps_open >= self.options.checkpoint_steps
         decisions = self._chains.decisions
         return {op.name: self._task(op, base_step, decisions[op.name], offsets) for op in self.stream.operators}
 
@@ -279,6 +266,7 @@ class ConsistentRegion:
 
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
         """Add the acknowledgements of one operator's subtasks for the step."""
+        self._coordinator.acknowledge(operator)
         self._gathered.add(operator, received)
         self._accepted[operator] = self._gathered.digests(self.stream.max_parallelism)[operator]
         self.outbox.add(self.checkpoint, received)
@@ -308,46 +296,50 @@ class ConsistentRegion:
             Fenced: a newer writer has taken the stream over; nothing became visible.
             Unreachable: the store or the catalog failed; nothing became visible.
         """
-        start = time.perf_counter()
-        path = CheckpointPath(self.stream.name, self.epoch, self.checkpoint)
-        outputs = self.outbox.stage(self.checkpoint, had_input=bool(steps))
-        self._gathered.last, uploads = place_inline(self.warehouse, self.options.upload, path, self._gathered.last)
-        uploads = uploads.merge(uploads_of(self._gathered))
-        manifest = self._manifest(uploads)
-        stored, uploads = self._store_manifest(path, manifest, uploads)
-        oldest_needed, replaced = self._references.advance(manifest, stored.name)
-        commit = replace(
-            commit_of(manifest, stored, steps),
-            oldest_needed=oldest_needed,
-            replaced=replaced,
-            edit=edit,
-            parallelism=parallelism,
-            definition=self._definition,
-            dropped=self._dropped,
-            outputs=outputs,
-            repeats=self.outbox.repeats(self.checkpoint),
+        start, reasons = time.perf_counter(), {n: d.reason for n, d in self._chains.decisions.items()}
+        made: list[tuple[Manifest, CheckpointCommit, UploadStatistics]] = []
+
+        def store(checkpoint: Checkpoint) -> None:
+            if not {step.step for step in steps} <= set(checkpoint.steps):
+                raise StateError(f"checkpoint {checkpoint.id} of {self.stream.name} was begun with other steps")
+            path = CheckpointPath(self.stream.name, self.epoch, self.checkpoint)
+            outputs = self.outbox.stage(self.checkpoint, had_input=bool(steps))
+            self._gathered.last, uploads = place_inline(self.warehouse, self.options.upload, path, self._gathered.last)
+            manifest = self._manifest(uploads.merge(uploads_of(self._gathered)))
+            stored, uploads = self._store_manifest(path, manifest, uploads.merge(uploads_of(self._gathered)))
+            oldest_needed, replaced = self._references.advance(manifest, stored.name)
+            record = replace(
+                commit_of(manifest, stored, steps),
+                oldest_needed=oldest_needed,
+                replaced=replaced,
+                edit=edit,
+                parallelism=parallelism,
+                definition=self._definition,
+                dropped=self._dropped,
+                outputs=outputs,
+                repeats=self.outbox.repeats(self.checkpoint),
+            )
+            made.append((manifest, record, uploads))
+
+        manifests: list[StoredObject] = []
+        self._coordinator.complete(
+            store, lambda _: manifests.extend(self.catalog.commits.add(self.stream.name, self.epoch, made[0][1]))
         )
-        manifests = self.catalog.commits.add(self.stream.name, self.epoch, commit)
-        reasons = {name: decision.reason for name, decision in self._chains.decisions.items()}
+        manifest, commit, uploads = made[0]
         self._advance(manifest, manifests)
-        return Completed(
-            id=commit.id,
-            digest=commit.digest,
-            forms=commit.forms,
-            d=commit.d,
-            rows_in=manifest.statistics["rows_in"],
-            dead_letters=manifest.statistics["dead_letters"],
-            state_rows=commit.rows,
-            bytes=commit.bytes,
-            seconds=time.perf_counter() - start,
-            event_time_max=commit.event_time_max,
-            reasons=reasons,
-            uploads=uploads,
-            restores_from=self._chains.oldest,
-        )
+        return completed_of(commit, uploads, time.perf_counter() - start, reasons, self._chains.oldest)
+
+    def deliver(self, sinks: Mapping[str, Give], *, checked: bool = False) -> None:
+        """Deliver the outputs of completed checkpoints (see `Outbox.deliver`)."""
+        self._coordinator.deliver(lambda: self.outbox.deliver(self.completed, sinks, checked=checked))
+
+    def fail(self) -> None:
+        """Note that the step in progress failed: only a new epoch may go on, from the newest completed checkpoint."""
+        self._coordinator.fail()
 
     def close(self, outcome: str) -> None:
         """Record the run's outcome in the catalog, and delete what it stored of a checkpoint that did not complete."""
+        self._coordinator.end()
         self.outbox.clean()
         self.catalog.runs.end(self.stream.name, self.epoch, outcome)
         sweep_ended(OpenWarehouse(self.warehouse, self.catalog), self.stream.name, self.epoch)
@@ -392,8 +384,5 @@ class ConsistentRegion:
         self.digest = manifest.digest
         self._gathered = StepReports()
         self.outbox.committed()
-        self.completed, self.completed_step = manifest.checkpoint, manifest.step
         self._logged = [step for step in self._logged if step.checkpoint > self.completed]
         self.completed_epoch = self.oldest_epoch = self.epoch
-        self._steps_open = 0
-        self._last_checkpoint_s = time.monotonic()

@@ -266,7 +266,7 @@ class StreamRunner:
 
     def _deliver(self, *, checked: bool = False) -> None:
         if isinstance(self.spark, SparkSession):  # a Spark Connect server is elsewhere: the next run delivers
-            self.region.outbox.deliver(self.region.completed, self._sinks, checked=checked)
+            self.region.deliver(self._sinks, checked=checked)
 
     def finish(self) -> None:
         """Complete the checkpoint of an unfinished interval; call it once the query has ended well.

@@ -50,6 +50,8 @@ from tests.simulation.writer import GROUPS, NAME, OPERATORS, STREAM, TABLE, Writ
 POLICY = AdjustD(PolicyOptions(d0=3, d_max=4, size_ratio_max=None))
 GUARD = timedelta(days=3)
 PROCESSES = 6
+RESETS = 2
+"""after which a process that runs a stream gives up"""
 JUMPS_S = (10, 130, 3600, 4 * 86400, -60, -7200)
 STARTS = (
     *("run", "materialize", "truncate", "delete", "sweep", "read", "snapshot", "savepoint", "fork", "recover"),
@@ -149,9 +151,18 @@ class World:
 
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             definition = replace(STREAM, name=stream)
-            region = ConsistentRegion.open(definition, place.warehouse, place.catalog, POLICY, options, "a writer")
-            process.epoch = region.epoch
-            Writer(place.warehouse.store, chance).run(region)
+            for attempt in range(1 + RESETS):
+                region = ConsistentRegion.open(definition, place.warehouse, place.catalog, POLICY, options, "a writer")
+                process.epoch = region.epoch
+                try:
+                    Writer(place.warehouse.store, chance).run(region)
+                    return
+                except Unreachable:
+                    region.fail()
+                    if attempt == RESETS:
+                        raise
+                    self.counts["resets"] += 1
+                    region.close("reset")
 
         return work
 

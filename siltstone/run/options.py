@@ -1,0 +1,32 @@
+"""Options of one run of a consistent region."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.run.protocol_rules import Interval
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """Options of one run.
+
+    Attributes:
+        parallelism: subtasks per operator; may differ from the run before.
+        backend: name of the working state backend.
+        checkpoint_steps: steps per checkpoint, unless `checkpoint_s` is set.
+        checkpoint_s: seconds between checkpoints.
+        checkpoint_idle_s: seconds without a step after which an interval of fewer than `checkpoint_steps` ends.
+        options: the source options, recorded by the first run and fixed from then on.
+        drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
+        upload: options of uploads to the store.
+    """
+
+    parallelism: int = 1
+    backend: str = "heap"
+    checkpoint_steps: int = 1
+    checkpoint_s: float | None = None
+    checkpoint_idle_s: float = Interval().idle_s
+    options: Mapping[str, str] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+    upload: UploadOptions = field(default_factory=UploadOptions)

@@ -1,0 +1,46 @@
+"""Seeded schedules of the real coordinator (`tests.simulation.coordination`), and rules broken on purpose."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from siltstone.run import protocol_rules as rules
+from siltstone.run.protocol_rules import Region
+from tests.simulation.coordination import run_schedules
+
+SCHEDULES = 2000
+
+
+@pytest.mark.slow
+def test_no_schedule_breaks_a_promise() -> None:
+    happened = run_schedules(1, SCHEDULES)
+    rare = {"kill", "fail", "resets", "overdue", "Fenced", "Unreachable", "swept"}
+    assert all(happened[what] > 50 for what in rare), happened
+
+
+def assume_committed(region: Region, checkpoint: int) -> Region:
+    return rules.note_committed(region, checkpoint)
+
+
+def assume_failed(region: Region, _: int) -> Region:
+    return rules.note_failed(region)
+
+
+def forget_logged(region: Region, *, ends: bool, begin: Callable[..., Region] = rules.begin_step) -> Region:
+    return replace(begin(region, ends=ends), logged=())
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        ("note_in_doubt", assume_committed),
+        ("note_in_doubt", assume_failed),
+        ("begin_step", forget_logged),
+    ],
+)
+def test_the_schedules_notice_a_broken_rule(rule: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, rule, broken)
+    with pytest.raises(AssertionError, match="seed"):
+        run_schedules(1, 200)
