@@ -12,6 +12,7 @@
     |- StateError                 1   state that is not what it should be
     |  |- CorruptObject           1   a stored object is missing, cut or altered
     |  |- NoLiveState             1   a checkpoint's live state is not, or no longer, on this machine
+    |  |- LostWorkingState        1   a machine lost the working state of steps that are in no checkpoint
     |  '- ProofFailed             1   a restore's digest differs from the recorded one
     |- Unreachable                3   the store or the catalog cannot be reached, read or written
     |  '- ObjectExists            3   a write-once object already exists
@@ -145,6 +146,10 @@ class NoLiveState(StateError):
     """This machine does not have a checkpoint's live state, or not at this moment."""
 
     advice = "run the stream here, then try again"
+
+
+class LostWorkingState(StateError):
+    """The working state of steps that are in no checkpoint is gone, so these steps have to come again."""
 
 
 class ProofFailed(StateError):

@@ -35,13 +35,27 @@ _PLAUSIBLE = 1_000_000
 """maximum epochs or checkpoints that the store may be ahead of a catalog restored from a backup"""
 
 
-def begin_epoch(warehouse: OpenWarehouse, stream: str, who: str) -> int:
+@dataclass
+class Tenure:
+    """The hold that one run has on its stream, over all epochs that it begins.
+
+    Attributes:
+        epoch: its newest epoch, None before the first. A further epoch begins only directly after it, so that a run
+            that resets itself never takes the stream from a run that has fenced it.
+    """
+
+    epoch: int | None = None
+
+
+def begin_epoch(warehouse: OpenWarehouse, stream: str, who: str, tenure: Tenure | None = None) -> int:
     """Take a stream over: begin its next writer epoch, in the catalog and in the store.
 
     Args:
         who: this process's name for people.
+        tenure: the hold of the run that takes it over; its `epoch` is set.
 
     Raises:
+        Fenced: another run has the stream since the epoch of `tenure`.
         UnknownStream: the stream does not exist.
         WrongWarehouse: the catalog is older than the store, or another catalog writes to the same store.
         Unreachable: the store or the catalog failed; an epoch that was begun has done nothing.
@@ -49,7 +63,8 @@ def begin_epoch(warehouse: OpenWarehouse, stream: str, who: str) -> int:
     marks = _marks(warehouse.warehouse.store, stream)
     _refuse_older(warehouse, stream, marks)
     mark_fork(warehouse, stream)
-    epoch = warehouse.catalog.runs.begin(stream, who)
+    tenure = tenure or Tenure()
+    epoch = tenure.epoch = warehouse.catalog.runs.begin(stream, who, after=tenure.epoch)
     _mark(warehouse, stream, epoch, who, marks.epochs)
     log = _LOG.bind(stream=stream, epoch=epoch)
     for older in warehouse.catalog.runs.list_superseded(stream, epoch):

@@ -39,12 +39,20 @@ class RunRecord:
 class Runs(CatalogPart):
     """The runs of streams, each with its own writer epoch."""
 
-    def begin(self, stream: str, who: str) -> int:
+    def begin(self, stream: str, who: str, *, after: int | None = None) -> int:
         """Take the stream over: begin its next writer epoch, which fences older ones.
 
         Runs and recoveries use `catalog.epochs.begin_epoch`, which also marks the epoch in the store.
+
+        Args:
+            after: the epoch that must be the newest until then; None for any.
+
+        Raises:
+            Fenced: the newest epoch is another one.
         """
         with self._transactions.writing(f"a run of stream {stream}") as connection:
+            if after is not None:
+                fencing.hold(connection, stream, after)
             return take_over(connection, stream, who, self._transactions.time(connection))
 
     def end(self, stream: str, epoch: int, outcome: str) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.edits import Edit
-from siltstone.catalog.epochs import begin_epoch
+from siltstone.catalog.epochs import Tenure, begin_epoch
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import InputPosition, Step, StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -96,13 +96,16 @@ class ConsistentRegion:
         policy: Policy,
         options: RegionOptions,
         who: str,
+        tenure: Tenure | None = None,
     ) -> "ConsistentRegion":
         """Take over the stream: fence older writers, and continue from the newest completed checkpoint.
 
         Args:
             who: names this process in the catalog, for display.
+            tenure: the run's hold on the stream; None for a run of one epoch.
 
         Raises:
+            Fenced: another run has the stream since the epoch of `tenure`.
             SchemaConflict: the definition does not fit the recorded state.
             UsageError: the parallelism exceeds the number of key groups, or source options differ from before.
             WrongWarehouse: the catalog is older than the store (`catalog.epochs`).
@@ -112,7 +115,7 @@ class ConsistentRegion:
         definition = definition_of(stream, options.options)
         record = catalog.streams.register(stream.name, stream.max_parallelism, definition, NEW_STREAM.to_record())
         check_follows(catalog, record, definition, options.drop)
-        epoch = begin_epoch(OpenWarehouse(warehouse, catalog), stream.name, who)
+        epoch = begin_epoch(OpenWarehouse(warehouse, catalog), stream.name, who, tenure)
         region = cls(stream, warehouse, catalog, policy, options, epoch)
         try:
             # Again, since only now nobody else makes checkpoints under another definition.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from siltstone.errors import StateError
+from siltstone.errors import LostWorkingState, StateError
 from siltstone.restore.restore import digests_of, load_state
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.task import StepTask, identity
@@ -37,7 +37,7 @@ def working_state(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[S
     Raises:
         TimeoutError: another attempt uses the directory. It may succeed, so the task must not fail with a
             `SiltstoneError`.
-        StateError: steps after the last checkpoint are lost: the stream must resume from that checkpoint.
+        LostWorkingState: steps after the last checkpoint are lost: the stream must resume from that checkpoint.
         CorruptObject: the state had to be restored, and an object of the chain is damaged.
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
@@ -58,7 +58,7 @@ def working_copy(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[Su
     """Open a temporary copy of what `working_state` opens; the state itself is only read.
 
     Raises:
-        TimeoutError, StateError, CorruptObject: see `working_state`.
+        TimeoutError, LostWorkingState, CorruptObject: see `working_state`.
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
     make_private_directory(directory.parent)
@@ -104,7 +104,7 @@ def _is_accepted(task: StepTask, subtask: int, state: SubtaskState) -> bool:
 def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState:
     """Empty state, or the last checkpoint's, read from the changelog."""
     if task.base_step != task.restore.step:
-        raise StateError(
+        raise LostWorkingState(
             f"steps {task.restore.step + 1} to {task.base_step} of {task.stream}/{task.operator.name} "
             f"subtask {subtask} are in no checkpoint and no longer on this machine: run the stream again to resume"
         )

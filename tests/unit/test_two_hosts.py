@@ -17,12 +17,15 @@ from siltstone.errors import NoLiveState, StateError
 from siltstone.restore.compare import compare, compare_tasks
 from siltstone.restore.export import unit_tasks
 from siltstone.restore.restore import read_manifest, read_manifests
+from siltstone.retention.sweep import sweep
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.run.task import StepTask
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import LocalLayout
+from tests import sums
 from tests.examples import examples
+from tests.orphans import check_whole
 from tests.proofs import failures
 from tests.region_run import RegionRun, run_tasks, shuffled
 from tests.sums import NAME, POLICY, Sums, stream_of
@@ -169,3 +172,32 @@ def test_whatever_attempts_there_were_the_accepted_ones_make_the_state(
                 accepted, open_steps = accepted + open_steps, []
         assert hosts.region.digest == undisturbed(Path(directory) / "steady", accepted)
         assert not failures(place, NAME)
+
+
+def test_a_task_from_before_a_reset_wakes_up_and_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, place: OpenWarehouse
+) -> None:
+    """Its process was frozen while the run reset itself; the new epoch has taken its working state over."""
+    with OpenWarehouse.writable(str(tmp_path_factory.mktemp("steady") / "w")) as elsewhere:
+        steady = RegionRun(elsewhere, sums.STREAM, sums.POLICY)
+        digests = [done.digest for done in (steady.step(sums.rows(n)) for n in range(1, 5)) if done]
+    before = RegionRun(place, sums.STREAM, sums.POLICY)
+    before.step(sums.rows(1))
+    [frozen] = before.region.begin_step(ends=True).values()
+    before.region.fail()
+    before.region.close("reset")
+    run = RegionRun(place, sums.STREAM, sums.POLICY)
+    for n in (2, 3):
+        done = run.step(sums.rows(n))
+        assert done is not None and done.digest == digests[n - 1]
+        work = place.warehouse.local.work(sums.NAME, run.region.epoch)
+        state = {p: p.read_bytes() for p in work.rglob("*") if p.is_file()}
+        _, received = run_tasks(frozen, shuffled(frozen, sums.rows(2)), attempt=f"late-{n}")
+        assert state == {p: p.read_bytes() for p in work.rglob("*") if p.is_file()}, "of the new epoch"
+        with pytest.raises(StateError, match="the region is ended"):
+            before.region.acknowledge(frozen.operator.name, received)
+    done = run.step(sums.rows(4))
+    assert done is not None and done.digest == digests[3]
+    run.region.close("done")
+    sweep(place, sums.NAME)
+    check_whole(place)
