@@ -52,7 +52,7 @@ _LOG = get_logger(__name__)
 
 
 class RecoveryOptions(BaseModel):
-    """What a run may do about damage, and what Dagster does after a failed run."""
+    """What a run may do about damage and outages, and what Dagster does after a failed run."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -60,6 +60,15 @@ class RecoveryOptions(BaseModel):
     attempts: int = Field(default=3, ge=0, description="maximum recoveries after a failed run under Dagster")
     delay_s: float = Field(
         default=10.0, ge=0, description="seconds before the first of them; each further one waits three times as long"
+    )
+    resets: int = Field(
+        default=5,
+        ge=0,
+        description="how often in a row, with no checkpoint in between, a run goes back to its newest checkpoint by "
+        "itself after a failure that is not its code's or its input's",
+    )
+    reset_delay_s: float = Field(
+        default=1.0, ge=0, description="seconds before the first of these; each further one waits twice as long"
     )
 
 
@@ -126,6 +135,11 @@ class Settings(BaseSettings):
     checkpoint_steps: int = Field(default=1, ge=1, description="micro-batches per checkpoint")
     checkpoint_s: float | None = Field(
         default=None, gt=0, description="seconds between checkpoints, instead of checkpoint_steps"
+    )
+    checkpoint_idle_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="seconds without a micro-batch after which fewer than checkpoint_steps end in a checkpoint",
     )
     policy: str = Field(default=DEFAULT_POLICY, description="the policy that decides when to take a base")
     policy_options: PolicyOptions = Field(default_factory=PolicyOptions, description="options of the policy")

@@ -83,7 +83,8 @@ def run(
         result,
         as_json,
         f"{stream}: {len(result.checkpoints)} checkpoints, {result.rows:,} rows, "
-        f"{size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}{dead_letters(result.dead_letters)}",
+        f"{size(result.bytes)}, {result.seconds:.1f} s, digest {result.digest}{dead_letters(result.dead_letters)}"
+        f"{f', {result.resets} resets' if result.resets else ''}",
     )
 
 

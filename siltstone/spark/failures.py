@@ -1,9 +1,38 @@
-"""Describe a failure inside Spark in one line."""
+"""Describe a failure inside Spark in one line, and judge whether it may pass."""
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from siltstone.errors import LostWorkingState, SiltstoneError, StateError, Unreachable
 from siltstone.run.processing import OperatorFailed
+from siltstone.spark.step import LOST_OUTPUT
 
 WORKER_DIED = ("Python worker exited unexpectedly", "java.net.SocketException", "java.io.EOFException")
 """texts of Spark's errors when the process that ran a task has ended"""
+LOST = (
+    *("ExecutorLostFailure", "FetchFailed", "MetadataFetchFailed", "BlockNotFoundException", "Executor heartbeat"),
+    *("TimeoutError: another process has used", LOST_OUTPUT),
+)
+"""texts of Spark's errors when a machine, an executor, or what it kept is gone or busy"""
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the steps since the newest checkpoint may succeed if they are run again.
+
+    True if the store or the catalog could not be reached, working state is gone, or a process or machine that ran tasks
+    is. False for errors of the user's code, the input or stored objects, which would come again.
+    """
+    if isinstance(error, Unreachable | LostWorkingState):
+        return True
+    if isinstance(error, SiltstoneError):
+        cause = error.__cause__  # such as the failure of a sink's job; a query's failure repeats the error itself
+        if type(error) is not StateError or not isinstance(cause, PySparkException | Py4JError):
+            return False
+        if isinstance(cause, StreamingQueryException):
+            return False
+        error = cause
+    said = str(error)
+    return OperatorFailed.__name__ not in said and any(sign in said for sign in (*WORKER_DIED, *LOST))
 
 
 def explain(error: BaseException, action: str) -> str:

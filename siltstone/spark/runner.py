@@ -33,6 +33,7 @@ from siltstone.run.task import StepTask
 from siltstone.run.working_state import remove_older_epochs
 from siltstone.spark.delivery import deliverers
 from siltstone.spark.failures import explain
+from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
 from siltstone.spark.queries import check_query, check_source, paths_in_urls, start_offsets
@@ -75,8 +76,12 @@ class StreamRunner:
         self._context = copy_context()
         """the fields that log events carry where the run began; Spark calls the runner in a thread of its own"""
         self._steps_left = max_steps
+        if max_steps is not None and max_steps <= 0:
+            self.enough.set()
         self._on_checkpoint = on_checkpoint
         self._placement = placement_of(spark, region.stream.name, placement)
+        self.jobs = TaggedJobs(spark, region.stream.name, region.epoch)
+        """the Spark jobs of this run's steps"""
         self._sources: list[Step] = []
         """the input log since the last checkpoint"""
         stream = region.stream
@@ -95,6 +100,11 @@ class StreamRunner:
         remove_older_epochs(warehouse.local, stream.name, region.oldest_epoch or region.epoch)
 
     @property
+    def next_batch(self) -> int:
+        """The next micro-batch of the input."""
+        return self._next_batch
+
+    @property
     def checkpoint_location(self) -> str:
         """The query's `checkpointLocation`, a `file:` URL: Spark's record of the query, as of the last checkpoint."""
         return self._log.url
@@ -109,30 +119,53 @@ class StreamRunner:
         """
         self._check_not_failed()
         with self._busy:
+            self._check_not_failed()
             if not self.enough.is_set():
-                try:
+                with self._noting_failure():
                     self._context.run(self._step, rows, self._log.batch(batch))
-                except BaseException as error:
-                    self.failure = self.failure or error
-                    raise
                 return
         self._stopping.wait()
 
-    def await_query(self, query: StreamingQuery, stop: StopRequest) -> None:
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """Note an error of a step or checkpoint: the region takes no further one, and the run must begin anew."""
+        try:
+            yield
+        except BaseException as error:
+            self.failure = self.failure or error
+            self.region.fail()
+            raise
+
+    def await_query(self, query: StreamingQuery, stop: StopRequest | None = None) -> None:
         """Wait until the query has ended, `enough` is set or `stop` is, and then stop it (`stop`).
+
+        Meanwhile, complete the checkpoint of an interval that is overdue because no input comes.
 
         Raises:
             StreamingQueryException: the query failed.
+            Exception: an overdue checkpoint failed.
         """
         try:
             while not self.enough.is_set():
-                if stop.is_set():
+                if stop is not None and stop.is_set():
                     self.stopped = stop.reason
                     break
+                self._complete_overdue()
                 if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
                     break
         finally:
             self.stop(query)
+
+    def _complete_overdue(self) -> None:
+        """End the interval by a step without input if it is overdue and no step is in progress."""
+        if not self.region.is_overdue or not self._busy.acquire(blocking=False):
+            return
+        try:
+            if self.failure is None and self.region.is_overdue:
+                with self._noting_failure():
+                    self.step_without_input()
+        finally:
+            self._busy.release()
 
     def stop(self, query: StreamingQuery) -> None:
         """Stop the query once the step in progress, if any, is done; no further one begins."""
@@ -206,7 +239,7 @@ class StreamRunner:
         region = self.region
         check_source(source)
         way = follow(region.completed, self._to_follow)
-        try:
+        with self._noting_failure():
             for piece in way:
                 done = self._steps_left is not None and self._steps_left <= 0
                 if region.step == region.completed_step and (done or interrupted()):
@@ -217,9 +250,6 @@ class StreamRunner:
                     continue
                 logged = Step(region.step + 1, piece.step.batch_id, piece.step.offsets, piece.step.sources)
                 rerun_batch(source, self._log, logged, partial(self._take, step=logged, ends=piece.ends))
-        except BaseException as error:
-            self.failure = self.failure or error
-            raise
         self._to_follow = []
         if way:
             self._log.prepare(region.input_position())
@@ -249,7 +279,8 @@ class StreamRunner:
     def _processing(self) -> Iterator[None]:
         """Bind the next step's number and its checkpoint to log events."""
         region, step, began = self.region, self.region.step + 1, time.perf_counter()
-        with bind_fields(stream=region.stream.name, epoch=region.epoch, checkpoint=region.checkpoint, step=step):
+        fields = {"stream": region.stream.name, "epoch": region.epoch, "checkpoint": region.checkpoint, "step": step}
+        with bind_fields(**fields), self.jobs.tagged():
             yield
             _LOG.debug("step processed", seconds=round(time.perf_counter() - began, 3))
 
@@ -282,7 +313,8 @@ class StreamRunner:
             self._check_not_failed()
             if not self._sources:
                 return
-            self.step_without_input()
+            with self._noting_failure():
+                self.step_without_input()
 
     def _check_not_failed(self) -> None:
         """Refuse to go on after a failure: only a new run can tell what the failed step left behind."""

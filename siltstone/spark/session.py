@@ -232,7 +232,7 @@ def needs_spark(function: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:
             if isinstance(error, Fenced):
                 raise
-            if not _is_jvm_gone():
+            if not is_jvm_gone():
                 if isinstance(error, PySparkException | Py4JError):
                     raise StateError(f"Spark failed: {explain(error, 'run the same command')}") from error
                 raise
@@ -244,7 +244,7 @@ def needs_spark(function: Callable[P, T]) -> Callable[P, T]:
     return wrapper
 
 
-def _is_jvm_gone() -> bool:
+def is_jvm_gone() -> bool:
     """Whether this process started a JVM that no longer answers."""
     context = SparkContext._active_spark_context
     try:

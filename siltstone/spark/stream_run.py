@@ -30,6 +30,7 @@ class RunResult(Result):
         uploads: see `UploadStatistics.summary`.
         dead_letters: operator -> number of rows it could not process.
         recovered: the recovery before the run could continue; None if nothing was damaged.
+        resets: how often the run went back to its newest checkpoint by itself, after a failure that passed.
         stopped: the signal that ended a run with `follow`; None if it ended by itself.
     """
 
@@ -42,6 +43,7 @@ class RunResult(Result):
     uploads: Mapping[str, float]
     dead_letters: Mapping[str, int] = field(default_factory=dict)
     recovered: Recovery | None = None
+    resets: int = 0
     stopped: str | None = None
 
 

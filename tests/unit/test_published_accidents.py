@@ -28,7 +28,7 @@ from siltstone.retention.retention_rules import RetentionOptions
 from siltstone.retention.sweep import SweepOptions, sweep
 from siltstone.retention.truncate import truncate
 from siltstone.settings import Settings
-from siltstone.spark.operations import running
+from siltstone.spark.operations import holding, running
 from siltstone.store.filesystem import FilesystemStore
 from tests.clock import Clock
 from tests.orphans import check_whole, inject, new_run, stored, write
@@ -203,7 +203,7 @@ def test_slatedb_352_and_1622_a_stalled_writer_does_not_take_its_loss_for_damage
 ) -> None:
     """What a fenced run misses is retired, not damaged: it ends, rather than recover and so fence the newer run."""
     newer = write(place)
-    monkeypatch.setattr(running, "cores", lambda _: 2)
+    monkeypatch.setattr(holding, "cores", lambda _: 2)
     settings = Settings(warehouse=str(tmp_path / "w"), materialization=MaterializationOptions(enabled=False))
     spark = Mock(sparkContext=Mock(master="local[2]"))
     with pytest.raises(Fenced, match="another run has taken over"), running.stream_runner(settings, STREAM, spark):

@@ -93,6 +93,7 @@ def run_asset(stream: Stream) -> dg.AssetsDefinition:
                 "rows": result.rows,
                 "bytes": result.bytes,
                 "dead_letters": sum(result.dead_letters.values()),
+                "resets": result.resets,
                 "seconds": result.seconds,
             }
             with OpenWarehouse.existing(settings.warehouse, settings.catalog) as place:

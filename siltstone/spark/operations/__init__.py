@@ -1,13 +1,14 @@
 """The operations on a stream that need Spark, one function each; the client calls them."""
 
 from siltstone.spark.operations.editing import EditResult, edit
+from siltstone.spark.operations.holding import RunRequest, open_region
 from siltstone.spark.operations.materializing import MaterializeResult, materialize
 from siltstone.spark.operations.proving import SnapshotComparison, VerifyResult, compare_snapshot, verify
 from siltstone.spark.operations.recovering import recover
 from siltstone.spark.operations.replaying import ReplayResult, replay
 from siltstone.spark.operations.rescaling import RescaleResult, rescale
 from siltstone.spark.operations.restoring import RestoreResult, restore
-from siltstone.spark.operations.running import RunRequest, open_region, run, stream_runner, write_stream
+from siltstone.spark.operations.running import run, stream_runner, write_stream
 from siltstone.spark.operations.series import SeriesResult, restore_series
 from siltstone.spark.operations.snapshots import SnapshotResult, snapshot
 from siltstone.spark.stopping import stop_on_signals

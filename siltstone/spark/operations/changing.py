@@ -15,7 +15,7 @@ from siltstone.run.definition import check_definition, check_run, definition_of,
 from siltstone.settings import Settings
 from siltstone.spark.cluster import check_cluster
 from siltstone.spark.failures import explain
-from siltstone.spark.operations.running import open_region
+from siltstone.spark.operations.holding import open_region
 from siltstone.spark.runner import StreamRunner
 from siltstone.spark.session import cores
 from siltstone.stream import Stream

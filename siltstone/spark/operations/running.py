@@ -1,61 +1,42 @@
 """Run a stream over its source, or over the user's own query."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.catalog.epochs import Tenure
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.chains.background import Background, BackgroundOptions
 from siltstone.chains.policies import policy_by_name
-from siltstone.errors import Fenced, Stopped, Unreachable, UsageError
-from siltstone.log import bind_fields
-from siltstone.retention.leases import this_process
+from siltstone.errors import Stopped, UsageError
 from siltstone.run.definition import check_recorded, check_run
-from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
+from siltstone.run.region import Completed
 from siltstone.settings import Settings
-from siltstone.spark.background import SparkUnits
 from siltstone.spark.cluster import check_cluster
+from siltstone.spark.operations.holding import Epoch, RunRequest, open_runner
 from siltstone.spark.operations.recovering import DAMAGED, SelfRecovery
 from siltstone.spark.operations.run_metrics import RunMetrics
+from siltstone.spark.resets import Resets
 from siltstone.spark.runner import ON_AND_ON, UNTIL_PROCESSED, StreamRunner, run_stream
-from siltstone.spark.session import cores, needs_spark, spark_session
+from siltstone.spark.session import needs_spark, spark_session
 from siltstone.spark.sources import check_rows, open_source
 from siltstone.spark.stopping import StopRequest, stop_on_signals
 from siltstone.spark.stream_run import RunResult, StreamRun
 from siltstone.stream import Stream
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """Options of one run.
-
-    Attributes:
-        batches: most micro-batches to process; None for all.
-        follow: wait for more input until a signal ends the run.
-        options: source options of the stream.
-        who: the owner of the run that the catalog shows; None for this process.
-        drop: operators and variables (`OPERATOR.VARIABLE`) that the code no longer has and whose state to give up.
-    """
-
-    batches: int | None = None
-    follow: bool = False
-    options: Mapping[str, str] = field(default_factory=dict)
-    who: str | None = None
-    drop: Sequence[str] = ()
-
-
 @dataclass
 class _Work:
-    """The work of a run's thread.
+    """The work of a run's thread: epoch after epoch, until the run has succeeded or no reset may follow.
 
     Attributes:
         done: the checkpoints that the run has completed.
-        completed: id of the stream's newest checkpoint, set when the run has succeeded.
+        answered_late: those of them whose commit got no answer, and which a reset found in the catalog.
+        completed: id of the stream's newest checkpoint.
     """
 
     settings: Settings
@@ -68,10 +49,22 @@ class _Work:
     on_checkpoint: Callable[[Completed], None]
     stop: StopRequest = field(default_factory=StopRequest)
     done: list[Completed] = field(default_factory=list)
+    answered_late: list[CheckpointRecord] = field(default_factory=list)
     completed: int = 0
+    current: StreamRunner | None = None
+    """of the newest epoch; None while it begins"""
+    tenure: Tenure = field(default_factory=Tenure)
+    first_batch: int | None = None
+    """the micro-batch that the run began with; None before its first epoch"""
+    first_completed: int = 0
+    """the newest checkpoint then"""
 
     def __call__(self, run: StreamRun) -> RunResult:
-        """Run the stream. If it is damaged, and no checkpoint was completed, recover it and run it again, once."""
+        """Run the stream.
+
+        If it is damaged, and no checkpoint was completed, recover it and run it again, once. After a failure that may
+        pass, reset it (`spark.resets`).
+        """
         try:
             return self._run(run)
         finally:
@@ -79,42 +72,79 @@ class _Work:
 
     @needs_spark
     def _run(self, run: StreamRun) -> RunResult:
-        start, recovered = time.perf_counter(), None
-        try:
-            runner = self._run_once(run)
-        except DAMAGED as error:
-            if self.done:
-                raise
+        start = time.perf_counter()
+        recovery = SelfRecovery(self.settings, self.warehouse, run.stream, self.rows.sparkSession)
+        resets = Resets(run.stream, self.settings.recovery, self.stop)
+        while True:
+            try:
+                runner = self._run_epoch(run, resets)
+                break
+            except DAMAGED as error:
+                if self.done:
+                    raise
+                recovery.attempt(error)
+                self.tenure = Tenure()
+            except Exception as error:
+                if self.tenure.epoch is None or not resets.solve(error, self._cause(error)):
+                    raise
+                run.set_query(None)
+                resets.wait(error)
             run.set_query(None)
-            recovery = SelfRecovery(self.settings, self.warehouse, run.stream, self.rows.sparkSession)
-            recovery.attempt(error)
-            runner, recovered = self._run_once(run), recovery.done
-        self.completed = runner.region.completed
+        late = self.answered_late
         return RunResult(
             stream=run.stream,
-            checkpoints=[c.id for c in self.done],
+            checkpoints=sorted([c.id for c in self.done] + [c.id for c in late]),
             digest=runner.region.digest,
-            rows=sum(c.rows_in for c in self.done),
-            bytes=sum(c.bytes for c in self.done),
+            rows=sum(c.rows_in for c in self.done) + sum(c.statistics["rows_in"] for c in late),
+            bytes=sum(c.bytes for c in [*self.done, *late]),
             seconds=round(time.perf_counter() - start, 3),
             uploads=self.metrics.uploads.summary(),
             dead_letters=self.metrics.dead_letters,
-            recovered=recovered,
+            recovered=recovery.done,
+            resets=resets.count,
             stopped=runner.stopped,
         )
 
-    def _run_once(self, run: StreamRun) -> StreamRunner:
+    def _cause(self, error: BaseException) -> BaseException:
+        """Return what failed in the epoch that ended with `error`."""
+        return (self.current and self.current.failure) or error
+
+    def _run_epoch(self, run: StreamRun, resets: Resets) -> StreamRunner:
         def note_checkpoint(checkpoint: Completed) -> None:
             self.done.append(checkpoint)
+            self.completed = checkpoint.id
+            resets.note_checkpoint()
             run.last_checkpoint = checkpoint
             self.on_checkpoint(checkpoint)
 
+        self.current = None
+        epoch = Epoch(self._request(), note_checkpoint, self.tenure, lambda e: resets.solve(e, self._cause(e)))
         spark = self.rows.sparkSession
-        with _open_runner(
-            self.settings, self.stream, self.warehouse, spark, self.request, self.metrics, note_checkpoint
-        ) as runner:
+        with open_runner(self.settings, self.stream, self.warehouse, spark, self.metrics, epoch) as runner:
+            self.current = runner
+            self._note_position(run.stream, runner, resets)
             run_stream(runner, self.rows, self.trigger, self.stop, run.set_query)
         return runner
+
+    def _request(self) -> RunRequest:
+        """Return the request for the next epoch, without what a checkpoint of this run has done."""
+        request, catalog, name = self.request, self.warehouse.catalog, self.stream.name
+        if self.first_batch is None or (newest := catalog.checkpoints.last_id(name)) == self.first_completed:
+            return request
+        if request.batches is not None:
+            done = catalog.input_log.get_position(name, newest).next_batch - self.first_batch
+            request = replace(request, batches=request.batches - done)
+        return replace(request, drop=())
+
+    def _note_position(self, stream: str, runner: StreamRunner, resets: Resets) -> None:
+        """Note where an epoch begins. A checkpoint that is new then is one whose commit got no answer."""
+        if self.first_batch is None:
+            self.first_batch, self.first_completed = runner.next_batch, runner.region.completed
+        else:
+            for id in range(self.completed + 1, runner.region.completed + 1):
+                self.answered_late.append(self.warehouse.catalog.checkpoints.get(stream, id))
+                resets.note_checkpoint()
+        self.completed = runner.region.completed
 
 
 @needs_spark
@@ -232,6 +262,9 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
     after a recovery it runs the logged steps again. Leave the block when the query has ended. If the newest
     checkpoint's manifest is damaged, the stream is recovered first, unless the settings forbid it.
 
+    The query is the caller's, so this run does not reset itself: if it fails, enter the block again. While the caller
+    waits by `runner.await_query(query)`, an interval that no input ends is completed.
+
     Signals are not handled. To end by SIGTERM and Ctrl-C with a checkpoint, as `siltstone run` does, open a block `with
     stop_on_signals(spark) as stop` inside this one, and wait for the query with `runner.await_query(query, stop)`.
 
@@ -243,10 +276,10 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
     with _writable(settings) as warehouse, ExitStack() as stack:
         check_cluster(spark, stream, warehouse)
         try:
-            runner = stack.enter_context(_open_runner(settings, stream, warehouse, spark, RunRequest(), metrics))
+            runner = stack.enter_context(open_runner(settings, stream, warehouse, spark, metrics))
         except DAMAGED as error:
             SelfRecovery(settings, warehouse, stream.name, spark).attempt(error)
-            runner = stack.enter_context(_open_runner(settings, stream, warehouse, spark, RunRequest(), metrics))
+            runner = stack.enter_context(open_runner(settings, stream, warehouse, spark, metrics))
         yield runner
         if runner.failure is None:
             runner.finish()
@@ -254,108 +287,3 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
 
 def _writable(settings: Settings) -> OpenWarehouse:
     return OpenWarehouse.writable(settings.warehouse, settings.catalog, settings.catalog_timeout_s)
-
-
-@contextmanager
-def _open_runner(
-    settings: Settings,
-    stream: Stream,
-    warehouse: OpenWarehouse,
-    spark: SparkSession,
-    request: RunRequest,
-    metrics: RunMetrics,
-    on_checkpoint: Callable[[Completed], None] = lambda _: None,
-) -> Iterator[StreamRunner]:
-    """Hold a writer epoch with its background thread, and record the outcome in the catalog."""
-    region = open_region(settings, stream, warehouse, request.options, cores(spark), who=request.who, drop=request.drop)
-    with bind_fields(stream=stream.name, epoch=region.epoch):
-        yield from _run_epoch(region, settings, warehouse, spark, request, metrics, on_checkpoint)
-
-
-def _run_epoch(
-    region: ConsistentRegion,
-    settings: Settings,
-    warehouse: OpenWarehouse,
-    spark: SparkSession,
-    request: RunRequest,
-    metrics: RunMetrics,
-    on_checkpoint: Callable[[Completed], None],
-) -> Iterator[StreamRunner]:
-    background = _background(settings, warehouse, spark, region, metrics)
-
-    def note_checkpoint(checkpoint: Completed) -> None:
-        background.completed(checkpoint.restores_from)
-        metrics.add_checkpoint(warehouse.catalog, checkpoint)
-        on_checkpoint(checkpoint)
-
-    outcome = "failed"
-    try:
-        runner = StreamRunner(
-            spark,
-            region,
-            max_steps=request.batches,
-            on_checkpoint=note_checkpoint,
-            placement=settings.placement,
-        )
-        background.start()
-        yield runner
-        if runner.failure is None:
-            outcome = "stopped" if runner.stopped else "done"
-        if outcome == "done":
-            background.finish()
-    except Fenced:
-        outcome = "fenced"
-        raise
-    except DAMAGED:
-        # A newer writer may have deleted objects that this run reads. A recovery would fence that writer.
-        warehouse.catalog.runs.check_epoch(region.stream.name, region.epoch)
-        raise
-    except (KeyboardInterrupt, SystemExit):
-        outcome = "interrupted"
-        raise
-    finally:
-        background.stop()
-        # A catalog that is away must not hide the error that ended the run.
-        with suppress(Unreachable):
-            region.close(outcome)
-
-
-def _background(
-    settings: Settings, warehouse: OpenWarehouse, spark: SparkSession, region: ConsistentRegion, metrics: RunMetrics
-) -> Background:
-    stream, units = region.stream.name, SparkUnits(spark, region.stream.name)
-    options = BackgroundOptions(
-        settings.materialization, settings.policy_options, settings.retention, region.options.parallelism
-    )
-    add_uploads = partial(metrics.add_uploads, warehouse.catalog)
-    return Background(warehouse, stream, region.epoch, options, units, units.cancel, add_uploads)
-
-
-def open_region(
-    settings: Settings,
-    stream: Stream,
-    warehouse: OpenWarehouse,
-    options: Mapping[str, str],
-    default_parallelism: int,
-    *,
-    who: str | None = None,
-    drop: Sequence[str] = (),
-) -> ConsistentRegion:
-    """Take over a stream with the options of the settings.
-
-    The parallelism is that of the settings, else the one that a rescale recorded, else `default_parallelism`.
-    """
-    recorded = next((s.parallelism for s in warehouse.catalog.streams.list() if s.name == stream.name), None)
-    region_options = RegionOptions(
-        parallelism=settings.parallelism or recorded or min(default_parallelism, stream.max_parallelism),
-        backend=settings.backend,
-        checkpoint_steps=settings.checkpoint_steps,
-        checkpoint_s=settings.checkpoint_s,
-        options=options,
-        upload=settings.upload,
-        drop=drop,
-    )
-    policy = policy_by_name(settings.policy, settings.policy_options)
-    return ConsistentRegion.open(
-        stream, warehouse.warehouse, warehouse.catalog, policy, region_options, who or this_process()
-    )

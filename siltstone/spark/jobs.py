@@ -1,0 +1,33 @@
+"""Tag the Spark jobs of one run's steps, so that a reset can cancel what is left of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+
+class TaggedJobs:
+    """The jobs of one epoch of a stream. In a session of Spark Connect, which runs no stream, it does nothing."""
+
+    def __init__(self, spark: SparkSession, stream: str, epoch: int) -> None:
+        self._spark, self._tag = spark, f"siltstone-{stream}-{epoch}"
+
+    @contextmanager
+    def tagged(self) -> Iterator[None]:
+        """Tag the jobs that this thread starts."""
+        if not isinstance(self._spark, SparkSession):
+            yield
+            return
+        self._spark.sparkContext.addJobTag(self._tag)
+        try:
+            yield
+        finally:
+            with suppress(Py4JError, OSError):  # the JVM has ended
+                self._spark.sparkContext.removeJobTag(self._tag)
+
+    def cancel(self) -> None:
+        """Cancel those that run. Tasks that go on nevertheless change nothing that counts."""
+        if isinstance(self._spark, SparkSession):
+            with suppress(Py4JError, OSError):
+                self._spark.sparkContext.cancelJobsWithTag(self._tag)

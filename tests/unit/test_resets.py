@@ -1,0 +1,100 @@
+"""Which failures a run resets itself after, how often, and from whose epoch."""
+
+from unittest.mock import patch
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from siltstone.catalog.epochs import Tenure, begin_epoch
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import (
+    BadRow,
+    CorruptObject,
+    Fenced,
+    LostWorkingState,
+    ProofFailed,
+    SchemaConflict,
+    StateError,
+    Unreachable,
+)
+from siltstone.retention.retention_rules import NEW_STREAM
+from siltstone.settings import RecoveryOptions
+from siltstone.spark.failures import may_pass
+from siltstone.spark.resets import Resets
+from siltstone.spark.stopping import StopRequest
+
+AWAY = Unreachable("the store is away")
+
+
+def because(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (AWAY, True),
+        (LostWorkingState("gone"), True),
+        (PySparkException("Lost task 1.0: ExecutorLostFailure (executor 1 exited)"), True),
+        (PySparkException("Python worker exited unexpectedly (crashed)"), True),
+        (PySparkException("TimeoutError: another process has used /work/keys-0 for 60 s"), True),
+        (because(StateError("the sink failed"), PySparkException("org.apache.spark.shuffle.FetchFailed")), True),
+        (because(StateError("the sink failed"), ZeroDivisionError("FetchFailed")), False),
+        (because(StateError("stopped"), StreamingQueryException("Python worker exited unexpectedly")), False),
+        (PySparkException("OperatorFailed: operator keys: OSError: java.net.SocketException"), False),
+        (PySparkException("[CAST_INVALID_INPUT] NumberFormatException"), False),
+        (ZeroDivisionError("division by zero"), False),
+        (because(CorruptObject("altered"), PySparkException("FetchFailed")), False),
+        *((error, False) for error in (ProofFailed("x"), BadRow("x"), SchemaConflict("x"), Fenced("x"))),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_only_what_may_pass_resets_a_run(error: BaseException, passes: bool) -> None:
+    assert may_pass(error) is passes
+
+
+def test_resets_in_a_row_are_bounded_and_wait_longer_each_time() -> None:
+    resets, slept = Resets("s", RecoveryOptions(resets=3, reset_delay_s=2.0), StopRequest()), list[float]()
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    with (
+        patch("siltstone.spark.resets.time.sleep", sleep),
+        patch("siltstone.spark.resets.time.monotonic", lambda: clock[0]),
+    ):
+        for _ in range(3):
+            assert resets.solve(AWAY, AWAY)
+            before = clock[0]
+            resets.wait(AWAY)
+            slept.append(round(clock[0] - before))
+        assert not resets.solve(AWAY, AWAY) and resets.count == 3
+        resets.note_checkpoint()
+        assert resets.solve(AWAY, AWAY)
+    assert slept == [2, 4, 8]
+
+
+def test_what_was_fenced_or_asked_to_stop_is_not_reset() -> None:
+    stop = StopRequest()
+    resets = Resets("s", RecoveryOptions(), stop)
+    assert resets.solve(StateError("stopped in step 3"), AWAY)
+    assert not resets.solve(Fenced("by epoch 4"), AWAY)
+    stop.ask("SIGTERM")
+    resets.wait(AWAY)  # does not wait
+    assert not resets.solve(AWAY, AWAY)
+
+
+def test_a_reset_begins_its_epoch_only_directly_after_its_own(place: OpenWarehouse) -> None:
+    place.catalog.streams.register("s", 8, {}, NEW_STREAM.to_record())
+    tenure = Tenure()
+    assert [begin_epoch(place, "s", "this run", tenure) for _ in range(2)] == [1, 2] and tenure.epoch == 2
+    with patch.object(type(place.warehouse.store), "put", side_effect=AWAY), pytest.raises(Unreachable):
+        begin_epoch(place, "s", "this run", tenure)
+    assert tenure.epoch == 3, "begun in the catalog, if not marked in the store"
+    assert begin_epoch(place, "s", "this run", tenure) == 4
+    assert begin_epoch(place, "s", "another run") == 5
+    with pytest.raises(Fenced, match="epoch 4 of stream s was fenced by epoch 5"):
+        begin_epoch(place, "s", "this run", tenure)
+    assert place.catalog.streams.get("s").epoch == 5
