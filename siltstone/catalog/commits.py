@@ -83,19 +83,27 @@ class CheckpointCommit:
             check_object_name(stored.name)
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A checkpoint that was committed at `at`.
+
+    `manifests` are those that a restore of it reads (`Chains.list_manifests`), those of materializations that were
+    completed meanwhile, too.
+    """
+
+    manifests: Sequence[StoredObject]
+    at: datetime
+
+
 class Commits(CatalogPart):
     """Commits of checkpoints."""
 
-    def add(self, stream: str, epoch: int, commit: CheckpointCommit) -> list[StoredObject]:
+    def add(self, stream: str, epoch: int, commit: CheckpointCommit) -> Committed:
         """Make a checkpoint exist in one transaction, guarded by the writer epoch (a fenced writer commits nothing:
         promise 5).
 
         Its time is the database's. If clocks jump, it may be earlier than that of the previous checkpoint; its highest
         event time never is. Its own steps replace those that the input log held for it (`catalog.rollbacks`).
-
-        Returns:
-            the manifests that a restore of the checkpoint reads (`Chains.list_manifests`), those of materializations
-            that were completed meanwhile, too.
 
         Raises:
             Fenced: `epoch` is not the stream's newest.
@@ -109,13 +117,25 @@ class Commits(CatalogPart):
             last = newest.id if newest else 0
             if commit.id != last + 1:
                 raise UsageError(f"checkpoint {commit.id} of stream {stream} does not follow the newest, {last}")
-            settle_log(connection, stream, commit)
-            now = self._transactions.time(connection)
-            _insert(connection, stream, epoch, commit, newest, now)
-            record_definition(connection, stream, commit, now)
-            insert_outputs(connection, stream, epoch, commit.id, commit.outputs)
-            close_objects(connection, stream, last, before=commit.oldest_needed, names=commit.replaced)
-            return read_manifests(connection, stream, commit.id)
+            return add_checkpoint(connection, stream, epoch, commit, newest, self._transactions.time(connection))
+
+
+def add_checkpoint(
+    connection: Connection,
+    stream: str,
+    epoch: int,
+    commit: CheckpointCommit,
+    newest: Row[Any] | None,
+    now: datetime,
+) -> Committed:
+    """Make a checkpoint exist after the `newest` one, in a transaction of a caller that has checked that it may."""
+    settle_log(connection, stream, commit)
+    _insert(connection, stream, epoch, commit, newest, now)
+    record_definition(connection, stream, commit, now)
+    insert_outputs(connection, stream, epoch, commit.id, commit.outputs)
+    before = newest.id if newest else 0
+    close_objects(connection, stream, before, before=commit.oldest_needed, names=commit.replaced)
+    return Committed(read_manifests(connection, stream, commit.id), as_utc(now))
 
 
 def _insert(

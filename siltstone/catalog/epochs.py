@@ -15,6 +15,9 @@ its name that the catalog does not know.
 
 Only the highest epoch mark matters. Each epoch deletes the older marks that it found, so a process that wakes up late
 deletes only lower ones.
+
+After the mark comes an extract of the catalog (`catalog.extracts`): it says from which checkpoint the epoch continues,
+so that a catalog that is lost and rebuilt does not take what an older epoch wrote beyond that.
 """
 
 import re
@@ -22,6 +25,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 
+from siltstone.catalog.extract_writer import write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import ObjectExists, UnknownStream, Unreachable, WrongWarehouse
@@ -66,6 +70,7 @@ def begin_epoch(warehouse: OpenWarehouse, stream: str, who: str, tenure: Tenure 
     tenure = tenure or Tenure()
     epoch = tenure.epoch = warehouse.catalog.runs.begin(stream, who, after=tenure.epoch)
     _mark(warehouse, stream, epoch, who, marks.epochs)
+    _extract(warehouse, stream, epoch)
     log = _LOG.bind(stream=stream, epoch=epoch)
     for older in warehouse.catalog.runs.list_superseded(stream, epoch):
         log.info("took over from a run that had not ended", older_epoch=older.epoch, older_run=older.who)
@@ -136,11 +141,35 @@ def go_on_from_backup(warehouse: OpenWarehouse, stream: str, who: str, outcome: 
             newest, stored = max(newest, path.epoch), max(stored, path.checkpoint)
     epoch = catalog.rollbacks.skip_epochs(stream, who, above=newest, newest=stored)
     _mark(warehouse, stream, epoch, who, marks.epochs)
+    _extract(warehouse, stream, epoch)
     if forks:
         _LOG.warning("forks that the catalog does not know are given up", stream=stream, forks=forks)
         store.delete([fork_mark(stream, fork) for fork in forks])
     catalog.runs.end(stream, epoch, outcome)
     return True
+
+
+def mark_rebuilt(warehouse: OpenWarehouse, stream: str, who: str, outcome: str) -> int:
+    """Take over a stream of a catalog that is being rebuilt, with an epoch above all in the store, and end it.
+
+    Args:
+        outcome: the outcome to record for the new epoch.
+
+    Returns:
+        The new epoch.
+
+    Raises:
+        WrongWarehouse: a mark is too far above the rebuilt epochs to be of a run; nothing was changed.
+        Unreachable: the store failed.
+    """
+    marks, known = _marks(warehouse.warehouse.store, stream), warehouse.catalog.streams.get(stream).epoch
+    for epoch in marks.epochs:
+        _refuse_implausible(warehouse, epoch_mark(stream, epoch), epoch - known)
+    mark_fork(warehouse, stream)
+    epoch = warehouse.catalog.runs.begin(stream, who, above=max([known, *marks.epochs]))
+    _mark(warehouse, stream, epoch, who, marks.epochs)
+    warehouse.catalog.runs.end(stream, epoch, outcome)
+    return epoch
 
 
 def check_catalog(warehouse: OpenWarehouse, stream: str) -> None:
@@ -216,6 +245,15 @@ def _mark(warehouse: OpenWarehouse, stream: str, epoch: int, who: str, marked: l
         store.delete([epoch_mark(stream, each) for each in marked if each < epoch])
     except Unreachable as error:  # the next epoch deletes them
         _LOG.warning("old epoch marks stay", stream=stream, epoch=epoch, error=str(error))
+
+
+def _extract(warehouse: OpenWarehouse, stream: str, epoch: int) -> None:
+    try:
+        write_extract(warehouse, stream)
+    except BaseException:
+        with suppress(Unreachable):
+            warehouse.catalog.runs.end(stream, epoch, "failed")
+        raise
 
 
 def _is_older(warehouse: OpenWarehouse, stream: str, marks: _Marks) -> bool:

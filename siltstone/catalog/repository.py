@@ -10,6 +10,7 @@ from siltstone.catalog.commits import Commits
 from siltstone.catalog.definitions import Definitions
 from siltstone.catalog.deletions import Deletions
 from siltstone.catalog.edits import Edits
+from siltstone.catalog.extracts import Extracts
 from siltstone.catalog.forks import Forks
 from siltstone.catalog.input_log import InputLog
 from siltstone.catalog.leases import Leases
@@ -77,6 +78,8 @@ class Catalog:
         """checkpoints that were given up"""
         self.forks = Forks(transactions)
         """streams that began at a checkpoint of another"""
+        self.extracts = Extracts(transactions)
+        """what the store holds of the catalog, besides manifests"""
 
     def now(self) -> datetime:
         """Return the current time, UTC: the database's own, so that all its clients use the same.

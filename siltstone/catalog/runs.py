@@ -39,8 +39,8 @@ class RunRecord:
 class Runs(CatalogPart):
     """The runs of streams, each with its own writer epoch."""
 
-    def begin(self, stream: str, who: str, *, after: int | None = None) -> int:
-        """Take the stream over: begin its next writer epoch, which fences older ones.
+    def begin(self, stream: str, who: str, *, after: int | None = None, above: int = 0) -> int:
+        """Take the stream over: begin its next writer epoch, higher than `above`, which fences older ones.
 
         Runs and recoveries use `catalog.epochs.begin_epoch`, which also marks the epoch in the store.
 
@@ -53,7 +53,7 @@ class Runs(CatalogPart):
         with self._transactions.writing(f"a run of stream {stream}") as connection:
             if after is not None:
                 fencing.hold(connection, stream, after)
-            return take_over(connection, stream, who, self._transactions.time(connection))
+            return take_over(connection, stream, who, self._transactions.time(connection), above)
 
     def end(self, stream: str, epoch: int, outcome: str) -> None:
         """Record how a run ended; one that has already ended (for example, superseded) stays as it is."""

@@ -21,7 +21,7 @@ class StreamRecord:
 
     `parallelism`, if set, is that of runs that name none. A fork began as a copy of checkpoint `forked_at` of the
     stream `forked_from`. `retention` are its rules (`retention.retention_rules`); None keeps everything. Sinks know a
-    new checkpoint by its id plus `sink_offset` (`catalog.outbox`).
+    new checkpoint by its id plus `sink_offset` (`catalog.outbox`). `extracts` counts its extracts (`catalog.extracts`).
     """
 
     name: str
@@ -34,6 +34,7 @@ class StreamRecord:
     forked_at: int | None = None
     retention: dict[str, Any] | None = None
     sink_offset: int = 0
+    extracts: int = 0
 
 
 class Streams(CatalogPart):

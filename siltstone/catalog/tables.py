@@ -61,7 +61,7 @@ from sqlalchemy import (
 
 from siltstone.catalog.column_types import Json, Packed, PackedJson, UtcTime
 
-REVISION = "0012"
+REVISION = "0013"
 """the newest revision in `migrations/versions`"""
 CHECKSUM_CHARACTERS = 96
 """maximum length of a checksum's text (`store.checksums`)"""
@@ -107,6 +107,7 @@ stream = Table(
     Column("forked_at", BigInteger),
     Column("retention", Json),
     Column("sink_offset", BigInteger, nullable=False, server_default="0"),
+    Column("extracts", BigInteger, nullable=False, server_default="0"),
 )
 
 run = Table(

@@ -64,7 +64,9 @@ class OpenWarehouse:
         except NoCatalog as error:
             raise WrongWarehouse(
                 f"the store at {warehouse.label} holds warehouse {stored}, but there is no catalog at "
-                f"{redacted_url(parse_url(url))}: name its own with --catalog, or an empty store with --warehouse"
+                f"{redacted_url(parse_url(url))}: name its own with --catalog, or an empty store with --warehouse; if "
+                "it is lost, bring a backup back (`siltstone restore-catalog`), or rebuild it from the store ("
+                "`siltstone rebuild-catalog`)"
             ) from error
         return cls(warehouse, catalog).checked(create=True)
 

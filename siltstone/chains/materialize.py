@@ -17,6 +17,7 @@ from functools import reduce
 
 import numpy as np
 
+from siltstone.catalog.extract_writer import try_write_extract
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
 from siltstone.errors import Unreachable
@@ -186,6 +187,7 @@ def materialize(
             catalog.materializations.complete(
                 stream, id, stored, manifest.objects, replaced, unneeded, rows_=rows, bytes_=size, seconds=seconds
             )
+            try_write_extract(warehouse, stream)
         except (Abandoned, KeyboardInterrupt):
             with suppress(Unreachable):  # then its lease expires
                 catalog.materializations.abandon(stream, id)

@@ -7,6 +7,7 @@ its chains begin with bases of its own, it reads objects of the stream it was fo
 from dataclasses import dataclass
 
 from siltstone.catalog.epochs import check_catalog, check_new_name, mark_fork
+from siltstone.catalog.extract_writer import write_extract
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UnknownStream, Unreachable, UsageError
@@ -56,6 +57,7 @@ def fork(warehouse: OpenWarehouse, stream: str, new: str, at: str = LATEST) -> F
     check_new_name(warehouse, new)
     catalog.forks.create(stream, new, checkpoint)
     try:
+        write_extract(warehouse, new)  # first, or a catalog rebuilt from the store would miss a fork that is marked
         mark_fork(warehouse, new)
     except Unreachable as error:
         _LOG.warning("fork is not marked in the store yet: its first run marks it", stream=new, error=str(error))

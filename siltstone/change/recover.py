@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from siltstone.catalog.epochs import begin_epoch, check_catalog, go_on_from_backup
+from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.rollbacks import RollbackLoss
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -242,6 +243,7 @@ def _roll_back(
             this_process(),
             lambda lost: _refuse_loss(stream, point, lost, accept_loss),
         )
+        write_extract(warehouse, stream)
         if point.checkpoint:
             catalog.checkpoints.record_proof(stream, point.checkpoint, True)
         outcome = OUTCOME
@@ -287,6 +289,7 @@ def _drop_snapshots(
         try:
             for each in damaged:
                 catalog.reference_copies.drop(stream, epoch, each)
+            try_write_extract(warehouse, stream)
         except Fenced:  # somebody runs the stream now: it stays until the next recovery
             return ()
     return damaged

@@ -79,3 +79,22 @@ def restore_catalog(
     line = f"the catalog is restored: revision {done.revision}, {done.rows:,} rows. A stream that ran after the "
     line += "backup needs `siltstone recover STREAM --accept-loss` before it can run again"
     print_result(done, as_json, line)
+
+
+@app.command(rich_help_panel=GROUP)
+def rebuild_catalog(
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild a lost catalog from the store, into any database that has no catalog yet.
+
+    The store has everything but a little history; the command says what it could not know. Nothing may use the
+    warehouse meanwhile. If it is interrupted, run it again.
+    """
+    with progress("rebuilding the catalog") as tell:
+        done = client_of(warehouse, catalog).rebuild_catalog(tell)
+    lines = [f"the catalog {done.catalog} is rebuilt:", *(f"  {stream.summary}" for stream in done.streams)]
+    lines += [f"  left out: {each.stream}: {each.why}" for each in done.left_out]
+    lines += ["It does not know:", *(f"  {each}" for each in done.unknown)]
+    print_result(done, as_json, "\n".join(lines))

@@ -76,12 +76,14 @@ class StreamStorage:
         Args:
             rules: such as `{"keep_last": 500, "keep_daily": 7}` or `{"keep_all": True}`; None changes nothing.
         """
+        from siltstone.catalog.extract_writer import try_write_extract
         from siltstone.retention.retention_rules import RetentionOptions
         from siltstone.retention.truncate import describe_retention
 
         with open_warehouse(self.settings) as warehouse:
             if rules:
                 warehouse.catalog.streams.set_retention(self.name, RetentionOptions.model_validate(rules).to_record())
+                try_write_extract(warehouse, self.name)
             found = describe_retention(warehouse.catalog, self.name, self.settings.retention)
         return Retention(self.name, found["recorded"], found["in_force"], found["from"], found["described"])
 
@@ -141,12 +143,14 @@ class StreamStorage:
         Raises:
             UsageError: the name is not valid, or the stream has a savepoint of that name.
         """
+        from siltstone.catalog.extract_writer import try_write_extract
         from siltstone.retention import savepoints
         from siltstone.retention.retention_rules import parse_duration
 
         expires_in = None if expires is None else parse_duration(expires)
         with open_warehouse(self.settings) as warehouse:
             made = savepoints.set_savepoint(warehouse.catalog, self.name, name, at=at, expires_in=expires_in)
+            try_write_extract(warehouse, self.name)
             return Savepoint(self.name, **savepoints.describe_savepoint(warehouse.catalog, made))
 
     def drop_savepoint(self, name: str) -> SavepointDropped:
@@ -155,10 +159,12 @@ class StreamStorage:
         Raises:
             UsageError: the stream has no savepoint of that name.
         """
+        from siltstone.catalog.extract_writer import try_write_extract
         from siltstone.retention import savepoints
 
         with open_warehouse(self.settings) as warehouse:
             savepoints.drop_savepoint(warehouse.catalog, self.name, name)
+            try_write_extract(warehouse, self.name)
         return SavepointDropped(self.name, name)
 
     def savepoints(self) -> SavepointList:

@@ -1,6 +1,6 @@
 """The client of one warehouse: its streams and its catalog."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from siltstone.catalog.backup import Backup
     from siltstone.catalog.identity import Reidentified
     from siltstone.catalog.upgrading import Upgraded
+    from siltstone.change.rebuild import Rebuild
     from siltstone.spark.operations import (
         StreamRun,
     )
@@ -102,6 +103,26 @@ class Client:
         from siltstone.catalog.backup import bring_back
 
         return bring_back(file, self._catalog()[0])
+
+    def rebuild_catalog(self, tell: Callable[[str], None] = lambda _: None) -> "Rebuild":
+        """Rebuild a lost catalog from the store, where there is none. Nothing may use the warehouse meanwhile.
+
+        Args:
+            tell: called with lines of progress for people.
+
+        Returns:
+            What was rebuilt, what was left out and why, and what no store says.
+
+        Raises:
+            UsageError: there is a catalog already.
+            WrongWarehouse: the store holds no warehouse, or no stream that can be rebuilt.
+            CorruptObject: an object that the catalog is made of is missing or damaged.
+            Unreachable: the store or the database failed; call it again.
+        """
+        from siltstone.change.rebuild import rebuild_catalog
+        from siltstone.store.open import Warehouse
+
+        return rebuild_catalog(Warehouse.at(self.settings.warehouse), self._catalog()[0], tell)
 
     def upgrade(self, *, backup: Path | None = None, fence: bool = False) -> "Upgraded":
         """Upgrade a catalog that an older Siltstone made, after a backup. Nothing may use it meanwhile.

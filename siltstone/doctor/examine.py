@@ -10,7 +10,7 @@ the engine's own checks; a store or catalog that does not answer is a finding li
 
 from functools import partial
 
-from siltstone.catalog.open import open_catalog
+from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.doctor import warehouse_checks as checks
@@ -41,10 +41,15 @@ def examine(settings: Settings, stream: str | None = None, limit_s: float = LIMI
     url = settings.catalog or warehouse.catalog_url
     done = Examination(limit_s)
     opened: list[Catalog] = []
+    lost: list[str] = []
     names: list[str] = []
 
     def check_catalog() -> list[Finding]:
-        catalog = open_catalog(url, create=False, timeout_s=_CONNECT_S, outage_s=0)
+        try:
+            catalog = open_catalog(url, create=False, timeout_s=_CONNECT_S, outage_s=0)
+        except NoCatalog:
+            lost.append(url)
+            raise
         opened.append(catalog)
         names.extend(
             [catalog.streams.get(stream).name] if stream else [record.name for record in catalog.streams.list()]
@@ -60,6 +65,8 @@ def examine(settings: Settings, stream: str | None = None, limit_s: float = LIMI
         if catalog is not None and trusted:
             check = partial(checks.check_identity, warehouse, catalog)
             trusted = done.make("identity", check, uses=["store", "catalog"])
+        if lost and trusted:
+            done.make("identity", partial(checks.check_lost_catalog, warehouse), uses=["store"])
         done.make("permissions", partial(checks.check_permissions, warehouse, url))
         done.make("space", partial(checks.check_space, warehouse))
         done.make("versions", checks.check_versions)

@@ -14,6 +14,7 @@ from siltstone.catalog.identity import inspect_identity
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tables import REVISION
 from siltstone.doctor.findings import Finding
+from siltstone.store.identity import read_identity
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import IDENTITY
 from siltstone.store.private import VARIABLE, own_umask
@@ -70,6 +71,20 @@ def check_store(warehouse: Warehouse) -> list[Finding]:
     for remark in store.remarks():
         found.append(Finding("store", "warning" if remark.advice else "ok", remark.found, remark.advice))
     return found
+
+
+def check_lost_catalog(warehouse: Warehouse) -> list[Finding]:
+    """Check, where no catalog can be opened, whether the store had one.
+
+    Raises:
+        CorruptObject, NewerFormat, Unreachable: as `read_identity`.
+    """
+    identity = read_identity(warehouse.store)
+    if identity is None:
+        return []
+    said = f"the store holds warehouse {identity}, whose catalog cannot be opened"
+    advice = "name it with --catalog; if it is lost: `siltstone restore-catalog`, or `siltstone rebuild-catalog`"
+    return [Finding("identity", "problem", said, advice)]
 
 
 def check_identity(warehouse: Warehouse, catalog: Catalog) -> list[Finding]:

@@ -1,11 +1,12 @@
 """A manifest: one object that describes everything one checkpoint wrote, so that the catalog grows only with objects.
 
 It is stored as a zstd-compressed Arrow IPC stream of one row, whose columns are lists: handles, objects, digests
-per operator, table and key group; and `about`, JSON with everything else, and the range checksums of the objects
-that have any (those of version 0.1 have none). Any Arrow reader can open it. An xxh3-64 of the stream follows, so
-that altered bytes are noticed before they are decoded. `manifest_decoding` reads it.
+per operator, table and key group; and `about`, JSON with everything else: the range checksums of the objects that
+have any (those of version 0.1 have none), and what the commit adds to the catalog. Any Arrow reader can open it. An
+xxh3-64 of the stream follows, so that altered bytes are noticed before they are decoded. `manifest_decoding` reads it.
 """
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -75,6 +76,8 @@ class Manifest:
         statistics: rows, bytes and seconds for reports, as JSON.
         materialization: for a materialization's manifest, its id; it then has one operator's bases, which replace that
             operator's handles in the checkpoint's manifest. Empty for a checkpoint's manifest.
+        commit: what else the commit adds to the catalog (`catalog.commit_details`); empty for a materialization, and in
+            manifests that older versions of Siltstone wrote.
     """
 
     stream: str
@@ -93,6 +96,7 @@ class Manifest:
     event_time_max: datetime | None = None
     statistics: Mapping[str, Any] = field(default_factory=dict)
     materialization: str = ""
+    commit: Sequence[bytes] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -107,7 +111,8 @@ class Manifest:
         handles = [handle for handle in self.handles if handle.operator == operator]
         named = {handle.object for handle in handles}
         own = {name: {k: v for k, v in getattr(self, name).items() if k == operator} for name in _BY_OPERATOR}
-        return replace(self, handles=handles, objects=[o for o in self.objects if o.name in named], **own)
+        objects = [o for o in self.objects if o.name in named]
+        return replace(self, handles=handles, objects=objects, commit=(), **own)
 
     def with_bases(self, materialized: Self) -> Self:
         """Return the manifest with a materialization's bases instead of its own handles of that operator's tables.
@@ -151,6 +156,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "format": _format(manifest),
         "event_time_max": None if time is None else time.isoformat(),
         "ranges": {o.name: astuple(o.ranges) for o in manifest.objects if o.ranges is not None},
+        "commit": [base64.b64encode(part).decode() for part in manifest.commit],
     }
     digests = [
         {"operator": operator, "variable": variable, "key_groups": np.ascontiguousarray(groups, "<u8").tobytes()}

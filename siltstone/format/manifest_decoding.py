@@ -5,6 +5,7 @@ rely on this: each operator has a form, each handle's variable is in its operato
 are within `max_parallelism`, and each digest has one number per key group.
 """
 
+import base64
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -131,6 +132,7 @@ def _manifest(
         objects=list(_objects(objects, check_object(about.get("ranges", {}), "ranges"))),
         digests=read,
         event_time_max=_time(about["event_time_max"]),
+        commit=tuple(base64.b64decode(part, validate=True) for part in about.get("commit", ())),
     )
 
 

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from siltstone.catalog.epochs import check_catalog
+from siltstone.catalog.extract_writer import write_extract
 from siltstone.catalog.leases import LeaseRecord
+from siltstone.catalog.objects import ObjectRecord
 from siltstone.catalog.passes import Pass
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.tombstones import Tombstone
@@ -97,20 +99,32 @@ def delete_checkpoints(
     by = Pass.begin(reason, who or this_process())
     spared = catalog.deletions.mark(stream, epoch, ids, spare_leased=spare_leased, by=by)
     plan = _plan(catalog, stream, (), catalog.leases.list_live(stream), restores_from)
-    tombstones, goes = list[Tombstone](), plan.goes[:limit]
+    goes = plan.goes[:limit]
     later = set(plan.goes[len(goes) :])
     objects = [stored for stored in plan.objects if stored.checkpoint not in later]
-    if goes or objects:
-        tombstones = [Tombstone(stored.name, stored.bytes, reason) for stored in objects]
-        tombstones = catalog.tombstones.record_deletion(stream, epoch, by.who, tombstones, by)
-        warehouse.warehouse.store.delete([each.name for each in tombstones])
-        catalog.deletions.forget(stream, epoch, goes, [stored.name for stored in objects])
+    tombstones = _remove(warehouse, stream, epoch, goes, objects, by) if goes or objects else []
+    if ids and not goes and not objects:
+        write_extract(warehouse, stream)
     if input_log is not None:
         pruned = catalog.input_log.prune(stream, epoch, keep=input_log, by=by)
         if pruned:
             _LOG.info("input log pruned", stream=stream, epoch=epoch, steps=pruned)
     size_bytes, leased = sum(each.bytes for each in tombstones), tuple(sorted({*plan.leased, *spared}))
     return DeletionResult(goes, plan.waits, len(tombstones), size_bytes, leased, len(later), plan.needed_by)
+
+
+def _remove(
+    warehouse: OpenWarehouse, stream: str, epoch: int, goes: Sequence[int], objects: Sequence[ObjectRecord], by: Pass
+) -> list[Tombstone]:
+    """Delete objects, and the rows of checkpoints; return the tombstones of what was deleted from the store."""
+    catalog = warehouse.catalog
+    tombstones = [Tombstone(stored.name, stored.bytes, by.what) for stored in objects]
+    tombstones = catalog.tombstones.record_deletion(stream, epoch, by.who, tombstones, by)
+    # Before anything is gone, the store must say that it is going, for a catalog that is rebuilt from it.
+    write_extract(warehouse, stream)
+    warehouse.warehouse.store.delete([each.name for each in tombstones])
+    catalog.deletions.forget(stream, epoch, goes, [stored.name for stored in objects])
+    return tombstones
 
 
 def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> DeletionPlan:

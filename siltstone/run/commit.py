@@ -1,14 +1,16 @@
-"""Make the catalog's record of a checkpoint that has been written, and what the run reports of it."""
+"""Store a manifest; make the catalog's record of a checkpoint, and what the run reports of it."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.steps import Step
-from siltstone.changelog.upload_metrics import UploadStatistics
-from siltstone.format.manifest import Manifest
+from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
+from siltstone.format.manifest import Manifest, encode_manifest
 from siltstone.model import Form, StoredObject
+from siltstone.store.base import Store
 from siltstone.store.paths import is_base
 
 
@@ -32,8 +34,8 @@ class Completed:
     """the oldest checkpoint whose objects a restore during the next checkpoint's steps reads"""
 
 
-def commit_of(manifest: Manifest, stored: StoredObject, steps: Sequence[Step]) -> CheckpointCommit:
-    """Make the record of a checkpoint for the catalog."""
+def commit_of(manifest: Manifest, stored: StoredObject, details: CommitDetails) -> CheckpointCommit:
+    """Make the record of a checkpoint for the catalog: `stored` is its manifest, `details` what this carries."""
     return CheckpointCommit(
         id=manifest.checkpoint,
         manifest=stored,
@@ -46,7 +48,13 @@ def commit_of(manifest: Manifest, stored: StoredObject, steps: Sequence[Step]) -
         event_time_max=manifest.event_time_max,
         segments=[o for o in manifest.objects if not is_base(o.name)],
         bases=[o for o in manifest.objects if is_base(o.name)],
-        steps=steps,
+        steps=details.steps,
+        edit=details.edit,
+        parallelism=details.parallelism,
+        definition=details.definition,
+        dropped=details.dropped,
+        outputs=details.outputs,
+        repeats=details.repeats,
     )
 
 
@@ -69,3 +77,13 @@ def completed_of(
         uploads=uploads,
         restores_from=restores_from,
     )
+
+
+def store_manifest(
+    store: Store, name: str, manifest: Manifest, uploads: UploadStatistics
+) -> tuple[StoredObject, UploadStatistics]:
+    """Store a manifest; return it, and the uploads with its own, which it cannot hold itself."""
+    data, began = encode_manifest(manifest), time.perf_counter()
+    stored, metrics = store.put(name, data), UploadMetrics()
+    metrics.direct(stored.bytes, time.perf_counter() - began)
+    return stored, uploads.merge(metrics.take())

@@ -64,6 +64,12 @@ class Outbox:
         self._lost: set[tuple[int, str]] = set()
         self._gathered: dict[str, _OutputOfCheckpoint] = {}
         self._delivered = 0
+        self._outstanding: set[tuple[int, str]] | None = None
+
+    @property
+    def outstanding(self) -> list[tuple[int, str]] | None:
+        """(checkpoint, output) of all that sinks do not have yet, as of the newest `deliver`; None before the first."""
+        return None if self._outstanding is None else sorted(self._outstanding)
 
     def repeats(self, checkpoint: int) -> bool:
         """Whether a checkpoint was given up before, so that its output is already decided."""
@@ -136,6 +142,7 @@ class Outbox:
         if checked and not sinks:
             return True  # nothing is staged; what an earlier run left was looked for when this one began
         outstanding = self._catalog.outbox.list(self._stream.name, outstanding=True)
+        self._outstanding = {(output.checkpoint, output.name) for output in outstanding}
         for output in outstanding:
             if output.name not in sinks:
                 raise UsageError(
@@ -152,6 +159,7 @@ class Outbox:
             self._catalog.runs.check_epoch(self._stream.name, self._epoch)
             sinks[output.name](output)
             self._catalog.outbox.mark_delivered(self._stream.name, self._epoch, output.checkpoint, output.name)
+            self._outstanding.discard((output.checkpoint, output.name))
             self._delivered += 1
         if self._delivered >= CLEAN_AFTER:
             self.clean()

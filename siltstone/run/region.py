@@ -22,24 +22,26 @@ from typing import Any
 
 import numpy as np
 
-from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details
+from siltstone.catalog.commits import CheckpointCommit, Committed
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.epochs import Tenure, begin_epoch
+from siltstone.catalog.extract_writer import try_write_extract, write_extract
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import InputPosition, Step, StepRecord
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.chains.policy_rules import Decision, Policy, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
-from siltstone.changelog.upload_metrics import UploadMetrics, UploadStatistics
+from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.errors import SiltstoneError, StateError, Unreachable
-from siltstone.format.manifest import Manifest, encode_manifest
+from siltstone.format.manifest import Manifest
 from siltstone.model import StoredObject
 from siltstone.operator import Operator
 from siltstone.retention.retention_rules import NEW_STREAM
 from siltstone.retention.sweep import sweep_ended
 from siltstone.run.chains import RunChains
-from siltstone.run.commit import Completed, commit_of, completed_of
+from siltstone.run.commit import Completed, commit_of, completed_of, store_manifest
 from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import check_follows, check_run, definition_of
 from siltstone.run.options import RegionOptions
@@ -72,20 +74,21 @@ class ConsistentRegion:
         """the epoch that completed it"""
         self.oldest_epoch = 0
         """reuse working state only from this epoch on: older state may predate a rollback; 0 if there is none"""
-        self._store = warehouse.store
+        self._store, self._place = warehouse.store, OpenWarehouse(warehouse, catalog)
         self._chains = RunChains(stream, catalog, policy)
         self._references = RunReferences(stream.name, catalog, warehouse.store)
         self._definition: Mapping[str, Any] | None = None
         """what the next checkpoint is the first to be made under"""
         self._dropped: tuple[str, ...] = ()
         """whose state it gives up"""
+        self._previous: PreviousCheckpoint | None = None
         self._event_time_max: datetime | None = None
         self._gathered = StepReports()
         self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
         """operator -> the digests that the newest step came to, as they were accepted"""
         self._logged = catalog.input_log.list_logged(stream.name)
         """steps of checkpoints that were given up and have not come again"""
-        self.outbox = Outbox(stream, OpenWarehouse(warehouse, catalog), epoch, {s.checkpoint for s in self._logged})
+        self.outbox = Outbox(stream, self._place, epoch, {s.checkpoint for s in self._logged})
 
     @classmethod
     def open(
@@ -179,9 +182,10 @@ class ConsistentRegion:
             self._event_time_max = manifest.event_time_max
             self.digest = manifest.digest
             self._accepted = dict(manifest.digests)
-            self.completed_epoch = self.catalog.checkpoints.get(name, latest).epoch
-            rolled_back = (rollback.epoch for rollback in self.catalog.rollbacks.list(name))
-            self.oldest_epoch = max([self.completed_epoch, *rolled_back])
+            record = self.catalog.checkpoints.get(name, latest)
+            self._previous = PreviousCheckpoint(record.manifest, record.committed_at)
+            self.completed_epoch = record.epoch
+            self.oldest_epoch = max([record.epoch, *(each.epoch for each in self.catalog.rollbacks.list(name))])
             self._coordinator = self._coordinate(latest, manifest.step)
 
     def input_position(self) -> InputPosition:
@@ -189,14 +193,13 @@ class ConsistentRegion:
         return self.catalog.input_log.get_position(self.stream.name, self.completed)
 
     def record_beginning(self, beginning: Step) -> None:
-        """Record where the sources begin, before the first batch is processed.
-
-        Until there is a checkpoint, every later run begins there.
+        """Record where the sources begin, before the first batch; runs begin there until there is a checkpoint.
 
         Raises:
             Fenced: a newer writer has taken the stream over.
         """
         self.catalog.input_log.record_beginning(self.stream.name, self.epoch, beginning)
+        write_extract(self._place, self.stream.name)
 
     def logged_steps(self) -> list[StepRecord]:
         """Return the logged steps after the newest completed checkpoint, oldest first.
@@ -308,28 +311,30 @@ class ConsistentRegion:
             path = CheckpointPath(self.stream.name, self.epoch, self.checkpoint)
             outputs = self.outbox.stage(self.checkpoint, had_input=bool(steps))
             self._gathered.last, uploads = place_inline(self.warehouse, self.options.upload, path, self._gathered.last)
-            manifest = self._manifest(uploads.merge(uploads_of(self._gathered)))
-            stored, uploads = self._store_manifest(path, manifest, uploads.merge(uploads_of(self._gathered)))
-            oldest_needed, replaced = self._references.advance(manifest, stored.name)
-            record = replace(
-                commit_of(manifest, stored, steps),
-                oldest_needed=oldest_needed,
-                replaced=replaced,
+            uploads = uploads.merge(uploads_of(self._gathered))
+            details = CommitDetails(
+                steps=steps,
                 edit=edit,
                 parallelism=parallelism,
                 definition=self._definition,
                 dropped=self._dropped,
                 outputs=outputs,
                 repeats=self.outbox.repeats(self.checkpoint),
+                previous=self._previous,
+                outstanding=self.outbox.outstanding,
             )
-            made.append((manifest, record, uploads))
+            manifest = replace(self._manifest(uploads), commit=encode_details(details))
+            stored, uploads = store_manifest(self._store, path.manifest(), manifest, uploads)
+            oldest_needed, replaced = self._references.advance(manifest, stored.name)
+            record = commit_of(manifest, stored, details)
+            made.append((manifest, replace(record, oldest_needed=oldest_needed, replaced=replaced), uploads))
 
-        manifests: list[StoredObject] = []
+        committed: list[Committed] = []
         self._coordinator.complete(
-            store, lambda _: manifests.extend(self.catalog.commits.add(self.stream.name, self.epoch, made[0][1]))
+            store, lambda _: committed.append(self.catalog.commits.add(self.stream.name, self.epoch, made[0][1]))
         )
         manifest, commit, uploads = made[0]
-        self._advance(manifest, manifests)
+        self._advance(manifest, commit.manifest, committed[0])
         return completed_of(commit, uploads, time.perf_counter() - start, reasons, self._chains.oldest)
 
     def deliver(self, sinks: Mapping[str, Give], *, checked: bool = False) -> None:
@@ -345,16 +350,8 @@ class ConsistentRegion:
         self._coordinator.end()
         self.outbox.clean()
         self.catalog.runs.end(self.stream.name, self.epoch, outcome)
-        sweep_ended(OpenWarehouse(self.warehouse, self.catalog), self.stream.name, self.epoch)
-
-    def _store_manifest(
-        self, path: CheckpointPath, manifest: Manifest, uploads: UploadStatistics
-    ) -> tuple[StoredObject, UploadStatistics]:
-        """The stored manifest, and the uploads with its own; what it holds of them cannot have it."""
-        data, began = encode_manifest(manifest), time.perf_counter()
-        stored, metrics = self._store.put(path.manifest(), data), UploadMetrics()
-        metrics.direct(stored.bytes, time.perf_counter() - began)
-        return stored, uploads.merge(metrics.take())
+        sweep_ended(self._place, self.stream.name, self.epoch)
+        try_write_extract(self._place, self.stream.name)
 
     def _manifest(self, uploads: UploadStatistics) -> Manifest:
         received = self._gathered.last
@@ -378,10 +375,11 @@ class ConsistentRegion:
             statistics=statistics_of(self._gathered, self.stream, chains.bounds, uploads, chain_of),
         )
 
-    def _advance(self, manifest: Manifest, manifests: Sequence[StoredObject]) -> None:
-        """The checkpoint exists, and a restore of it reads `manifests`: the next interval begins."""
-        self._chains.advance(manifest, manifests)
-        self._references.follow(manifests)
+    def _advance(self, manifest: Manifest, stored: StoredObject, committed: Committed) -> None:
+        """The checkpoint exists: the next interval begins."""
+        self._chains.advance(manifest, committed.manifests)
+        self._references.follow(committed.manifests)
+        self._previous = PreviousCheckpoint(stored, committed.at)
         self._definition, self._dropped = None, ()
         self._event_time_max = manifest.event_time_max
         self.digest = manifest.digest

@@ -5,6 +5,7 @@
     |  |- .tmp/                                     objects still being written; never listed, never read
     |  |- _epochs/<stream>/<epoch:08d>              marks a writer epoch that was begun (`catalog.epochs`)
     |  |- _epochs/<stream>/fork-<fork>              marks a fork, which shares objects
+    |  |- _catalog/<stream>/                       what the catalog knows of a stream (`store.catalog_paths`)
     |  |- _warehouse/identity                       the warehouse's identity, as in the catalog (`store.identity`)
     |  '- <stream>/
     |     '- <epoch:08d>/                           writer epoch
@@ -311,6 +312,16 @@ def epoch_mark(stream: str, epoch: int) -> str:
 def fork_mark(stream: str, fork: str) -> str:
     """Return the name of the object that marks another stream as a fork of this one, or of one of its forks."""
     return f"{epoch_marks(stream)}{_FORK}{check_name('stream', fork)}"
+
+
+ALL_EPOCHS = f"{_EPOCHS}/"
+"""the prefix of all streams' marks"""
+
+
+def stream_of_mark(name: str) -> str | None:
+    """Return the stream that a mark belongs to; None for other names."""
+    head, _, rest = name.partition("/")
+    return rest.partition("/")[0] if head == _EPOCHS and "/" in rest else None
 
 
 def fork_of_mark(name: str) -> str | None:

@@ -238,6 +238,7 @@ class Rounds:
         """Let go of the catalog."""
         if self._opened is not None:
             self._opened.catalog.close()
+        self._opened = None
 
     def finish(self) -> list[str]:
         """An undisturbed run to the end, settled."""

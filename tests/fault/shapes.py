@@ -6,6 +6,7 @@ zombie   one is frozen at a random line, the stream taken over, leases expired, 
 fault    its store lags, refuses, cuts connections, says wrong bytes; or its disk fails, or fills
 damage   an object is altered or gone, and the stream recovered, by a process that may be killed as well
 wrong    a process is given an empty or another store with this catalog, or this store with another catalog
+lose     the catalog is lost, and rebuilt from the store
 """
 
 import re
@@ -23,6 +24,7 @@ from tests.fault.faults import Faults, damage, faults_of
 from tests.fault.forked import Victim
 from tests.fault.hosts import hosts
 from tests.fault.lines import Within
+from tests.fault.lost_catalog import lose
 from tests.fault.outages import outage
 from tests.fault.rounds import PUBLISHING, Round, Rounds
 from tests.fault.warehouses import WAREHOUSES
@@ -290,6 +292,7 @@ SHAPES: dict[str, Callable[[Rounds, Round, str], None]] = {
     "hosts": hosts,
     "damage": damaged,
     "wrong": wrong,
+    "lose": lose,
 }
 OFTEN = {"kill": 4, "two": 3, "hosts": 3, "zombie": 2, "takeover": 2, "outage": 2}
 WEIGHTS = {shape: OFTEN.get(shape, 1) for shape in SHAPES}

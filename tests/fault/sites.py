@@ -66,6 +66,17 @@ class Site:
         """The file of a SQLite catalog."""
         return Warehouse.at(self.hosts[0]).local.catalog
 
+    def lose_catalog(self) -> None:
+        """Throw the catalog away; nobody may be at work."""
+        if self.catalog == "sqlite":
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                Path(f"{self.catalog_path}{suffix}").unlink(missing_ok=True)
+            return
+        database = self.catalog_url.partition("?")[0].rpartition("/")[2]
+        with _admin().connect() as connection:
+            connection.execute(text(f"DROP DATABASE {database} WITH (FORCE)"))
+            connection.execute(text(f"CREATE DATABASE {database}"))
+
     @property
     def is_free(self) -> bool:
         """Whether nobody is amid a transaction that keeps others out of the catalog."""

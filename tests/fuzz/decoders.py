@@ -10,6 +10,8 @@ from typing import Any, cast
 import pyarrow as pa
 import xxhash
 
+from siltstone.catalog.commit_details import decode_details, pack_parts
+from siltstone.catalog.extract_coding import decode_extract, seal
 from siltstone.catalog.packing import unpack
 from siltstone.catalog.source_entries import count_files, decode_sources, merge, split, without_files
 from siltstone.chains.policy_rules import PolicyState
@@ -148,6 +150,10 @@ def _text(data: bytes) -> str:
     return unpack(data)
 
 
+def _extract(data: bytes) -> None:
+    decode_extract(seal(data.decode("utf-8", "replace")), NAME)
+
+
 def _header(data: bytes) -> Any:
     header = Header.decode(data, NAME)
     return header and (header.value_bytes, header.bytes_of(0))
@@ -167,6 +173,8 @@ DECODERS = {
     "acknowledgement": Decoder(Acknowledgement.from_bytes, (StateError,)),
     "sources": Decoder(_sources, (StateError,)),
     "packed": Decoder(_text, (StateError,)),
+    "details": Decoder(lambda data: decode_details(pack_parts(data.decode("utf-8", "replace")), NAME), (StateError,)),
+    "extract": Decoder(_extract, (StateError, NewerFormat)),
 }
 
 

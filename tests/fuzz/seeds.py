@@ -4,15 +4,24 @@ found lies beside."""
 import io
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from sqlalchemy import Column
 
+from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details, unpack_parts
+from siltstone.catalog.edits import Edit
+from siltstone.catalog.extract_coding import encode_extract, text_of
+from siltstone.catalog.extracts import TABLES, Extract, ReferenceCopy, Retained, StepPart
+from siltstone.catalog.outbox import Output
 from siltstone.catalog.packing import pack
+from siltstone.catalog.steps import Step, StepRecord
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.format.base import write_base
 from siltstone.format.block import encode_block
@@ -116,6 +125,50 @@ def _parquet(table: pa.Table | None = None) -> bytes:
     return file.getvalue()
 
 
+def _details() -> CommitDetails:
+    name = "s/00000001/000000000001/manifest.arrow"
+    return CommitDetails(
+        steps=[Step(2, 1, 'v1\n{"conf":{}}\n{"logOffset":0}', "{}")],
+        edit=Edit("op", "totals", 1, 2, "rows.csv", None, "me"),
+        parallelism=2,
+        definition={"operators": {}, "options": {}},
+        dropped=("op.old",),
+        outputs=(Output("op", b"schema", 3, (STORED,)),),
+        previous=PreviousCheckpoint(StoredObject(name, 9, "ab" * 16), datetime(2020, 1, 1, tzinfo=UTC)),
+        outstanding=((1, "op"),),
+    )
+
+
+def _extract() -> Extract:
+    at = datetime(2020, 1, 1, tzinfo=UTC)
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    for name, table in TABLES.items():
+        row: dict[str, Any] = {column.key: 1 for column in table.c}
+        for column in table.c:
+            if column.type.python_type is not int:
+                made = {str: "op", bytes: b"x", datetime: at, dict: {}, bool: False, float: 1.0}
+                row[column.key] = "s" if column.key == "stream" else made[_python_type(column)]
+        rows[name].append(row)
+    rows["stream"][0] |= {"name": "s", "forked_from": None}
+    return Extract(
+        stream="s",
+        epoch=2,
+        number=3,
+        rows=rows,
+        retained=[Retained(1, 4, "s", 1, False, at), Retained(6, 6, "s", 2, True, at)],
+        copies=[ReferenceCopy(4, 9, at, 1, (STORED,))],
+        steps_from=1,
+        oldest_step=2,
+        logged=[StepRecord(9, 8, "v1", "{}", checkpoint=7)],
+        beginning=STORED,
+        parts=[StepPart(STORED, 2, ((5, 5),))],
+    )
+
+
+def _python_type(column: Column[Any]) -> type:
+    return {"Json": dict}.get(type(column.type).__name__) or getattr(column.type, "impl", column.type).python_type
+
+
 def seeds() -> Mapping[str, list[bytes]]:
     """Decoder -> valid encodings."""
     segment, index = _segment()
@@ -148,6 +201,8 @@ def seeds() -> Mapping[str, list[bytes]]:
         "acknowledgement": [said.to_bytes()],
         "sources": [files.encode()],
         "packed": [pack(files)],
+        "extract": [text_of(encode_extract(_extract())).encode()],
+        "details": [unpack_parts(encode_details(_details())).encode()],
     }
 
 

@@ -75,8 +75,10 @@ class Oracle:
         return lease in self._lost or not self.rows("SELECT 1 FROM lease WHERE id = ?", lease)
 
     def is_written_down(self, name: str) -> bool:
-        """Whether the deletion of an object is recorded, or it is none of a stream's, but the mark of an epoch."""
-        return name.startswith("_epochs/") or bool(self.rows("SELECT 1 FROM deletion WHERE name = ?", name))
+        """Whether the deletion of an object is recorded, or it is none of a stream's: a mark or an extract."""
+        return name.startswith(("_epochs/", "_catalog/")) or bool(
+            self.rows("SELECT 1 FROM deletion WHERE name = ?", name)
+        )
 
     def visible(self, stream: str) -> list[int]:
         """Checkpoints that are there to be seen."""

@@ -23,7 +23,19 @@ COMMANDS = ["run", "checkpoints", "show", "report", "restore", "restore-series",
 COMMANDS += ["snapshot", "delete"]
 COMMANDS += ["materialize", "truncate", "retention", "savepoint", "savepoints", "deletions"]
 COMMANDS += ["sweep", "fork", "rescale", "edit"]
-COMMANDS += ["recover", "reidentify", "replay", "doctor", "upgrade", "backup", "restore-catalog", "init", "demo", "ui"]
+COMMANDS += [
+    "recover",
+    "reidentify",
+    "replay",
+    "doctor",
+    "upgrade",
+    "backup",
+    "restore-catalog",
+    "rebuild-catalog",
+    "init",
+    "demo",
+    "ui",
+]
 
 
 @pytest.fixture(scope="module")

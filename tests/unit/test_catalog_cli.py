@@ -7,8 +7,10 @@ import pytest
 
 from siltstone.catalog.tables import REVISION
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import WrongWarehouse
 from tests.command_line import plain, siltstone
 from tests.older_catalogs import make_revision, make_shape
+from tests.outbox_run import NAME, Heard, write
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +59,24 @@ def test_an_empty_catalog_of_an_older_revision_is_not_changed_by_being_opened(tm
     (tmp_path / "warehouse").mkdir()
     make_revision(f"sqlite:///{tmp_path}/warehouse/catalog.db", "0002")
     siltstone("checkpoints", "flights").failed(2, "(catalog revision 0002, this one needs")
+
+
+def test_a_lost_catalog_is_rebuilt(tmp_path: Path) -> None:
+    with OpenWarehouse.writable(str(tmp_path / "warehouse")) as place:
+        write(place, Heard(), 2).region.close("done")
+        identity = place.catalog.identity.read().identity
+    siltstone("rebuild-catalog").failed(2, "there is a catalog at", "was not changed")
+    for path in (tmp_path / "warehouse").glob("catalog.db*"):
+        path.unlink()
+    with pytest.raises(WrongWarehouse, match="siltstone rebuild-catalog"):
+        OpenWarehouse.writable(str(tmp_path / "warehouse"))
+    doctor = siltstone("doctor")
+    assert doctor.code == 1 and "`siltstone rebuild-catalog`" in " ".join(doctor.out.split())
+    done = siltstone("rebuild-catalog", "--json").json
+    assert done["identity"] == identity and done["left_out"] == [] and len(done["unknown"]) == 3
+    [stream] = done["streams"]
+    assert (stream["stream"], stream["newest"], stream["checkpoints"], stream["steps"]) == (NAME, 2, 2, 2)
+    for path in (tmp_path / "warehouse").glob("catalog.db*"):
+        path.unlink()
+    head, line, *_ = plain(siltstone("rebuild-catalog"))
+    assert head.endswith("is rebuilt:") and line.strip() == f"{NAME}: 2 checkpoints up to 2, 2 steps"

@@ -18,6 +18,7 @@ LANDED = {
     "r0010_deletion_passes.py": "c19d493de1fdcc8e2db0564ddb811375712c0d03c284d8b15f139ea39b72b4a7",
     "r0011_steps_in_order.py": "b9703c3bcc179f26228885a8176e5f6a8fa2b92b1ff605820cb5884893c9ebcf",
     "r0012_needed_until.py": "0635f412f2d850c08f68e4cf0d37af1ad3629f7344a2a7ae0b761f829b80ae27",
+    "r0013_extracts.py": "f185e5bce8a86e1c82fadbe4dee467c0ade5b181a4857471ba43d01edb2e094b",
 }
 
 

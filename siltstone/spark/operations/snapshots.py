@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
+from siltstone.catalog.extract_writer import try_write_extract
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import NoLiveState, UsageError
 from siltstone.restore.restore import read_manifest
@@ -58,5 +59,6 @@ def snapshot(settings: Settings, stream: str) -> SnapshotResult:
             objects = [stored for part in parts for stored in part.objects]
             rows = sum(part.rows for part in parts)
             catalog.reference_copies.add(stream, epoch, record.id, objects, rows)
+            try_write_extract(place, stream)
         seconds = round(time.perf_counter() - start, 3)
     return SnapshotResult(stream, record.id, rows, sum(o.bytes for o in objects), seconds)

@@ -96,6 +96,7 @@ def commit_round(catalog: Catalog, number: int) -> None:
 @pytest.mark.slow
 def test_a_catalog_grows_by_what_is_stated_for_each_checkpoint_step_and_deletion(catalog: Catalog) -> None:
     store = SimpleNamespace(delete=lambda names: None, list=lambda prefix: iter(()))
+    store.put = lambda name, data: StoredObject(name, len(data), "0" * 32)
     place = OpenWarehouse(cast(Any, SimpleNamespace(store=store)), catalog)
     before = used_bytes(catalog)
     commit_round(catalog, 0)

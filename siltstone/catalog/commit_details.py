@@ -1,0 +1,231 @@
+"""What a commit adds to the catalog besides stored objects, as bytes that the checkpoint's manifest carries.
+
+The catalog can be lost. The manifests then say what each commit recorded: the steps of its interval, the outputs that
+it staged, its edit, definition and parallelism. `previous` names the manifest of the checkpoint before. A run writes a
+manifest only once the checkpoint before is committed, so the true history is the chain back from the newest manifest,
+and a manifest whose commit failed has no successor.
+
+The bytes are JSON, packed (`catalog.packing`) in parts of at most `_PART_CHARACTERS`. Spark repeats a thousand
+characters of options in the offsets of each step; they are stored once.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from siltstone.catalog.edits import Edit
+from siltstone.catalog.outbox import Output
+from siltstone.catalog.packing import pack, unpack
+from siltstone.catalog.steps import Step
+from siltstone.decoding import check_integer, check_object, decoded_bytes_max, parse_json, translate_decode_errors
+from siltstone.model import MAX_MAX_PARALLELISM, StoredObject, check_name
+from siltstone.store.checksums import algorithm_of
+from siltstone.store.paths import check_object_name
+from siltstone.times import as_utc
+
+_PART_CHARACTERS = 4 << 20
+_CONF = '"conf":'
+_MAX = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousCheckpoint:
+    """The checkpoint that another follows: its manifest, and when the catalog committed it."""
+
+    manifest: StoredObject
+    committed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CommitDetails:
+    """What one commit adds to the catalog besides stored objects; fields as in `commits.CheckpointCommit`.
+
+    Attributes:
+        previous: the checkpoint it follows; None for the first.
+        outstanding: (checkpoint, output) of the earlier outputs that sinks did not have yet when the manifest was
+            written; None if the writer had not looked.
+    """
+
+    steps: Sequence[Step] = ()
+    edit: Edit | None = None
+    parallelism: int | None = None
+    definition: Mapping[str, Any] | None = None
+    dropped: Sequence[str] = ()
+    outputs: Sequence[Output] = ()
+    repeats: bool = False
+    previous: PreviousCheckpoint | None = None
+    outstanding: Sequence[tuple[int, str]] | None = None
+
+
+def encode_details(details: CommitDetails) -> tuple[bytes, ...]:
+    """Encode the details of a commit for its manifest."""
+    previous, edit = details.previous, details.edit
+    values = {
+        **encode_steps(details.steps),
+        "edit": None if edit is None else asdict(edit),
+        "parallelism": details.parallelism,
+        "definition": None if details.definition is None else dict(details.definition),
+        "dropped": list(details.dropped),
+        "outputs": [
+            [o.name, base64.b64encode(o.arrow_schema).decode(), o.rows, [_plain(each) for each in o.objects]]
+            for o in details.outputs
+        ],
+        "repeats": details.repeats,
+        "previous": None if previous is None else [_plain(previous.manifest), previous.committed_at.isoformat()],
+        "outstanding": None if details.outstanding is None else [list(each) for each in details.outstanding],
+    }
+    return pack_parts(json.dumps(values, separators=(",", ":"), allow_nan=False))
+
+
+def decode_details(parts: Sequence[bytes], name: str) -> CommitDetails:
+    """Decode the details in the manifest `name`.
+
+    Raises:
+        CorruptObject, StateError: they are damaged.
+    """
+    with translate_decode_errors(name, "the details of a commit"):
+        values = check_object(parse_json(unpack_parts(parts)), "the details")
+        parallelism, definition = values["parallelism"], values["definition"]
+        if parallelism is not None:
+            check_integer(parallelism, 1, MAX_MAX_PARALLELISM, "parallelism")
+        outstanding = values["outstanding"]
+        return CommitDetails(
+            steps=decode_steps(values),
+            edit=None if values["edit"] is None else _edit(check_object(values["edit"], "the edit")),
+            parallelism=parallelism,
+            definition=None if definition is None else check_object(definition, "the definition"),
+            dropped=tuple(check_text(each, "what was dropped") for each in values["dropped"]),
+            outputs=tuple(_output(*each) for each in values["outputs"]),
+            repeats=check_flag(values["repeats"], "repeats"),
+            previous=None if values["previous"] is None else _previous(*values["previous"]),
+            outstanding=None if outstanding is None else tuple(_outstanding(*each) for each in outstanding),
+        )
+
+
+def encode_steps(steps: Sequence[Step]) -> dict[str, Any]:
+    """Return steps as JSON values, with repeated options of Spark's stored once."""
+    options: dict[str, int] = {}
+    rows = []
+    for step in steps:
+        before, conf, rest = step.offsets.partition(_CONF)
+        line, newline, after = rest.partition("\n")
+        which = options.setdefault(conf + line, len(options))
+        rows.append([step.step, step.batch_id, before, which, newline + after, step.sources])
+    return {"options": list(options), "steps": rows}
+
+
+def decode_steps(values: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Decode what `encode_steps` returned.
+
+    Raises:
+        ValueError, TypeError, KeyError: the values are damaged.
+    """
+    options = [check_text(each, "an option") for each in values["options"]]
+    steps = []
+    for number, batch, before, which, after, sources in values["steps"]:
+        check_integer(which, 0, len(options) - 1, "the number of an option")
+        offsets = check_text(before, "offsets") + options[which] + check_text(after, "offsets")
+        check_integer(number, 0, _MAX, "a step")
+        check_integer(batch, -2, _MAX, "a batch")
+        steps.append(Step(number, batch, offsets, check_text(sources, "sources")))
+    return tuple(steps)
+
+
+def pack_parts(text: str) -> tuple[bytes, ...]:
+    """Pack a text in parts."""
+    return tuple(pack(text[at : at + _PART_CHARACTERS]) for at in range(0, len(text), _PART_CHARACTERS))
+
+
+def unpack_parts(parts: Sequence[bytes]) -> str:
+    """Return the text that `pack_parts` packed.
+
+    Raises:
+        StateError, ValueError: the parts are damaged, or unpack to more than their length pays for.
+    """
+    limit, total, texts = decoded_bytes_max(sum(map(len, parts))), 0, []
+    for part in parts:
+        texts.append(unpack(part))
+        total += len(texts[-1])
+        if total > limit:
+            raise ValueError(f"it unpacks to more than {limit} characters")
+    return "".join(texts)
+
+
+def check_text(value: object, what: str) -> str:
+    """Return `value` if it is a text.
+
+    Raises:
+        ValueError: it is not; the message calls it `what`.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{what} is {type(value).__name__}, not a text")
+    return value
+
+
+def check_flag(value: object, what: str) -> bool:
+    """Return `value` if it is true or false.
+
+    Raises:
+        ValueError: it is not; the message calls it `what`.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} is {type(value).__name__}, not true or false")
+    return value
+
+
+def check_stored(name: object, size: object, checksum: object) -> StoredObject:
+    """Return the stored object that decoded values describe.
+
+    Raises:
+        ValueError, UsageError: they do not describe one.
+    """
+    algorithm_of(check_text(checksum, "a checksum"))
+    name = check_object_name(check_text(name, "an object's name"))
+    return StoredObject(name, check_integer(size, 0, _MAX, "bytes"), str(checksum))
+
+
+def check_time(value: object) -> datetime:
+    """Return the time that a decoded value describes, in UTC.
+
+    Raises:
+        ValueError: it does not describe one.
+    """
+    return as_utc(datetime.fromisoformat(check_text(value, "a time")))
+
+
+def _plain(stored: StoredObject) -> list[Any]:
+    return [stored.name, stored.bytes, stored.checksum]
+
+
+def _previous(manifest: Sequence[object], committed_at: object) -> PreviousCheckpoint:
+    name, size, checksum = manifest
+    return PreviousCheckpoint(check_stored(name, size, checksum), check_time(committed_at))
+
+
+def _edit(values: Mapping[str, Any]) -> Edit:
+    checksum = values["source_checksum"]
+    return Edit(
+        operator=check_name("operator", values["operator"]),
+        variable=check_name("variable", values["variable"]),
+        upserts=check_integer(values["upserts"], 0, _MAX, "upserts"),
+        deletes=check_integer(values["deletes"], 0, _MAX, "deletes"),
+        source=check_text(values["source"], "the source of an edit"),
+        source_checksum=None if checksum is None else check_text(checksum, "a checksum"),
+        who=check_text(values["who"], "who edited"),
+    )
+
+
+def _output(name: object, schema: object, rows: object, objects: Sequence[Sequence[object]]) -> Output:
+    return Output(
+        name=check_text(name, "the name of an output"),
+        arrow_schema=base64.b64decode(check_text(schema, "a schema"), validate=True),
+        rows=check_integer(rows, 0, _MAX, "rows"),
+        objects=tuple(check_stored(*each) for each in objects),
+    )
+
+
+def _outstanding(checkpoint: object, name: object) -> tuple[int, str]:
+    return check_integer(checkpoint, 1, _MAX, "a checkpoint"), check_text(name, "the name of an output")

@@ -1,0 +1,355 @@
+"""Replay one stream into a catalog that is being rebuilt, from its newest extract and its manifests.
+
+    retained    the checkpoints that the extract lists, in order, with the materializations at them
+    log         the steps that no manifest holds
+    later       what the extract's epoch committed after it: manifests that each name the one before
+    outputs     those that sinks have, as the newest manifest says, and as missing staged objects show
+    marks       checkpoints that were being deleted
+
+Everything goes through the operations that made the lost catalog, at the times when they did.
+
+An epoch writes a manifest only once the checkpoint before is committed. So only the newest manifest of the newest epoch
+may not have been. It is taken over: all that it names is durable, and no run followed that does without it, since a run
+begins with an extract under an epoch of its own. A run that ends writes an extract, too; no later manifest of its epoch
+was committed. Manifests of other epochs that the extract does not list were fenced or given up, and never return.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from siltstone.catalog import tables as t
+from siltstone.catalog.commit_details import CommitDetails, decode_details
+from siltstone.catalog.commits import CheckpointCommit
+from siltstone.catalog.extract_coding import decode_beginning, decode_steps_part
+from siltstone.catalog.extracts import Extract
+from siltstone.catalog.rebuilding import Rebuilding
+from siltstone.catalog.steps import StepRecord
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import CorruptObject
+from siltstone.format.manifest import Manifest
+from siltstone.format.manifest_decoding import decode_manifest
+from siltstone.model import StoredObject
+from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.restore import read_manifest
+from siltstone.run.commit import commit_of
+from siltstone.store.base import Store
+from siltstone.store.checksums import algorithm_of, checksum_of
+from siltstone.store.paths import CheckpointPath
+
+_AT_ONCE = 16
+_BATCH = 64
+_TELL_EACH = 500
+"""checkpoints between two lines of progress"""
+_LEASE = timedelta(days=1)
+Item = TypeVar("Item")
+
+
+class SettableClock(Protocol):
+    """A clock that shows the time of what is being replayed."""
+
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltStream:
+    """What was rebuilt of one stream.
+
+    Attributes:
+        newest: its newest checkpoint, 0 before the first.
+        checkpoints: how many checkpoints it has; `deleting` more were being deleted.
+        adopted: how many of them are newer than the extract; the last of these may not have been committed.
+        savepoints: their names.
+        outstanding: how many outputs its sinks do not have yet.
+        steps: how many steps its input log has.
+    """
+
+    stream: str
+    newest: int
+    checkpoints: int
+    deleting: int
+    adopted: int
+    savepoints: tuple[str, ...]
+    outstanding: int
+    steps: int
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        line = f"{self.stream}: {self.checkpoints:,} checkpoints up to {self.newest}, {self.steps:,} steps"
+        line += f", savepoints {', '.join(self.savepoints)}" if self.savepoints else ""
+        return line + (f", {self.outstanding} outputs to deliver" if self.outstanding else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A manifest in the store, its bytes, and the details of its commit, which an older Siltstone did not write."""
+
+    manifest: Manifest
+    stored: StoredObject
+    data: pa.Buffer
+    details: CommitDetails | None
+
+    def follows(self, before: "_Found | None") -> bool:
+        """Whether it names `before` as the checkpoint before, or none for None."""
+        previous = self.details.previous if self.details else None
+        if previous is None or before is None:
+            return previous is None and before is None
+        if (previous.manifest.name, previous.manifest.bytes) != (before.stored.name, before.stored.bytes):
+            return False
+        # Its algorithm may be that of another option of the warehouse.
+        return checksum_of(before.data, algorithm_of(previous.manifest.checksum)) == previous.manifest.checksum
+
+
+def rebuild_stream(
+    place: OpenWarehouse, extract: Extract, clock: SettableClock, tell: Callable[[str], None]
+) -> RebuiltStream:
+    """Replay a stream into the catalog of `place`, which has its parent, if it is a fork, and nothing of it.
+
+    Args:
+        clock: the catalog's clock.
+        tell: called with what is being done, for people.
+
+    Raises:
+        CorruptObject, NewerFormat: an object that it is made of is missing, damaged or newer.
+        Unreachable: the store failed.
+    """
+    replay = _Replay(place, extract, clock, tell)
+    replay.add_retained()
+    replay.add_steps()
+    adopted = replay.add_later()
+    replay.settle_outputs()
+    replay.mark_deleted()
+    catalog, stream = place.catalog, extract.stream
+    retained, newest = catalog.checkpoints.list_retained(stream), catalog.checkpoints.last_id(stream)
+    return RebuiltStream(
+        stream=stream,
+        newest=newest,
+        checkpoints=sum(not each.deleted for each in retained),
+        deleting=sum(each.deleted for each in retained),
+        adopted=adopted,
+        savepoints=tuple(savepoint.name for savepoint in catalog.savepoints.list(stream)),
+        outstanding=len(catalog.outbox.list(stream, outstanding=True)),
+        steps=len(catalog.input_log.list(stream, newest)),
+    )
+
+
+class _Replay:
+    """The replay of one stream."""
+
+    def __init__(
+        self, place: OpenWarehouse, extract: Extract, clock: SettableClock, tell: Callable[[str], None]
+    ) -> None:
+        self._extract, self._clock, self._tell = extract, clock, tell
+        self._store, self._catalog, self._stream = place.warehouse.store, place.catalog, extract.stream
+        self._rows = Rebuilding(place.catalog.transactions)
+        self._live = LiveHandles()
+        self._count = 0
+        self._open: set[str] = set()
+        """names of the objects that the newest checkpoint needs"""
+        self._newest: _Found | None = None
+        self._later: _Found | None = None
+        """the newest checkpoint that the extract does not have"""
+        self._marked = {id for each in extract.retained if each.marked for id in range(each.first, each.last + 1)}
+        self._materializations: dict[int, dict[str, Mapping[str, Any]]] = {}
+        """checkpoint -> operator -> the newest completed materialization"""
+        for row in extract.rows[t.materialization.name]:
+            self._materializations.setdefault(row["checkpoint"], {})[row["operator"]] = row
+
+    def add_retained(self) -> None:
+        """Add the rows of the extract and its checkpoints, with their materializations and reference copies."""
+        self._rows.begin(self._extract)
+        paths = [each.path(id) for each in self._extract.retained for id in range(each.first, each.last + 1)]
+        times = {each.last: each.committed_at for each in self._extract.retained}
+        bare = {row["id"]: row for row in self._extract.rows[t.checkpoint.name]}
+        for (path, found), after in _with_next(self._read_all(paths)):
+            id = path.checkpoint
+            self._report()
+            if found is None:
+                if id in bare and any(self._is_stored(row) for row in self._materializations.get(id, {}).values()):
+                    self._rows.add_bare_checkpoint(bare[id])
+                    self._add_materializations(id)
+                continue
+            self._clock.at = times.get(id) or self._committed_at(found, after[1] if after else None)
+            steps = found.details.steps if found.details and id >= self._extract.steps_from else ()
+            kept = [step for step in steps if step.step >= self._extract.oldest_step]
+            commit = self._commit(found, CommitDetails(steps=kept))
+            self._rows.set_epoch(self._stream, found.manifest.epoch)
+            self._rows.add_checkpoint(self._stream, found.manifest.epoch, commit)
+            self._add_materializations(id)
+            self._newest = found
+        for copy in self._extract.copies:
+            self._clock.at = copy.taken_at
+            self._rows.set_epoch(self._stream, copy.epoch)
+            self._catalog.reference_copies.add(self._stream, copy.epoch, copy.checkpoint, copy.objects, copy.rows)
+        self._rows.add_savepoints(self._extract)
+        self._rows.set_epoch(self._stream, self._extract.epoch)
+
+    def add_steps(self) -> None:
+        """Add the steps that no manifest holds."""
+        steps: list[StepRecord] = []
+        for part in self._extract.parts:
+            steps += decode_steps_part(self._store.read(part.stored).to_pybytes(), part.stored.name)
+        kept = [step for step in steps if step.step >= self._extract.oldest_step]
+        stored = self._extract.beginning
+        beginning = None if stored is None else decode_beginning(self._store.read(stored).to_pybytes(), stored.name)
+        self._rows.add_steps(self._stream, beginning, [*kept, *self._extract.logged])
+
+    def add_later(self) -> int:
+        """Add what the extract's epoch committed after it; return how many checkpoints that is."""
+        if self._extract.ended:
+            return 0
+        count = 0
+        for found, after in _with_next(self._read_later()):
+            assert found.details is not None
+            self._report()
+            self._clock.at = self._committed_at(found, after)
+            self._catalog.commits.add(self._stream, self._extract.epoch, self._commit(found, found.details))
+            self._later = found
+            count += 1
+        return count
+
+    def settle_outputs(self) -> None:
+        """Mark the outputs as delivered that sinks have."""
+        outputs = self._catalog.outbox.list(self._stream, outstanding=True)
+        details = self._later.details if self._later else None
+        outstanding = None if details is None or details.outstanding is None else set(details.outstanding)
+        for output in outputs:
+            own = self._later is not None and output.checkpoint == self._later.manifest.checkpoint
+            delivered = outstanding is not None and not own and (output.checkpoint, output.name) not in outstanding
+            # Only what sinks have is ever deleted.
+            if delivered or any(_is_missing(self._store, stored.name) for stored in output.objects):
+                self._catalog.outbox.mark_delivered(self._stream, self._extract.epoch, output.checkpoint, output.name)
+
+    def mark_deleted(self) -> None:
+        """Mark the checkpoints that were being deleted, and drop the rows of what was deleted or is not shared."""
+        catalog, stream, epoch = self._catalog, self._stream, self._extract.epoch
+        here = sorted(self._marked & {each.id for each in catalog.checkpoints.list_retained(stream)})
+        if not here:
+            return
+        catalog.deletions.mark(stream, epoch, here)
+        forked_at = self._extract.rows[t.stream.name][0]["forked_at"] or 0
+        objects = catalog.objects.list(stream, here)
+        prefixes = {path.prefix for stored in objects if (path := CheckpointPath.of(stored.name))}
+        there = {name for prefix in sorted(prefixes) for name, _ in self._store.list(prefix)}
+        gone = [
+            stored.name
+            for stored in objects
+            if stored.name not in there or (stored.checkpoint < forked_at and not stored.is_needed_by(forked_at))
+        ]
+        catalog.deletions.forget(stream, epoch, (), gone)
+
+    def _report(self) -> None:
+        self._count += 1
+        if self._count % _TELL_EACH == 0:
+            self._tell(f"{self._stream}: {self._count:,} checkpoints")
+
+    def _commit(self, found: _Found, details: CommitDetails) -> CheckpointCommit:
+        """Make the record of a checkpoint, which replaces what earlier ones wrote."""
+        self._live.apply(found.manifest, found.stored.name)
+        replaced = self._open - self._live.needed
+        self._open = set(self._live.needed)
+        return replace(commit_of(found.manifest, found.stored, details), replaced=sorted(replaced))
+
+    def _add_materializations(self, checkpoint: int) -> None:
+        """Add the newest materialization of each operator at a checkpoint."""
+        rows = self._materializations.get(checkpoint, {}).values()
+        for row in sorted(rows, key=lambda row: row["ended_at"]):
+            stored = StoredObject(row["manifest"], row["manifest_bytes"], row["manifest_checksum"])
+            if checkpoint in self._marked and not self._is_stored(row):
+                continue  # it was deleted, since no other checkpoint needs it
+            manifest = read_manifest(self._store, stored, self._stream)
+            before = self._live.needed
+            replaced = self._live.apply(manifest, stored.name)
+            unneeded = before - self._live.needed
+            self._open = set(self._live.needed)
+            catalog, id = self._catalog, row["id"]
+            self._clock.at = row["began_at"]
+            catalog.leases.take(self._stream, [checkpoint], id=id, who=row["who"], lasts=_LEASE)
+            catalog.materializations.begin(self._stream, row["operator"], checkpoint, id=id, who=row["who"])
+            self._clock.at = max(row["began_at"], row["ended_at"])
+            catalog.leases.renew(id, _LEASE)
+            catalog.materializations.complete(
+                self._stream,
+                id,
+                stored,
+                manifest.objects,
+                replaced=replaced,
+                unneeded=unneeded,
+                rows_=row["rows"],
+                bytes_=row["bytes"],
+                seconds=row["seconds"],
+            )
+            catalog.leases.release(id)
+            self._rows.keep_open(self._stream, self._live.needed & {stored.name, *(o.name for o in manifest.objects)})
+
+    def _is_stored(self, materialization: Mapping[str, Any]) -> bool:
+        return not _is_missing(self._store, materialization["manifest"])
+
+    def _committed_at(self, found: _Found, after: _Found | None) -> datetime:
+        """Return when a checkpoint was committed: as the next one says, or else when its manifest was stored."""
+        if after is not None and after.details and after.details.previous and after.follows(found):
+            return after.details.previous.committed_at
+        return self._store.modified_at([found.stored.name]).get(found.stored.name, self._clock.at)
+
+    def _read_all(self, paths: Sequence[CheckpointPath]) -> Iterator[tuple[CheckpointPath, _Found | None]]:
+        """Read the manifests of retained checkpoints, some at once; None for those that were deleted."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for some in (paths[at : at + _BATCH] for at in range(0, len(paths), _BATCH)):
+                for path, found in zip(some, pool.map(self._read, some), strict=True):
+                    if found is not None or path.checkpoint in self._marked:
+                        yield path, found
+                    else:
+                        raise CorruptObject(
+                            f"object {path.manifest()}, the manifest of checkpoint {path.checkpoint} of stream "
+                            f"{self._stream}, is missing: bring it back, or restore a backup of the catalog"
+                        )
+
+    def _read_later(self) -> Iterator[_Found]:
+        """Read the manifests that the extract's epoch wrote after it, as far as each follows the one before."""
+        before, id = self._newest, self._extract.newest + 1
+        while True:
+            found = self._read(CheckpointPath(self._stream, self._extract.epoch, id))
+            if found is None or found.details is None:
+                return
+            if not found.follows(before):
+                return
+            yield found
+            before, id = found, id + 1
+
+    def _read(self, path: CheckpointPath) -> _Found | None:
+        """Read a manifest and verify it; None if there is none.
+
+        Raises:
+            CorruptObject: it is cut or altered, or another one.
+        """
+        name = path.manifest()
+        size = dict(self._store.list(name)).get(name)
+        if size is None:
+            return None
+        data = self._store.read_range(name, 0, size)
+        manifest = decode_manifest(data, name)
+        if (manifest.stream, manifest.epoch, manifest.checkpoint) != (path.stream, path.epoch, path.checkpoint):
+            raise CorruptObject(f"object {name} was altered: it is a manifest of stream {manifest.stream}")
+        stored = StoredObject(name, size, checksum_of(data, self._store.checksums))
+        details = decode_details(manifest.commit, name) if manifest.commit else None
+        return _Found(replace(manifest, stream=self._stream, commit=()), stored, data, details)
+
+
+def _is_missing(store: Store, name: str) -> bool:
+    return all(found != name for found, _ in store.list(name))
+
+
+def _with_next(items: Iterable[Item]) -> Iterator[tuple[Item, Item | None]]:
+    """Yield each item with the next one, the last with None."""
+    waiting: list[Item] = []
+    for item in items:
+        if waiting:
+            yield waiting.pop(), item
+        waiting.append(item)
+    for last in waiting:
+        yield last, None

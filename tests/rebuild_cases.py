@@ -1,0 +1,143 @@
+"""A warehouse with a long history, whose catalog is thrown away and rebuilt; and what a catalog knows, to compare."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from siltstone.catalog.epochs import begin_epoch
+from siltstone.catalog.extract_writer import write_extract
+from siltstone.catalog.open import open_catalog
+from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import BEFORE_FIRST, Step
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.materialize import materialize
+from siltstone.change.fork import fork
+from siltstone.change.rebuild import Rebuild, rebuild_catalog
+from siltstone.format.manifest import encode_manifest
+from siltstone.restore.restore import read_manifest
+from siltstone.retention.deletion import delete_checkpoints, foresee
+from siltstone.store.paths import CheckpointPath
+from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, batch, follow_log
+from tests.proofs import in_order
+
+FORK = "branch"
+BEGINNING = Step(0, BEFORE_FIRST, 'v1\n{}\n{"from":3}', '{"0": {"0": "v1\\n3"}}')
+
+
+def what_it_knows(catalog: Catalog) -> dict[str, Any]:
+    """What a rebuilt catalog must know as the lost one did, by stream: all but proofs, tombstones, leases and runs."""
+    return {record.name: _of_stream(catalog, record.name) for record in catalog.streams.list()}
+
+
+def _of_stream(catalog: Catalog, stream: str) -> dict[str, Any]:
+    record, newest = catalog.streams.get(stream), catalog.checkpoints.last_id(stream)
+    retained = catalog.checkpoints.list(stream, marked=True)
+    position = catalog.input_log.get_position(stream, newest)
+    return {
+        "stream": {k: v for k, v in asdict(record).items() if k not in ("epoch", "extracts")},
+        "checkpoints": [
+            replace(c, proven_at=None, proof=None, restore_s=None, restore_bytes=None, deleted_at=None)
+            for c in retained
+        ],
+        "marked": [c.id for c in retained if c.deleted_at],
+        "objects": catalog.objects.list(stream),
+        "manifests": {c.id: catalog.chains.list_manifests(stream, c.id) for c in retained if c.deleted_at is None},
+        "steps": catalog.input_log.list(stream, newest),
+        "beginning": position.beginning,
+        "logged": catalog.input_log.list_logged(stream),
+        "outputs": [replace(output, delivered_at=None) for output in catalog.outbox.list(stream, outstanding=True)],
+        "definitions": catalog.definitions.list(stream),
+        "edits": catalog.edits.list(stream),
+        "rollbacks": catalog.rollbacks.list(stream),
+        "savepoints": catalog.savepoints.list(stream),
+        "copies": catalog.reference_copies.list(stream),
+        "materializations": [m for m in catalog.materializations.list(stream) if m.manifest],
+        "deletable": _deletable(catalog, stream, [c.id for c in retained[:-1]]),
+    }
+
+
+def check_same(found: dict[str, Any], known: dict[str, Any]) -> None:
+    """Check that a rebuilt catalog knows what the lost one did.
+
+    Only the next manifest, or an extract, says exactly when the newest checkpoint was committed. And an interval of
+    checkpoints that need an object may have been too long, until a run would have noticed (`catalog.objects`).
+    """
+    assert found.keys() == known.keys()
+    for stream, theirs in known.items():
+        mine = found[stream]
+        for what in theirs.keys() - {"checkpoints", "objects", "manifests", "deletable"}:
+            assert mine[what] == theirs[what], f"{what} of {stream}"
+        newest = theirs["checkpoints"][-1:]
+        assert mine["checkpoints"][:-1] == theirs["checkpoints"][:-1]
+        assert [replace(c, committed_at=newest[0].committed_at) for c in mine["checkpoints"][-1:]] == newest
+        for own, lost in zip(mine["objects"], theirs["objects"], strict=True):
+            assert own.until <= lost.until and replace(own, until=lost.until) == lost, (own, lost)
+        assert mine["manifests"].keys() == theirs["manifests"].keys()
+        assert all(set(mine["manifests"][id]) <= set(read) for id, read in theirs["manifests"].items())
+        assert set(mine["deletable"]) >= set(theirs["deletable"])
+
+
+def _deletable(catalog: Catalog, stream: str, ids: Sequence[int]) -> list[str]:
+    """The objects that would go if all checkpoints went that no savepoint keeps."""
+    kept = {savepoint.checkpoint for savepoint in catalog.savepoints.list(stream)}
+    plan = foresee(catalog, stream, [id for id in ids if id not in kept])
+    return [stored.name for stored in plan.objects]
+
+
+def rebuilt(place: OpenWarehouse, url: str) -> tuple[Rebuild, dict[str, Any]]:
+    """Rebuild the catalog at another URL; return the report, and what it knows."""
+    done = rebuild_catalog(place.warehouse, url)
+    with open_catalog(url, create=False) as catalog:
+        return done, what_it_knows(catalog)
+
+
+def write_history(place: OpenWarehouse, heard: Heard) -> Outboxed:
+    """Runs, a savepoint, a materialization, a reference copy, a fork that runs, deletions and a rollback.
+
+    Returns the run that is at work.
+    """
+    run = Outboxed(place, heard)
+    run.region.record_beginning(BEGINNING)
+    _steps(run, 1, 5)
+    run.region.close("done")
+    run = Outboxed(place, heard)
+    _steps(run, 6, 12)
+    catalog, epoch = place.catalog, run.region.epoch
+    catalog.savepoints.add(NAME, epoch, "release", 7)
+    write_extract(place, NAME)
+    materialize(place, NAME, SINK, 10, id="m1", parallelism=2, run=in_order)
+    copy = CheckpointPath(NAME, epoch, 9).snapshot(SINK, "totals", 0, "copy")
+    catalog.reference_copies.add(NAME, epoch, 9, [place.warehouse.store.put(copy, b"a copy")], 7)
+    fork(place, NAME, FORK, "8")
+    branch = Outboxed(place, Heard(), stream=STREAM.as_fork(FORK, NAME))
+    _steps(branch, 9, 10)
+    branch.region.close("done")
+    delete_checkpoints(place, NAME, [1, 2, 3, 5, 6])
+    _steps(run, 13, 14)
+    run.region.close("done")
+    epoch = begin_epoch(place, NAME, "a test")
+    catalog.rollbacks.roll_back(NAME, epoch, 12, "a test", "a test")
+    write_extract(place, NAME)
+    run = Outboxed(place, heard)
+    follow_log(run)
+    _steps(run, 15, 17)
+    return run
+
+
+def plant(place: OpenWarehouse, epoch: int, checkpoint: int, like: int) -> str:
+    """Store a manifest that was never committed, like that of another checkpoint; return its name."""
+    manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.get(NAME, like).manifest)
+    name = CheckpointPath(NAME, epoch, checkpoint).manifest()
+    place.warehouse.store.put(name, encode_manifest(replace(manifest, epoch=epoch, checkpoint=checkpoint)))
+    return name
+
+
+def _steps(run: Outboxed, first: int, last: int) -> None:
+    for n in range(first, last + 1):
+        run.step(batch(n))
+
+
+def catalog_url(directory: Path) -> str:
+    """A catalog that does not exist yet."""
+    return f"sqlite:///{directory / 'rebuilt.db'}"

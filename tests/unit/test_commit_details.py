@@ -1,0 +1,140 @@
+"""What a commit adds to the catalog besides objects is in its manifest, so that a lost catalog can be rebuilt."""
+
+import json
+from datetime import UTC
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from siltstone.catalog.commit_details import (
+    CommitDetails,
+    PreviousCheckpoint,
+    decode_details,
+    encode_details,
+    pack_parts,
+    unpack_parts,
+)
+from siltstone.catalog.edits import Edit
+from siltstone.catalog.outbox import Output
+from siltstone.catalog.packing import pack
+from siltstone.catalog.steps import Step
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import CorruptObject, StateError
+from siltstone.model import StoredObject
+from siltstone.restore.restore import read_manifest
+from siltstone.run.commit import commit_of
+from tests.outbox_run import NAME, SINK, Heard, Outboxed, batch
+from tests.spark_offsets import OFFSETS
+
+STORED = StoredObject("s/00000001/000000000001/manifest.arrow", 7, "sha-256:" + "0" * 64)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
+STEPS = st.builds(
+    Step,
+    st.integers(0, 2**63 - 1),
+    st.integers(-1, 2**63 - 1),
+    TEXT | st.sampled_from([OFFSETS, 'x"conf":y\nz\nw', '"conf":', '"conf":a"conf":b\n\n']),
+    TEXT,
+)
+NUMBERS = st.integers(0, 2**63 - 1)
+DETAILS = st.builds(
+    CommitDetails,
+    steps=st.lists(STEPS, max_size=5).map(tuple),
+    edit=st.none() | st.builds(Edit, st.just("op"), st.just("table"), NUMBERS, NUMBERS, TEXT, st.none() | TEXT, TEXT),
+    parallelism=st.none() | st.integers(1, 99),
+    definition=st.none() | st.dictionaries(TEXT, TEXT | st.integers() | st.none(), max_size=3),
+    dropped=st.lists(TEXT, max_size=3).map(tuple),
+    outputs=st.lists(st.builds(Output, TEXT, st.binary(), NUMBERS, st.just((STORED,))), max_size=3).map(tuple),
+    repeats=st.booleans(),
+    previous=st.none() | st.builds(PreviousCheckpoint, st.just(STORED), st.datetimes(timezones=st.just(UTC))),
+    outstanding=st.none() | st.lists(st.tuples(st.integers(1, 2**63 - 1), TEXT), max_size=3).map(tuple),
+)
+
+
+@given(DETAILS)
+def test_details_come_back(details: CommitDetails) -> None:
+    assert decode_details(encode_details(details), "m") == details
+
+
+def test_a_step_costs_little_however_many_options_spark_repeats() -> None:
+    steps = [Step(n, n - 1, OFFSETS.replace("1700000000000", f"{1700000000000 + 7919 * n}")) for n in range(1, 1001)]
+    stored_bytes = sum(map(len, encode_details(CommitDetails(steps))))
+    assert len(OFFSETS) > 1000 and stored_bytes < 25 * len(steps)
+    assert decode_details(encode_details(CommitDetails(steps)), "m").steps == tuple(steps)
+
+
+def test_long_text_is_packed_in_parts_that_are_read_again() -> None:
+    text = json.dumps([{"path": f"file:///in/{n}.parquet"} for n in range(150_000)])
+    parts = pack_parts(text)
+    assert len(parts) == 2 and unpack_parts(parts) == text
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [],
+        [b""],
+        [pack("[]")],
+        [pack('{"steps": []}')],
+        [pack("[" * 99)],
+    ],
+)
+def test_damaged_details_are_refused(parts: list[bytes]) -> None:
+    with pytest.raises(StateError):
+        decode_details(parts, "m")
+
+
+def test_parts_that_unpack_to_more_than_their_length_pays_for_are_refused() -> None:
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        unpack_parts([pack("a" * (7 << 20))] * 40)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("parallelism", 0),
+        ("parallelism", True),
+        ("repeats", 1),
+        ("definition", []),
+        ("dropped", [1]),
+        ("outputs", [["o", "!", 1, []]]),
+        ("outputs", [["o", "", 1, [["../x", 1, "0" * 32]]]]),
+        ("outputs", [["o", "", 1, [["x", 1, "sha-1:00"]]]]),
+        ("previous", [["x", -1, "0" * 32], "2020-01-01"]),
+        ("previous", [["x", 1, "0" * 32], "yesterday"]),
+        ("outstanding", [[0, "o"]]),
+        ("steps", [[1, 0, "", 1, "", "{}"]]),
+        ("steps", [[1, -3, "", 0, "", "{}"]]),
+        ("edit", {"operator": "../x"}),
+    ],
+)
+def test_hostile_details_are_refused(field: str, value: object) -> None:
+    values = json.loads(unpack_parts(encode_details(CommitDetails(steps=[Step(1, 0, "v1")]))))
+    decode_details(pack_parts(json.dumps(values)), "m")
+    with pytest.raises(CorruptObject, match="m cannot be read"):
+        decode_details(pack_parts(json.dumps(values | {field: value})), "m")
+
+
+def test_each_manifest_names_the_one_before_and_holds_what_its_commit_recorded(
+    place: OpenWarehouse, heard: Heard
+) -> None:
+    run = Outboxed(place, heard)
+    for n in (1, 2):
+        run.step(batch(n, 3))
+    run.region.close("done")
+    Outboxed(place, heard).step(batch(3, 3))
+    records = place.catalog.checkpoints.list(NAME)
+    found = []
+    for record in records:
+        manifest = read_manifest(place.warehouse.store, record.manifest)
+        found.append(decode_details(manifest.commit, record.manifest.name))
+        commit = commit_of(manifest, record.manifest, found[-1])
+        assert (commit.digest, commit.rows, commit.bytes) == (record.digest, record.rows, record.bytes)
+    assert [step for each in found for step in each.steps] == [
+        Step(s.step, s.batch_id, s.offsets, s.sources) for s in place.catalog.input_log.list(NAME, 3)
+    ]
+    expected = [None, *(PreviousCheckpoint(each.manifest, each.committed_at) for each in records[:2])]
+    assert [each.previous for each in found] == expected
+    assert [[o.name for o in each.outputs] for each in found] == [[SINK]] * 3
+    assert [each.outstanding for each in found] == [(), (), ()]
+    assert found[0].definition and found[1].definition is None and found[2].definition is None
