@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from siltstone.operator import ListState, MapState, OpaqueState, Operator, State, ValueState, WindowState
     from siltstone.rows import Rows
     from siltstone.secret import Secret
+    from siltstone.sinks.delta import DeltaSink
     from siltstone.sinks.parquet import ParquetSink
     from siltstone.stream import Stream
 
@@ -47,6 +48,7 @@ __all__ = [
     "Client",
     "CorruptObject",
     "Count",
+    "DeltaSink",
     "Fenced",
     "First",
     "KeyedProcessor",
@@ -109,6 +111,7 @@ _DOOR = {
     "siltstone.operator": ("ListState", "MapState", "OpaqueState", "Operator", "State", "ValueState", "WindowState"),
     "siltstone.rows": ("Rows",),
     "siltstone.secret": ("Secret",),
+    "siltstone.sinks.delta": ("DeltaSink",),
     "siltstone.sinks.parquet": ("ParquetSink",),
     "siltstone.stream": ("Stream",),
 }

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from siltstone.catalog.checkpoints import CheckpointRecord
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.client import open_client
 from siltstone.errors import StateError, UsageError
 from siltstone.report import checkpoint_table, draw_report, report_data
 from siltstone.settings import Settings
@@ -108,7 +109,7 @@ def _count(console: Console, root: Path) -> None:
     source = ds.dataset(root / "source" / STREAM, format="parquet").count_rows()
     totals = ds.dataset(root / "restored" / "aircraft" / "totals").to_table(columns=["flights"])
     counted = pc.sum(totals.column("flights")).as_py()
-    alerts = ds.dataset(root / "sink" / STREAM / "aircraft", format="parquet").to_table()
+    alerts = open_client(root).stream(STREAM).sink_table("aircraft").to_pyarrow_table()
     distinct = alerts.group_by(alerts.column_names).aggregate([]).num_rows
     console.print(
         f"{source:,} flights in the source, {counted:,} counted in the restored state; "

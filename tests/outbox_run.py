@@ -99,8 +99,9 @@ class Outboxed(RegionRun):
         checkpoint_steps: int = 1,
         delivers: bool = True,
         letters: Heard | None = None,
+        tables: frozenset[str] = frozenset(),
     ) -> None:
-        super().__init__(place, stream, POLICY, parallelism, checkpoint_steps)
+        super().__init__(place, stream, POLICY, parallelism, checkpoint_steps, tables=tables)
         self.heard, self.delivers, self.letters = heard, delivers, letters or Heard()
         if delivers:
             self.deliver()

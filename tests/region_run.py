@@ -73,9 +73,13 @@ class RegionRun(RegionSteps):
         parallelism: int = 1,
         checkpoint_steps: int = 1,
         upload: UploadOptions | None = None,
+        tables: frozenset[str] = frozenset(),
     ) -> None:
         options = RegionOptions(
-            parallelism=parallelism, checkpoint_steps=checkpoint_steps, upload=upload or UploadOptions()
+            parallelism=parallelism,
+            checkpoint_steps=checkpoint_steps,
+            upload=upload or UploadOptions(),
+            tables=tables,
         )
         super().__init__(ConsistentRegion.open(stream, place.warehouse, place.catalog, policy, options, "a test"))
 

@@ -18,7 +18,7 @@ from siltstone.catalog.checkpoints import find_newest, has_id, unknown_checkpoin
 from siltstone.catalog.definitions import definition_at
 from siltstone.catalog.limits import in_batches
 from siltstone.catalog.objects import ObjectRecord, insert_objects, read_needed
-from siltstone.catalog.streams import StreamRecord, find_stream, get_stream
+from siltstone.catalog.streams import TABLE, StreamRecord, find_stream, get_stream
 from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import UsageError
 from siltstone.model import check_name
@@ -49,7 +49,7 @@ class Forks(CatalogPart):
             made["definition"] = definition_at(connection, stream, checkpoint)
             try:
                 with connection.begin_nested():
-                    made |= {"forked_from": stream, "forked_at": checkpoint}
+                    made |= {"forked_from": stream, "forked_at": checkpoint, "default_sink": TABLE}
                     _copy(connection, t.stream, t.stream.c.name == stream, **made)
             except sa.IntegrityError:  # another process was first
                 raise _name_taken(new) from None

@@ -17,7 +17,7 @@ rows, which a sink that skips known ids would lose; so the offset grows by as ma
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
@@ -38,13 +38,15 @@ _O, _S = t.output.c, t.output_object.c
 class Output:
     """A checkpoint's rows for one sink: `rows` rows, staged in `objects`, in this order.
 
-    `name` is the operator whose output it is. `arrow_schema` is the rows' schema, in Arrow's serialization.
+    `name` is the operator whose output it is. `arrow_schema` is the rows' schema, in Arrow's serialization. If the
+    objects are files of the sink's table, `statistics` has, for each, what the table's log says of it (JSON).
     """
 
     name: str
     arrow_schema: bytes
     rows: int
     objects: tuple[StoredObject, ...]
+    statistics: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +116,22 @@ class Outbox(CatalogPart):
             query = select(t.output).where(_O.stream == stream).order_by(_O.checkpoint, _O.name)
             found = connection.execute(query.where(_O.delivered_at.is_(None)) if outstanding else query).all()
             staged: dict[tuple[int, str], list[StoredObject]] = {}
+            statistics: dict[tuple[int, str], list[str]] = {}
             for part in in_batches(row.checkpoint for row in found):
                 objects = select(t.output_object).where(_S.stream == stream, _S.checkpoint.in_(part))
                 for each in connection.execute(objects.order_by(_S.checkpoint, _S.output, _S.position)):
                     stored = StoredObject(each.name, each.bytes, each.checksum)
-                    staged.setdefault((each.checkpoint, each.output), []).append(stored)
+                    of = each.checkpoint, each.output
+                    staged.setdefault(of, []).append(stored)
+                    if each.statistics is not None:
+                        statistics.setdefault(of, []).append(each.statistics)
             return [
                 OutputRecord(
                     name=row.name,
                     arrow_schema=row.arrow_schema,
                     rows=row.rows,
                     objects=tuple(staged.get((row.checkpoint, row.name), ())),
+                    statistics=tuple(statistics.get((row.checkpoint, row.name), ())),
                     stream=stream,
                     checkpoint=row.checkpoint,
                     sink_id=row.sink_id,
@@ -167,7 +174,9 @@ def insert_outputs(connection: Connection, stream: str, epoch: int, checkpoint: 
     ]
     connection.execute(insert(t.output), values)
     objects = [
-        place | {"output": o.name, "name": each.name, "position": n, "bytes": each.bytes, "checksum": each.checksum}
+        place
+        | {"output": o.name, "name": each.name, "position": n, "bytes": each.bytes, "checksum": each.checksum}
+        | {"statistics": o.statistics[n] if o.statistics else None}
         for o in outputs
         for n, each in enumerate(o.objects)
     ]

@@ -14,6 +14,9 @@ from siltstone.catalog.transactions import CatalogPart
 from siltstone.errors import SchemaConflict, UsageError
 from siltstone.model import MAX_MAX_PARALLELISM, check_name
 
+TABLE = "table"
+"""the default sink of streams that begin now"""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
@@ -22,6 +25,8 @@ class StreamRecord:
     `parallelism`, if set, is that of runs that name none. A fork began as a copy of checkpoint `forked_at` of the
     stream `forked_from`. `retention` are its rules (`retention.retention_rules`); None keeps everything. Sinks know a
     new checkpoint by its id plus `sink_offset` (`catalog.outbox`). `extracts` counts its extracts (`catalog.extracts`).
+    `default_sink` is the kind of sink where the definition names none; None for streams that began before there was a
+    choice: theirs write Parquet files.
     """
 
     name: str
@@ -35,6 +40,7 @@ class StreamRecord:
     retention: dict[str, Any] | None = None
     sink_offset: int = 0
     extracts: int = 0
+    default_sink: str | None = None
 
 
 class Streams(CatalogPart):
@@ -62,6 +68,7 @@ class Streams(CatalogPart):
             "definition": dict(definition),
             "epoch": 0,
             "retention": None if retention is None else dict(retention),
+            "default_sink": TABLE,
         }
         with self._transactions.writing(f"stream {stream}") as connection:
             found = find_stream(connection, stream)

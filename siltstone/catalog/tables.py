@@ -61,7 +61,7 @@ from sqlalchemy import (
 
 from siltstone.catalog.column_types import Json, Packed, PackedJson, UtcTime
 
-REVISION = "0013"
+REVISION = "0014"
 """the newest revision in `migrations/versions`"""
 CHECKSUM_CHARACTERS = 96
 """maximum length of a checksum's text (`store.checksums`)"""
@@ -108,6 +108,7 @@ stream = Table(
     Column("retention", Json),
     Column("sink_offset", BigInteger, nullable=False, server_default="0"),
     Column("extracts", BigInteger, nullable=False, server_default="0"),
+    Column("default_sink", String(16)),
 )
 
 run = Table(
@@ -184,6 +185,7 @@ output_object = Table(
     Column("position", Integer, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("checksum", String(CHECKSUM_CHARACTERS), nullable=False),
+    Column("statistics", Text),
     Index("output_object_by_checkpoint", "stream", "checkpoint"),
 )
 

@@ -138,7 +138,8 @@ def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 def _staged(plain: Mapping[str, Any]) -> Staged:
     objects = tuple(StoredObject(**stored) for stored in plain["objects"])
-    return Staged(plain["rows"], objects, base64.b64decode(plain["inline"], validate=True))
+    inline = base64.b64decode(plain["inline"], validate=True)
+    return Staged(plain["rows"], objects, inline, tuple(plain.get("statistics", ())))
 
 
 def _handle(plain: Mapping[str, Any]) -> Handle:

@@ -234,3 +234,30 @@ def sweep(
     did = f"{would:,} would be deleted" if dry_run else f"{done.deleted:,} deleted"
     line = f"{stream}: {done.found:,} objects that nothing refers to, {did}, {size(done.bytes)}, {done.seconds:.2f} s"
     print_result(done, as_json, line)
+
+
+@app.command(rich_help_panel=GROUP)
+def optimize(
+    stream: StreamName,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Merge nothing, and only count what would be deleted.")
+    ] = False,
+    warehouse: WarehouseUrl = None,
+    catalog: CatalogUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Merge small files of the Delta tables of a stream's sinks, and delete files that they no longer need.
+
+    Files stay as long as the table's own retention says (delta.deletedFileRetentionDuration, 7 days unless set), and as
+    long as a delivery needs them. The stream may run meanwhile.
+    """
+    client = stream_client(stream, warehouse, catalog)
+    with progress(f"optimizing the tables of {stream}"):
+        done = client.optimize_sinks(dry_run=dry_run)
+    would = "would be deleted" if dry_run else "deleted"
+    lines = [
+        f"{stream}: table of {each.sink}: {each.merged:,} files merged into {each.written:,}, "
+        f"{each.deleted:,} {would}, {size(each.bytes)}"
+        for each in done.tables
+    ]
+    print_result(done, as_json, "\n".join(lines) or f"{stream}: no sink has a table")

@@ -16,9 +16,12 @@ from siltstone.model import LATEST, check_name
 from siltstone.settings import Settings
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
     from siltstone.retention.deletion import DeletionResult
     from siltstone.retention.sweep import SweepResult
     from siltstone.retention.truncate import Truncation
+    from siltstone.sinks.maintenance import SinkMaintenance
     from siltstone.spark.operations import (
         MaterializeResult,
     )
@@ -131,6 +134,52 @@ class StreamStorage:
         options = SweepOptions(limit, dry_run, incomplete, parse_duration(age_guard))
         with open_warehouse(self.settings) as warehouse:
             return sweep(warehouse, self.name, options, who)
+
+    # Sinks
+
+    def sink_table(self, operator: str) -> "DeltaTable":
+        """Open the Delta table of an operator's sink, to read it: `to_pandas`, `to_pyarrow_dataset`, `file_uris`.
+
+        Args:
+            operator: an operator, or "dead_letters".
+
+        Raises:
+            UsageError: the sink has no table: nothing was delivered to it yet, or it is of another kind.
+        """
+        from siltstone.sinks.delta import SinkTable
+        from siltstone.store.table_place import find_table_obstacle
+
+        with open_warehouse(self.settings) as warehouse:
+            warehouse.catalog.streams.get(self.name)
+            store = warehouse.warehouse.store
+            table = None if find_table_obstacle(store) else SinkTable(store, self.name, operator).open()
+            if table is None:
+                raise UsageError(
+                    f"stream {self.name} has no table of {operator}: run it first, or read the rows where its sink "
+                    "writes them (a ParquetSink: sink/STREAM/OPERATOR in the warehouse)"
+                )
+            return table
+
+    def optimize_sinks(self, *, dry_run: bool = False) -> "SinkMaintenance":
+        """Merge small files of the Delta tables of the stream's sinks, and delete files that they no longer need.
+
+        Files stay as long as the table's own retention says (`delta.deletedFileRetentionDuration`, 7 days unless set),
+        and as long as a delivery needs them. The stream may run meanwhile.
+
+        Args:
+            dry_run: merge nothing, and only count what would be deleted.
+
+        Raises:
+            StateError: a table cannot be read or written.
+        """
+        from siltstone.sinks.maintenance import SinkMaintenance, optimize_sinks
+        from siltstone.store.table_place import find_table_obstacle
+
+        with open_warehouse(self.settings) as warehouse:
+            if find_table_obstacle(warehouse.warehouse.store):
+                warehouse.catalog.streams.get(self.name)
+                return SinkMaintenance(self.name, dry_run, [], 0.0)
+            return optimize_sinks(warehouse, self.name, dry_run=dry_run)
 
     # Savepoints
 

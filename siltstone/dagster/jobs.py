@@ -2,7 +2,7 @@
 
 <stream>                                                       runs the stream
 <stream>__materialize  __snapshot  __verify  __verify_deep     of assets and checks
-<stream>__truncate  __sweep  __recover                         of one op each, whose output metadata is the result
+<stream>__truncate  __sweep  __optimize  __recover             of one op each, whose output metadata is the result
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from siltstone.stream import Stream
 
 RUN, MATERIALIZE, VERIFY, VERIFY_DEEP = "run", "materialize", "verify", "verify_deep"
 SNAPSHOT = "snapshot"
-TRUNCATE, SWEEP, RECOVER = "truncate", "sweep", "recover"
+TRUNCATE, SWEEP, OPTIMIZE, RECOVER = "truncate", "sweep", "optimize", "recover"
 STREAM_TAG, OPERATION_TAG = "siltstone/stream", "siltstone/operation"
 
 
@@ -84,6 +84,12 @@ class TruncateConfig(dg.Config):
     dry_run: bool = Field(default=False, description="only report what would be deleted")
 
 
+class OptimizeConfig(dg.Config):
+    """Options of an optimization."""
+
+    dry_run: bool = Field(default=False, description="only count what would be deleted")
+
+
 class RecoverConfig(dg.Config):
     """Options of a recovery."""
 
@@ -91,7 +97,7 @@ class RecoverConfig(dg.Config):
 
 
 def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
-    """Make the jobs of one stream that sweep, truncate and recover it."""
+    """Make the jobs of one stream that sweep, truncate and recover it, and optimize its tables."""
     name = stream.name
 
     @dg.op(name=dagster_name(name, SWEEP, "op"), pool=pool(name, SWEEP), tags=job_tags(stream, SWEEP))
@@ -110,6 +116,14 @@ def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
         with report_errors():
             _report(context, Client(warehouse.settings(spark)).stream(name).truncate(dry_run=config.dry_run))
 
+    @dg.op(name=dagster_name(name, OPTIMIZE, "op"), pool=pool(name, OPTIMIZE), tags=job_tags(stream, OPTIMIZE))
+    def optimize_op(
+        context: dg.OpExecutionContext, config: OptimizeConfig, warehouse: WarehouseResource, spark: SparkResource
+    ) -> None:
+        with report_errors():
+            of_stream = Client(warehouse.settings(spark)).stream(name)
+            _report(context, of_stream.optimize_sinks(dry_run=config.dry_run))
+
     @dg.op(name=dagster_name(name, RECOVER, "op"), pool=pool(name, RUN), tags=job_tags(stream, RECOVER))
     def recover_op(
         context: dg.OpExecutionContext, config: RecoverConfig, warehouse: WarehouseResource, spark: SparkResource
@@ -120,6 +134,7 @@ def op_jobs(stream: Stream) -> list[dg.JobDefinition]:
 
     ops = {
         SWEEP: (sweep_op, f"Delete objects of `{name}` that nothing refers to."),
+        OPTIMIZE: (optimize_op, f"Merge small files of the tables of `{name}`, and delete those no longer needed."),
         TRUNCATE: (truncate_op, f"Delete the checkpoints of `{name}` that retention does not keep."),
         RECOVER: (recover_op, f"If `{name}` is damaged, go back to its newest checkpoint that restores."),
     }

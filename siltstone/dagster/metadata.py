@@ -17,6 +17,7 @@ from siltstone.chains.inspect import list_checkpoints
 from siltstone.model import Handle
 from siltstone.restore.export import recorded_digest
 from siltstone.restore.restore import read_manifest
+from siltstone.sinks.delta import SinkTable
 from siltstone.sinks.parquet import ParquetSink
 
 NEWEST = 10
@@ -104,10 +105,18 @@ def operator_metadata(warehouse: OpenWarehouse, stream: str, operator: str, chec
     return metadata | ({} if times_live is None else {"amplification": round(times_live, 3)}), digest
 
 
-def sink_metadata(checkpoints: Sequence[int], sink: ParquetSink | None) -> Metadata:
-    """Describe what a sink published of a run's checkpoints; only their ids if it is not a Parquet sink."""
+def sink_metadata(checkpoints: Sequence[int], sink: object) -> Metadata:
+    """Describe what a sink published of a run's checkpoints, or of a table what it has now; only their ids if it is a
+    user's own."""
     metadata: Metadata = {"first_checkpoint": checkpoints[0], "last_checkpoint": checkpoints[-1]}
-    if sink is None:
+    if isinstance(sink, SinkTable):
+        found = sink.describe()
+        return metadata | {
+            "dagster/row_count": found.rows,
+            "bytes": found.bytes,
+            "path": dg.MetadataValue.path(found.url),
+        }
+    if not isinstance(sink, ParquetSink):
         return metadata
     files = [file for id in checkpoints for file in sink.published(id).glob("*.parquet")]
     return metadata | {

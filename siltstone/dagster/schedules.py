@@ -14,7 +14,7 @@ import dagster as dg
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.due import materialization_health
-from siltstone.dagster.jobs import MATERIALIZE, SNAPSHOT, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP, job_tags
+from siltstone.dagster.jobs import MATERIALIZE, OPTIMIZE, SNAPSHOT, SWEEP, TRUNCATE, VERIFY, VERIFY_DEEP, job_tags
 from siltstone.dagster.names import FULL_SNAPSHOT, MATERIALIZATION, asset_key, dagster_name
 from siltstone.dagster.resources import SparkResource, WarehouseResource
 from siltstone.errors import SiltstoneError, UsageError
@@ -30,6 +30,7 @@ DEFAULTS = {
     SNAPSHOT: "0 3 * * *",
     VERIFY_DEEP: "30 3 * * *",
     SWEEP: "45 4 * * *",
+    OPTIMIZE: "15 5 * * *",
 }
 """operation -> cron, UTC"""
 ON = frozenset({SNAPSHOT, VERIFY_DEEP})

@@ -1,7 +1,8 @@
 """Staged outputs: a checkpoint's rows for sinks, in the store from before its commit until after their delivery.
 
-Rows are an Arrow IPC stream, compressed with zstd: every type is kept exactly, and any Arrow reader can open it. A task
-stages its own rows: many as objects, few inside its acknowledgement, for the driver to store.
+Rows are an Arrow IPC stream, compressed with zstd: every type is kept exactly, and any Arrow reader can open it. For a
+sink that is a table they are Parquet files, which become the table's own (`format.table_file`). A task stages its own
+rows: many as objects, few inside its acknowledgement, as an Arrow IPC stream, for the driver to store.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +23,15 @@ OBJECT_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Staged:
-    """Staged rows: `rows` of them in `objects` or, if they are few, as an Arrow IPC stream in `inline`."""
+    """Staged rows: `rows` of them in `objects` or, if they are few, as an Arrow IPC stream in `inline`.
+
+    `statistics` has, for each object that is a table's file, what the table's log says of it; else it is empty.
+    """
 
     rows: int = 0
     objects: Sequence[StoredObject] = ()
     inline: bytes = b""
+    statistics: Sequence[str] = ()
 
 
 @dataclass
@@ -110,6 +115,20 @@ class OutputWriter:
                     writer.add(batch)
         assert writer is not None, "there is something to store"
         return writer
+
+
+def encode_inline(batches: Sequence[pa.RecordBatch], limit_bytes: int) -> bytes | None:
+    """Return batches of one schema as an Arrow IPC stream of at most `limit_bytes`; None if it would be larger."""
+    if any(not is_small(batch) for batch in batches):
+        return None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema, options=ipc_options(batches[0])) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            if sink.tell() > limit_bytes:
+                return None
+    data = sink.getvalue()
+    return data.to_pybytes() if data.size <= limit_bytes else None
 
 
 def read_output(store: Store, stored: StoredObject, schema: bytes | None = None) -> Iterator[pa.RecordBatch]:

@@ -37,7 +37,7 @@ from siltstone.state.digest import assemble_digests, checkpoint_digest
 from siltstone.state.schema import TableSchema
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader
-from siltstone.store.paths import below
+from siltstone.store.directories import below
 
 UNIT_BYTES = 64 << 20
 """maximum stored bytes that one unit reads, unless a key group has more; they take several times that in memory"""

@@ -28,7 +28,7 @@ from siltstone.restore.restore import MemoryState, digests_of
 from siltstone.restore.verify import Failure, ProofTask, prove
 from siltstone.state.digest import assemble_digests, checkpoint_digest, opaque_digest, row_digests
 from siltstone.store.base import Store
-from siltstone.store.paths import below
+from siltstone.store.directories import below
 
 NOTE = "_restored.json"
 """the file that describes a label; Spark and Arrow ignore files whose names begin with an underscore"""

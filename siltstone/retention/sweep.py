@@ -36,7 +36,7 @@ from siltstone.retention.orphan_rules import (
     killed_prefixes,
 )
 from siltstone.store.base import Store, Unfinished
-from siltstone.store.paths import CheckpointPath, stream_prefix
+from siltstone.store.paths import CheckpointPath, sink_tables, stream_prefix
 
 _LOG = get_logger(__name__)
 ORPHANS = "objects that nothing refers to"
@@ -188,7 +188,9 @@ class _Work:
     def sweep(self, prefixes: Sequence[str]) -> None:
         """Sweep objects under the prefixes, and unfinished writes of the stream."""
         # Listed before the objects: a write that finishes in between is then found as an object.
-        unfinished = list(self._store.unfinished(stream_prefix(self._stream)))
+        own = (stream_prefix(self._stream), sink_tables(self._stream))
+        by_token = {write.token: write for prefix in own for write in self._store.unfinished(prefix)}
+        unfinished = list(by_token.values())  # one whose name is not known is listed for every prefix
         self.sweep_objects(prefixes)
         self._sweep_unfinished(unfinished)
 

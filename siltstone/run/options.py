@@ -20,6 +20,7 @@ class RegionOptions:
         options: the source options, recorded by the first run and fixed from then on.
         drop: `OPERATOR` or `OPERATOR.VARIABLE` that the code no longer has and whose state to give up.
         upload: options of uploads to the store.
+        tables: the sinks that are tables, for which rows are staged as the table's files.
     """
 
     parallelism: int = 1
@@ -30,3 +31,4 @@ class RegionOptions:
     options: Mapping[str, str] = field(default_factory=dict)
     drop: Sequence[str] = ()
     upload: UploadOptions = field(default_factory=UploadOptions)
+    tables: frozenset[str] = frozenset()

@@ -3,7 +3,8 @@
     stage      each task writes its output to the store, or hands it to the driver, which stores small ones together
     commit     the transaction that completes the checkpoint makes its outputs outstanding (`catalog.outbox`)
     deliver    in order of checkpoints: check the fence, give the staged rows to the sink, mark the output as delivered
-    clean      delete the staged objects of delivered outputs, for several outputs at once
+    clean      delete the staged objects of delivered outputs, for several outputs at once; files of a table stay,
+               because their delivery makes them a part of it (`sinks.delta`)
 
 A run first delivers outstanding outputs. So the same id always brings a sink the same rows (exactly-once output,
 promise 2): the commit decides them, whatever code or parallelism delivers them. A checkpoint that was given up and is
@@ -25,12 +26,14 @@ from siltstone.catalog.repository import Catalog
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import CorruptObject, Fenced, Unreachable, UsageError
-from siltstone.format.output import OutputWriter, read_output
+from siltstone.format.output import read_output
 from siltstone.model import StoredObject
 from siltstone.run.dead_letters import LETTERS
 from siltstone.run.processing import output_schema
+from siltstone.run.staging import StagedOutput
+from siltstone.run.task import DeadLetterOrder
 from siltstone.store.base import Store
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import CheckpointPath, is_table_file
 from siltstone.stream import DEAD_LETTERS, Stream
 
 Give = Callable[[OutputRecord], None]
@@ -48,6 +51,7 @@ class _OutputOfCheckpoint:
     rows: int = 0
     objects: list[StoredObject] = field(default_factory=list)
     inline: list[bytes] = field(default_factory=list)
+    statistics: list[str] = field(default_factory=list)
 
 
 class Outbox:
@@ -55,12 +59,21 @@ class Outbox:
 
     Args:
         logged: the checkpoints that were given up and will be made again.
+        tables: the sinks that are tables.
     """
 
-    def __init__(self, stream: Stream, place: OpenWarehouse, epoch: int, logged: Collection[int]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        place: OpenWarehouse,
+        epoch: int,
+        logged: Collection[int],
+        tables: Collection[str] = (),
+    ) -> None:
         self._stream, self._place, self._epoch = stream, place, epoch
         self._store, self._catalog = place.warehouse.store, place.catalog
         self._repeated = frozenset(logged) if stream.sinks else frozenset()
+        self.tables = frozenset(tables)
         self._lost: set[tuple[int, str]] = set()
         self._gathered: dict[str, _OutputOfCheckpoint] = {}
         self._delivered = 0
@@ -80,6 +93,13 @@ class Outbox:
         wanted = not self.repeats(checkpoint) or (checkpoint, output) in self._lost
         return wanted and output in self._stream.sinks
 
+    def order_letters(self, checkpoint: int, offsets: str) -> DeadLetterOrder | None:
+        """Return what a step does with rows that its operators cannot process; None if they fail it."""
+        if not self._stream.dead_letters:
+            return None
+        staged_with = checkpoint if self.stages(DEAD_LETTERS, checkpoint) else None
+        return DeadLetterOrder(staged_with, offsets, table=DEAD_LETTERS in self.tables)
+
     def add(self, checkpoint: int, received: Sequence[Acknowledgement]) -> None:
         """Add what subtasks staged in one step to a checkpoint's outputs.
 
@@ -94,6 +114,7 @@ class Outbox:
                 if staged.objects or sum(map(len, of.inline)) > INLINE_BYTES:
                     self._store_inline(checkpoint, name, of)  # before what comes later: rows stay in order
                 of.objects += staged.objects
+                of.statistics += staged.statistics
 
     def stage(self, checkpoint: int, *, had_input: bool) -> list[Output]:
         """Store all outputs of a checkpoint; return those that its commit will make outstanding.
@@ -114,7 +135,8 @@ class Outbox:
             if name == DEAD_LETTERS and not of.rows and (checkpoint, name) not in self._lost:
                 continue  # what was lost has to come again, even with no rows: later deliveries wait for it
             self._store_inline(checkpoint, name, of)
-            outputs.append(Output(name, schemas[name].serialize().to_pybytes(), of.rows, tuple(of.objects)))
+            schema = schemas[name].serialize().to_pybytes()
+            outputs.append(Output(name, schema, of.rows, tuple(of.objects), statistics=tuple(of.statistics)))
         return outputs
 
     def committed(self) -> None:
@@ -169,7 +191,8 @@ class Outbox:
         """Delete the staged objects of delivered outputs. Errors are ignored, because a sweep finds the rest."""
         self._delivered = 0
         with suppress(Fenced, Unreachable):
-            self._store.delete(self._catalog.outbox.forget_delivered(self._stream.name, self._epoch))
+            done = self._catalog.outbox.forget_delivered(self._stream.name, self._epoch)
+            self._store.delete(name for name in done if not is_table_file(name))
 
     def _readable(self, output: OutputRecord, completed: int) -> bool:
         """Whether what is staged is all there; if not, and its checkpoint is to be made again, it comes again with it.
@@ -192,22 +215,27 @@ class Outbox:
 
     def _store_inline(self, checkpoint: int, name: str, of: _OutputOfCheckpoint) -> None:
         if of.inline:
-            path, attempt = CheckpointPath(self._stream.name, self._epoch, checkpoint), uuid.uuid4().hex
-
-            def output_name(n: int) -> str:
-                return path.output(name, 0, f"driver-{attempt}-{n}")
-
-            of.objects += OutputWriter.of(self._store, output_name, of.inline).finish().objects
+            path, attempt = CheckpointPath(self._stream.name, self._epoch, checkpoint), f"driver-{uuid.uuid4().hex}"
+            staged = StagedOutput(self._store, path, name, name in self.tables, name, 0, attempt)
+            stored = staged.write_inline(of.inline).finish()
+            of.objects += stored.objects
+            of.statistics += stored.statistics
             of.inline = []
 
 
 def check_output(store: Store, output: Output) -> None:
     """Read and verify all staged objects of an output.
 
+    Files of a table are compared with their checksums, which tell that they are whole, and not decoded.
+
     Raises:
         CorruptObject: an object is missing, cut or altered, or has other rows than recorded.
         Unreachable: the store does not answer.
     """
+    if any(is_table_file(stored.name) for stored in output.objects):
+        for stored in output.objects:
+            store.read(stored)
+        return
     rows = sum(batch.num_rows for stored in output.objects for batch in read_output(store, stored))
     if rows != output.rows:
         raise CorruptObject(f"the staged output of {output.name} has {rows} rows, not {output.rows}")

@@ -49,10 +49,10 @@ from siltstone.run.outbox import Give, Outbox
 from siltstone.run.persist import place_inline
 from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_region
 from siltstone.run.references import RunReferences
-from siltstone.run.task import CheckpointOrder, DeadLetterOrder, StepTask, identities
+from siltstone.run.task import CheckpointOrder, StepTask, identities
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import CheckpointPath
-from siltstone.stream import DEAD_LETTERS, Stream
+from siltstone.stream import Stream
 
 
 class ConsistentRegion:
@@ -88,7 +88,8 @@ class ConsistentRegion:
         """operator -> the digests that the newest step came to, as they were accepted"""
         self._logged = catalog.input_log.list_logged(stream.name)
         """steps of checkpoints that were given up and have not come again"""
-        self.outbox = Outbox(stream, self._place, epoch, {s.checkpoint for s in self._logged})
+        logged = {step.checkpoint for step in self._logged}
+        self.outbox = Outbox(stream, self._place, epoch, logged, options.tables)
 
     @classmethod
     def open(
@@ -242,10 +243,6 @@ class ConsistentRegion:
                 delta_limit_bytes=None if limit is None else limit // self.options.parallelism,
             )
         staged = self.outbox.stages(operator.name, self.checkpoint)
-        letters = None
-        if self.stream.dead_letters:
-            told = self.outbox.stages(DEAD_LETTERS, self.checkpoint)
-            letters = DeadLetterOrder(self.checkpoint if told else None, offsets)
         return StepTask(
             stream=self.stream.name,
             operator=operator,
@@ -266,8 +263,9 @@ class ConsistentRegion:
             oldest_epoch=self.oldest_epoch,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
             staged_with=self.checkpoint if staged else None,
+            table=operator.name in self.options.tables,
             hands_on=self.stream.has_reader(operator.name),
-            dead_letters=letters,
+            dead_letters=self.outbox.order_letters(self.checkpoint, offsets),
         )
 
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:

@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.errors import SiltstoneError
-from siltstone.format.output import OutputWriter, Staged
+from siltstone.format.output import Staged
 from siltstone.log import get_logger
 from siltstone.restore.restore import digests_of
 from siltstone.run.dead_letters import LETTERS, SortedOut
 from siltstone.run.persist import Part, write_part
 from siltstone.run.phase_timer import PhaseTimer
 from siltstone.run.processing import ACKNOWLEDGEMENT, Taken, opened, output_schema, process, step_schema
+from siltstone.run.staging import StagedOutput
 from siltstone.run.task import DeadLetterOrder, StepTask
 from siltstone.run.working_state import working_copy, working_state
 from siltstone.state.backend import SubtaskState
@@ -73,7 +74,11 @@ def _run(
         state.begin(task.step, tracking=task.tracking)
         sorted_out, staging = None, None
         if task.staged_with is not None:
-            staging = _output(task, task.staged_with, operator.name, output_schema(operator), subtask, attempt)
+            path = CheckpointPath(task.stream, task.epoch, task.staged_with)
+            own = StagedOutput(
+                task.warehouse.store, path, operator.name, task.table, operator.name, subtask, f"{attempt}-{task.step}"
+            )
+            staging = own.write(output_schema(operator), task.upload.inline_bytes)
         with opened(task, subtask, clock):
             if task.dead_letters is None:
                 taken = Taken()
@@ -151,27 +156,12 @@ def _stage_letters(task: StepTask, subtask: int, attempt: str, sorted_out: Sorte
     order = task.dead_letters
     if order is None or order.checkpoint is None or not sorted_out.count:
         return Staged()
-    own = f"{task.operator.name}.{DEAD_LETTERS}"
-    writer = _output(task, order.checkpoint, own, LETTERS, subtask, attempt)
+    path, output = CheckpointPath(task.stream, task.epoch, order.checkpoint), f"{task.operator.name}.{DEAD_LETTERS}"
+    own = StagedOutput(task.warehouse.store, path, DEAD_LETTERS, order.table, output, subtask, f"{attempt}-{task.step}")
+    writer = own.write(LETTERS, task.upload.inline_bytes)
     for letters in sorted_out.letters(order.checkpoint, order.offsets):
         writer.add(letters)
     return writer.finish()
-
-
-def _output(
-    task: StepTask, checkpoint: int, output: str, schema: pa.Schema, subtask: int, attempt: str
-) -> OutputWriter:
-    """Stages an output of one subtask in one step, with a checkpoint; `attempt` is unique to both in the writer epoch.
-
-    Args:
-        output: as `CheckpointPath.output` takes it.
-    """
-    path = CheckpointPath(task.stream, task.epoch, checkpoint)
-
-    def name(n: int) -> str:
-        return path.output(output, subtask, f"{attempt}-{task.step}-{n}")
-
-    return OutputWriter(task.warehouse.store, name, schema, task.upload.inline_bytes)
 
 
 def _acknowledge(acknowledgement: Acknowledgement, schema: pa.Schema) -> pa.RecordBatch:

@@ -46,11 +46,13 @@ class DeadLetterOrder:
 
     Attributes:
         checkpoint: the checkpoint with which they are staged for their sink; None if that output is already decided.
+        table: whether their sink is a table.
         offsets: the offsets that the step read, as JSON.
     """
 
     checkpoint: int | None = None
     offsets: str = ""
+    table: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class StepTask:
         tracking: whether changes are logged during this step.
         checkpoint: set if the step ends in a checkpoint.
         staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not staged.
+        table: whether that sink is a table, whose files the staged rows become.
         hands_on: whether another operator reads the output.
         dead_letters: what to do with rows that the operator cannot process; None: they fail the step.
     """
@@ -87,6 +90,7 @@ class StepTask:
     oldest_epoch: int = 0
     event_time: str | None = None
     staged_with: int | None = None
+    table: bool = False
     hands_on: bool = True
     dead_letters: DeadLetterOrder | None = None
 

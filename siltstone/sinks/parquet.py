@@ -3,8 +3,7 @@
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,12 +76,3 @@ class ParquetSink:
     @property
     def _staged(self) -> Path:
         return self._root / "_staged"
-
-
-def parquet_sinks(sinks: Mapping[str, object], own: Path) -> dict[str, ParquetSink]:
-    """Select a stream's Parquet sinks, each with its path: by default `own/<name>`."""
-    return {
-        name: sink if sink.path is not None else replace(sink, path=own / name)
-        for name, sink in ((name, ParquetSink() if sink is None else sink) for name, sink in sinks.items())
-        if isinstance(sink, ParquetSink)
-    }

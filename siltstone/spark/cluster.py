@@ -5,6 +5,7 @@ from typing import Any
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.errors import UsageError
 from siltstone.sinks.parquet import ParquetSink
+from siltstone.sinks.resolve import resolve_sinks
 from siltstone.spark.masters import is_local
 from siltstone.stream import Stream
 
@@ -25,12 +26,12 @@ def check_cluster(spark: Any, stream: Stream, warehouse: OpenWarehouse) -> None:
     if is_local(master):
         return
     where = f"stream {stream.name} would run on {master}, whose machines share no disk"
-    for name, sink in stream.sinks.items():
-        if sink is None or isinstance(sink, ParquetSink):
+    for name, sink in resolve_sinks(stream, warehouse).items():
+        if isinstance(sink, ParquetSink):
             raise UsageError(
                 f"{where}: the rows of the ParquetSink of {name} would be spread over their disks. Give {name} a "
-                "function (rows, checkpoint) as its sink that writes to a store they all reach, or run on a local "
-                "master (--master 'local[*]')"
+                "DeltaSink() or a function (rows, checkpoint) as its sink, or run on a local master "
+                "(--master 'local[*]')"
             )
     if warehouse.catalog.url.startswith("sqlite"):
         raise UsageError(

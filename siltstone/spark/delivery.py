@@ -1,15 +1,14 @@
-"""Deliver staged outputs to a stream's sinks. Spark's tasks read them from the store."""
+"""Deliver staged outputs to a stream's sinks: Spark's tasks read the rows, or a table takes their files as they are."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from siltstone.errors import SiltstoneError, StateError
 from siltstone.format.output import read_output
-from siltstone.sinks.parquet import parquet_sinks
-from siltstone.stream import Stream
+from siltstone.sinks.delta import SinkTable
+from siltstone.store.open import open_store
 
 if TYPE_CHECKING:  # Dagster loads sinks of a stream's definition in processes without Spark
     from pyspark.sql import DataFrame, SparkSession
@@ -18,27 +17,30 @@ if TYPE_CHECKING:  # Dagster loads sinks of a stream's definition in processes w
 
 
 def deliverers(
-    spark: "SparkSession", stream: Stream, store_url: str, own: Path
+    spark: "SparkSession", sinks: Mapping[str, Any], store_url: str
 ) -> dict[str, Callable[["OutputRecord"], None]]:
     """Map each output's name to a function that delivers it to its sink.
 
-    A Parquet sink without a path writes to `own/<operator>`.
+    Args:
+        sinks: the resolved sinks (`sinks.resolve`).
     """
-    sinks: dict[str, Any] = {**stream.sinks, **parquet_sinks(stream.sinks, own)}
-    return {name: _deliverer(spark, store_url, getattr(sink, "deliver", sink)) for name, sink in sinks.items()}
+    return {name: _deliverer(spark, name, sink, store_url) for name, sink in sinks.items()}
 
 
-def _deliverer(
-    spark: "SparkSession", store_url: str, deliver: Callable[["DataFrame", int], object]
-) -> Callable[["OutputRecord"], None]:
+def _deliverer(spark: "SparkSession", name: str, sink: Any, store_url: str) -> Callable[["OutputRecord"], None]:
     def give(output: "OutputRecord") -> None:
         try:
-            deliver(staged_rows(spark, store_url, output), output.sink_id)
+            if isinstance(sink, SinkTable):
+                sink.deliver(output)
+            elif output.statistics:  # the sink was a table when these rows were staged, as its files
+                SinkTable(open_store(store_url), output.stream, name).deliver(output)
+            else:
+                deliver = getattr(sink, "deliver", sink)
+                deliver(staged_rows(spark, store_url, output), output.sink_id)
         except SiltstoneError:
             raise
         except Exception as error:  # a user's sink may fail in any way
             from siltstone.run.outbox import check_output
-            from siltstone.store.open import open_store
 
             # Spark wraps errors of its tasks: rows that were altered after the commit are not the sink's fault.
             check_output(open_store(store_url), output)
@@ -54,8 +56,6 @@ def _deliverer(
 def staged_rows(spark: "SparkSession", store_url: str, output: "OutputRecord") -> "DataFrame":
     """Read the rows of an output from the store in Spark's tasks; each object is verified before its first row."""
     from pyspark.sql.pandas.types import from_arrow_schema
-
-    from siltstone.store.open import open_store
 
     schema = from_arrow_schema(pa.ipc.read_schema(pa.py_buffer(output.arrow_schema)))
     objects, recorded = output.objects, output.arrow_schema

@@ -25,12 +25,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.catalog.steps import Step
+from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import follow
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.log import bind_fields, get_logger
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
 from siltstone.run.working_state import remove_older_epochs
+from siltstone.sinks.resolve import resolve_sinks
 from siltstone.spark.delivery import deliverers
 from siltstone.spark.failures import explain
 from siltstone.spark.jobs import TaggedJobs
@@ -95,7 +97,8 @@ class StreamRunner:
         self._begins = position.beginning is None and not position.newest
         self._to_follow = region.logged_steps()
         warehouse = region.warehouse
-        self._sinks = deliverers(spark, stream, warehouse.store_url, warehouse.local.sink(stream.name))
+        sinks = resolve_sinks(stream, OpenWarehouse(warehouse, region.catalog))
+        self._sinks = deliverers(spark, sinks, warehouse.store_url)
         self._deliver()
         remove_older_epochs(warehouse.local, stream.name, region.oldest_epoch or region.epoch)
 

@@ -36,7 +36,7 @@ from siltstone.catalog.source_entries import decode_sources, is_file_log, path_o
 from siltstone.catalog.steps import BEFORE_FIRST, InputPosition, Step
 from siltstone.decoding import check_object, parse_json, translate_decode_errors
 from siltstone.errors import StateError, UsageError
-from siltstone.store.paths import below
+from siltstone.store.directories import below
 
 FILE_SOURCE_COMPACT_INTERVAL = 10
 """Spark's default `spark.sql.streaming.fileSource.log.compactInterval`; the session sets it explicitly"""

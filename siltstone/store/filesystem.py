@@ -21,8 +21,9 @@ from siltstone.errors import CorruptObject, ObjectExists, Unreachable, UsageErro
 from siltstone.model import StoredObject
 from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, OPTION, Checksum, verify
+from siltstone.store.directories import below, open_directories
 from siltstone.store.files import make_durable
-from siltstone.store.paths import TEMPORARY, below, check_object_name, check_prefix, is_object_name, open_directories
+from siltstone.store.paths import TEMPORARY, check_object_name, check_prefix, is_object_name
 
 _PIECE_BYTES = 256 << 10  # a piece is still in the processor's cache when it is written after hashing
 _ON_THEIR_WAY_BYTES = 8 << 20

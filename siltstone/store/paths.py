@@ -7,6 +7,9 @@
     |  |- _epochs/<stream>/fork-<fork>              marks a fork, which shares objects
     |  |- _catalog/<stream>/                       what the catalog knows of a stream (`store.catalog_paths`)
     |  |- _warehouse/identity                       the warehouse's identity, as in the catalog (`store.identity`)
+    |  |- _sinks/<stream>/<sink>/                   a Delta table of the stream's output (`siltstone.sinks.delta`)
+    |  |  |- _delta_log/                               its log; until a file is there, no reader sees it
+    |  |  '- <epoch:08d>/<checkpoint:012d>/<operator>.<subtask:05d>.<attempt>.rows.parquet
     |  '- <stream>/
     |     '- <epoch:08d>/                           writer epoch
     |        '- <checkpoint:012d>/
@@ -24,22 +27,18 @@
     |  |- state/<operator>/<subtask:05d>/           working state of one subtask
     |  '- spark/                                    Spark's own offset, commit and source logs
     |- source/<stream>/                         what the stream's own source prepared to read
-    |- sink/<stream>/                           what the stream's own sink wrote
+    |- sink/<stream>/                           what the stream's Parquet sinks wrote
     |- restored/<stream>/<checkpoint:012d>/     state restored for others to read, proven, as Parquet
     |- restored/<stream>/series/<label>/        the same for many checkpoints, such as one for each day
     '- dagster/                                 Dagster's home: its runs and events
 
 In a store that is not a local directory the object names are the same, under the store's prefix. A name begins
 with stream, epoch and checkpoint, so that an unfinished checkpoint's objects are found without listing everything.
-Names are plain ASCII without `..` or a leading `/` or `.`, and paths are joined by `below`, which refuses symbolic
-links, so no path leads outside the warehouse (promise 8).
+Names are plain ASCII without `..` or a leading `/` or `.`, and paths are joined by `store.directories.below`, which
+refuses symbolic links, so no path leads outside the warehouse (promise 8).
 """
 
-import os
 import re
-import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -47,20 +46,22 @@ from typing import Self
 
 from siltstone.errors import UsageError
 from siltstone.model import MAX_EPOCH, check_name
+from siltstone.store.directories import below
 
 TEMPORARY = ".tmp"
 CATALOG_BACKUPS = "catalog-*-r*.backup"
 """matches the names that `catalog_backup` makes"""
 IDENTITY = "_warehouse/identity"
 """the object with the identity of a store's warehouse; no stream's name begins with an underscore"""
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _EPOCHS = "_epochs"
 _FORK = "fork-"
+_SINKS = "_sinks"
 _SNAPSHOT = ".snapshot.parquet"
 _BASE = ".base.parquet"
 _MATERIALIZED = ".materialized.parquet"
 _MATERIALIZATION = ".materialized.arrow"
 _OUTPUT = ".output.arrow"
+_TABLE_FILE = ".rows.parquet"
 _OPAQUE = ".NON"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _LABEL = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,99}")
@@ -69,10 +70,11 @@ _FILE = re.compile(
     r"manifest\.arrow|[A-Za-z0-9_-]{1,64}\.(segment|NON|INCR|INDEX)"
     r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*){1,2}\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(base|snapshot|materialized)\.parquet"
     r"|[a-z][a-z0-9_-]*\.[A-Za-z0-9_-]{1,64}\.materialized\.arrow"
-    r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?\.\d{5}\.[A-Za-z0-9_-]{1,64}\.output\.arrow"
+    r"|[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?\.\d{5}\.[A-Za-z0-9_-]{1,64}\.(output\.arrow|rows\.parquet)"
 )
 _FORK_MARK = re.compile(rf"{_EPOCHS}/[a-z][a-z0-9_-]*/{_FORK}([a-z][a-z0-9_-]*)")
 _PLACE = re.compile(r"([a-z][a-z0-9_-]*)/([0-9]{8})/([0-9]{12})/[^/]+")
+_TABLE_PLACE = re.compile(rf"{_SINKS}/([a-z][a-z0-9_-]*)/[a-z][a-z0-9_-]*/([0-9]{{8}})/([0-9]{{12}})/[^/]+")
 
 
 def check_object_name(name: str) -> str:
@@ -100,75 +102,6 @@ def check_prefix(prefix: str) -> str:
     if prefix:
         check_object_name(prefix.removesuffix("/"))
     return prefix
-
-
-def below(root: Path, *parts: str) -> Path:
-    """Return `root / parts`, checked to be below `root`: each part is one plain name and not a link.
-
-    `root` itself, and what is above it, may be symbolic links.
-
-    Raises:
-        UsageError: a part is not a plain name, or is a symbolic link.
-    """
-    path, there = root, True
-    for part in parts:
-        if not part or part in (".", "..") or "/" in part or os.sep in part or "\0" in part:
-            raise UsageError(f"{part!r} cannot be a name below {root}: use one name without slashes")
-        path = path / part
-        if there:
-            try:
-                linked = stat.S_ISLNK(os.lstat(path).st_mode)
-            except (FileNotFoundError, NotADirectoryError):
-                there = False
-                continue
-            if linked:
-                raise _leads_away(path, root)
-    return path
-
-
-def _leads_away(path: Path, root: Path) -> UsageError:
-    return UsageError(f"{path} is a symbolic link, and may lead outside {root}: replace it by its target")
-
-
-@contextmanager
-def open_directories(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator[list[int]]:
-    """Open `root` and each directory on the way down `parts` (plain names); yield descriptors for use as `dir_fd`.
-
-    Unlike a path, which is looked up at each use, they stay the same directories if names are changed meanwhile.
-
-    Args:
-        make: whether to make missing directories below `root`.
-
-    Raises:
-        UsageError: a symbolic link is on the way.
-        OSError: a directory is missing or cannot be opened.
-    """
-    opened: list[int] = []
-    try:
-        opened.append(os.open(root, _DIRECTORY))
-        for depth, part in enumerate(parts):
-            try:
-                opened.append(_open_directory(part, opened[-1], make=make))
-            except OSError:
-                with suppress(FileNotFoundError):
-                    if stat.S_ISLNK(os.lstat(part, dir_fd=opened[-1]).st_mode):
-                        raise _leads_away(root.joinpath(*parts[: depth + 1]), root) from None
-                raise
-        yield opened
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
-
-
-def _open_directory(part: str, above: int, *, make: bool) -> int:
-    try:
-        return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
-    except FileNotFoundError:
-        if not make:
-            raise
-    with suppress(FileExistsError):
-        os.mkdir(part, dir_fd=above)
-    return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +155,12 @@ class CheckpointPath:
         operator, *own = output.split(".")
         return f"{self.prefix}{_writer(operator, '.'.join(own) if own else None, subtask, attempt)}{_OUTPUT}"
 
+    def table_file(self, sink: str, output: str, subtask: int, attempt: str) -> str:
+        """Return the name of rows staged for the table of a sink, of which they become a part; `output` as above."""
+        operator, *own = output.split(".")
+        written = _writer(operator, ".".join(own) if own else None, subtask, attempt)
+        return f"{sink_table(self.stream, sink)}{self.epoch:08d}/{self.checkpoint:012d}/{written}{_TABLE_FILE}"
+
     def snapshot(self, operator: str, variable: str, subtask: int, attempt: int | str) -> str:
         """Return the name of a full snapshot of one variable's live state."""
         return f"{self.prefix}{_writer(operator, variable, subtask, attempt)}{_SNAPSHOT}"
@@ -229,7 +168,7 @@ class CheckpointPath:
     @classmethod
     def of(cls, name: str) -> Self | None:
         """Return the checkpoint that an object name belongs to; None for other names."""
-        found = _PLACE.fullmatch(name)
+        found = _PLACE.fullmatch(name) or _TABLE_PLACE.fullmatch(name)
         return cls(found[1], int(found[2]), int(found[3])) if found else None
 
 
@@ -292,6 +231,21 @@ def snapshot_of(name: str) -> tuple[str, str]:
 def stream_prefix(stream: str) -> str:
     """Return the prefix of all object names of a stream."""
     return f"{check_name('stream', stream)}/"
+
+
+def sink_tables(stream: str) -> str:
+    """Return the prefix of the tables of a stream's sinks, separate from its other objects."""
+    return f"{_SINKS}/{check_name('stream', stream)}/"
+
+
+def sink_table(stream: str, sink: str) -> str:
+    """Return the prefix of the table of one sink."""
+    return f"{sink_tables(stream)}{check_name('sink', sink)}/"
+
+
+def is_table_file(name: str) -> bool:
+    """Whether it is the name of rows staged for the table of a sink."""
+    return name.endswith(_TABLE_FILE)
 
 
 def epoch_prefix(stream: str, epoch: int) -> str:

@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from siltstone.errors import Unreachable
 from siltstone.restore.restore import read_manifest
 from siltstone.run.snapshot import snapshot_tasks, take_snapshot
 from siltstone.settings import Settings
+from siltstone.sinks.delta import SinkTable
 from siltstone.store.paths import CheckpointPath
 from tests.fault.small_stream import SMALL, purchases
 from tests.proofs import in_order
@@ -193,6 +194,24 @@ def test_a_sink_that_shows_too_little_or_too_much_is_told(checked: Checked) -> N
         (9, False, True),
     ]
     assert {row["sink"] for row in outcome.rows} == {"accounts"}
+
+
+def test_the_log_of_a_table_says_what_it_shows(tmp_path: Path) -> None:
+    """A lost transaction and one of no checkpoint are told, by the log alone."""
+    stream = replace(SMALL, sinks={"accounts": None})
+    subject = Subject(Settings(warehouse=str(tmp_path / "w")), stream)
+    with OpenWarehouse.writable(str(tmp_path / "w")) as place:
+        run = RegionRun(place, stream, POLICY, parallelism=2, tables=frozenset({"accounts"}))
+        table = SinkTable(place.warehouse.store, stream.name, "accounts")
+        for rows in purchases()[:3]:
+            run.step(rows)
+        first, second, third = place.catalog.outbox.list(stream.name)
+        for output in (first, third):
+            table.deliver(output)
+        told = [(row.checkpoint, row.completed, row.published) for row in facts.sinks(subject).itertuples()]
+        assert told == [(1, True, True), (2, True, False), (3, True, True)]
+        table.deliver(replace(second, sink_id=9))
+    assert [row.checkpoint for row in facts.sinks(subject).itertuples() if not row.completed] == [9]
 
 
 def test_a_checkpoint_without_input_has_no_output_to_show(checked: Checked) -> None:

@@ -158,6 +158,7 @@ def test_schedules_have_defaults_and_can_be_set_and_turned_off_for_each_stream(s
         "snapshot": "0 3 * * *",
         "verify_deep": "30 3 * * *",
         "sweep": "45 4 * * *",
+        "optimize": "15 5 * * *",
     }
     assert crons(small) == {f"small__{operation}__schedule": cron for operation, cron in usual.items()}
     on = {s.name for s in small.schedules or [] if s.default_status is dg.DefaultScheduleStatus.RUNNING}
@@ -178,7 +179,7 @@ def test_schedules_have_defaults_and_can_be_set_and_turned_off_for_each_stream(s
         ({"smal": {"sweep": "off"}}, r"\[schedules\.smal\].*no stream 'smal' is defined \(defined: small\)"),
         (
             {"small": {"swep": "off"}},
-            r"\[schedules\.small\].*'swep' is not an operation.*materialize, snapshot, sweep, truncate",
+            r"\[schedules\.small\].*'swep' is not an operation.*materialize, optimize, snapshot, sweep",
         ),
         ({"small": {"sweep": "daily-ish"}}, r"\[schedules\.small\].*sweep is 'daily-ish'.*not a cron expression"),
     ],

@@ -12,6 +12,7 @@ from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.settings import Settings
 from siltstone.spark.operations import RunRequest, restore, run
 from siltstone.stream import Stream
+from tests.delta_run import read_sink
 from tests.spark_streams import source_of
 
 
@@ -68,7 +69,7 @@ def test_combined_rows_come_to_the_same_state_and_output(spark: SparkSession, tm
     plain, combining = (pq.read_table(tmp_path / "out" / name / "totals").sort_by("page") for name in OPERATORS)
     assert plain.num_rows == 9 and plain["rows"].to_pylist() != [1] * 9
     assert plain.equals(combining)
-    delivered = [pq.read_table(tmp_path / "w" / "sink" / "visits" / name).to_pylist() for name in OPERATORS]
+    delivered = [read_sink(tmp_path / "w", "visits", name).to_pylist() for name in OPERATORS]
     assert sorted(map(str, delivered[0])) == sorted(map(str, delivered[1])) and len(delivered[0]) == 27
 
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.client import open_client
 from siltstone.errors import UsageError
 from siltstone.format.index import field_bytes
 from siltstone.format.segment import Segment
@@ -74,7 +74,7 @@ def test_flights_end_as_pandas_says(spark: SparkSession, tmp_path: Path) -> None
     with OpenWarehouse.existing(second.warehouse) as place:
         states = restored(place, FLIGHTS, place.catalog.checkpoints.last_id(FLIGHTS.name))
     check(wanted, tables(states), states["aircraft"].opaque["delays"], FLIGHTS.max_parallelism)
-    alerts = pq.read_table(tmp_path / "warehouse" / "sink" / "flights" / "aircraft")
+    alerts = open_client(tmp_path / "warehouse").stream("flights").sink_table("aircraft").to_pyarrow_table()
     assert alerts.select(ALERT.names).cast(ALERT).sort_by("sequence").to_pylist() == wanted.alerts
     the_four_fields_are_short(second)
 

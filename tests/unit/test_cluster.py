@@ -39,7 +39,9 @@ def test_a_local_master_may_have_all(place: OpenWarehouse, master: str) -> None:
 def test_a_sink_of_one_machine_is_refused_on_a_cluster(place: OpenWarehouse, master: str, path: str | None) -> None:
     """Seen: two workers, eight checkpoints committed, and the sink held `_SUCCESS` and no rows."""
     stream = replace(STREAM, sinks={SINK: ParquetSink(path)})
-    with pytest.raises(UsageError, match=r"ParquetSink of by_key .* a function .* or run on a local master"):
+    with pytest.raises(
+        UsageError, match=r"ParquetSink of by_key .* a DeltaSink\(\) or a function .* or run on a local master"
+    ):
         check_cluster(session(master), stream, place)
 
 

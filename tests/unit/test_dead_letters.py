@@ -19,7 +19,8 @@ from siltstone.errors import BadRow, StateError, UsageError
 from siltstone.operator import MapState, Operator, Rows, State, WindowState
 from siltstone.run.row_json import json_rows
 from siltstone.run.subtask import run_subtask_again
-from siltstone.sinks.parquet import ParquetSink, parquet_sinks
+from siltstone.sinks.delta import SinkTable
+from siltstone.sinks.resolve import resolve_sinks
 from siltstone.spark.source_log import span
 from siltstone.stream import DEAD_LETTERS
 from tests.outbox_run import NAME, SINK, STREAM, Heard, Outboxed, Tallies, batch, damage, inputs, outstanding, staged
@@ -192,12 +193,12 @@ def test_other_errors_stop_the_stream_as_ever(place: OpenWarehouse) -> None:
         run.step(batch(1))
 
 
-def test_a_stream_says_where_its_dead_letters_go() -> None:
+def test_a_stream_says_where_its_dead_letters_go(place: OpenWarehouse) -> None:
     assert PUTS_ASIDE.sinks[DEAD_LETTERS] is None
-    shown = parquet_sinks(PUTS_ASIDE.sinks, Path("/own"))
-    assert shown[DEAD_LETTERS] == ParquetSink(Path("/own/dead_letters"))
+    sink = resolve_sinks(PUTS_ASIDE, place)[DEAD_LETTERS]
+    assert isinstance(sink, SinkTable) and (sink.stream, sink.sink) == (NAME, DEAD_LETTERS)
     elsewhere = replace(PUTS_ASIDE, sinks={DEAD_LETTERS: print})
-    assert parquet_sinks(elsewhere.sinks, Path("/own")) == {} and elsewhere.sinks[DEAD_LETTERS] is print
+    assert resolve_sinks(elsewhere, place) == {DEAD_LETTERS: print}
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,9 @@ def test_staged_rows_altered_before_their_delivery_are_not_blamed_on_the_sink(
 
     monkeypatch.setattr("siltstone.spark.delivery.staged_rows", lambda *_: None)
     store = FilesystemStore(tmp_path / "objects")
-    stream: Any = SimpleNamespace(sinks={"by_key": deliver})
-    give = deliverers(cast(Any, None), stream, store.url, tmp_path)["by_key"]
+    give = deliverers(cast(Any, None), {"by_key": deliver}, store.url)["by_key"]
     stored = store.put("s/00000001/000000000001/by_key.00000.x.output.arrow", b"whole")
-    output: Any = SimpleNamespace(stream="s", name="by_key", checkpoint=1, sink_id=1, rows=0, objects=())
+    output: Any = SimpleNamespace(stream="s", name="by_key", checkpoint=1, sink_id=1, rows=0, objects=(), statistics=())
     with pytest.raises(StateError, match="the sink of by_key failed") as failed:
         give(output)
     assert not isinstance(failed.value, CorruptObject)

@@ -26,7 +26,8 @@ from siltstone.model import Form
 from siltstone.operator import SOURCE
 from siltstone.run.region import Completed
 from siltstone.settings import Settings
-from siltstone.sinks.parquet import parquet_sinks
+from siltstone.sinks.delta import DeltaSink
+from siltstone.sinks.resolve import resolve_sinks
 from siltstone.stream import DEAD_LETTERS, Stream
 
 BY_DAGSTER = "Dagster run "
@@ -148,13 +149,13 @@ def run_specs(stream: Stream) -> list[dg.AssetSpec]:
                 for part in (DELTA_CHAIN, BASE_CHECKPOINT)
             ],
             skippable=True,
-            kinds={"spark", "parquet"},
+            kinds={"spark", "deltalake" if sink is None or isinstance(sink, DeltaSink) else "parquet"},
             description="The rows that operators could not process, each exactly once, with the reason."
             if operator == DEAD_LETTERS
             else f"The output rows of operator `{operator}`, each exactly once.",
             group_name=group,
         )
-        for operator in stream.sinks
+        for operator, sink in stream.sinks.items()
     ]
     specs.append(
         dg.AssetSpec(
@@ -193,7 +194,6 @@ def _parts(place: OpenWarehouse, stream: Stream, checkpoints: list[int]) -> Iter
                 yield dg.MaterializeResult(
                     asset_key(stream.name, operator.name, part), metadata=metadata, data_version=dg.DataVersion(version)
                 )
-    by_name = parquet_sinks(stream.sinks, place.warehouse.local.sink(stream.name))
-    for operator in stream.sinks:
-        metadata = sink_metadata(checkpoints, by_name.get(operator))
+    for operator, sink in resolve_sinks(stream, place).items():
+        metadata = sink_metadata(checkpoints, sink)
         yield dg.MaterializeResult(asset_key(stream.name, operator, SINK), metadata=metadata)

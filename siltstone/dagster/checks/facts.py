@@ -19,7 +19,9 @@ from siltstone.client import Client, StreamClient
 from siltstone.model import Form, Kind
 from siltstone.restore.restore import read_manifest
 from siltstone.settings import Settings
-from siltstone.sinks.parquet import parquet_sinks
+from siltstone.sinks.delta import SinkTable
+from siltstone.sinks.parquet import ParquetSink
+from siltstone.sinks.resolve import resolve_sinks
 from siltstone.store.paths import stream_prefix
 from siltstone.stream import DEAD_LETTERS, Stream
 
@@ -229,7 +231,7 @@ def comparisons(subject: Subject) -> Facts:
 
 
 def sinks(subject: Subject) -> Facts:
-    """One row per output of a Parquet sink: whether its checkpoint completed, and whether it is published.
+    """One row per output of a table or a Parquet sink: whether its checkpoint completed, and whether it is published.
 
     A checkpoint without input has no output. If its steps were pruned from the input log, it is not known whether it
     had input. A sink may also have the output of checkpoints that were lost for good; their ids are not used again.
@@ -241,10 +243,17 @@ def sinks(subject: Subject) -> Facts:
             warehouse.catalog.checkpoints.last_id(subject.name),
         )
         logged = {step.checkpoint for step in warehouse.catalog.input_log.list(subject.name, newest)}
-        own = warehouse.warehouse.local.sink(subject.name)
-    for name, sink in parquet_sinks(subject.stream.sinks, own).items():
-        published = {id - record.sink_offset for id in sink.all_published() if id > record.sink_offset}
+        resolved = resolve_sinks(subject.stream, warehouse)
+    for name, sink in resolved.items():
+        if isinstance(sink, ParquetSink):
+            ids, since = sink.all_published(), 1
+        elif isinstance(sink, SinkTable):
+            ids, since = sink.list_published()
+        else:
+            continue
         known = range((record.forked_at or 0) + 1, newest + 1)
+        published = {id - record.sink_offset for id in ids if id > record.sink_offset}
+        published |= {id for id in known if id + record.sink_offset < since}  # older than the log of the table
         # From this id on it is known which checkpoints have output; most have no dead letters.
         certain = known.stop if name == DEAD_LETTERS else min(logged, default=known.stop)
         completed = {id for id in known if id in (logged if id >= certain else published)}

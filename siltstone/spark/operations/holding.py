@@ -16,6 +16,7 @@ from siltstone.log import bind_fields
 from siltstone.retention.leases import this_process
 from siltstone.run.region import Completed, ConsistentRegion, RegionOptions
 from siltstone.settings import Settings
+from siltstone.sinks.resolve import check_tables, resolve_sinks, tables_of
 from siltstone.spark.background import SparkUnits
 from siltstone.spark.operations.recovering import DAMAGED
 from siltstone.spark.operations.run_metrics import RunMetrics
@@ -171,6 +172,8 @@ def open_region(
 
     The parallelism is that of the settings, else the one that a rescale recorded, else `default_parallelism`.
     """
+    sinks = resolve_sinks(stream, warehouse)
+    check_tables(stream, sinks)
     recorded = next((s.parallelism for s in warehouse.catalog.streams.list() if s.name == stream.name), None)
     region_options = RegionOptions(
         parallelism=settings.parallelism or recorded or min(default_parallelism, stream.max_parallelism),
@@ -181,6 +184,7 @@ def open_region(
         options=options,
         upload=settings.upload,
         drop=drop,
+        tables=tables_of(sinks),
     )
     policy = policy_by_name(settings.policy, settings.policy_options)
     return ConsistentRegion.open(

@@ -29,6 +29,7 @@ from rocksdict import AccessType, IngestExternalFileOptions, SstFileWriter, Writ
 from siltstone.errors import CorruptObject, Unreachable, UsageError
 from siltstone.store.base import Remark, Unfinished
 from siltstone.store.checksums import DEFAULT, Algorithm
+from siltstone.store.directories import below
 from siltstone.store.files import make_durable
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.keyvalue.chunked import ChunkedStore
@@ -52,7 +53,7 @@ from siltstone.store.keyvalue.rocksdb_database import (
     synced,
     translate_errors,
 )
-from siltstone.store.paths import TEMPORARY, below, check_object_name
+from siltstone.store.paths import TEMPORARY, check_object_name
 from siltstone.store.retry import Retrying, RetryPolicy
 from siltstone.store.url import options_of, redacted, split
 

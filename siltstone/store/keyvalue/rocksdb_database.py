@@ -10,10 +10,10 @@ from typing import Any
 from rocksdict import AccessType, DBCompressionType, Options, Rdict, WriteOptions
 
 from siltstone.errors import CorruptObject, SiltstoneError, Unreachable, UsageError
+from siltstone.store.directories import below
 from siltstone.store.files import make_durable
 from siltstone.store.filesystem import translate_errors as translate_file_errors
 from siltstone.store.keyvalue.protocol import join_name
-from siltstone.store.paths import below
 
 DATABASE = ".db"
 

@@ -129,3 +129,23 @@ def test_deletions_of_before_passes_were_recorded_stay_as_they_are(
         catalog.tombstones.record_orphans("flights", "host:2", ["b"], lambda _: [Tombstone("b", 5, "new")], by)
         assert [(p.id, p.objects, p.bytes) for p in catalog.passes.list("flights")] == [(by.id, 1, 5)]
         assert {d.name for d in catalog.tombstones.list("flights")} == {"a", "b"}
+
+
+def test_streams_of_before_tables_keep_their_parquet_files_and_new_ones_have_tables(
+    catalog_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 13, item 6: rows of one sink are never split over two places by an upgrade."""
+    engine = older_catalog(catalog_url, tmp_path, monkeypatch, "0013")
+    with engine.begin() as connection:
+        output = {"stream": "flights", "checkpoint": 1, "name": "aircraft", "sink_id": 1, "epoch": 1, "rows": 2}
+        connection.execute(insert(t.output), output | {"arrow_schema": b"x", "lost": False})
+        staged = {"stream": "flights", "name": "flights/o", "checkpoint": 1, "output": "aircraft", "position": 0}
+        connection.execute(insert(t.output_object), staged | {"bytes": 5, "checksum": "ab" * 16})
+    engine.dispose()
+    upgrade_catalog(catalog_url, tmp_path, fence=True)
+    with open_catalog(catalog_url) as catalog:
+        assert catalog.streams.get("flights").default_sink is None
+        [found] = catalog.outbox.list("flights", outstanding=True)
+        assert [stored.name for stored in found.objects] == ["flights/o"] and found.statistics == ()
+        assert catalog.streams.register("later", 128, {}).default_sink == "table"
+        assert catalog.forks.create("flights", "what-if", 1).default_sink == "table"

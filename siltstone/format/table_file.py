@@ -1,0 +1,207 @@
+"""Rows staged for a sink that is a table: Parquet files, which the table's log later refers to as they are.
+
+columns      those of Spark's SQL, which every engine that reads Delta tables knows; others are refused by name
+files        zstd, row groups of `ROW_GROUP_BYTES`, no encodings that old readers lack
+statistics   as Delta's log has them: rows, nulls, and the extremes of integers, dates and short strings, by which
+             readers skip files
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from siltstone.errors import UsageError
+from siltstone.format.output import OBJECT_BYTES, OutputWriter, Staged, encode_inline
+
+ROW_GROUP_BYTES = 32 << 20
+"""uncompressed bytes of a row group, about"""
+ROW_GROUP_ROWS = 1 << 20
+_SAME = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64())
+_SAME = (*_SAME, pa.string(), pa.binary(), pa.date32())
+_WIDER = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+_INSTEAD = {
+    pa.uint8(): "int16",
+    pa.uint16(): "int32",
+    pa.uint32(): "int64",
+    pa.uint64(): "decimal128(20, 0), or int64",
+    pa.float16(): "float32",
+    pa.date64(): "date32",
+    pa.null(): "the type of its values",
+}
+_NOT_IN_NAMES = frozenset(" ,;{}()\n\t=")
+"""characters that a column of a Delta table cannot have in its name"""
+_SHORT = 32
+"""most bytes of a string in the statistics"""
+
+
+def table_schema(schema: pa.Schema, what: str) -> pa.Schema:
+    """Return the schema of a table's files for rows of `schema`: all columns nullable, timestamps in UTC.
+
+    Timestamps without a zone are in UTC, as everywhere in Siltstone.
+
+    Args:
+        what: names the rows in errors, such as "the output of totals".
+
+    Raises:
+        UsageError: a Delta table has no column of that type or name; the message says what to declare.
+    """
+    seen: dict[str, str] = {}
+    fields = []
+    for column in schema:
+        if not column.name or _NOT_IN_NAMES & set(column.name):
+            raise UsageError(
+                f"{what}: a column of a Delta table cannot be named {column.name!r}: rename it, without spaces and "
+                "without , ; { } ( ) ="
+            )
+        other = seen.setdefault(column.name.lower(), column.name)
+        if other != column.name:
+            raise UsageError(f"{what}: columns {other} and {column.name} differ only in case: rename one")
+        fields.append(pa.field(column.name, _table_type(column.type, f"{what}: column {column.name}")))
+    return pa.schema(fields)
+
+
+def _table_type(kind: pa.DataType, what: str) -> pa.DataType:
+    if kind in _SAME:
+        return kind
+    if kind in _WIDER:
+        return _WIDER[kind]
+    if pa.types.is_timestamp(kind) and kind.unit == "us":
+        return pa.timestamp("us", "UTC")
+    if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
+        return kind
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_table_type(kind.value_type, what))
+    if pa.types.is_struct(kind):
+        return pa.struct(list(table_schema(pa.schema(list(kind)), what)))
+    if pa.types.is_map(kind):
+        return pa.map_(_table_type(kind.key_type, what), _table_type(kind.item_type, what))
+    raise UsageError(
+        f"{what} is {kind}, which a Delta table does not have: declare {_instead(kind)}, or give the operator another "
+        "sink (a function, or a ParquetSink on one machine)"
+    )
+
+
+def _instead(kind: pa.DataType) -> str:
+    if pa.types.is_timestamp(kind):
+        return 'timestamp("us", tz="UTC")'
+    if pa.types.is_duration(kind) or pa.types.is_time(kind):
+        return "int64, in microseconds"
+    if pa.types.is_dictionary(kind):
+        return str(kind.value_type)
+    if pa.types.is_decimal(kind):
+        return "decimal128 with a scale from 0 to its precision, at most 38 digits"
+    if pa.types.is_fixed_size_binary(kind):
+        return "binary"
+    return _INSTEAD.get(kind, "a type that Spark has")
+
+
+@dataclass
+class TableWriter(OutputWriter):
+    """Stages batches of one schema as Parquet files, in order, otherwise as `OutputWriter`.
+
+    In memory are the file being made, compressed, and the rows of one row group.
+    """
+
+    _waiting: list[pa.RecordBatch] = field(default_factory=list)
+    _waiting_bytes: int = 0
+    _file: tuple[pa.BufferOutputStream, pq.ParquetWriter] | None = None
+    _statistics: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.schema = table_schema(self.schema, "staged rows")
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add a batch.
+
+        Raises:
+            Unreachable: the store cannot be written.
+        """
+        if not batch.num_rows:
+            return
+        self._waiting.append(batch.cast(self.schema))
+        self._waiting_bytes += batch.nbytes
+        self._rows += batch.num_rows
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._write_row_group()
+
+    def finish(self) -> Staged:
+        """Stage the rest, or return all rows inline if `inline_bytes` are enough.
+
+        Raises:
+            Unreachable: the store cannot be written.
+        """
+        if self._file is None and not self._objects and self._waiting:
+            inline = encode_inline(self._waiting, self.inline_bytes)
+            if inline is not None:
+                return Staged(self._rows, inline=inline)
+        self._write_row_group()
+        self._close_file()
+        return Staged(self._rows, tuple(self._objects), statistics=tuple(self._statistics))
+
+    def _write_row_group(self) -> None:
+        if not self._waiting:
+            return
+        if self._file is None:
+            out = pa.BufferOutputStream()
+            self._file = out, pq.ParquetWriter(out, self.schema, compression="zstd", version="2.6")
+        out, writer = self._file
+        writer.write_table(pa.Table.from_batches(self._waiting), row_group_size=ROW_GROUP_ROWS)
+        self._waiting, self._waiting_bytes = [], 0
+        if out.tell() >= OBJECT_BYTES:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is None:
+            return
+        (out, writer), self._file = self._file, None
+        writer.close()
+        data = out.getvalue()
+        self._objects.append(self.store.put(self.name(len(self._objects)), data))
+        self._statistics.append(file_statistics(pq.read_metadata(pa.BufferReader(data)), self.schema))
+
+
+def file_statistics(metadata: Any, schema: pa.Schema) -> str:
+    """Return what Delta's log says of a file, as JSON, from its own footer just written.
+
+    A reader that skips files by wrong extremes loses rows, so there are none for types whose text may round or be cut.
+    """
+    lows: dict[str, Any] = {}
+    highs: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    for i in range(metadata.num_columns):
+        name = metadata.schema.column(i).path
+        if name not in schema.names or pa.types.is_nested(schema.field(name).type):
+            continue
+        found = [group.column(i).statistics for group in groups]
+        if all(each is not None and each.has_null_count for each in found):
+            nulls[name] = sum(each.null_count for each in found)
+        known = list(_extremes(found, schema.field(name).type))
+        if known:
+            lows[name], highs[name] = min(low for low, _ in known), max(high for _, high in known)
+    plain = {"numRecords": metadata.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
+    return json.dumps(plain, default=date.isoformat)
+
+
+def _extremes(found: Sequence[Any], kind: pa.DataType) -> Iterator[tuple[Any, Any]]:
+    """Yield (lowest, highest) of each row group that has values; nothing at all if one of them is not known."""
+    if not (pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_string(kind)):
+        return
+    pairs = []
+    for each in found:
+        if each is None or not each.has_min_max:
+            if each is not None and each.has_null_count and not each.num_values:
+                continue  # nulls only
+            return
+        try:
+            pairs.append((each.min, each.max))
+        except (ValueError, OverflowError):  # a day or a text that Python does not have
+            return
+    if pa.types.is_string(kind) and any(len(text.encode()) > _SHORT for pair in pairs for text in pair):
+        return
+    yield from pairs

@@ -1,0 +1,71 @@
+"""Decide what a stream's sinks are in a warehouse: its Delta tables, its Parquet files, and the user's own.
+
+Where the definition names no sink for an output, it is a Delta table, except that
+
+    a stream that began before there were tables goes on with its Parquet files, and so does one that has such files,
+    so that its rows are never split over two places; `DeltaSink()` in its definition changes over
+    a warehouse in Redis or RocksDB, where no other program could read a table, has Parquet files on this machine, and
+    so does one whose path delta-rs cannot open
+"""
+
+from typing import Any
+
+from siltstone.catalog.streams import TABLE
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.errors import UsageError
+from siltstone.run.dead_letters import LETTERS
+from siltstone.run.processing import output_schema
+from siltstone.sinks.delta import DeltaSink, SinkTable
+from siltstone.sinks.parquet import ParquetSink
+from siltstone.store.table_place import find_table_obstacle
+from siltstone.stream import DEAD_LETTERS, Stream
+
+
+def resolve_sinks(stream: Stream, warehouse: OpenWarehouse) -> dict[str, Any]:
+    """Map each sink's name to its `SinkTable`, its `ParquetSink` with a path, or the user's own sink.
+
+    Raises:
+        UsageError: a `DeltaSink` in a warehouse that cannot have tables.
+    """
+    return {name: _resolve(stream, name, sink, warehouse) for name, sink in stream.sinks.items()}
+
+
+def _resolve(stream: Stream, name: str, sink: Any, warehouse: OpenWarehouse) -> Any:
+    if not (sink is None or isinstance(sink, DeltaSink | ParquetSink)):
+        return sink
+    files = ParquetSink(warehouse.warehouse.local.sink(stream.name) / name)
+    if isinstance(sink, ParquetSink):
+        return files if sink.path is None else sink
+    store = warehouse.warehouse.store
+    table, obstacle = SinkTable(store, stream.name, name), find_table_obstacle(store)
+    if sink is None:
+        has_files = not _begins_with_tables(stream, warehouse) or bool(files.all_published())
+        return files if obstacle is not None or has_files else table
+    if obstacle is not None:
+        raise UsageError(
+            f"the sink of {name} is a Delta table, and {obstacle}: give the stream a ParquetSink, which writes on this "
+            "machine, or a function, or a warehouse in another directory or in S3"
+        )
+    return table
+
+
+def _begins_with_tables(stream: Stream, warehouse: OpenWarehouse) -> bool:
+    recorded = next((s for s in warehouse.catalog.streams.list() if s.name == stream.name), None)
+    return recorded is None or recorded.default_sink == TABLE
+
+
+def tables_of(sinks: dict[str, Any]) -> frozenset[str]:
+    """Return the names of the resolved sinks that are tables."""
+    return frozenset(name for name, sink in sinks.items() if isinstance(sink, SinkTable))
+
+
+def check_tables(stream: Stream, sinks: dict[str, Any]) -> None:
+    """Check that the outputs of a stream can go on in its tables, before a run takes the stream over.
+
+    Raises:
+        UsageError: a column has a type or a name that a Delta table does not have, or another type than in the table.
+    """
+    schemas = {op.name: output_schema(op) for op in stream.operators} | {DEAD_LETTERS: LETTERS}
+    for name, sink in sinks.items():
+        if isinstance(sink, SinkTable):
+            sink.check(schemas[name])
