@@ -39,8 +39,10 @@ def _resolve(stream: Stream, name: str, sink: Any, warehouse: OpenWarehouse) -> 
     store = warehouse.warehouse.store
     table, obstacle = SinkTable(store, stream.name, name), find_table_obstacle(store)
     if sink is None:
-        has_files = not _begins_with_tables(stream, warehouse) or bool(files.all_published())
-        return files if obstacle is not None or has_files else table
+        if obstacle is not None or files.all_published():
+            return files
+        # A catalog that was rebuilt does not say how the stream began, but then the table is there.
+        return table if _begins_with_tables(stream, warehouse) or table.open() is not None else files
     if obstacle is not None:
         raise UsageError(
             f"the sink of {name} is a Delta table, and {obstacle}: give the stream a ParquetSink, which writes on this "

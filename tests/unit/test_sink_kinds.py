@@ -73,6 +73,13 @@ def test_a_stream_that_has_parquet_files_goes_on_with_them_whatever_the_catalog_
     assert isinstance(kind_of(DEFAULT, place), ParquetSink)
 
 
+def test_a_stream_that_has_a_table_goes_on_with_it_whatever_the_catalog_says(place: OpenWarehouse) -> None:
+    """The catalog was rebuilt from the store, which does not say how the stream began."""
+    TableRun(place, stream=DEFAULT).step(batch(1))
+    begin_before_tables(place)
+    assert isinstance(kind_of(DEFAULT, place), SinkTable)
+
+
 def test_a_warehouse_that_nobody_else_reads_has_files_on_this_machine(tmp_path: Path) -> None:
     with OpenWarehouse.writable(f"rocksdb://{tmp_path}/w") as place:
         assert kind_of(DEFAULT, place) == ParquetSink(place.warehouse.local.sink(NAME) / SINK)
