@@ -79,8 +79,9 @@ class RunReferences:
         """Return what a restore of checkpoint `newest` needs; nothing for 0."""
         live = LiveHandles()
         if newest:
-            manifests = self._catalog.chains.list_manifests(self._stream, newest)
+            # Objects first: those of a materialization that completes now are then not open without being live.
             self._open = {o.name: o.checkpoint for o in self._catalog.chains.list_objects(self._stream, newest)}
+            manifests = self._catalog.chains.list_manifests(self._stream, newest)
             with ThreadPoolExecutor(_READS_AT_ONCE) as pool:
                 read = list(zip(manifests, pool.map(self._read, manifests), strict=True))
             # By checkpoint, and at each its own manifest first: so they are listed.

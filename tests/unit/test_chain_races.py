@@ -1,0 +1,73 @@
+"""Materializations that complete while another process reads what checkpoints need."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from siltstone.catalog.chains import Chains
+from siltstone.catalog.warehouse import OpenWarehouse
+from siltstone.chains.materialize import materialize
+from siltstone.retention.deletion import delete_checkpoints
+from tests.deletion_cases import rows, stream
+from tests.places import place_at
+from tests.proofs import check_whole, in_order
+from tests.region_run import RegionRun
+from tests.sums import NAME, POLICY
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[OpenWarehouse]:
+    """Checkpoints 1 to 4: operator `old` has its bases at 1 and next at 5, `new` at 3."""
+    with place_at(tmp_path / "w") as opened:
+        run = RegionRun(opened, stream("old"), POLICY)
+        for n in (1, 2):
+            run.step(rows(n))
+        run = RegionRun(opened, stream("old", "new"), POLICY)
+        for n in (3, 4):
+            run.step(rows(1 if n == 3 else n))
+        yield opened
+
+
+def after_first(patch: pytest.MonkeyPatch, calls: list[tuple[type, str]], then: Callable[[], None]) -> None:
+    """Do something once, right after the first of these methods has returned."""
+    waiting = [then]
+
+    def patched(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            found = method(*args, **options)
+            if waiting:
+                waiting.pop()()
+            return found
+
+        return call
+
+    for of, name in calls:
+        patch.setattr(of, name, patched(getattr(of, name)))
+
+
+def consolidate(place: OpenWarehouse, operator: str, checkpoint: int, id: str = "m1") -> None:
+    materialize(place, NAME, operator, checkpoint, id=id, parallelism=1, run=in_order)
+
+
+def test_a_materialization_completes_while_a_run_learns_what_checkpoints_need(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RegionRun(place, stream("old", "new"), POLICY)
+    with monkeypatch.context() as patch:
+        region, complete = run.region, run.region.complete
+
+        def completing(*args: Any, **options: Any) -> Any:
+            reads = [(Chains, "list_manifests"), (Chains, "list_objects")]
+            after_first(patch, reads, lambda: consolidate(place, "new", 4))
+            return complete(*args, **options)
+
+        patch.setattr(region, "complete", completing)
+        completed = run.step(rows(5))
+    assert completed and completed.id == 5 and completed.forms["old"] == "base"
+    assert [m.outcome for m in place.catalog.materializations.list(NAME)] == ["done"]
+    check_whole(place, [1, 2, 3, 4, 5])
+    run.step(rows(6))
+    delete_checkpoints(place, NAME, [1, 2, 3, 4, 5])
+    check_whole(place, [6])
