@@ -12,7 +12,7 @@ The catalog refers to every object that may still be in the store, and the marks
 next deletion, of these checkpoints or of others, completes it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -98,7 +98,7 @@ def delete_checkpoints(
     check_catalog(warehouse, stream)
     by = Pass.begin(reason, who or this_process())
     spared = catalog.deletions.mark(stream, epoch, ids, spare_leased=spare_leased, by=by)
-    plan = _plan(catalog, stream, (), catalog.leases.list_live(stream), restores_from)
+    plan = _plan(catalog, stream, (), lambda: catalog.leases.list_live(stream), restores_from)
     goes = plan.goes[:limit]
     later = set(plan.goes[len(goes) :])
     objects = [stored for stored in plan.objects if stored.checkpoint not in later]
@@ -133,7 +133,7 @@ def foresee(catalog: Catalog, stream: str, ids: Collection[int] = ()) -> Deletio
     Raises:
         UnknownStream: the stream has not run here.
     """
-    plan = _plan(catalog, stream, ids, catalog.references.view(stream, ()).leases)
+    plan = _plan(catalog, stream, ids, lambda: catalog.references.view(stream, ()).leases)
     shared = catalog.references.find_shared(stream, [stored.name for stored in plan.objects])
     return replace(plan, objects=tuple(stored for stored in plan.objects if stored.name not in shared))
 
@@ -142,14 +142,17 @@ def _plan(
     catalog: Catalog,
     stream: str,
     ids: Collection[int],
-    leases: Sequence[LeaseRecord],
+    read_leases: Callable[[], Sequence[LeaseRecord]],
     restores_from: int | None = None,
 ) -> DeletionPlan:
     wanted = set(ids)
     retained = {c.id: c.deleted or c.id in wanted for c in catalog.checkpoints.list_retained(stream)}
     marked = [id for id, deleted in retained.items() if deleted]
+    objects = catalog.objects.list(stream, marked)
+    # Leases last: a reader of what was materialized before the objects were read has taken its lease before that.
+    leases = read_leases()
     return plan_deletion(
-        catalog.objects.list(stream, marked),
+        objects,
         [id for id, deleted in retained.items() if not deleted],
         marked,
         lambda checkpoint: any(lease.covers(checkpoint) for lease in leases),

@@ -1,14 +1,19 @@
 """Materializations that complete while another process reads what checkpoints need."""
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from siltstone.catalog.chains import Chains
+from siltstone.catalog.checkpoints import Checkpoints
+from siltstone.catalog.leases import Leases
+from siltstone.catalog.objects import Objects
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
+from siltstone.restore.restore import read_manifests
 from siltstone.retention.deletion import delete_checkpoints
 from tests.deletion_cases import rows, stream
 from tests.places import place_at
@@ -71,3 +76,27 @@ def test_a_materialization_completes_while_a_run_learns_what_checkpoints_need(
     run.step(rows(6))
     delete_checkpoints(place, NAME, [1, 2, 3, 4, 5])
     check_whole(place, [6])
+
+
+def test_a_deletion_spares_what_a_reader_reads_though_it_was_materialized_meanwhile(
+    place: OpenWarehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+
+    def begin_to_read() -> None:
+        place.catalog.leases.take(NAME, [4], id="r", who="a reader", lasts=timedelta(hours=1))
+        read.extend(place.catalog.chains.list_manifests(NAME, 4))
+        for operator in "old", "new":
+            consolidate(place, operator, 4, operator)
+
+    with monkeypatch.context() as patch:
+        looks = [(Leases, "list_live"), (Checkpoints, "list_retained"), (Objects, "list")]
+        after_first(patch, looks, begin_to_read)
+        delete_checkpoints(place, NAME, [1, 2, 3])
+    manifests = read_manifests(place.warehouse.store, read)
+    for manifest in manifests.values():
+        for stored in manifest.objects:
+            place.warehouse.store.read(stored)
+    place.catalog.leases.release("r")
+    delete_checkpoints(place, NAME, [])
+    check_whole(place, [4])
