@@ -8,13 +8,14 @@ import siltstone as st
 
 ROOT = Path(__file__).parents[2]
 PUBLIC = {
-    "Operator KeyedProcessor Rows State Stream ParquetSink Secret open write_stream Client StreamClient",
+    "Operator KeyedProcessor Rows State Stream DeltaSink ParquetSink Secret open write_stream Client",
+    "StreamClient",
     "ValueState MapState ListState WindowState OpaqueState",
     "Aggregate Average Count First Last Max Min Sum",
     "SiltstoneError UsageError UnknownStream UnknownCheckpoint SchemaConflict BadRow WrongWarehouse LossRefused",
     "NewerFormat StateError CorruptObject NoLiveState ProofFailed Unreachable Fenced Stopped",
 }
-HEAVY = ("pyspark", "pandas", "matplotlib", "boto3", "sqlalchemy", "pyarrow", "dagster")
+HEAVY = ("pyspark", "pandas", "matplotlib", "boto3", "sqlalchemy", "pyarrow", "dagster", "deltalake")
 
 
 def loaded(code: str) -> set[str]:

@@ -15,7 +15,7 @@ from siltstone.store.open import open_store
 from siltstone.store.table_place import table_place
 from tests.delta_run import TableRun, rows_in, sink_table, table_files
 from tests.outbox_run import NAME, SINK, batch, inputs, outstanding
-from tests.s3_place import FreshBucket
+from tests.s3_place import SERVERS, FreshBucket
 
 
 @pytest.fixture
@@ -64,9 +64,12 @@ def test_the_options_are_those_of_the_store(place: FreshBucket, monkeypatch: pyt
     store = open_store(place.url("p", "region=eu-north-1", "sse=aws:kms", "kms_key=k", "timeout_s=7"))
     found = table_place(store, "_sinks/a/b/")
     assert found.url == f"s3://{place.bucket}/p/_sinks/a/b" and "secret" not in repr(found)
-    wanted = {"aws_region": "us-east-1", "aws_server_side_encryption": "aws:kms", "aws_sse_kms_key_id": "k"}
+    wanted = {"aws_server_side_encryption": "aws:kms", "aws_sse_kms_key_id": "k"}
     wanted |= {"aws_endpoint_url": place.server.endpoint, "aws_virtual_hosted_style_request": "false", "timeout": "7s"}
     assert wanted.items() <= dict(found.options).items() and found.options["aws_conditional_put"] == "etag"
+    # As named, or where the server says that the bucket is: boto3 follows it there, delta-rs does not.
+    wanted_region = "us-east-1" if place.server == SERVERS["s3-versitygw"]() else "eu-north-1"
+    assert found.options["aws_region"] == wanted_region
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(Unreachable, match="no credentials were found; set AWS_PROFILE"):
@@ -78,5 +81,5 @@ def test_the_options_are_those_of_the_store(place: FreshBucket, monkeypatch: pyt
 def test_a_server_that_is_away_is_an_error_and_not_a_missing_table(warehouse: OpenWarehouse) -> None:
     TableRun(warehouse).step(batch(1))
     away = open_store("s3://bucket/p?endpoint=http://127.0.0.1:9&retry=none")
-    with pytest.raises(Unreachable, match=r"the table _sinks/tallies/by_key/ in s3://bucket/p: .*Generic S3 error"):
+    with pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9 cannot be reached"):
         SinkTable(away, NAME, SINK).open()
