@@ -1,8 +1,8 @@
 """The references of one run: what its next checkpoint no longer needs of what earlier ones wrote.
 
-`restore.live_rules` decides this from the manifests. They are read once in a run, and only when a checkpoint first
-replaces something but not everything: deltas replace nothing, and where every chain begins anew nothing earlier is
-needed, whatever it was.
+`restore.live_rules` decides this from the manifests. A run begins with that of its newest checkpoint, which tells what
+becomes of the objects of that one and later ones. Those of the whole chain are read once, and only if a checkpoint has
+bases of some variables but not of all: where every chain begins anew, nothing earlier is needed, whatever it was.
 """
 
 from collections.abc import Iterable
@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from siltstone.catalog.repository import Catalog
 from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest
-from siltstone.model import Kind, StoredObject
+from siltstone.model import Form, Kind, StoredObject
 from siltstone.restore.live_rules import LiveHandles
-from siltstone.restore.plan_rules import replaces
 from siltstone.restore.restore import read_manifest
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath, is_materialization_manifest
@@ -26,13 +25,21 @@ class RunReferences:
 
     def __init__(self, stream: str, catalog: Catalog, store: Store) -> None:
         self._stream, self._catalog, self._store = stream, catalog, store
-        self._live: LiveHandles | None = None
+        self._live = LiveHandles()
+        self._is_whole = True
+        """whether `_live` and `_open` are of all checkpoints, not only of those that this run has seen"""
         self._open: dict[str, int] = {}
         """name of an object that the catalog records as needed by the newest checkpoint -> who wrote it"""
         self._followed: set[str] = set()
         """names of the materializations' manifests that are in `_live`"""
         self._damaged = 0
         """the newest checkpoint with a damaged manifest: until all chains begin after it, what it wrote is kept"""
+
+    def resume(self, manifest: Manifest, name: str) -> None:
+        """Continue after the checkpoint that this manifest is of."""
+        self._live, self._is_whole = LiveHandles(), False
+        self._live.apply(manifest, name)
+        self._open = dict.fromkeys(self._live.own, manifest.checkpoint)
 
     def advance(self, manifest: Manifest, name: str) -> tuple[int, list[str]]:
         """Go on to a checkpoint that is about to be committed.
@@ -48,16 +55,18 @@ class RunReferences:
         """
         alone = LiveHandles()
         alone.apply(manifest, name)
-        if alone.complete_from == manifest.checkpoint and alone.variables >= _variables(manifest):
-            self._live, self._damaged, self._followed = alone, 0, set()
+        variables = {(operator, variable) for operator, of in manifest.digests.items() for variable in of}
+        if alone.complete_from == manifest.checkpoint and alone.variables >= variables:
+            self._live, self._is_whole, self._damaged, self._followed = alone, True, 0, set()
             self._open = dict.fromkeys(alone.own, manifest.checkpoint)
             return manifest.checkpoint, []
-        if self._live is None:
-            if not any(replaces(handle) for handle in manifest.handles if handle.kind is not Kind.INDEX):
-                return 0, []
-            self._live = self._load(manifest.checkpoint - 1)
+        begins = any(handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL for handle in manifest.handles)
+        if not self._is_whole and (begins or not self._live.variables <= variables | alone.variables):
+            self._live, self._is_whole = self._load(manifest.checkpoint - 1), True
         self._live.apply(manifest, name)
-        needed, oldest = self._live.needed | self._live.own, self._live.complete_from
+        needed = self._live.needed | self._live.own
+        # A variable that none of the manifests mentions may be in one that was not read.
+        oldest = self._live.complete_from if self._live.variables >= variables else 0
         self._open |= dict.fromkeys(needed - self._open.keys(), manifest.checkpoint)
         if self._damaged >= oldest:
             return oldest, []
@@ -69,7 +78,7 @@ class RunReferences:
 
     def follow(self, manifests: Iterable[StoredObject]) -> None:
         """Let chains begin with the materializations among what a restore of the newest checkpoint reads."""
-        if self._live is None:
+        if not self._is_whole:
             return
         for stored in manifests:
             if is_materialization_manifest(stored.name) and stored.name not in self._followed:
@@ -103,10 +112,6 @@ class RunReferences:
             return read_manifest(self._store, stored, self._stream)
         except CorruptObject:
             return None  # whoever restores it says so; here it only delays deletions
-
-
-def _variables(manifest: Manifest) -> set[tuple[str, str]]:
-    return {(operator, variable) for operator, of in manifest.digests.items() for variable in of}
 
 
 def _checkpoint_of(stored: StoredObject) -> int:

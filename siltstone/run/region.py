@@ -34,7 +34,7 @@ from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.chains.policy_rules import Decision, Policy, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
 from siltstone.changelog.upload_metrics import UploadStatistics
-from siltstone.errors import SiltstoneError, StateError, Unreachable
+from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable
 from siltstone.format.manifest import Manifest
 from siltstone.model import StoredObject
 from siltstone.operator import Operator
@@ -185,6 +185,7 @@ class ConsistentRegion:
             self._accepted = dict(manifest.digests)
             record = self.catalog.checkpoints.get(name, latest)
             self._previous = PreviousCheckpoint(record.manifest, record.committed_at)
+            self._references.resume(manifest, record.manifest.name)
             self.completed_epoch = record.epoch
             self.oldest_epoch = max([record.epoch, *(each.epoch for each in self.catalog.rollbacks.list(name))])
             self._coordinator = self._coordinate(latest, manifest.step)
@@ -227,7 +228,11 @@ class ConsistentRegion:
         self._coordinator.begin_step(ends=ends)
         if self.completed and base_step == self.completed_step:
             # Since the commit, long ago perhaps, what chains began with then may have been materialized and deleted.
-            self._chains.follow()
+            try:
+                self._chains.follow()
+            except UnknownCheckpoint:
+                self.check_fence()  # a newer writer has given it up: then that is why
+                raise
             self._references.follow(self._chains.manifests)
         decisions = self._chains.decisions
         return {op.name: self._task(op, base_step, decisions[op.name], offsets) for op in self.stream.operators}
