@@ -195,7 +195,7 @@ def verify_plan(
             parts = _uncut([handles for _, handles in run], max_parallelism)
             for part, inside in zip(parts, _by_part(run, parts), strict=True):
                 for steps in _runs(inside, named, part):
-                    chain = _chain(operator, part, steps, wanted)
+                    chain = _chain(operator, part, steps, named, wanted)
                     if chain is not None:
                         chains.append(chain)
     return chains
@@ -244,12 +244,20 @@ def _by_part(run: list[tuple[int, list[Handle]]], parts: list[KeyGroupRange]) ->
     return out
 
 
-def _chain(operator: str, part: KeyGroupRange, steps: _Steps, wanted: Collection[int]) -> VerifyChain | None:
+def _chain(
+    operator: str,
+    part: KeyGroupRange,
+    steps: _Steps,
+    variables: Mapping[int, Collection[str]],
+    wanted: Collection[int],
+) -> VerifyChain | None:
     """Check and return the chain up to its last wanted checkpoint; None if none is wanted."""
     last = max((i for i, (c, _) in enumerate(steps) if c in wanted), default=-1)
+    walked = steps[: last + 1]
+    read = _read_of(part, walked, variables, wanted)
     newest: dict[str, np.ndarray] = {}
     out = []
-    for checkpoint, handles in steps[: last + 1]:
+    for checkpoint, handles in walked:
         ordered = sorted(handles, key=lambda h: (h.variable, h.sqn, h.key_groups))
         for (variable, _), step in groupby(ordered, key=lambda h: (h.variable, h.sqn)):
             name, held = (operator, variable), list(step)
@@ -262,11 +270,37 @@ def _chain(operator: str, part: KeyGroupRange, steps: _Steps, wanted: Collection
                 leads |= (before == begun[inside]) & (before > handle.previous)  # as in `_leads_to`
                 if replaces(handle):
                     begun[inside] = checkpoint
-                elif not leads.all():
+                elif not leads[read.get((checkpoint, handle), _NOWHERE)].all():
                     raise _gap(checkpoint, name, handle.previous)
                 written[inside] = checkpoint
-        out.append(VerifyStep(checkpoint, tuple(ordered), checkpoint in wanted))
+        needed = tuple(handle for handle in ordered if (checkpoint, handle) in read)
+        out.append(VerifyStep(checkpoint, needed, checkpoint in wanted))
     return VerifyChain(operator, part, tuple(out)) if out else None
+
+
+_NOWHERE = np.zeros(0, np.intp)
+
+
+def _read_of(
+    part: KeyGroupRange, steps: _Steps, variables: Mapping[int, Collection[str]], wanted: Collection[int]
+) -> dict["_Link", np.ndarray]:
+    """Return the handles that a proof of the wanted checkpoints reads -> in which of their own key groups.
+
+    What is replaced before any of them may be deleted, though a manifest that is needed for something else names it.
+    """
+    found: dict[_Link, np.ndarray] = {}
+    needed: dict[str, np.ndarray] = {}
+    for checkpoint, handles in reversed(steps):
+        if checkpoint in wanted:
+            needed |= {variable: np.ones(len(part), bool) for variable in variables[checkpoint]}
+        for handle in sorted(handles, key=lambda h: -h.sqn):
+            inside = slice(handle.key_groups.start - part.start, handle.key_groups.end - part.start)
+            of = needed.get(handle.variable)
+            if of is not None and of[inside].any():
+                found[checkpoint, handle] = np.flatnonzero(of[inside])
+                if replaces(handle):
+                    of[inside] = False
+    return found
 
 
 class _History:

@@ -214,6 +214,17 @@ def test_verifying_some_walks_no_further_than_they_need(history, data):
         verify_plan(history, GROUPS, {99})
 
 
+@given(histories(), st.data())
+def test_verifying_some_reads_what_they_need_though_everything_else_was_deleted(history, data):
+    some = data.draw(st.sets(st.sampled_from(sorted(history)), min_size=1, max_size=2))
+    names = [*TABLES, ("flights", "notes")]
+    needed = {b for c in some for name in names for g in range(GROUPS) for b in expected(history, c, name, g)}
+    left = {c: handles for c, handles in history.items() if any(c == at for at, _ in needed)}
+    for manifests in history, left:
+        chains = verify_plan(manifests, GROUPS, some, dict.fromkeys(manifests, names))
+        assert {(s.checkpoint, h) for chain in chains for s in chain.steps for h in s.handles} == needed
+
+
 def test_chains_are_cut_where_everything_is_a_base_and_split_where_no_object_straddles():
     halves, thirds = WHOLE.split(2), WHOLE.split(3)
     history = {
