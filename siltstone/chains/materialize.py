@@ -171,6 +171,8 @@ def materialize(
     with hold_lease(catalog, stream, [checkpoint], what=f"materializes {operator}", id=id):
         catalog.materializations.begin(stream, operator, checkpoint, id=id, who=this_process())
         try:
+            # Objects first: those of a materialization that completes now are then not open without being live.
+            open_ = {stored.name for stored in catalog.chains.list_objects(stream, checkpoint)}
             chain = _read_chain(warehouse, stream, operator, checkpoint, rebuild)
             manifests = with_materializations([manifest for _, manifest in chain])
             tasks = plan_materialization(manifests, operator, checkpoint, parallelism, id)
@@ -183,9 +185,9 @@ def materialize(
             uploaded(metrics.take())
             rows, size = sum(part.rows for part in parts), sum(o.bytes for o in manifest.objects)
             seconds = round(time.perf_counter() - start, 6)
-            replaced, unneeded = _replaced_by(manifest, stored.name, chain)
+            replaced, needed = _replaced_by(manifest, stored.name, chain)
             catalog.materializations.complete(
-                stream, id, stored, manifest.objects, replaced, unneeded, rows_=rows, bytes_=size, seconds=seconds
+                stream, id, stored, manifest.objects, replaced, open_ - needed, rows_=rows, bytes_=size, seconds=seconds
             )
             try_write_extract(warehouse, stream)
         except (Abandoned, KeyboardInterrupt):
@@ -215,7 +217,7 @@ def _read_chain(
 def _replaced_by(
     materialized: Manifest, name: str, chain: Sequence[tuple[str, Manifest]]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of the objects of what a materialization replaces, and of those that are not read after it.
+    """Return the names of the objects of what a materialization replaces, and of those that are still read after it.
 
     Args:
         chain: name and manifest of what a restore of its checkpoint reads without it.
@@ -223,9 +225,8 @@ def _replaced_by(
     live = LiveHandles()
     for of, manifest in sorted(chain, key=lambda each: each[1].checkpoint):
         live.apply(manifest, of)
-    before = live.needed
     replaced = live.apply(materialized, name)
-    return replaced, before - live.needed
+    return replaced, live.needed
 
 
 def _manifest(checkpoint: Manifest, operator: str, id: str, parts: Sequence[MaterializedPart]) -> Manifest:

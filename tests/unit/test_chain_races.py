@@ -1,6 +1,6 @@
 """Materializations that complete while another process reads what checkpoints need."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from siltstone.catalog.leases import Leases
 from siltstone.catalog.objects import Objects
 from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.materialize import materialize
+from siltstone.chains.policies import PolicyOptions, policy_by_name
 from siltstone.restore.restore import read_manifests
 from siltstone.retention.deletion import delete_checkpoints
 from tests.deletion_cases import rows, stream
@@ -20,6 +21,8 @@ from tests.places import place_at
 from tests.proofs import check_whole, in_order
 from tests.region_run import RegionRun
 from tests.sums import NAME, POLICY
+
+DELTAS = policy_by_name("adjust-d", PolicyOptions(d0=50, size_ratio_max=None, space_amplification_max=None))
 
 
 @pytest.fixture
@@ -100,3 +103,25 @@ def test_a_deletion_spares_what_a_reader_reads_though_it_was_materialized_meanwh
     place.catalog.leases.release("r")
     delete_checkpoints(place, NAME, [])
     check_whole(place, [4])
+
+
+def test_what_two_materializations_at_once_left_open_is_closed_by_the_next(tmp_path: Path) -> None:
+    def meanwhile(function: Callable[[Any], Any], tasks: Sequence[Any]) -> list[Any]:
+        consolidate(place, "old", 3, "m2")
+        return in_order(function, tasks)
+
+    with place_at(tmp_path / "w") as place:
+        run = RegionRun(place, stream("old", "new"), DELTAS)
+        for n in (1, 2, 3):
+            run.step(rows(n))
+        materialize(place, NAME, "new", 3, id="m1", parallelism=1, run=meanwhile)
+        assert place.catalog.chains.list_checkpoints(NAME, 3) == [1, 2, 3]
+        run = RegionRun(place, stream("old", "new"), DELTAS)  # it looks no further back than its checkpoints need
+        completed = run.step(rows(4))
+        assert completed and set(completed.forms.values()) == {"delta"}
+        for operator in "old", "new":
+            consolidate(place, operator, 4, operator)
+        assert place.catalog.chains.list_checkpoints(NAME, 4) == [4]
+        run.step(rows(5))
+        delete_checkpoints(place, NAME, [1, 2, 3])
+        check_whole(place, [4, 5])
