@@ -23,9 +23,9 @@ below:
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -49,6 +49,29 @@ PREFIX = "SILTSTONE_"
 SECRETS = ("warehouse", "catalog", "alerts__webhook", "ui__storage", "ui__token")
 """options that a file can hold, too: variables without their prefix"""
 _LOG = get_logger(__name__)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse [HOST:]PORT to host and port; the host is 127.0.0.1 unless given, and an IPv6 address is in brackets.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    known = port.isdecimal() and int(port) < 1 << 16 and (":" not in host or bare != host)
+    if not known or (":" in text and not bare):
+        raise ValueError(f"{text!r} is not an address: write PORT or HOST:PORT, such as 9464 or 0.0.0.0:9464")
+    return bare or "127.0.0.1", int(port)
+
+
+def _check_address(text: str) -> str:
+    parse_address(text)
+    return text
+
+
+Address = Annotated[str, BeforeValidator(str), AfterValidator(_check_address)]
+"""[HOST:]PORT, which may be a number in siltstone.toml"""
 
 
 class RecoveryOptions(BaseModel):
@@ -160,6 +183,10 @@ class Settings(BaseSettings):
     openmetrics: Path | None = Field(
         default=None,
         description="file to which runs write metrics as OpenMetrics text; {stream} in it is the stream's name",
+    )
+    metrics_port: Address | None = Field(
+        default=None,
+        description="[HOST:]PORT on which runs serve metrics to Prometheus; the host is 127.0.0.1 unless given",
     )
     recovery: RecoveryOptions = Field(default_factory=RecoveryOptions, description="what a run may do about damage")
     log_level: Level = Field(default=DEFAULT_LEVEL, description="the lowest level of events that command lines show")

@@ -12,7 +12,7 @@ merged only through files of one machine.
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +20,7 @@ from siltstone.errors import StateError
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import CollectorRegistry
 
 _LOG_GAMMA = math.log(1.01 / 0.99)
 """two neighbouring buckets' ratio: their middle is within 1 % of all they hold (the DDSketch of Masson et al., 2019)"""
@@ -257,41 +258,45 @@ _DISTRIBUTIONS = {
 
 
 class _Collector:
-    """The families of some statistics, for a registry that lives as long as one exposition."""
+    """Makes the families of a registry anew for each exposition."""
 
-    def __init__(self, statistics: UploadStatistics, labels: Mapping[str, str], further: "Sequence[Metric]") -> None:
-        self._statistics = statistics
-        self._labels = labels
-        self._further = further
+    def __init__(self, collect: "Callable[[], Iterable[Metric]]") -> None:
+        self.collect = collect
 
-    def collect(self) -> "Iterator[Metric]":
-        """One family for each number."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        names, values = list(self._labels), list(self._labels.values())
-        for name, (metric, text, unit) in _COUNTERS.items():
-            counter = CounterMetricFamily(metric, text, labels=names, unit=unit)
-            counter.add_metric(values, getattr(self._statistics, name))
-            yield counter
-        for name, (metric, text, unit) in _GAUGES.items():
-            gauge = GaugeMetricFamily(metric, text, labels=names, unit=unit)
-            gauge.add_metric(values, getattr(self._statistics, name))
-            yield gauge
-        for name, (metric, text, unit, bounds) in _DISTRIBUTIONS.items():
-            histogram: Histogram = getattr(self._statistics, name)
-            buckets = [(str(float(bound)), float(histogram.below(bound))) for bound in bounds]
-            family = HistogramMetricFamily(metric, text, labels=names, unit=unit)
-            family.add_metric(values, [*buckets, ("+Inf", float(histogram.count))], sum_value=histogram.sum)
-            yield family
-        yield from self._further
+def upload_families(statistics: UploadStatistics, labels: Mapping[str, str]) -> "Iterator[Metric]":
+    """Yield one family for each number, with `labels` on each sample."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    names, values = list(labels), list(labels.values())
+    for name, (metric, text, unit) in _COUNTERS.items():
+        counter = CounterMetricFamily(metric, text, labels=names, unit=unit)
+        counter.add_metric(values, getattr(statistics, name))
+        yield counter
+    for name, (metric, text, unit) in _GAUGES.items():
+        gauge = GaugeMetricFamily(metric, text, labels=names, unit=unit)
+        gauge.add_metric(values, getattr(statistics, name))
+        yield gauge
+    for name, (metric, text, unit, bounds) in _DISTRIBUTIONS.items():
+        histogram: Histogram = getattr(statistics, name)
+        buckets = [(str(float(bound)), float(histogram.below(bound))) for bound in bounds]
+        family = HistogramMetricFamily(metric, text, labels=names, unit=unit)
+        family.add_metric(values, [*buckets, ("+Inf", float(histogram.count))], sum_value=histogram.sum)
+        yield family
+
+
+def registry_of(collect: "Callable[[], Iterable[Metric]]") -> "CollectorRegistry":
+    """Make a registry of its own for families that `collect` makes anew for each exposition."""
+    # Imported here, since every worker counts and only the driver shows.
+    from prometheus_client.registry import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(collect))  # pyright: ignore[reportArgumentType]
+    return registry
 
 
 def openmetrics(statistics: UploadStatistics, labels: Mapping[str, str], further: "Sequence[Metric]" = ()) -> str:
     """Format statistics as OpenMetrics text with `labels` on each sample, then further families; ends in `# EOF`."""
-    # Imported here, since every worker counts and only the driver shows.
     from prometheus_client.openmetrics.exposition import generate_latest
-    from prometheus_client.registry import CollectorRegistry
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(statistics, labels, further))  # pyright: ignore[reportArgumentType]
-    return generate_latest(registry).decode()
+    return generate_latest(registry_of(lambda: [*upload_families(statistics, labels), *further])).decode()

@@ -26,6 +26,14 @@ MaterializeEvery = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Consolidate chains in the background after 90s, 15m or 12h; 0 or off. [10m]"),
 ]
+OpenMetrics = Annotated[
+    Path | None,
+    typer.Option("--openmetrics", metavar="FILE", help="Write this run's metrics there as OpenMetrics text."),
+]
+MetricsPort = Annotated[
+    str | None,
+    typer.Option(metavar="[HOST:]PORT", help="Serve metrics to Prometheus there; the host is 127.0.0.1 unless given."),
+]
 
 
 @app.command(rich_help_panel=GROUP)
@@ -52,10 +60,8 @@ def run(
             help="Give up the state of an operator or variable that the code no longer has. Repeatable.",
         ),
     ] = None,
-    openmetrics: Annotated[
-        Path | None,
-        typer.Option("--openmetrics", metavar="FILE", help="Write this run's metrics there as OpenMetrics text."),
-    ] = None,
+    openmetrics: OpenMetrics = None,
+    metrics_port: MetricsPort = None,
     as_json: AsJson = False,
 ) -> None:
     """Process the source's input, starting after the newest checkpoint."""
@@ -69,6 +75,7 @@ def run(
         checkpoint_steps=checkpoint_steps,
         checkpoint_s=checkpoint_s,
         openmetrics=openmetrics,
+        metrics_port=metrics_port,
         materialization=None if materialize_every is None else _every(materialize_every),
     )
     with progress(f"running {stream}") as tell:

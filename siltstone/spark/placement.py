@@ -69,6 +69,9 @@ class Placement:
         self._context: Any = spark.sparkContext
         self._frame: DataFrame | None = None
         self._parallelism = 0
+        self._located: list[str | None] = []
+        """per subtask, the executor that held its partition when it was last looked up"""
+        self._moves = 0
         self._cores: dict[str, int] = {}
         """the executors that the subtasks were assigned to, as of the last assignment"""
 
@@ -92,6 +95,7 @@ class Placement:
             self._place(parallelism, [None] * parallelism)
         elif movable and (executors := self._executors()) != self._cores:
             located = self._locate()
+            self._count_moves(located)
             self._cores = executors
             if assign_subtasks(located, executors) != located:
                 self._place(parallelism, located)
@@ -107,16 +111,27 @@ class Placement:
             F.col("id").cast("int").alias(SUBTASK), F.lit(next(_GENERATIONS)).alias("generation")
         )
         before, self._frame = self._frame, subtasks.repartitionById(parallelism, F.col(SUBTASK)).persist()
-        self._parallelism = parallelism
+        self._parallelism, self._located = parallelism, current
         if assigned:
             self._compute_at(assigned)
             located = self._locate()
             if located != assigned:  # an executor was busy or has died: try again after the next checkpoint
                 self._cores = {}
-            moved = sum(old not in (None, new) for old, new in zip(current, located, strict=True))
+            moved = self._count_moves(located)
             _LOG.info("subtasks placed", executors=len(set(located)), subtasks=parallelism, moved=moved)
         if before is not None:
             before.unpersist()
+
+    def take_moves(self) -> int:
+        """Return how often a subtask was moved to another executor since the last call, as far as it was looked up."""
+        moves, self._moves = self._moves, 0
+        return moves
+
+    def _count_moves(self, located: list[str | None]) -> int:
+        before = self._located or located
+        moved = sum(old not in (None, new) for old, new in zip(before, located, strict=True))
+        self._moves, self._located = self._moves + moved, located
+        return moved
 
     def _compute_at(self, executors: list[str]) -> None:
         """Compute each partition of the frame on its executor, by zipping the frame with partitions located there."""

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from siltstone.errors import StateError, UsageError
 
@@ -31,6 +33,28 @@ def check_query(spark: SparkSession, query_id: str) -> None:
         StateError: no query of this id is running.
     """
     _check_plan(_execution(spark, query_id).analyzedPlan())
+
+
+def read_progress(query: StreamingQuery) -> dict[tuple[str, str], float]:
+    """Read the numbers of a query's newest progress, as `RunProgress.refresh_query` takes them.
+
+    They are the query's rows per second and what each source reports; empty if there are none or Spark does not answer.
+    """
+    try:
+        newest = query.lastProgress
+    except (Py4JError, KeyError):  # Spark is gone, which others notice; it leaves out a rate that is not finite
+        return {}
+    if newest is None:
+        return {}
+    rates = ("inputRowsPerSecond", "processedRowsPerSecond")
+    told: list[tuple[str, str, Any]] = [("", name, newest.get(name)) for name in rates]
+    for number, source in enumerate(newest["sources"]):
+        told += [(str(number), name, value) for name, value in source["metrics"].items()]
+    found = {}
+    for source, name, value in told:
+        with suppress(TypeError, ValueError):  # a source may report text, too
+            found[source, name] = float(value)
+    return found
 
 
 def _check_plan(plan: Any) -> None:

@@ -29,6 +29,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.change.replay import follow
 from siltstone.errors import Fenced, SiltstoneError, StateError, Unreachable, UsageError
 from siltstone.log import bind_fields, get_logger
+from siltstone.run.progress import RunProgress
 from siltstone.run.region import Completed, ConsistentRegion
 from siltstone.run.task import StepTask
 from siltstone.run.working_state import remove_older_epochs
@@ -38,7 +39,7 @@ from siltstone.spark.failures import explain
 from siltstone.spark.jobs import TaggedJobs
 from siltstone.spark.logged import rerun_batch
 from siltstone.spark.placement import placement_of
-from siltstone.spark.queries import check_query, check_source, paths_in_urls, start_offsets
+from siltstone.spark.queries import check_query, check_source, paths_in_urls, read_progress, start_offsets
 from siltstone.spark.source_log import SourceLog, span
 from siltstone.spark.step import StepRun, run_empty, run_operators
 from siltstone.spark.stopping import StopRequest
@@ -56,6 +57,7 @@ class StreamRunner:
         max_steps: the most steps to run; then `enough` is set.
         on_checkpoint: called with each completed checkpoint.
         placement: whether each subtask stays on the executor that has its state; None for all masters but local ones.
+        progress: counts the steps; checkpoints are counted by `on_checkpoint`.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class StreamRunner:
         max_steps: int | None = None,
         on_checkpoint: Callable[[Completed], None] = lambda _: None,
         placement: bool | None = None,
+        progress: RunProgress | None = None,
     ) -> None:
         self.spark = spark
         self.region = region
@@ -81,6 +84,7 @@ class StreamRunner:
         if max_steps is not None and max_steps <= 0:
             self.enough.set()
         self._on_checkpoint = on_checkpoint
+        self._progress = progress or RunProgress(region.stream.name)
         self._placement = placement_of(spark, region.stream.name, placement)
         self.jobs = TaggedJobs(spark, region.stream.name, region.epoch)
         """the Spark jobs of this run's steps"""
@@ -154,6 +158,7 @@ class StreamRunner:
                     self.stopped = stop.reason
                     break
                 self._complete_overdue()
+                self._progress.refresh_query(partial(read_progress, query))
                 if query.awaitTermination(STOP_POLL_S):  # pyright: ignore[reportArgumentType]
                     break
         finally:
@@ -218,12 +223,16 @@ class StreamRunner:
             self._before = step
             done = run_operators(region.stream, rows, tasks, self._placement)
             done.unpersist()
-            for name, received in done.received.items():
-                region.acknowledge(name, received)
+            self._acknowledge(done)
             if region.checkpoint_due:
                 self._checkpoint()
         if self._steps_left is not None:
             self._steps_left -= 1
+
+    def _acknowledge(self, done: StepRun) -> None:
+        for name, received in done.received.items():
+            self.region.acknowledge(name, received)
+        self._progress.add_step(done.received, self._placement.take_moves() if self._placement else 0)
 
     def follow_log(self, source: DataFrame, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Run the logged steps of rolled-back checkpoints again, with the same boundaries.
@@ -274,8 +283,7 @@ class StreamRunner:
         run = run or partial(run_empty, placement=self._placement)
         with self._processing():
             done = run(self.spark, self.region.begin_step(ends=True))
-            for name, received in done.received.items():
-                self.region.acknowledge(name, received)
+            self._acknowledge(done)
             return self._checkpoint(**changed(done))
 
     @contextmanager

@@ -54,15 +54,22 @@ class StreamRun:
 
     Attributes:
         stream: name of the stream.
+        metrics_url: where Prometheus finds the run's metrics; None unless the option `metrics_port` is given.
         last_checkpoint: the newest checkpoint that this run has completed; None before the first.
         result: the outcome, once the run has succeeded; else None.
         exception: the error, once the run has failed; else None.
     """
 
     def __init__(
-        self, stream: str, spark: "SparkSession", stop: StopRequest, work: "Callable[[StreamRun], RunResult]"
+        self,
+        stream: str,
+        spark: "SparkSession",
+        stop: StopRequest,
+        work: "Callable[[StreamRun], RunResult]",
+        metrics_url: str | None = None,
     ) -> None:
         self.stream: str = stream
+        self.metrics_url: str | None = metrics_url
         self.last_checkpoint: Completed | None = None
         self.result: RunResult | None = None
         self.exception: BaseException | None = None

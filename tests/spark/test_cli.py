@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -289,6 +290,12 @@ def test_a_newer_writer(new_project: Path) -> None:
 def test_materialize(new_project: Path) -> None:
     siltstone("materialize", "little").failed(2, "no warehouse")
     siltstone("run", "little", "--openmetrics", new_project / "no" / "m").failed(3, "cannot write the metrics to")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        siltstone("run", "little", "--metrics-port", port).failed(
+            2, f"on 127.0.0.1 port {port}: Address already in use"
+        )
+    siltstone("run", "little", "--metrics-port", "http").failed(2, "option metrics_port", "write PORT or HOST:PORT")
     assert not (new_project / "w").exists()
     metrics = new_project / "metrics.txt"
     assert siltstone("run", "little", "--batches", 3, "--openmetrics", metrics, "--json").json["checkpoints"] == [

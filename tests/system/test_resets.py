@@ -3,6 +3,9 @@
 import os
 import shutil
 import signal
+import threading
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from pyspark.sql import SparkSession
 
 from siltstone.aggregates.operator import Aggregate, Count, Sum
 from siltstone.catalog.commits import Commits
@@ -19,10 +24,10 @@ from siltstone.errors import Fenced, StateError, Unreachable
 from siltstone.operator import Rows, State
 from siltstone.run.region import ConsistentRegion
 from siltstone.settings import RecoveryOptions, Settings
-from siltstone.spark.operations import RunRequest, run
+from siltstone.spark.operations import RunRequest, run, write_stream
 from siltstone.spark.resets import Resets
 from siltstone.store.filesystem import FilesystemStore
-from siltstone.stream import Stream
+from siltstone.stream import DIRECTORY, Stream
 from tests.hooked_store import Failing
 from tests.spark_runs import at, check_proven, digests
 from tests.spark_streams import BREAKING, COUNTS, DIE, STEPS, source_of
@@ -151,3 +156,55 @@ def test_a_run_that_was_fenced_does_not_take_the_stream_back(tmp_path: Path, mon
         with pytest.raises(Fenced, match="epoch 1 of stream counts was fenced by epoch 2"):
             run(settings, replace(COUNTS), RunRequest())
     assert outcomes(settings, "counts") == ["reset", None]
+
+
+def scrape(url: str) -> dict[tuple[str, ...], float]:
+    """(name, values of the labels but the stream's, in the order of their names) -> number."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    assert {sample.labels.get("stream") for family in families for sample in family.samples} == {"counts"}
+    return {
+        (sample.name, *(v for k, v in sorted(sample.labels.items()) if k not in ("stream", "le"))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_metrics_are_served_while_a_run_is_at_work_and_go_on_over_a_reset(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = at(tmp_path / "w", recovery=QUICK, metrics_port="0")
+    rows = source_of(STEPS)(spark, {DIRECTORY: str(tmp_path / "files")})
+    arrived, count = threading.Event(), len(STEPS)
+    with monkeypatch.context() as patch:
+        fail_commits(patch, {2: "before"})
+        with write_stream(
+            settings,
+            replace(COUNTS, source=None),
+            rows,
+            RunRequest(),
+            on_checkpoint=lambda c: arrived.set() if c.id == count else None,
+        ) as begun:
+            url = begun.metrics_url
+            assert url is not None and arrived.wait(timeout=120)
+            found = scrape(url)
+            while ("siltstone_query_processed_rows_per_second",) not in found:  # read by the run's thread, now and then
+                assert begun.is_active
+                found = scrape(url)
+    with pytest.raises(urllib.error.URLError):
+        scrape(url)
+    with OpenWarehouse.existing(settings.warehouse) as place:
+        newest, stored = place.catalog.checkpoints.latest("counts"), place.catalog.objects.list("counts")
+    assert found["siltstone_resets_total",] == 1
+    assert found["siltstone_checkpoints_total",] == found["siltstone_checkpoint_id",] == count
+    assert found["siltstone_steps_total",] == count + 1, "one was repeated"
+    assert found["siltstone_input_rows_total", "counts"] == sum(map(len, STEPS)) + len(STEPS[1])
+    assert found["siltstone_step_input_rows", "counts"] == len(STEPS[-1])
+    assert found["siltstone_uncommitted_steps",] == found["siltstone_uncommitted_input_rows", "counts"] == 0
+    assert found["siltstone_state_rows", "counts"] == newest.rows
+    assert found["siltstone_checkpoint_bytes",] == newest.bytes and found["siltstone_checkpoint_seconds",] > 0
+    assert found["siltstone_checkpoint_d", "counts"] == newest.d["counts"]
+    assert found["siltstone_checkpoint_form", newest.forms["counts"].value, "counts"] == 1
+    assert 0 <= found["siltstone_checkpoint_age_seconds",] <= found["siltstone_run_age_seconds",]
+    assert found["siltstone_upload_objects_total",] == len(stored)
+    assert found["siltstone_upload_attempts_total",] >= found["siltstone_upload_requests_total",] >= len(stored)

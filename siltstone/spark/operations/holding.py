@@ -117,7 +117,9 @@ def _run_epoch(
             max_steps=epoch.request.batches,
             on_checkpoint=note_checkpoint,
             placement=settings.placement,
+            progress=metrics.progress,
         )
+        metrics.begin_epoch(warehouse.catalog, region.completed)
         background.start()
         yield runner
         if runner.failure is None:

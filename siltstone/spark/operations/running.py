@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,7 @@ class _Work:
     request: RunRequest
     trigger: Mapping[str, Any]
     metrics: RunMetrics
+    metrics_url: str | None
     on_checkpoint: Callable[[Completed], None]
     stop: StopRequest = field(default_factory=StopRequest)
     done: list[Completed] = field(default_factory=list)
@@ -68,7 +69,12 @@ class _Work:
         try:
             return self._run(run)
         finally:
-            self.warehouse.catalog.close()
+            self.close()
+
+    def close(self) -> None:
+        """Stop serving metrics, and close the catalog."""
+        self.metrics.close()
+        self.warehouse.catalog.close()
 
     @needs_spark
     def _run(self, run: StreamRun) -> RunResult:
@@ -88,6 +94,7 @@ class _Work:
                 if self.tenure.epoch is None or not resets.solve(error, self._cause(error)):
                     raise
                 run.set_query(None)
+                self.metrics.progress.add_reset()
                 resets.wait(error)
             run.set_query(None)
         late = self.answered_late
@@ -173,7 +180,7 @@ def run(
 
     trigger = ON_AND_ON if request.follow else UNTIL_PROCESSED
     work = _prepare(settings, stream, request, source, trigger, on_checkpoint)
-    with work.warehouse, stop_on_signals(work.rows.sparkSession, work.stop):
+    with closing(work.metrics), work.warehouse, stop_on_signals(work.rows.sparkSession, work.stop):
         begun = _begin(work)
         _wait(begun, begun.await_termination)
     result = begun.result
@@ -217,9 +224,9 @@ def write_stream(
 
 def _begin(work: _Work) -> StreamRun:
     try:
-        return StreamRun(work.stream.name, work.rows.sparkSession, work.stop, work)
+        return StreamRun(work.stream.name, work.rows.sparkSession, work.stop, work, work.metrics_url)
     except BaseException:
-        work.warehouse.catalog.close()
+        work.close()
         raise
 
 
@@ -246,12 +253,13 @@ def _prepare(
     check_run(stream, request.options, settings.parallelism or 1)
     metrics = RunMetrics(settings, stream.name)
     with ExitStack() as stack:
+        url = stack.enter_context(closing(metrics)).serve()
         warehouse = stack.enter_context(_writable(settings))
         check_recorded(warehouse.catalog, stream, request.options, request.drop)
         # Before the stream is taken over, so that a source that fails changes nothing.
         rows = source(warehouse)
-        stack.pop_all()  # the thread of the run closes the warehouse
-        return _Work(settings, stream, warehouse, rows, request, trigger, metrics, on_checkpoint)
+        stack.pop_all()  # the thread of the run closes the warehouse and the metrics
+        return _Work(settings, stream, warehouse, rows, request, trigger, metrics, url, on_checkpoint)
 
 
 @contextmanager
@@ -273,7 +281,8 @@ def stream_runner(settings: Settings, stream: Stream, spark: SparkSession) -> It
         SiltstoneError: see `ConsistentRegion.open`.
     """
     metrics = RunMetrics(settings, stream.name)
-    with _writable(settings) as warehouse, ExitStack() as stack:
+    with closing(metrics), _writable(settings) as warehouse, ExitStack() as stack:
+        metrics.serve()
         check_cluster(spark, stream, warehouse)
         try:
             runner = stack.enter_context(open_runner(settings, stream, warehouse, spark, metrics))

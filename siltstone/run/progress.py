@@ -1,0 +1,239 @@
+"""What a run has done so far, as metric families that are made when they are asked for.
+
+The run adds to counts as its steps and checkpoints complete. Nothing here asks Spark, the store or the catalog, so the
+metrics stay available while one of these is away.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from siltstone.catalog.checkpoints import CheckpointRecord
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.model import Form
+from siltstone.run.commit import Completed
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+QUERY_POLL_S = 1.0
+"""least seconds between two readings of Spark's query progress"""
+_RUN_COUNTERS = {
+    "steps": ("siltstone_steps", "Steps that this run has processed, those that it repeated after a reset included."),
+    "checkpoints": ("siltstone_checkpoints", "Checkpoints that this run has completed."),
+    "resets": ("siltstone_resets", "Times that this run went back to its newest checkpoint by itself."),
+    "moves": ("siltstone_placement_moves", "Times that a subtask was moved to another executor."),
+}
+_OPERATOR_COUNTERS = {
+    "input_rows": ("siltstone_input_rows", "Rows that the operator has processed, repeated steps included.", ""),
+    "restores": ("siltstone_restores", "Times that a subtask restored its state from the store.", ""),
+    "restored_bytes": ("siltstone_restored_bytes", "Bytes that subtasks read from the store to restore.", "bytes"),
+}
+_OPERATOR_GAUGES = {
+    "step_rows": ("siltstone_step_input_rows", "Rows that the operator got in the newest step."),
+    "waiting_rows": ("siltstone_uncommitted_input_rows", "Rows processed that are in no completed checkpoint yet."),
+    "state_rows": ("siltstone_state_rows", "Rows of the operator's state after the newest step."),
+}
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """The newest completed checkpoint; `seconds` is None if another run or epoch has completed it."""
+
+    id: int
+    committed_at: datetime
+    event_time_max: datetime | None
+    bytes: int
+    d: Mapping[str, int]
+    forms: Mapping[str, Form]
+    seconds: float | None = None
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class RunProgress:
+    """Counts what one run does, over all of its writer epochs; thread-safe.
+
+    Attributes:
+        is_watched: whether somebody may ask for the families. If not, neither Spark nor the catalog is asked for what
+            only they show.
+
+    Args:
+        now: returns the time, in UTC.
+    """
+
+    def __init__(self, stream: str, now: Callable[[], datetime] = _now) -> None:
+        self.is_watched = False
+        self._stream, self._now, self._began = stream, now, now()
+        self._lock = threading.Lock()
+        self._counts = Counter[str]()
+        self._by_operator: dict[str, dict[str, float]] = {name: {} for name in (*_OPERATOR_COUNTERS, *_OPERATOR_GAUGES)}
+        self._waiting_steps = 0
+        self._epochs = 0
+        self._newest: _Newest | None = None
+        self._query: Mapping[tuple[str, str], float] = {}
+        self._query_read_s = 0.0
+
+    def begin_epoch(self, newest: CheckpointRecord | None) -> None:
+        """Note that a writer epoch begins, after the stream's newest completed checkpoint.
+
+        After a reset, a checkpoint that is new then is one of this run whose commit got no answer.
+        """
+        with self._lock:
+            before, found = self._newest.id if self._newest else 0, newest.id if newest else 0
+            self._counts["checkpoints"] += max(0, found - before) if self._epochs else 0
+            if found != before:
+                self._newest = None  # a recovery may have rolled everything back
+                if newest is not None:
+                    parts = newest.event_time_max, newest.bytes, newest.d, newest.forms
+                    self._newest = _Newest(newest.id, newest.committed_at, *parts)
+            self._epochs += 1
+            self._forget_waiting()
+
+    def add_step(self, received: Mapping[str, Sequence[Acknowledgement]], moves: int) -> None:
+        """Count a step.
+
+        Args:
+            received: operator -> the acknowledgements of its subtasks.
+            moves: subtasks that were moved to another executor since the step before.
+        """
+        with self._lock:
+            self._counts["steps"] += 1
+            self._counts["moves"] += moves
+            self._waiting_steps += 1
+            for operator, each in received.items():
+                rows = sum(a.rows_in for a in each)
+                self._set("step_rows", operator, rows)
+                self._set("state_rows", operator, sum(a.state_rows for a in each))
+                self._add("input_rows", operator, rows)
+                self._add("waiting_rows", operator, rows)
+                self._add("restores", operator, sum("restore" in a.seconds for a in each))
+                self._add("restored_bytes", operator, sum(a.restored_bytes for a in each))
+
+    def add_checkpoint(self, completed: Completed) -> None:
+        """Count a completed checkpoint."""
+        with self._lock:
+            self._counts["checkpoints"] += 1
+            parts = completed.event_time_max, completed.bytes, completed.d, completed.forms, completed.seconds
+            self._newest = _Newest(completed.id, self._now(), *parts)
+            self._waiting_steps = 0
+            self._by_operator["waiting_rows"] = dict.fromkeys(self._by_operator["waiting_rows"], 0)
+
+    def add_reset(self) -> None:
+        """Count a reset: the steps since the newest checkpoint will be repeated."""
+        with self._lock:
+            self._counts["resets"] += 1
+            self._forget_waiting()
+
+    def refresh_query(self, read: Callable[[], Mapping[tuple[str, str], float]]) -> None:
+        """Note what Spark tells of the query, if it is time to ask again.
+
+        Args:
+            read: returns (number of the source, or "" for the query; name as Spark has it) -> number.
+        """
+        if self.is_watched and time.monotonic() >= self._query_read_s + QUERY_POLL_S:
+            found = read()
+            self._query_read_s = time.monotonic()
+            with self._lock:
+                self._query = found or self._query
+
+    def families(self) -> "list[Metric]":
+        """Return the metrics as of now, each sample with the label `stream`."""
+        with self._lock:
+            return [*self._counters(), *self._gauges(), *self._checkpoint(), *self._source()]
+
+    def _counters(self) -> "Iterator[Metric]":
+        from prometheus_client.core import CounterMetricFamily
+
+        for key, (name, text) in _RUN_COUNTERS.items():
+            family = CounterMetricFamily(name, text, labels=["stream"])
+            yield self._filled(family, {(): self._counts[key]})
+        for key, (name, text, unit) in _OPERATOR_COUNTERS.items():
+            family = CounterMetricFamily(name, text, labels=["stream", "operator"], unit=unit)
+            yield self._filled(family, {(operator,): n for operator, n in self._by_operator[key].items()})
+
+    def _gauges(self) -> "Iterator[Metric]":
+        for key, (name, text) in _OPERATOR_GAUGES.items():
+            samples = {(operator,): n for operator, n in self._by_operator[key].items()}
+            yield self._gauge(name, text, samples, "operator")
+        text = "Steps processed that are in no completed checkpoint yet."
+        yield self._gauge("siltstone_uncommitted_steps", text, {(): self._waiting_steps})
+        text = "Time since the run began."
+        yield self._gauge("siltstone_run_age_seconds", text, {(): self._since(self._began)}, unit="seconds")
+
+    def _checkpoint(self) -> "Iterator[Metric]":
+        newest = self._newest
+        if newest is None:
+            return
+        plain: list[tuple[str, str, str, float | None]] = [
+            ("siltstone_checkpoint_id", "Id of the newest completed checkpoint.", "", newest.id),
+            (
+                "siltstone_checkpoint_age_seconds",
+                "Time since the newest checkpoint completed.",
+                "seconds",
+                self._since(newest.committed_at),
+            ),
+            (
+                "siltstone_event_time_lag_seconds",
+                "Time since the highest event time in the newest checkpoint.",
+                "seconds",
+                newest.event_time_max and self._since(newest.event_time_max),
+            ),
+            ("siltstone_checkpoint_bytes", "Bytes stored for the newest checkpoint.", "bytes", newest.bytes),
+            (
+                "siltstone_checkpoint_seconds",
+                "Time the driver took to complete the newest checkpoint.",
+                "seconds",
+                newest.seconds,
+            ),
+        ]
+        for name, text, unit, value in plain:
+            if value is not None:
+                yield self._gauge(name, text, {(): value}, unit=unit)
+        text = "How many deltas the policy allows the operator before the next base (D)."
+        yield self._gauge("siltstone_checkpoint_d", text, {(name,): d for name, d in newest.d.items()}, "operator")
+        forms = {(name, form.value): float(form is has) for name, has in newest.forms.items() for form in Form}
+        text = "1 for the form that the newest checkpoint has of the operator, 0 for the other."
+        yield self._gauge("siltstone_checkpoint_form", text, forms, "operator", "form")
+
+    def _source(self) -> "Iterator[Metric]":
+        rates = {"inputRowsPerSecond": "input", "processedRowsPerSecond": "processed"}
+        for key, kind in rates.items():
+            if ("", key) in self._query:
+                text = f"Spark's {key} of its newest micro-batch."
+                yield self._gauge(f"siltstone_query_{kind}_rows_per_second", text, {(): self._query["", key]})
+        reported = {key: value for key, value in self._query.items() if key[0]}
+        text = "Numbers that a source reports to Spark, such as Kafka's maxOffsetsBehindLatest."
+        yield self._gauge("siltstone_source_reported", text, reported, "source", "name")
+
+    def _gauge(
+        self, name: str, text: str, samples: Mapping[tuple[str, ...], float], *labels: str, unit: str = ""
+    ) -> "Metric":
+        from prometheus_client.core import GaugeMetricFamily
+
+        return self._filled(GaugeMetricFamily(name, text, labels=["stream", *labels], unit=unit), samples)
+
+    def _filled(self, family: Any, samples: Mapping[tuple[str, ...], float]) -> "Metric":
+        for labels, value in samples.items():
+            family.add_metric([self._stream, *labels], value)
+        return family
+
+    def _since(self, time: datetime) -> float:
+        return max(0.0, (self._now() - time).total_seconds())
+
+    def _set(self, name: str, operator: str, value: float) -> None:
+        self._by_operator[name][operator] = value
+
+    def _add(self, name: str, operator: str, value: float) -> None:
+        counts = self._by_operator[name]
+        counts[operator] = counts.get(operator, 0) + value
+
+    def _forget_waiting(self) -> None:
+        self._waiting_steps, self._query = 0, {}
+        self._by_operator["waiting_rows"] = dict.fromkeys(self._by_operator["waiting_rows"], 0)
