@@ -246,7 +246,7 @@ def optimize(
     catalog: CatalogUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge small files of the Delta tables of a stream's sinks, and delete files that they no longer need.
+    """Merge small files of a stream's Delta tables, and delete files that are not needed.
 
     Files stay as long as the table's own retention says (delta.deletedFileRetentionDuration, 7 days unless set), and as
     long as a delivery needs them. The stream may run meanwhile.

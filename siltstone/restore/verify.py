@@ -1,6 +1,6 @@
 """Prove checkpoints: walk each chain once, read each block once, and compare every recorded digest on the way.
 
-One task is one operator in one key-group range from a base on (`restore.plan_rules.verify_plan`). It keeps the state
+One task is one operator in one key-group range from a base on (`restore.verify_rules.verify_plan`). It keeps the state
 in memory and applies checkpoint after checkpoint. Its digests, built from the rows that were read, must equal those
 that the stream updated change by change (promise 1).
 """
@@ -17,7 +17,6 @@ from siltstone.format.segment import read_index
 from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.restore.index_chain import follow
 from siltstone.restore.live_rules import LiveHandles
-from siltstone.restore.plan_rules import VerifyChain, verify_plan
 from siltstone.restore.restore import (
     Block,
     MemoryState,
@@ -30,6 +29,7 @@ from siltstone.restore.restore import (
     variables_of,
     with_materializations,
 )
+from siltstone.restore.verify_rules import VerifyChain, verify_plan
 from siltstone.state.protocol import key_batch
 from siltstone.store.base import Store
 from siltstone.store.blocks import BlockReader, Wanted

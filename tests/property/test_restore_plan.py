@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from siltstone.errors import StateError, UnknownCheckpoint
 from siltstone.model import Form, Handle, KeyGroupRange, Kind
-from siltstone.restore.plan_rules import RestorePlan, VerifyChain, plan_restore, verify_plan
+from siltstone.restore.plan_rules import RestorePlan, plan_restore
+from siltstone.restore.verify_rules import VerifyChain, verify_plan
 
 GROUPS = 24
 WHOLE = KeyGroupRange(0, GROUPS)
