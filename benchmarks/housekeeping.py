@@ -17,6 +17,7 @@ from typing import Any, cast
 from benchmarks.goals import Goal, Report, table_of
 from benchmarks.states import OPERATOR, always_deltas, new_chain, stream
 from benchmarks.summary import MB
+from siltstone.catalog.commit_details import CommitDetails
 from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.steps import Step
 from siltstone.catalog.warehouse import OpenWarehouse
@@ -69,9 +70,8 @@ def _commit(warehouse: OpenWarehouse, epoch: int, id: int, names: list[str]) -> 
     """Commit a checkpoint that refers to these objects; their contents do not matter."""
     checksum = checksum_of(_DATA)
     manifest, *segments = [StoredObject(name, len(_DATA), checksum) for name in names]
-    forms, first = {OPERATOR: Form.BASE}, {OPERATOR: id}
-    size = len(names) * len(_DATA)
-    commit = CheckpointCommit(id, manifest, "0" * 32, 1, size, forms, segments=segments, first=first)
+    forms, size = {OPERATOR: Form.BASE}, len(names) * len(_DATA)
+    commit = CheckpointCommit(id, manifest, "0" * 32, 1, size, forms, segments=segments, oldest_needed=id)
     warehouse.catalog.commits.add(stream().name, epoch, commit)
 
 
@@ -140,7 +140,8 @@ def _next_commit(manifest: Manifest, epoch: int, id: int) -> CheckpointCommit:
     data = encode_manifest(manifest)
     stored = StoredObject(path.manifest(), len(data), checksum_of(data))
     offsets = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1700000000000}}\n{{"logOffset":{id}}}'
-    return commit_of(manifest, stored, [Step(id, id - 1, offsets)])
+    commit = commit_of(manifest, stored, CommitDetails(steps=[Step(id, id - 1, offsets)]))
+    return replace(commit, oldest_needed=since)
 
 
 def _catalog_bytes(warehouse: OpenWarehouse) -> int:

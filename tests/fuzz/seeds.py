@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import xxhash
 from sqlalchemy import Column
 
+from siltstone.catalog.column_types import Json, PackedJson
 from siltstone.catalog.commit_details import CommitDetails, PreviousCheckpoint, encode_details, unpack_parts
 from siltstone.catalog.edits import Edit
 from siltstone.catalog.extract_coding import encode_extract, text_of
@@ -166,7 +167,9 @@ def _extract() -> Extract:
 
 
 def _python_type(column: Column[Any]) -> type:
-    return {"Json": dict}.get(type(column.type).__name__) or getattr(column.type, "impl", column.type).python_type
+    if isinstance(column.type, Json | PackedJson):
+        return dict
+    return getattr(column.type, "impl", column.type).python_type
 
 
 def seeds() -> Mapping[str, list[bytes]]:
