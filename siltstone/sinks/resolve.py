@@ -8,6 +8,7 @@ Where the definition names no sink for an output, it is a Delta table, except th
     so does one whose path delta-rs cannot open
 """
 
+from dataclasses import replace
 from typing import Any
 
 from siltstone.catalog.streams import TABLE
@@ -33,9 +34,10 @@ def resolve_sinks(stream: Stream, warehouse: OpenWarehouse) -> dict[str, Any]:
 def _resolve(stream: Stream, name: str, sink: Any, warehouse: OpenWarehouse) -> Any:
     if not (sink is None or isinstance(sink, DeltaSink | ParquetSink)):
         return sink
-    files = ParquetSink(warehouse.warehouse.local.sink(stream.name) / name)
-    if isinstance(sink, ParquetSink):
-        return files if sink.path is None else sink
+    path = warehouse.warehouse.local.sink(stream.name) / name
+    if isinstance(sink, ParquetSink):  # or a user's class derived from it
+        return replace(sink, path=path) if sink.path is None else sink
+    files = ParquetSink(path)
     store = warehouse.warehouse.store
     table, obstacle = SinkTable(store, stream.name, name), find_table_obstacle(store)
     if sink is None:

@@ -26,6 +26,10 @@ from tests.places import place_at
 DEFAULT = replace(STREAM, sinks={SINK: None})
 
 
+class Derived(ParquetSink):
+    """A user's own kind of Parquet sink."""
+
+
 def kind_of(stream: Stream, place: OpenWarehouse) -> Any:
     return resolve_sinks(stream, place)[SINK]
 
@@ -54,6 +58,11 @@ def test_a_parquet_sink_or_a_function_stays_what_it_is(place: OpenWarehouse) -> 
     assert kind_of(STREAM, place) == ParquetSink(place.warehouse.local.sink(NAME) / SINK)
     assert kind_of(replace(STREAM, sinks={SINK: ParquetSink("/out")}), place) == ParquetSink("/out")
     assert kind_of(replace(STREAM, sinks={SINK: print}), place) is print
+
+
+def test_a_class_derived_from_a_parquet_sink_keeps_its_methods(place: OpenWarehouse) -> None:
+    found = kind_of(replace(STREAM, sinks={SINK: Derived()}), place)
+    assert isinstance(found, Derived) and found.path == place.warehouse.local.sink(NAME) / SINK
 
 
 def test_a_stream_of_before_goes_on_with_its_parquet_files(place: OpenWarehouse) -> None:
