@@ -53,7 +53,7 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def _in_progress() -> Iterator[None]:
-    global _calls  # noqa: PLW0603
+    global _calls  # noqa: PLW0603 - of the process, which ends once
     with _changed:
         while _ending:
             _changed.wait()
@@ -68,7 +68,7 @@ def _in_progress() -> Iterator[None]:
 
 def _await_calls() -> None:
     """Let no call begin, and wait for those in progress."""
-    global _ending  # noqa: PLW0603
+    global _ending  # noqa: PLW0603 - of the process, which ends once
     with _changed:
         _ending = True
         while _calls:

@@ -38,7 +38,7 @@ def because(error: Exception, cause: Exception) -> Exception:
         (LostWorkingState("gone"), True),
         (PySparkException("Lost task 1.0: ExecutorLostFailure (executor 1 exited)"), True),
         (PySparkException("Python worker exited unexpectedly (crashed)"), True),
-        (PySparkException("TimeoutError: another process has used /work/keys-0 for 60 s"), True),
+        (PySparkException("TimeoutError: another process has used /srv/state/keys-0 for 60 s"), True),
         (because(StateError("the sink failed"), PySparkException("org.apache.spark.shuffle.FetchFailed")), True),
         (because(StateError("the sink failed"), ZeroDivisionError("FetchFailed")), False),
         (because(StateError("stopped"), StreamingQueryException("Python worker exited unexpectedly")), False),
