@@ -158,7 +158,7 @@ class Extracts(CatalogPart):
         """Read an extract of a stream, in one transaction that locks the stream and gives the extract its number.
 
         Args:
-            steps_from: see `Extract`; None if there is no earlier extract: then manifests from now on have steps.
+            steps_from: see `Extract`; None if there is no earlier extract, as manifests before it have no steps.
 
         Raises:
             UnknownStream: the stream does not exist.

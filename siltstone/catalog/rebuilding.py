@@ -65,11 +65,6 @@ class Rebuilding(CatalogPart):
             if values:
                 connection.execute(insert(t.step), values)
 
-    def add_materialization(self, row: Mapping[str, Any]) -> None:
-        """Add the record of a materialization that a later one replaced."""
-        with self._transactions.writing("a materialization") as connection:
-            connection.execute(insert(t.materialization), dict(row))
-
     def add_savepoints(self, extract: Extract) -> None:
         """Add the savepoints of an extract."""
         rows = [dict(row) for row in extract.rows[t.savepoint.name]]

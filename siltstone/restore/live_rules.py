@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from siltstone.format.manifest import Manifest
 from siltstone.model import Handle, KeyGroupRange, Kind
-from siltstone.restore.plan_rules import replaces
+from siltstone.restore.plan_rules import replaces, state_handles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,9 +90,7 @@ class LiveHandles:
             if handle.kind is Kind.INDEX:
                 indexes.setdefault((handle.operator, handle.key_groups), []).append(handle.object)
         replaced: set[str] = set()
-        for handle in sorted(manifest.handles, key=lambda h: h.sqn):
-            if handle.kind is Kind.INDEX:
-                continue
+        for handle in sorted(state_handles(manifest.handles), key=lambda h: h.sqn):
             index = indexes.get((handle.operator, handle.key_groups), ()) if handle.kind is Kind.INCREMENTAL else ()
             live = LiveHandle(manifest.checkpoint, handle, (handle.object, name, *index))
             variable = (handle.operator, handle.variable)

@@ -13,6 +13,7 @@ from siltstone.errors import CorruptObject
 from siltstone.format.manifest import Manifest
 from siltstone.model import Form, Kind, StoredObject
 from siltstone.restore.live_rules import LiveHandles
+from siltstone.restore.plan_rules import replaces, state_handles
 from siltstone.restore.restore import read_manifest
 from siltstone.store.base import Store
 from siltstone.store.paths import CheckpointPath, is_materialization_manifest
@@ -53,15 +54,18 @@ class RunReferences:
         Raises:
             Unreachable: the store or the catalog failed.
         """
-        alone = LiveHandles()
-        alone.apply(manifest, name)
         variables = {(operator, variable) for operator, of in manifest.digests.items() for variable in of}
-        if alone.complete_from == manifest.checkpoint and alone.variables >= variables:
-            self._live, self._is_whole, self._damaged, self._followed = alone, True, 0, set()
-            self._open = dict.fromkeys(alone.own, manifest.checkpoint)
-            return manifest.checkpoint, []
-        begins = any(handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL for handle in manifest.handles)
-        if not self._is_whole and (begins or not self._live.variables <= variables | alone.variables):
+        state = state_handles(manifest.handles)
+        written = {(handle.operator, handle.variable) for handle in state}
+        if written >= variables and all(map(replaces, state)):
+            alone = LiveHandles()
+            alone.apply(manifest, name)
+            if alone.complete_from == manifest.checkpoint:
+                self._live, self._is_whole, self._damaged, self._followed = alone, True, 0, set()
+                self._open = dict.fromkeys(alone.own, manifest.checkpoint)
+                return manifest.checkpoint, []
+        begins = any(handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL for handle in state)
+        if not self._is_whole and (begins or not self._live.variables <= variables | written):
             self._live, self._is_whole = self._load(manifest.checkpoint - 1), True
         self._live.apply(manifest, name)
         needed = self._live.needed | self._live.own

@@ -62,7 +62,6 @@ _MATERIALIZED = ".materialized.parquet"
 _MATERIALIZATION = ".materialized.arrow"
 _OUTPUT = ".output.arrow"
 _TABLE_FILE = ".rows.parquet"
-_OPAQUE = ".NON"
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _LABEL = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,99}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -202,11 +201,6 @@ def is_built_here(name: str) -> bool:
 def is_base(name: str) -> bool:
     """Whether it is the name of a base form."""
     return name.endswith(_BASE)
-
-
-def is_opaque(name: str) -> bool:
-    """Whether it is the name of segments' opaque variables, stored separately."""
-    return name.endswith(_OPAQUE)
 
 
 def is_materialization_manifest(name: str) -> bool:

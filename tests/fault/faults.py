@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 from siltstone.catalog.warehouse import OpenWarehouse
-from siltstone.store.paths import is_opaque
 from tests.fault.disk import Disk
 from tests.proxy import LOST_ANSWER, LOST_REQUEST, Fault, Proxy, http, resp
 
@@ -102,12 +101,7 @@ def damage(place: OpenWarehouse, stream: str, chance: Random) -> str:
     catalog, store = place.catalog, place.warehouse.store
     newest = catalog.checkpoints.last_id(stream)
     manifest = catalog.checkpoints.get(stream, newest).manifest
-    chain = [
-        stored
-        for stored in catalog.objects.list(stream, catalog.chains.list_checkpoints(stream, newest))
-        if stored.bytes
-    ]
-    needed = [stored.name for stored in chain if stored.checkpoint == newest or not is_opaque(stored.name)]
+    needed = [stored.name for stored in catalog.chains.list_objects(stream, newest) if stored.bytes]
     name = chance.choice([manifest.name, *needed])
     size = dict(store.list(name))[name]
     data = bytearray(store.read_range(name, 0, size).to_pybytes())
