@@ -1,7 +1,10 @@
 """Compare a durable step of Siltstone with Spark's RocksDB state store and with no state.
 
 Each system runs each workload in a fresh process, on two cores, over the same input files (`benchmarks.workload`,
-`benchmarks.systems`), one after the other. Numbers depend on the machine; compare only the ratios of one run.
+`benchmarks.systems`), one after the other. Three measures of a step: Spark's own time of a trigger; the wall time from
+the beginning of the first measured step until the last one's checkpoint is complete; the CPU seconds of all processes
+in that time. The latter two are divided by the number of steps. Numbers depend on the machine; compare only the ratios
+of one run.
 """
 
 import json
@@ -14,9 +17,10 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.cpu import watch_cpu
 from benchmarks.goals import Report
 from benchmarks.memory import watch_memory
-from benchmarks.summary import Run, Summary, picture
+from benchmarks.summary import Run, Summary, measured_span, picture
 from benchmarks.systems import SYSTEMS
 from benchmarks.workload import Workload
 
@@ -43,7 +47,7 @@ def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run
         result = Path(work) / "result.json"
         command = [sys.executable, "-m", "benchmarks.systems", system, str(inputs), work, str(result)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        with watch_memory(process.pid) as peak:
+        with watch_memory(process.pid) as peak, watch_cpu(process.pid) as cpu:
             said, _ = process.communicate()
         if process.returncode:
             raise RuntimeError(f"{system} at {workload.name} failed:\n{said[-4000:]}")
@@ -55,6 +59,7 @@ def measure(system: str, workload: Workload, inputs: Path, scratch: Path) -> Run
         resident_bytes=peak.resident,
         anonymous_bytes=peak.anonymous,
         live_heap_bytes=found["live_heap_bytes"],
+        cpu_seconds=cpu.between(*measured_span(found["steps"], workload)),
         load_average=load,
     )
 

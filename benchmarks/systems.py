@@ -6,13 +6,16 @@
 
 All read the same files, one step per trigger, on two cores. None of them passes output rows to Python: Siltstone's
 operator has no output, Spark's goes to the `noop` sink. `triggerExecution` is Spark's own measure of a trigger, from
-the query's progress. RESULT is JSON: per batch, the trigger's milliseconds and the system's own numbers.
+the query's progress. RESULT is JSON: per batch, when it began, the trigger's milliseconds, when its checkpoint was
+complete, and the system's own numbers. Times are seconds since the epoch.
 """
 
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,12 @@ def source(spark: SparkSession, directory: str) -> DataFrame:
     return reader.option("maxFilesPerTrigger", FILES_A_STEP).parquet(directory)
 
 
+def totals_stream(name: str) -> Stream:
+    """Make the stream, without a source, that keeps the four aggregates per key and returns no rows."""
+    functions = [Count("rows"), Sum("total", of=VALUE), Min("least", of=VALUE), Max("most", of=VALUE)]
+    return Stream(name, None, [Aggregate(OPERATOR, key={KEY: pa.int64()}, aggregates=functions, output=False)])
+
+
 def aggregates() -> list[Column]:
     """Make the four aggregates as Spark columns."""
     return [
@@ -67,23 +76,22 @@ def aggregates() -> list[Column]:
 
 def run_siltstone(spark: SparkSession, inputs: Path, work: Path) -> list[dict[str, Any]]:
     """Run a query with a `StreamRunner`."""
-    functions = [Count("rows"), Sum("total", of=VALUE), Min("least", of=VALUE), Max("most", of=VALUE)]
-    operator = Aggregate(OPERATOR, key={KEY: pa.int64()}, aggregates=functions, output=False)
-    stream = Stream("bench", None, [operator])
+    stream = totals_stream("bench")
     settings = Settings(warehouse=str(work / "warehouse"), parallelism=CORES)
     with OpenWarehouse.writable(settings.warehouse) as warehouse:
         region = open_region(settings, stream, warehouse, {}, CORES)
-        completed: list[Completed] = []
-        runner = StreamRunner(spark, region, on_checkpoint=completed.append)
+        completed: list[tuple[Completed, float]] = []
+        runner = StreamRunner(spark, region, on_checkpoint=lambda each: completed.append((each, time.time())))
         rows = source(spark, str(inputs))
         writer = rows.writeStream.foreachBatch(runner).option("checkpointLocation", runner.checkpoint_location)
         steps = to_end(writer.trigger(availableNow=True).start())
         runner.finish()
         region.close("done")
         checkpoints = warehouse.catalog.checkpoints.list(stream.name)
-    for step, checkpoint, told in zip(steps, checkpoints, completed, strict=True):
+    for step, checkpoint, (told, completed_s) in zip(steps, checkpoints, completed, strict=True):
         [form] = set(checkpoint.forms.values())
         step |= {"bytes": checkpoint.bytes, "base": form is Form.BASE, "state_rows": checkpoint.rows}
+        step["completed_s"] = max(step["completed_s"], completed_s)
         subtasks = checkpoint.statistics["operators"][OPERATOR]["seconds"]
         step["phases_s"] = {f"slowest subtask: {name}": seconds for name, seconds in subtasks.items()}
         step["phases_s"]["manifest and catalog"] = told.seconds
@@ -125,15 +133,21 @@ SYSTEMS: dict[str, Callable[[SparkSession, Path, Path], list[dict[str, Any]]]] =
 
 
 def to_end(query: StreamingQuery) -> list[dict[str, Any]]:
-    """Wait until all input is processed; return, per batch, its id, rows and Spark's durations in milliseconds."""
+    """Wait until all input is processed; return, per batch, its id, rows, times and Spark's durations in milliseconds.
+
+    Spark's own checkpoint of a batch is complete when its trigger ends.
+    """
     query.awaitTermination()
-    progress = [json.loads(p.json) for p in query.recentProgress]
-    return [
-        {"batch": p["batchId"], "rows": p["numInputRows"], "trigger_ms": p["durationMs"]["triggerExecution"]}
-        | {"durations_ms": p["durationMs"]}
-        for p in progress
-        if p["numInputRows"]
-    ]
+    steps: list[dict[str, Any]] = []
+    for p in (json.loads(p.json) for p in query.recentProgress):
+        if p["numInputRows"]:
+            began_s = datetime.fromisoformat(p["timestamp"]).timestamp()
+            trigger_ms = p["durationMs"]["triggerExecution"]
+            steps.append(
+                {"batch": p["batchId"], "rows": p["numInputRows"], "trigger_ms": trigger_ms, "began_s": began_s}
+                | {"completed_s": began_s + trigger_ms / 1000, "durations_ms": p["durationMs"]}
+            )
+    return steps
 
 
 def live_heap_bytes(spark: SparkSession) -> int:

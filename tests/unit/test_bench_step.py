@@ -34,8 +34,11 @@ def test_counts_are_named_briefly():
 
 
 def run_of(system: str, workload: Workload, step_ms: float, size: int, driver: int) -> Run:
-    """Warm-up steps take ten times as long; the last step is a base and takes a hundred times as long."""
-    steps = []
+    """Warm-up steps take ten times as long; the last step is a base and takes a hundred times as long.
+
+    A step's trigger begins when the one before has ended, and its checkpoint is complete as long again after the end.
+    """
+    steps, began_s = [], 1_000.0
     for batch in range(workload.batches):
         warm, last = batch < workload.first_measured, batch == workload.batches - 1
         trigger = step_ms * (10 if warm else 100 if last else 1)
@@ -43,8 +46,10 @@ def run_of(system: str, workload: Workload, step_ms: float, size: int, driver: i
         steps.append(
             {"batch": batch, "trigger_ms": trigger, "bytes": size, "base": last, "durations_ms": durations}
             | {"phases_s": {"process": step_ms / 4000}}
+            | {"began_s": began_s, "completed_s": began_s + 2 * trigger / 1000}
         )
-    return Run(system, workload, steps, {}, {"driver": driver}, 5, 1.0)
+        began_s += trigger / 1000
+    return Run(system, workload, steps, {}, {"driver": driver}, 5, 1.0, cpu_seconds=step_ms / 10)
 
 
 @pytest.mark.slow
@@ -62,9 +67,15 @@ def test_only_measured_delta_steps_count(tmp_path):
     assert (ours.delta_s, ours.all_s, ours.mean_s) == (0.1, 0.1, pytest.approx(2.575))
     assert ours.phases_ms() == {"triggerExecution": 100, "process": 25}
     assert ours.load_s == 1.0
+    # Three steps, and one that takes a hundred times as long, and as long again until its checkpoint is complete.
+    assert (ours.wall_s, ours.cpu_s) == (pytest.approx((3 * 0.1 + 2 * 10) / 4), 10 / 4)
     summary = Summary(runs)
-    assert [round(goal.measured, 2) for goal in summary.goals()] == [0.25, 0.4, 0.22, 0.44, 1.1, 1.1, 2.0]
-    assert len(list(summary.tables())) == 3
+    assert [round(goal.measured, 2) for goal in summary.goals()] == [
+        *(0.25, 0.25, 0.25, 0.4),
+        *(0.22, 0.22, 0.22, 0.44),
+        *(1.1, 1.1, 2.0),
+    ]
+    assert len(list(summary.tables())) == 4
     assert len(summary.to_json()["runs"]) == 6
     picture(runs, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
@@ -82,3 +93,19 @@ def test_peak_memory_of_a_process_and_its_workers():
         return
     assert peak.anonymous["worker"] > 80 << 20 > peak.anonymous["driver"]
     assert peak.resident["worker"] >= peak.anonymous["worker"]
+
+
+@pytest.mark.parametrize(
+    ("state_rows", "step_rows", "bound"), [(3_000_000, 100_000, 0.5), (10_000_000, 1_000_000, 0.07)]
+)
+def test_the_time_until_the_last_checkpoint_has_the_bounds_of_a_step(state_rows, step_rows, bound):
+    """A trigger that is fast enough does not hide a checkpoint that completes late."""
+    workload = Workload(state_rows, step_rows, 1, 3)
+    late = run_of("siltstone", workload, bound * 100 - 1, 1, 1)
+    late.steps[-1]["completed_s"] += 60
+    goals = {goal.what: goal for goal in Summary([late, run_of("rocksdb", workload, 100, 1, 1)]).goals()}
+    trigger, wall = (
+        goals[f"{what}, {workload.name}: Siltstone / RocksDB"] for what in ("trigger", "wall time per step")
+    )
+    assert (trigger.at_most, trigger.is_kept) == (bound, True)
+    assert (wall.at_most, wall.is_kept) == (bound, False)
