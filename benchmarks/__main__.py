@@ -16,8 +16,10 @@ Without a part, all run one after the other. Numbers depend on the machine; comp
 stores are real servers, the same as in the tests. The exit code is 1 if a goal is missed.
 
     python -m benchmarks side-by-side [--minutes M] ...
+    python -m benchmarks cluster [--rounds N] ...
 
-is separate: it runs a stream alone, then together with the commands of its life cycle (`benchmarks.side_by_side`).
+are separate: the first runs a stream alone, then together with the commands of its life cycle
+(`benchmarks.side_by_side`), the second compares a cluster with one machine and kills workers (`benchmarks.cluster`).
 """
 
 import argparse
@@ -125,7 +127,7 @@ PARTS: dict[str, Part] = {
     "checksums": checksums,
     "keyed": keyed,
 }
-SIDE_BY_SIDE = "side-by-side"
+SIDE_BY_SIDE, CLUSTER = "side-by-side", "cluster"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -135,11 +137,16 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks import side_by_side
 
         return side_by_side.main(arguments[1:])
+    if arguments[:1] == [CLUSTER]:
+        from benchmarks import cluster
+
+        return cluster.main(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Run the benchmarks. Exits with 1 if a goal is missed.",
-        epilog=f"{SIDE_BY_SIDE} is separate: it runs a stream alone, then together with the commands of its life "
-        f"cycle; see `python -m benchmarks {SIDE_BY_SIDE} --help`.",
+        epilog=f"{SIDE_BY_SIDE} and {CLUSTER} are separate: the one runs a stream alone, then together with the "
+        "commands of its life cycle; the other compares a cluster with one machine and kills workers. See "
+        f"`python -m benchmarks {SIDE_BY_SIDE} --help` and `python -m benchmarks {CLUSTER} --help`.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few minutes")

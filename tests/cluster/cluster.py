@@ -130,7 +130,7 @@ class Cluster:
         for path in (self.shared, self.private, self.directory / "logs"):
             path.mkdir()
         master = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
-        self._master, log = self._start([*_ENDS_WITH_US], "master.Master", master)
+        self._master, log = self._start(lambda command: [*_ENDS_WITH_US, *command], "master.Master", master)
         self.master = _await(log, _MASTER, self._master)[1]
         return self
 
@@ -141,6 +141,29 @@ class Cluster:
             self._master.kill()
             self._master.wait()
 
+    @property
+    def processes(self) -> list[int]:
+        """The ids of the first processes of the master and of the workers that were not killed."""
+        started = [self._master, *(worker.process for worker in self.workers)]
+        return [process.pid for process in started if process is not None]
+
+    def alone(self, command: Sequence[str]) -> list[str]:
+        """Make a command that runs another one as a worker runs: alone in its namespaces, with `private` of its own.
+
+        Its process ends with the thread that starts it.
+        """
+        return [*_ENDS_WITH_US, *_NAMESPACES, "sh", "-c", _PRIVATE, str(self.private), *command]
+
+    def private_variables(self) -> dict[str, str]:
+        """Return the variables with which a process has its local and temporary files in `private`."""
+        return {
+            "SPARK_LOCAL_DIRS": str(self.private / "local"),
+            "TMPDIR": str(self.private / "tmp"),
+            "HOME": str(self.private / "home"),
+            "XDG_STATE_HOME": str(self.private / "home" / "state"),
+            "PYTHONPATH": str(ROOT),
+        }
+
     def add_worker(self, host: str) -> Worker:
         """Start a worker on an address of loopback; return it once the master knows it.
 
@@ -148,8 +171,7 @@ class Cluster:
         """
         arguments = ["--host", host, "--port", "0", "--webui-port", "0", "--cores", "1", "--memory", "1g"]
         arguments += ["--work-dir", str(self.private / "work"), self.master]
-        alone = [*_ENDS_WITH_US, *_NAMESPACES, "sh", "-c", _PRIVATE, str(self.private)]
-        process, log = self._start(alone, "worker.Worker", arguments)
+        process, log = self._start(self.alone, "worker.Worker", arguments)
         worker = Worker(host, process, log)
         self.workers.append(worker)
         _await(log, _REGISTERED, process)
@@ -184,7 +206,9 @@ class Cluster:
         # Process namespaces give two machines the same process ids, by which Java names its files of figures.
         return f"{' '.join(options)} -XX:-UsePerfData -Djava.io.tmpdir={self.private}/tmp"
 
-    def _start(self, around: Sequence[str], name: str, arguments: Sequence[str]) -> tuple[subprocess.Popen, Path]:
+    def _start(
+        self, around: Callable[[Sequence[str]], list[str]], name: str, arguments: Sequence[str]
+    ) -> tuple[subprocess.Popen, Path]:
         self._started += 1
         log = self.directory / "logs" / f"{self._started:02d}-{name}.log"
         own = {
@@ -192,13 +216,9 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData "
             f"-Dspark.worker.timeout={HEARTBEAT_TIMEOUT_S}",
-            "SPARK_LOCAL_DIRS": str(self.private / "local"),
-            "TMPDIR": str(self.private / "tmp"),
-            "HOME": str(self.private / "home"),
-            "XDG_STATE_HOME": str(self.private / "home" / "state"),
-            "PYTHONPATH": str(ROOT),
+            **self.private_variables(),
         }
-        command = [*around, str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+        command = around([str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments])
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command,
