@@ -1,4 +1,4 @@
-"""A subtask's acknowledgement of a step: its numbers and, if the step ended in a checkpoint, the handles of its part.
+"""A subtask's acknowledgement of a step: its numbers, and where the changes or bases are that it hands over.
 
 An executor sends it to the driver as JSON with base64 digests. A `SiltstoneError` is sent in it, too, because a retry
 of the task would fail again.
@@ -26,9 +26,10 @@ class Acknowledgement:
 
     Attributes:
         key_groups: the key groups that the subtask owns.
-        handles: where each variable's bytes are; empty unless the step ended in a checkpoint.
-        objects: the stored objects, shared or not; empty unless the step ended in a checkpoint.
+        handles: where each variable's bytes are.
+        objects: the stored objects, shared or not.
         inline: packed segments too small for an object of their own; the driver stores those of all subtasks together.
+        logged: whether `handles` and `inline` have all that the step changed.
         uploads: statistics of the uploads (`UploadStatistics.to_json`); empty if nothing was sent.
         digests: table or opaque variable -> uint64 per key group of the subtask.
         rows_in: rows that the subtask got.
@@ -49,6 +50,7 @@ class Acknowledgement:
     handles: Sequence[Handle] = ()
     objects: Sequence[StoredObject] = ()
     inline: Sequence[bytes] = ()
+    logged: bool = False
     uploads: Mapping[str, Any] = field(default_factory=dict)
     digests: Mapping[str, np.ndarray] = field(default_factory=dict)
     rows_in: int = 0

@@ -7,6 +7,7 @@ checkpoints can be restored together.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from siltstone.errors import CorruptObject
 from siltstone.format.index import IndexEntry
@@ -15,36 +16,52 @@ from siltstone.model import Form
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """One version of a variable: the checkpoint that holds it, and its entry there."""
+    """One version of a variable: the checkpoint that holds it, its entry there, and the entry's position in the index
+    of its step."""
 
     checkpoint: int
     entry: IndexEntry
+    place: int
 
 
 def follow(index_of: Callable[[int], Sequence[IndexEntry] | None], checkpoint: int, variable: str) -> list[Link]:
     """Return the chain of `variable`, a table, at `checkpoint`: its base, then every delta, in order.
 
+    A checkpoint has an index for each of its steps, and the entry of a table has the same position in each.
+
     Args:
-        index_of: returns a subtask's index at a checkpoint of the chain; None if the key groups belonged to other
+        index_of: returns a subtask's entries at a checkpoint of the chain; None if the key groups belonged to other
             subtasks then, which ends the chain there.
 
     Raises:
         CorruptObject: the variable is not in the index of `checkpoint`, or a link leads to another variable.
     """
-    entry = next((e for e in index_of(checkpoint) or () if e.variable == variable), None)
-    if entry is None:
+    links = _versions(index_of(checkpoint) or (), checkpoint, variable)
+    if not links:
         raise CorruptObject(f"the index of checkpoint {checkpoint} has no variable {variable}")
-    links = [Link(checkpoint, entry)]
-    while entry.form is Form.DELTA:
-        before, place = entry.previous_checkpoint, entry.previous_entry
+    while (oldest := links[-1]).entry.form is Form.DELTA:
+        before, place = oldest.entry.previous_checkpoint, oldest.entry.previous_entry
         entries = index_of(before)
         if entries is None:
             break
-        if not 0 <= place < len(entries) or entries[place].variable != variable:
+        older = _versions(entries, before, variable)
+        if not older or place != older[0].place:
             raise CorruptObject(
-                f"the index of checkpoint {links[-1].checkpoint} says that {variable} builds on entry {place} of "
+                f"the index of checkpoint {oldest.checkpoint} says that {variable} builds on entry {place} of "
                 f"checkpoint {before}, which is not its own"
             )
-        entry = entries[place]
-        links.append(Link(before, entry))
+        links += older
     return links[::-1]
+
+
+def _versions(entries: Sequence[IndexEntry], checkpoint: int, variable: str) -> list[Link]:
+    """A variable's entries at one checkpoint, the newest step's first, back to a base."""
+    links: list[Link] = []
+    by_step = sorted(entries, key=lambda entry: -entry.sqn)
+    for _, index in groupby(by_step, key=lambda entry: entry.sqn):
+        for place, entry in enumerate(index):
+            if entry.variable == variable:
+                links.append(Link(checkpoint, entry, place))
+                if entry.form is Form.BASE:
+                    return links
+    return links

@@ -107,14 +107,14 @@ def opened(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[None]:
     Raises:
         SiltstoneError, OperatorFailed: as `call`.
     """
-    operator, ends = task.operator, task.checkpoint
+    operator = task.operator
     context = OperatorContext(
         operator=operator.name,
         subtask=subtask,
         parallelism=task.parallelism,
         key_groups=task.groups(subtask),
         step=task.step,
-        checkpoint=None if ends is None else ends.checkpoint,
+        checkpoint=None if task.checkpoint is None else task.interval,
     )
     with clock.phase("process"), users_code(operator):
         operator.open(context)

@@ -33,6 +33,7 @@ from siltstone.catalog.warehouse import OpenWarehouse
 from siltstone.chains.costs import StepReports, statistics_of, uploads_of
 from siltstone.chains.policy_rules import Decision, Policy, PolicyState
 from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.log import Changelog
 from siltstone.changelog.upload_metrics import UploadStatistics
 from siltstone.errors import SiltstoneError, StateError, UnknownCheckpoint, Unreachable
 from siltstone.format.manifest import Manifest
@@ -46,12 +47,11 @@ from siltstone.run.coordinator import Coordinator
 from siltstone.run.definition import check_follows, check_run, definition_of
 from siltstone.run.options import RegionOptions
 from siltstone.run.outbox import Give, Outbox
-from siltstone.run.persist import place_inline
 from siltstone.run.protocol_rules import Checkpoint, Interval, Region, open_region
 from siltstone.run.references import RunReferences
 from siltstone.run.task import CheckpointOrder, StepTask, identities
 from siltstone.store.open import Warehouse
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.paths import StepPath
 from siltstone.stream import Stream
 
 
@@ -84,6 +84,7 @@ class ConsistentRegion:
         self._previous: PreviousCheckpoint | None = None
         self._event_time_max: datetime | None = None
         self._gathered = StepReports()
+        self._log = Changelog(warehouse.store_url, options.upload)
         self._accepted: dict[str, Mapping[str, np.ndarray]] = {}
         """operator -> the digests that the newest step came to, as they were accepted"""
         self._logged = catalog.input_log.list_logged(stream.name)
@@ -238,15 +239,13 @@ class ConsistentRegion:
         return {op.name: self._task(op, base_step, decisions[op.name], offsets) for op in self.stream.operators}
 
     def _task(self, operator: Operator, base_step: int, decision: Decision, offsets: str) -> StepTask:
-        order = None
+        order, tracking = None, decision.tracking
         if self.checkpoint_due:
-            limit = decision.delta_limit_bytes
-            order = CheckpointOrder(
-                checkpoint=self.checkpoint,
-                form=decision.form,
-                previous=self.completed,
-                delta_limit_bytes=None if limit is None else limit // self.options.parallelism,
-            )
+            left = self._log.limits_bytes(operator.name, decision.delta_limit_bytes, self.options.parallelism)
+            order = CheckpointOrder(decision.form, left)
+        elif decision.d or not self.completed:
+            # Before a base, too: lost working state can then be rolled forward, as long as logging pays.
+            tracking = True
         staged = self.outbox.stages(operator.name, self.checkpoint)
         return StepTask(
             stream=self.stream.name,
@@ -261,10 +260,12 @@ class ConsistentRegion:
             max_parallelism=self.stream.max_parallelism,
             warehouse=self.warehouse,
             backend=self.options.backend,
-            tracking=decision.tracking,
+            tracking=tracking,
             restore=self._chains.restore_point(operator.name),
             checkpoint=order,
             upload=self.options.upload,
+            interval=self.checkpoint,
+            log=self._log.since(operator.name),
             oldest_epoch=self.oldest_epoch,
             event_time=self.stream.event_time if operator.name == self.stream.event_time_operator() else None,
             staged_with=self.checkpoint if staged else None,
@@ -274,9 +275,14 @@ class ConsistentRegion:
         )
 
     def acknowledge(self, operator: str, received: Sequence[Acknowledgement]) -> None:
-        """Add the acknowledgements of one operator's subtasks for the step."""
+        """Add the acknowledgements of one operator's subtasks for the step.
+
+        Raises:
+            Unreachable: the store failed on small changes that are too many to wait in memory.
+        """
         self._coordinator.acknowledge(operator)
         self._gathered.add(operator, received)
+        self._log.append(StepPath(self.stream.name, self.epoch, self.checkpoint, self.step), operator, received)
         self._accepted[operator] = self._gathered.digests(self.stream.max_parallelism)[operator]
         self.outbox.add(self.checkpoint, received)
 
@@ -311,9 +317,9 @@ class ConsistentRegion:
         def store(checkpoint: Checkpoint) -> None:
             if not {step.step for step in steps} <= set(checkpoint.steps):
                 raise StateError(f"checkpoint {checkpoint.id} of {self.stream.name} was begun with other steps")
-            path = CheckpointPath(self.stream.name, self.epoch, self.checkpoint)
+            path = StepPath(self.stream.name, self.epoch, self.checkpoint, self.step)
             outputs = self.outbox.stage(self.checkpoint, had_input=bool(steps))
-            self._gathered.last, uploads = place_inline(self.warehouse, self.options.upload, path, self._gathered.last)
+            self._gathered.last, uploads = self._log.persist(path, self._gathered.last)
             uploads = uploads.merge(uploads_of(self._gathered))
             details = CommitDetails(
                 steps=steps,
@@ -387,6 +393,8 @@ class ConsistentRegion:
         self._event_time_max = manifest.event_time_max
         self.digest = manifest.digest
         self._gathered = StepReports()
+        with suppress(SiltstoneError):  # a sweep finds what stays
+            self._store.delete(self._log.truncate({stored.name for stored in manifest.objects}))
         self.outbox.committed()
         self._logged = [step for step in self._logged if step.checkpoint > self.completed]
         self.completed_epoch = self.oldest_epoch = self.epoch

@@ -1,4 +1,4 @@
-"""One step of one subtask: read its rows, run the operator, log the changes, and checkpoint if the step ends in one.
+"""One step of one subtask: read its rows, run the operator, and log the changes or write its part of a checkpoint.
 
 It does not depend on Spark: it reads and yields Arrow record batches. The last batch has the acknowledgement and no
 row. A task may run twice; the second run starts from the same version and makes the same changes, under object names of
@@ -49,7 +49,7 @@ def run_subtask_again(task: StepTask, subtask: int, batches: Iterator[pa.RecordB
     compares the receipt of the acknowledgement with that of the accepted one.
     """
     nothing_staged = None if task.dead_letters is None else DeadLetterOrder()
-    task = replace(task, checkpoint=None, staged_with=None, dead_letters=nothing_staged)
+    task = replace(task, checkpoint=None, tracking=False, staged_with=None, dead_letters=nothing_staged)
     yield from _answered(task, subtask, _run(task, subtask, "", batches, working_copy))
 
 
@@ -94,9 +94,7 @@ def _run(
                         staging.add(batch.drop_columns([ACKNOWLEDGEMENT]))
                 if task.hands_on:
                     yield batch
-        part = Part()
-        if task.checkpoint is not None:
-            part = write_part(task, task.checkpoint, subtask, attempt, state, clock)
+        part = write_part(task, subtask, attempt, state, clock)
         with clock.phase("stage"):
             if staging is not None:
                 staged[operator.name] = staging.finish()
@@ -126,6 +124,7 @@ def _report(
         handles=part.handles,
         objects=part.objects,
         inline=part.inline,
+        logged=part.logged,
         uploads={} if part.uploads is None else part.uploads.to_json(),
         digests=digests_of(state),
         rows_in=taken.rows_in + dead_letters,
@@ -142,7 +141,7 @@ def _report(
         "subtask done",
         stream=task.stream,
         epoch=task.epoch,
-        checkpoint=task.checkpoint and task.checkpoint.checkpoint,
+        checkpoint=task.interval,
         step=task.step,
         operator=acknowledgement.operator,
         subtask=subtask,

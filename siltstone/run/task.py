@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from siltstone.changelog.log import LoggedStep
 from siltstone.changelog.upload_options import UploadOptions
 from siltstone.model import Form, KeyGroupRange, StoredObject
 from siltstone.operator import Operator
 from siltstone.state.digest import checkpoint_digest
 from siltstone.store.open import Warehouse
+from siltstone.store.paths import StepPath
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,15 @@ class RestorePoint:
 
 @dataclass(frozen=True)
 class CheckpointOrder:
-    """The checkpoint in which a step ends: its id, and the form of this operator's part."""
+    """The form of this operator's part of the checkpoint in which a step ends.
 
-    checkpoint: int
+    Attributes:
+        limits_bytes: per subtask: with a larger delta it writes a base instead, so that the bound on restore cost holds
+            (promise 7); None for no limit.
+    """
+
     form: Form
-    previous: int
-    """the checkpoint that a delta builds on"""
-    delta_limit_bytes: int | None = None
-    """a subtask with a larger delta writes a base instead, so that the bound on restore cost holds (promise 7)"""
+    limits_bytes: Sequence[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,10 @@ class StepTask:
             attempt is not used. Empty if the state must be restored.
         oldest_epoch: reuse working state only from this epoch on, because older state may predate a rollback; 0 if
             there is none.
-        tracking: whether changes are logged during this step.
-        checkpoint: set if the step ends in a checkpoint.
+        interval: the checkpoint that the step is part of: what it stores has names of that one.
+        tracking: whether the step's changes are logged.
+        log: the steps of the interval before it, if their changes were logged.
+        checkpoint: set if the step ends in the checkpoint.
         staged_with: the checkpoint with which the operator's output is staged for a sink; None if it is not staged.
         table: whether that sink is a table, whose files the staged rows become.
         hands_on: whether another operator reads the output.
@@ -87,12 +92,19 @@ class StepTask:
     restore: RestorePoint
     checkpoint: CheckpointOrder | None
     upload: UploadOptions
+    interval: int = 0
+    log: Sequence[LoggedStep] = ()
     oldest_epoch: int = 0
     event_time: str | None = None
     staged_with: int | None = None
     table: bool = False
     hands_on: bool = True
     dead_letters: DeadLetterOrder | None = None
+
+    @property
+    def path(self) -> StepPath:
+        """Names what the step logs."""
+        return StepPath(self.stream, self.epoch, self.interval, self.step)
 
     def groups(self, subtask: int) -> KeyGroupRange:
         """Return the key groups that one subtask owns."""

@@ -1,4 +1,5 @@
-"""Find a subtask's working state at the version that a step needs: as it is, taken over, rolled back or restored.
+"""Find a subtask's working state at the version that a step needs: as it is, taken over, rolled back or forward, or
+restored.
 
 A version is identified by its number and by the identity of the accepted attempt (`task.identity`). Working state may
 vanish or be damaged at any time; it can always be restored from the changelog. Each subtask's directory has a lock file
@@ -15,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from siltstone.errors import LostWorkingState, StateError
+from siltstone.errors import CorruptObject, LostWorkingState, StateError
 from siltstone.restore.restore import digests_of, load_state
 from siltstone.run.phase_timer import PhaseTimer
+from siltstone.run.roll_forward import is_logged, roll_forward
 from siltstone.run.task import StepTask, identity
 from siltstone.state.backend import SubtaskState
 from siltstone.state.backends.named import backend
@@ -32,7 +34,8 @@ LOCK_POLL_S = 0.02
 def working_state(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[SubtaskState]:
     """Open the state of one subtask at version `task.base_step`, with exclusive use of its directory.
 
-    A restore from the changelog is counted in `clock`, as phase "restore" and in bytes.
+    A restore from the changelog is counted in `clock`, as phase "restore" and in bytes; rolling forward is phase
+    "forward".
 
     Raises:
         TimeoutError: another attempt uses the directory. It may succeed, so the task must not fail with a
@@ -42,10 +45,9 @@ def working_state(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[S
     """
     directory = task.warehouse.local.state(task.stream, task.epoch, task.operator.name, subtask)
     with locked(directory, LOCK_WAIT_S):
-        if not directory.exists() and task.base_step == task.restore.step:
-            # Of steps after the checkpoint, an earlier epoch may have made something else than this one did.
+        if not directory.exists():
             _take_over(task, subtask, directory)
-        state = _at_base(task, subtask, directory) or _restored(task, subtask, directory, clock)
+        state = _at_base(task, subtask, directory, clock) or _restored(task, subtask, directory, clock)
         try:
             state.release(task.restore.step)
             yield state
@@ -67,47 +69,56 @@ def working_copy(task: StepTask, subtask: int, clock: PhaseTimer) -> Iterator[Su
         with locked(directory, LOCK_WAIT_S):
             if directory.exists():
                 shutil.copytree(directory, copy)
-        state = _at_base(task, subtask, copy) or _restored(task, subtask, copy, clock)
+        state = _at_base(task, subtask, copy, clock) or _restored(task, subtask, copy, clock)
         try:
             yield state
         finally:
             state.close()
 
 
-def _at_base(task: StepTask, subtask: int, directory: Path) -> SubtaskState | None:
+def _at_base(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState | None:
     """What is on this machine, if it can be had at the base version."""
-    if not directory.exists():
+    if not (directory.exists() and task.base):
         return None
     try:
         state = _open(task, subtask, directory)
     except StateError:
         return None
     try:
-        while state.version > task.base_step:
-            # An attempt before this one, or an epoch before this one, went further: take its steps back.
-            state.rollback()
+        # An earlier attempt or epoch may have gone further, or another way since the newest checkpoint: its steps are
+        # taken back, at most to there.
+        for newest in dict.fromkeys((task.base_step, task.restore.step)):
+            while state.version > newest:
+                state.rollback()
+            if _is_forward(task, subtask, state, clock) and _is_accepted(task, subtask, state):
+                return state
     except StateError:
+        pass
+    except BaseException:
         state.close()
-        return None
-    if state.version != task.base_step or not _is_accepted(task, subtask, state):
-        state.close()
-        return None
-    return state
+        raise
+    state.close()
+    return None
+
+
+def _is_forward(task: StepTask, subtask: int, state: SubtaskState, clock: PhaseTimer) -> bool:
+    """Roll older state forward to the base version; return whether it is there."""
+    if state.version == task.base_step:
+        return True
+    with clock.phase("forward"):
+        return roll_forward(state, task, subtask)
 
 
 def _is_accepted(task: StepTask, subtask: int, state: SubtaskState) -> bool:
     """Whether this is what the attempt came to that was accepted: of one whose acknowledgement was lost, the version
     may be here as well, while another host's attempt at it counts."""
-    return bool(task.base) and identity(task.operator.name, digests_of(state)) == task.base[subtask]
+    return identity(task.operator.name, digests_of(state)) == task.base[subtask]
 
 
 def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -> SubtaskState:
-    """Empty state, or the last checkpoint's, read from the changelog."""
-    if task.base_step != task.restore.step:
-        raise LostWorkingState(
-            f"steps {task.restore.step + 1} to {task.base_step} of {task.stream}/{task.operator.name} "
-            f"subtask {subtask} are in no checkpoint and no longer on this machine: run the stream again to resume"
-        )
+    """Empty state, or the last checkpoint's, read from the changelog, and rolled forward to the base version."""
+    if not is_logged(task, task.restore.step):
+        raise _lost(task, subtask, "were not logged")
     shutil.rmtree(directory, ignore_errors=True)
     make_private_directory(directory.parent)
     state = _open(task, subtask, directory)
@@ -124,11 +135,30 @@ def _restored(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) 
                     task.stream,
                     scratch=directory.parent,
                 )
+        if task.base_step != task.restore.step:
+            _roll_forward_or_raise(task, subtask, state, clock)
     except BaseException:
         state.close()
         shutil.rmtree(directory, ignore_errors=True)
         raise
     return state
+
+
+def _roll_forward_or_raise(task: StepTask, subtask: int, state: SubtaskState, clock: PhaseTimer) -> None:
+    try:
+        if not _is_forward(task, subtask, state, clock):
+            raise _lost(task, subtask, "were not logged")
+    except CorruptObject as error:
+        raise _lost(task, subtask, f"are damaged in the log ({error})") from error
+    if not _is_accepted(task, subtask, state):
+        raise _lost(task, subtask, "came to another state from the log")
+
+
+def _lost(task: StepTask, subtask: int, why: str) -> LostWorkingState:
+    return LostWorkingState(
+        f"steps {task.restore.step + 1} to {task.base_step} of {task.stream}/{task.operator.name} subtask {subtask} "
+        f"are in no checkpoint, no longer on this machine, and {why}: run the stream again to resume"
+    )
 
 
 def _open(task: StepTask, subtask: int, directory: Path) -> SubtaskState:

@@ -12,7 +12,7 @@ bytes value per key group for each opaque variable. It moves from version to ver
 Working state may vanish at any time: the changelog is the truth. A torn update is always noticed at `open`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -170,6 +170,11 @@ class SubtaskState(KeyedState, Protocol):
     @property
     def version(self) -> int:
         """The newest committed step."""
+        ...
+
+    @property
+    def changed_opaque(self) -> Collection[str]:
+        """The opaque variables that the open step has set."""
         ...
 
     def begin(self, step: int, *, tracking: bool) -> None:

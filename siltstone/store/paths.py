@@ -14,8 +14,8 @@
     |     '- <epoch:08d>/                           writer epoch
     |        '- <checkpoint:012d>/
     |           |- manifest.arrow                                        all that the checkpoint wrote
-    |           |- <log>.segment                                         segments that one uploader stored at once
-    |           |- <log>.NON  <log>.INCR  <log>.INDEX                    the same in a store with separate sections
+    |           |- s<step:012d>-<log>.segment                            segments that one uploader stored at once
+    |           |- s<step:012d>-<log>.NON  .INCR  .INDEX                 the same in a store with separate sections
     |           |- <operator>.<variable>.<subtask:05d>.<attempt>.base.parquet      a base or materialization
     |           |- <operator>.<variable>.<part:05d>.<id>.materialized.parquet     a materialization, and
     |           |- <operator>.<id>.materialized.arrow                             its manifest
@@ -169,6 +169,17 @@ class CheckpointPath:
         """Return the checkpoint that an object name belongs to; None for other names."""
         found = _PLACE.fullmatch(name) or _TABLE_PLACE.fullmatch(name)
         return cls(found[1], int(found[2]), int(found[3])) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPath(CheckpointPath):
+    """Object names of the changes of one step, among those of the checkpoint that is to name them."""
+
+    step: int
+
+    def segment(self, log: str, section: str = "segment") -> str:
+        """Return the name of segments stored together, as `CheckpointPath.segment`."""
+        return CheckpointPath.segment(self, f"s{self.step:012d}-{log}", section)
 
 
 def check_attempt(id: str) -> str:

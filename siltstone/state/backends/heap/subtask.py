@@ -13,7 +13,7 @@ machine may have lost pages that were never synced, so its state is not trusted.
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -130,6 +130,11 @@ class HeapState:
                 raise UsageError(f"key group {group} belongs to another subtask than that of {self.groups}")
         self.opaque[variable].update({group: bytes(value) for group, value in values.items()})
         self._changed.add(variable)
+
+    @property
+    def changed_opaque(self) -> Collection[str]:
+        """The opaque variables that the open step has set."""
+        return frozenset(self._changed)
 
     def commit(self) -> None:
         """Complete the step: it becomes `version`."""

@@ -1,0 +1,231 @@
+"""The log of a run since its newest checkpoint: where the changes of each step are. The driver keeps it (FLIP-158).
+
+    log.append(path, operator, received)    a step's changes, as its subtasks handed them over
+    log.since(operator)                     the steps so far, for a subtask whose state is of an older one
+    log.persist(path, last)                 all of it is durable: what a checkpoint of these steps names
+    log.truncate(kept)                      the checkpoint exists, and the next interval begins
+
+The sequence number of a change is the number of its step. Small segments come with the acknowledgements. They wait
+here, bounded in total, and are stored together: by the checkpoint, or before it in the background once there are many.
+"""
+
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+from siltstone.changelog.acknowledgement import Acknowledgement
+from siltstone.changelog.upload_metrics import UploadStatistics
+from siltstone.changelog.upload_options import UploadOptions
+from siltstone.changelog.uploader import Placed, uploader_of
+from siltstone.format.segment import Segment
+from siltstone.model import Form, Kind
+from siltstone.store.paths import StepPath
+
+INLINE_BYTES = 256 << 10
+"""most bytes of small segments that wait; as many again may be on their way to the store"""
+_LOGGING = ("delta", "persist")
+"""phases of a subtask that make its changes durable"""
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """One operator's changes in one step, of each subtask.
+
+    Every task of the interval carries them, and few need them: so they are kept as compressed acknowledgements.
+    """
+
+    step: int
+    parts: tuple[bytes, ...]
+
+    def part(self, subtask: int) -> Acknowledgement:
+        """Return an acknowledgement with `handles`, `objects` and `inline` of one subtask's changes."""
+        return Acknowledgement.from_bytes(zlib.decompress(self.parts[subtask]))
+
+
+@dataclass
+class _Step:
+    """One operator's step: what is left of its acknowledgements, by subtask, and how tasks get them."""
+
+    number: int
+    received: list[Acknowledgement]
+    packed: LoggedStep | None = None
+
+    @property
+    def logged(self) -> bool:
+        return all(a.logged for a in self.received)
+
+
+@dataclass
+class _Sent:
+    """Small segments of one acknowledgement on their way to the store."""
+
+    step: _Step
+    at: int
+    futures: "list[Future[Placed]]"
+
+
+@dataclass
+class Changelog:
+    """The log of one run. Not safe for use by two threads at a time.
+
+    Attributes:
+        store_url: where small segments are stored.
+    """
+
+    store_url: str
+    options: UploadOptions
+    _steps: dict[str, dict[int, _Step]] = field(default_factory=dict)
+    """operator -> step -> what its subtasks logged"""
+    _waiting_bytes: int = 0
+    _sent: list[_Sent] = field(default_factory=list)
+
+    def append(self, path: StepPath, operator: str, received: Sequence[Acknowledgement]) -> None:
+        """Add one operator's acknowledgements of step `path.step`.
+
+        Raises:
+            Unreachable: the store failed on small segments of this step or an earlier one.
+        """
+        kept = [_changes_of(a) for a in sorted(received, key=lambda a: a.subtask)]
+        self._steps.setdefault(operator, {})[path.step] = _Step(path.step, kept)
+        self._waiting_bytes += sum(len(segment) for a in kept for segment in a.inline)
+        if self._waiting_bytes > INLINE_BYTES:
+            self._settle()
+            self._send(path)
+
+    def since(self, operator: str) -> tuple[LoggedStep, ...]:
+        """Return the steps since the checkpoint in which an operator's changes were logged, ascending."""
+        return tuple(_packed(step) for step in self._steps.get(operator, {}).values() if step.logged)
+
+    def limits_bytes(self, operator: str, limit_bytes: int | None, parallelism: int) -> list[int] | None:
+        """Return, per subtask, what its changes so far leave of its part of a limit; None for no limit."""
+        if limit_bytes is None:
+            return None
+        left = [limit_bytes // parallelism] * parallelism
+        for step in self._steps.get(operator, {}).values():
+            for a in step.received:
+                left[a.subtask] = max(0, left[a.subtask] - _table_bytes(a))
+        return left
+
+    def persist(
+        self, path: StepPath, last: Mapping[str, Sequence[Acknowledgement]]
+    ) -> tuple[dict[str, list[Acknowledgement]], UploadStatistics]:
+        """Wait until all of it is durable.
+
+        Args:
+            path: names what is stored now.
+            last: operator -> the acknowledgements of the newest step.
+
+        Returns:
+            `last` with the changes of all steps that a restore needs, and statistics of the driver's uploads.
+
+        Raises:
+            Unreachable: the store failed.
+            CorruptObject: a segment was damaged on its way.
+        """
+        self._send(path)
+        self._settle()
+        merged = {
+            operator: [_merged(a, [step.received[a.subtask] for step in self._steps[operator].values()]) for a in of]
+            for operator, of in last.items()
+        }
+        return merged, uploader_of(self.store_url, self.options).metrics.take()
+
+    def truncate(self, kept: Collection[str]) -> list[str]:
+        """Begin the next interval; return the names of stored objects that are not `kept`: bases replace them."""
+        objects = {
+            o.name for steps in self._steps.values() for s in steps.values() for a in s.received for o in a.objects
+        }
+        self._steps.clear()
+        return sorted(objects - set(kept))
+
+    def _send(self, path: StepPath) -> None:
+        """Send the small segments that wait to the store, together."""
+        sent = [
+            (step, at, [Segment.unpack(segment) for segment in a.inline])
+            for steps in self._steps.values()
+            for step in steps.values()
+            for at, a in enumerate(step.received)
+            if a.inline and not any(each.step is step for each in self._sent)
+        ]
+        if not sent:
+            return
+        uploader = uploader_of(self.store_url, self.options)
+        futures = iter(uploader.submit_all(path, [segment for _, _, segments in sent for segment in segments]))
+        uploader.flush()
+        self._sent += [_Sent(step, at, [next(futures) for _ in segments]) for step, at, segments in sent]
+        self._waiting_bytes = 0
+
+    def _settle(self) -> None:
+        """Wait until what was sent is stored."""
+        for sent in self._sent:
+            a = sent.step.received[sent.at]
+            sent.step.received[sent.at] = _placed(a, sent.step.number, [future.result() for future in sent.futures])
+            sent.step.packed = None
+        self._sent = []
+
+
+def _packed(step: _Step) -> LoggedStep:
+    if step.packed is None:
+        plain = (replace(a, uploads={}, seconds={}) for a in step.received)
+        step.packed = LoggedStep(step.number, tuple(zlib.compress(a.to_bytes(), 1) for a in plain))
+    return step.packed
+
+
+def _changes_of(a: Acknowledgement) -> Acknowledgement:
+    """What the log keeps of an acknowledgement."""
+    return Acknowledgement(
+        a.operator,
+        a.subtask,
+        a.key_groups,
+        a.handles,
+        a.objects,
+        a.inline,
+        a.logged,
+        a.uploads,
+        seconds={phase: a.seconds[phase] for phase in _LOGGING if phase in a.seconds},
+    )
+
+
+def _table_bytes(a: Acknowledgement) -> int:
+    stored = sum(handle.length for handle in a.handles if handle.kind is Kind.INCREMENTAL)
+    return stored + sum(len(Segment.unpack(segment).incr) for segment in a.inline)
+
+
+def _placed(a: Acknowledgement, step: int, placed: Sequence[Placed]) -> Acknowledgement:
+    return replace(
+        a,
+        inline=(),
+        handles=[*a.handles, *(replace(handle, sqn=step) for part in placed for handle in part.handles)],
+        objects=[*a.objects, *(stored for part in placed for stored in part.objects)],
+    )
+
+
+def _merged(last: Acknowledgement, steps: Sequence[Acknowledgement]) -> Acknowledgement:
+    """The acknowledgement of a subtask's newest step with the changes of all `steps`, of which it is the last.
+
+    Bases and opaque values are whole: what was logged before them is not needed.
+    """
+    *earlier, newest = steps
+    seconds = {phase: sum(a.seconds.get(phase, 0.0) for a in earlier) for phase in _LOGGING}
+    if any(h.kind is Kind.INCREMENTAL and h.form is Form.BASE for h in newest.handles):
+        earlier = []
+    deltas = [a for a in earlier if any(h.kind is Kind.INCREMENTAL for h in a.handles)]
+    handles = [h for a in deltas for h in a.handles if h.kind is not Kind.OPAQUE] + [*newest.handles]
+    named = {handle.object for handle in handles}
+    objects = {o.name: o for a in (*deltas, newest) for o in a.objects if o.name in named}
+    return replace(
+        last,
+        handles=handles,
+        objects=list(objects.values()),
+        inline=(),
+        uploads=_uploads(steps),
+        seconds={**last.seconds, **{p: s + last.seconds.get(p, 0.0) for p, s in seconds.items() if s}},
+        tracked_bytes=last.tracked_bytes and last.tracked_bytes + sum(map(_table_bytes, steps[:-1])),
+    )
+
+
+def _uploads(steps: Iterable[Acknowledgement]) -> dict[str, object]:
+    every = [UploadStatistics.from_json(a.uploads) for a in steps]
+    return reduce(UploadStatistics.merge, every, UploadStatistics()).to_json()

@@ -1,0 +1,101 @@
+"""Bring working state of an older version to a newer one by the logged changes since, instead of restoring it.
+
+Another machine ran the steps between. Those of the interval are in the task (`changelog.log`), earlier ones in the
+manifests of the chain. The caller compares digests afterwards, so a change that is missing cannot go unnoticed.
+"""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from siltstone.format.segment import Segment
+from siltstone.model import Form, Handle, Kind, StoredObject
+from siltstone.restore.restore import apply_handle, read_manifest
+from siltstone.run.task import StepTask
+from siltstone.state.backend import SubtaskState
+from siltstone.store.blocks import BlockReader, Wanted
+from siltstone.store.paths import is_materialization_manifest
+
+_Block = tuple[Handle, pa.Buffer | None]
+"""a handle, and its bytes if the driver has not stored them"""
+
+
+def is_logged(task: StepTask, version: int) -> bool:
+    """Whether every step of the task's interval after `version` was logged."""
+    first = max(version, task.restore.step) + 1
+    return {step.step for step in task.log}.issuperset(range(first, task.base_step + 1))
+
+
+def roll_forward(state: SubtaskState, task: StepTask, subtask: int) -> bool:
+    """Bring state of an older version to version `task.base_step`, in one step.
+
+    Returns:
+        Whether it could be done; if not, because a step was not logged or a base replaced its changes, the state is as
+        it was.
+
+    Raises:
+        CorruptObject: a change is damaged; nothing is committed.
+        Unreachable: the store does not answer; nothing is committed.
+    """
+    if not is_logged(task, state.version):
+        return False
+    blocks, objects = _logged(task, subtask, state.version)
+    if state.version < task.restore.step:
+        stored = _stored(task, state, state.version)
+        if stored is None:
+            return False
+        blocks, objects = [*stored[0], *blocks], [*stored[1], *objects]
+    mine = [each for each in blocks if each[0].variable in {*state.tables, *state.opaque}]
+    if any(handle.form is Form.BASE and handle.kind is Kind.INCREMENTAL for handle, _ in mine):
+        return False
+    reader = BlockReader(task.warehouse.store, objects)
+    fetched = reader.blocks([Wanted(handle) for handle, block in mine if block is None])
+    state.begin(task.base_step, tracking=False)
+    for handle, block in mine:
+        groups = handle.key_groups.intersect(state.groups)
+        apply_handle(state, handle, [groups], next(fetched) if block is None else block)
+    for table in state.tables.values():
+        table.mark()
+    state.commit()
+    return True
+
+
+def _logged(task: StepTask, subtask: int, version: int) -> tuple[list[_Block], list[StoredObject]]:
+    """The changes of the interval's steps after a version, oldest first, and the objects that they lie in."""
+    blocks: list[_Block] = []
+    objects: list[StoredObject] = []
+    for step in task.log:
+        if step.step > version:
+            part = step.part(subtask)
+            blocks += [(handle, None) for handle in part.handles]
+            blocks += [each for packed in part.inline for each in _unpacked(packed)]
+            objects += part.objects
+    return blocks, objects
+
+
+def _unpacked(packed: bytes) -> Iterator[_Block]:
+    segment, data = Segment.unpack(packed), pa.py_buffer(packed)
+    for handle in segment.handles(segment.places("a segment of the log")):
+        yield handle, data.slice(handle.offset, handle.length)
+
+
+def _stored(task: StepTask, state: SubtaskState, version: int) -> tuple[list[_Block], list[StoredObject]] | None:
+    """The same of the checkpoints up to the newest; None if the chain does not reach back to the version."""
+    blocks: list[_Block] = []
+    objects: list[StoredObject] = []
+    for stored in reversed(task.restore.manifests):
+        if is_materialization_manifest(stored.name):
+            continue
+        manifest = read_manifest(task.warehouse.store, stored, task.stream)
+        if manifest.step <= version:
+            return blocks, objects
+        wanted = [
+            handle
+            for handle in manifest.handles
+            if handle.operator == task.operator.name
+            and handle.key_groups.intersect(state.groups)
+            and (handle.sqn > version or handle.form is Form.BASE)
+        ]
+        blocks = [*((handle, None) for handle in sorted(wanted, key=lambda handle: handle.sqn)), *blocks]
+        objects += manifest.objects
+    return None
