@@ -31,6 +31,7 @@ _RUN_COUNTERS = {
 _OPERATOR_COUNTERS = {
     "input_rows": ("siltstone_input_rows", "Rows that the operator has processed, repeated steps included.", ""),
     "restores": ("siltstone_restores", "Times that a subtask restored its state from the store.", ""),
+    "roll_forwards": ("siltstone_roll_forwards", "Times that a subtask applied logged changes to older state.", ""),
     "restored_bytes": ("siltstone_restored_bytes", "Bytes that subtasks read from the store to restore.", "bytes"),
 }
 _OPERATOR_GAUGES = {
@@ -114,6 +115,7 @@ class RunProgress:
                 self._add("input_rows", operator, rows)
                 self._add("waiting_rows", operator, rows)
                 self._add("restores", operator, sum("restore" in a.seconds for a in each))
+                self._add("roll_forwards", operator, sum("forward" in a.seconds for a in each))
                 self._add("restored_bytes", operator, sum(a.restored_bytes for a in each))
 
     def add_checkpoint(self, completed: Completed) -> None:

@@ -85,9 +85,9 @@ def _at_base(task: StepTask, subtask: int, directory: Path, clock: PhaseTimer) -
     except StateError:
         return None
     try:
-        # An earlier attempt or epoch may have gone further, or another way since the newest checkpoint: its steps are
-        # taken back, at most to there.
-        for newest in dict.fromkeys((task.base_step, task.restore.step)):
+        # An earlier attempt or epoch may have gone further, or another way since the newest checkpoint, or to it: its
+        # steps are taken back, as far as their before-images are kept.
+        for newest in dict.fromkeys((task.base_step, task.restore.step, task.restore.step - 1)):
             while state.version > newest:
                 state.rollback()
             if _is_forward(task, subtask, state, clock) and _is_accepted(task, subtask, state):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
 README_LINES = 200
-ARCHITECTURE_WORDS = 950
+ARCHITECTURE_WORDS = 1100
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
