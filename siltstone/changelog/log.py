@@ -80,6 +80,7 @@ class Changelog:
     """operator -> step -> what its subtasks logged"""
     _waiting_bytes: int = 0
     _sent: list[_Sent] = field(default_factory=list)
+    _uploads: UploadStatistics = field(default_factory=UploadStatistics)
 
     def append(self, path: StepPath, operator: str, received: Sequence[Acknowledgement]) -> None:
         """Add one operator's acknowledgements of step `path.step`.
@@ -126,11 +127,12 @@ class Changelog:
         """
         self._send(path)
         self._settle()
+        uploads, self._uploads = self._uploads, UploadStatistics()
         merged = {
             operator: [_merged(a, [step.received[a.subtask] for step in self._steps[operator].values()]) for a in of]
             for operator, of in last.items()
         }
-        return merged, uploader_of(self.store_url, self.options).metrics.take()
+        return merged, uploads
 
     def truncate(self, kept: Collection[str]) -> list[str]:
         """Begin the next interval; return the names of stored objects that are not `kept`: bases replace them."""
@@ -163,6 +165,8 @@ class Changelog:
             a = sent.step.received[sent.at]
             sent.step.received[sent.at] = _placed(a, sent.step.number, [future.result() for future in sent.futures])
             sent.step.packed = None
+        if self._sent:
+            self._uploads = self._uploads.merge(uploader_of(self.store_url, self.options).metrics.take())
         self._sent = []
 
 

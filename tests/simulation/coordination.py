@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from siltstone.errors import Fenced, StateError, Unreachable
@@ -123,6 +124,8 @@ class Writer:
             open_region(epoch, OPERATORS, self.completed, step), interval, lambda: self.now_s
         )
         self.batches: list[int] = []
+        self.logs = self.chance.random() < 0.7
+        self.logged: list[str] = []
         try:
             self._deliver()
             for _ in range(self.chance.randint(1, STEPS)):
@@ -145,20 +148,34 @@ class Writer:
         coordinator = self.coordinator
         assert coordinator is not None
         if coordinator.region.logged and self.world.loses_state and self.chance.random() < 0.05:
-            coordinator.fail()
-            raise LostState("no longer on this machine")
+            self._roll_forward(coordinator)
         running = coordinator.begin_step(ends=ends)
         if takes_batch:
             self.batch += 1
             self.batches.append(self.batch)
             self.state = state_after(self.state, self.batch)
-        objects = []
+        handed = []
         for operator in OPERATORS:
-            if running.ends:
-                objects += [self._put(f"segment-{operator}") for _ in range(self.chance.choice((1, 1, 2)))][-1:]
+            if running.ends or self.logs:
+                handed += [self._put(f"segment-{operator}") for _ in range(self.chance.choice((1, 1, 2)))][-1:]
             coordinator.acknowledge(operator)
+        self.logged += handed
         if running.ends:
-            self._complete(coordinator, objects)
+            base = self.chance.random() < 0.3
+            self._complete(coordinator, handed if base else list(self.logged))
+
+    def _roll_forward(self, coordinator: Coordinator) -> None:
+        """The state of the interval's steps is gone: it comes from the log, or the steps come again."""
+        if not self.logs:
+            coordinator.fail()
+            raise LostState("no longer on this machine")
+        with self.process.call("read the log"):
+            lost = [name for name in self.logged if name not in self.place.objects]
+            assert not lost or self.process.epoch != self.place.epoch, "a sweep took what an interval has logged"
+            self.world.counts["rolled forward"] += 1
+        if lost:
+            coordinator.fail()
+            raise LostState("a newer run has swept the log")
 
     def _complete(self, coordinator: Coordinator, objects: list[str]) -> None:
         epoch, [prepared] = coordinator.region.epoch, coordinator.region.pending
@@ -175,8 +192,16 @@ class Writer:
                 self.place.commit(checkpoint.id, record, output)
 
         self.completed = coordinator.complete(store, commit).id
-        self.batches = []
+        self._truncate(set(self.logged) - set(objects))
+        self.batches, self.logged = [], []
         self._deliver()
+
+    def _truncate(self, names: set[str]) -> None:
+        """Delete what was logged before a base, as `ConsistentRegion` does."""
+        with suppress(Unreachable):
+            for name in sorted(names):
+                with self.process.call(f"delete object {name}"):
+                    self.place.objects.pop(name, None)
 
     def _put(self, what: str) -> str:
         epoch, checkpoint = self.process.epoch, self.completed + 1

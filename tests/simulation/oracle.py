@@ -9,6 +9,7 @@ from siltstone.catalog.repository import Catalog
 from siltstone.format.manifest import Manifest
 from siltstone.restore.export import unit_tasks
 from siltstone.restore.restore import read_manifest, with_materializations
+from siltstone.store.paths import CheckpointPath
 from tests.simulation.processes import MemoryStore, SimulatedStore
 from tests.simulation.writer import OPERATORS, TABLE, Contents, apply, digests_of, restored
 
@@ -75,10 +76,24 @@ class Oracle:
         return lease in self._lost or not self.rows("SELECT 1 FROM lease WHERE id = ?", lease)
 
     def is_written_down(self, name: str) -> bool:
-        """Whether the deletion of an object is recorded, or it is none of a stream's: a mark or an extract."""
-        return name.startswith(("_epochs/", "_catalog/")) or bool(
-            self.rows("SELECT 1 FROM deletion WHERE name = ?", name)
+        """Whether the deletion of an object is recorded, or it is none of a stream's: a mark or an extract; or of a
+        log, of whose checkpoint it is no part."""
+        return (
+            name.startswith(("_epochs/", "_catalog/"))
+            or self._is_truncated(name)
+            or bool(self.rows("SELECT 1 FROM deletion WHERE name = ?", name))
         )
+
+    def _is_truncated(self, name: str) -> bool:
+        """Whether it is of a step whose checkpoint is complete, or fenced, and that nothing names."""
+        path = CheckpointPath.of(name)
+        if path is None or not name.removeprefix(path.prefix).startswith("s0"):
+            return False
+        if self.rows("SELECT 1 FROM object WHERE name = ?", name):
+            return False
+        of_epoch = "SELECT 1 FROM checkpoint WHERE stream = ? AND id >= ? AND epoch = ?"
+        done = bool(self.rows(of_epoch, path.stream, path.checkpoint, path.epoch))
+        return done or path.epoch < self.epoch(path.stream)
 
     def visible(self, stream: str) -> list[int]:
         """Checkpoints that are there to be seen."""

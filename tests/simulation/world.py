@@ -92,7 +92,7 @@ class World:
 
         def run(process: Process) -> None:
             catalog = Catalog(SimulatedTransactions(self.engine, self.clock.now, process))
-            warehouse = SimpleNamespace(store=SimulatedStore(self.memory, process), label="memory")
+            warehouse = SimpleNamespace(store=SimulatedStore(self.memory, process), store_url="", label="memory")
             work(process, OpenWarehouse(cast(Any, warehouse), catalog), stream)
 
         process = Process(kind, stream, run)
@@ -147,7 +147,7 @@ class World:
 
     def _run(self, a: int) -> Work:
         chance = random.Random(a)
-        options = RegionOptions(parallelism=chance.choice([1, 2]), checkpoint_steps=chance.choice([1, 1, 2]))
+        options = RegionOptions(parallelism=chance.choice([1, 2]), checkpoint_steps=chance.choice([1, 1, 2, 3]))
 
         def work(process: Process, place: OpenWarehouse, stream: str) -> None:
             definition = replace(STREAM, name=stream)

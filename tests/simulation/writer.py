@@ -16,13 +16,15 @@ from siltstone.model import Form, Handle, KeyGroupRange, Kind, StoredObject
 from siltstone.operator import Operator, Rows, State, ValueState
 from siltstone.restore.export import rebuild, unit_tasks
 from siltstone.restore.restore import read_manifests
+from siltstone.restore.tables import decode_changes
 from siltstone.run.region import ConsistentRegion
-from siltstone.run.task import CheckpointOrder, StepTask
+from siltstone.run.roll_forward import is_logged
+from siltstone.run.task import StepTask
 from siltstone.state.digest import group_sums, row_digests
 from siltstone.state.hashing import key_groups, xxhash64
 from siltstone.state.schema import DELETED
 from siltstone.store.base import Store
-from siltstone.store.paths import CheckpointPath
+from siltstone.store.blocks import BlockReader, Wanted
 from siltstone.stream import Stream
 
 NAME, TABLE, GROUPS = "s", "totals", 2
@@ -120,25 +122,41 @@ class Writer:
             self.version = region.step
             for operator, task in tasks.items():
                 region.acknowledge(operator, self._acknowledged(task))
+                if task.tracking or task.checkpoint:
+                    self.changed[operator] = set()
             if region.checkpoint_due:
                 region.complete(steps)
-                steps, self.changed = [], {operator: set() for operator in OPERATORS}
+                steps = []
         region.close("done")
 
     def _have_state(self, tasks: dict[str, StepTask]) -> None:
-        """An executor that starts, or has lost its state, restores it where that can be."""
+        """An executor that starts, or has lost its state, restores it where that can be, and rolls it forward."""
         task = next(iter(tasks.values()))
-        lost = self.chance.random() < 0.2 and task.base_step == task.restore.step
+        lost = self.chance.random() < 0.2 and all(is_logged(task, task.restore.step) for task in tasks.values())
         if self.version == task.base_step and not lost:
             return
-        assert task.base_step == task.restore.step
         self.changed = {operator: set() for operator in OPERATORS}
         self.contents = {operator: {} for operator in OPERATORS}
         for operator, of_operator in tasks.items():
             point = of_operator.restore
             if point.checkpoint:
                 self.contents[operator] = restored(self.store, point.manifests, [operator])[operator]
+            for step in of_operator.log:
+                for subtask in range(of_operator.parallelism):
+                    self._roll_forward(operator, step.part(subtask))
+        assert task.base_step == task.restore.step or lost
         self.version = task.base_step
+
+    def _roll_forward(self, operator: str, part: Acknowledgement) -> None:
+        blocks = BlockReader(self.store, part.objects).blocks(Wanted(handle) for handle in part.handles)
+        for handle, block in zip(part.handles, blocks, strict=True):
+            assert isinstance(block, pa.Buffer)
+            changes, _ = decode_changes(handle, SCHEMA, [handle.key_groups], block)
+            for change in changes.to_pylist():
+                if change[DELETED]:
+                    self.contents[operator].pop(change["k"], None)
+                else:
+                    self.contents[operator][change["k"]] = change["n"]
 
     def _acknowledged(self, task: StepTask) -> list[Acknowledgement]:
         return [self._part(task, subtask) for subtask in range(task.parallelism)]
@@ -148,43 +166,38 @@ class Writer:
         rows, owners = table_of(self.contents[operator], groups)
         handles: list[Handle] = []
         stored: list[StoredObject] = []
-        if order is not None:
-            base = order.form is Form.BASE or self.chance.random() < 0.2
-            handle, object_ = (self._base if base else self._delta)(task, order, subtask, groups)
+        if order is not None or task.tracking:
+            base = order is not None and (order.form is Form.BASE or self.chance.random() < 0.2)
+            handle, object_ = (self._base if base else self._delta)(task, subtask, groups)
             handles, stored = [handle], [object_]
         digests = group_sums(row_digests(rows), owners, GROUPS)[groups.start : groups.end]
-        said = {"digests": {TABLE: digests}, "rows_in": 1, "state_rows": len(rows)}
+        said = {"digests": {TABLE: digests}, "rows_in": 1, "state_rows": len(rows), "logged": bool(handles)}
         return Acknowledgement(operator, subtask, groups, handles, stored, **said)
 
-    def _base(
-        self, task: StepTask, order: CheckpointOrder, subtask: int, groups: KeyGroupRange
-    ) -> tuple[Handle, StoredObject]:
+    def _base(self, task: StepTask, subtask: int, groups: KeyGroupRange) -> tuple[Handle, StoredObject]:
         operator = task.operator.name
-        name = self._path(task, order).base(operator, TABLE, subtask, self._attempt())
+        name = task.path.base(operator, TABLE, subtask, self._attempt())
         with self.store.create(name) as out:
             rows = write_base(out, SCHEMA, [table_of(self.contents[operator], groups)])
         assert out.stored is not None
         return _handle(operator, Form.BASE, out.stored, groups, rows, 0), out.stored
 
-    def _delta(
-        self, task: StepTask, order: CheckpointOrder, subtask: int, groups: KeyGroupRange
-    ) -> tuple[Handle, StoredObject]:
+    def _delta(self, task: StepTask, subtask: int, groups: KeyGroupRange) -> tuple[Handle, StoredObject]:
         operator = task.operator.name
         keys = sorted((k for k in self.changed[operator] if GROUP_OF[k] in groups), key=lambda k: (GROUP_OF[k], k))
         values = [self.contents[operator].get(k) for k in keys]
         columns = {"k": keys, "n": values, DELETED: [value is None for value in values]}
         changes = pa.table({n: columns[n] for n in SCHEMA.changes.names}, schema=SCHEMA.changes)
         block = encode_block(changes, np.array([GROUP_OF[k] for k in keys], np.uint16))
-        stored = self.store.put(self._path(task, order).segment(self._attempt()), block.data)
-        return _handle(operator, Form.DELTA, stored, groups, len(keys), order.previous), stored
-
-    def _path(self, task: StepTask, order: CheckpointOrder) -> CheckpointPath:
-        return CheckpointPath(task.stream, task.epoch, order.checkpoint)
+        stored = self.store.put(task.path.segment(self._attempt()), block.data)
+        return _handle(operator, Form.DELTA, stored, groups, len(keys), task.restore.checkpoint, task.step), stored
 
     def _attempt(self) -> str:
         return f"t{self.chance.randrange(1 << 60):x}"
 
 
-def _handle(operator: str, form: Form, stored: StoredObject, groups: KeyGroupRange, rows: int, previous: int) -> Handle:
+def _handle(
+    operator: str, form: Form, stored: StoredObject, groups: KeyGroupRange, rows: int, previous: int, sqn: int = 0
+) -> Handle:
     place = (stored.name, 0, stored.bytes, stored.checksum, groups)
-    return Handle(operator, TABLE, Kind.INCREMENTAL, form, *place, rows=rows, previous=previous)
+    return Handle(operator, TABLE, Kind.INCREMENTAL, form, *place, rows=rows, previous=previous, sqn=sqn)
