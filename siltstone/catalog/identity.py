@@ -14,7 +14,7 @@ from siltstone.errors import CorruptObject, Unreachable, WrongWarehouse
 from siltstone.model import StoredObject
 from siltstone.result import Result
 from siltstone.store.base import Store
-from siltstone.store.identity import read_identity, write_identity
+from siltstone.store.identity import list_streams, read_identity, write_identity
 from siltstone.store.open import Warehouse
 from siltstone.store.paths import IDENTITY
 
@@ -132,7 +132,8 @@ def _find_identities(warehouse: Warehouse, catalog: Catalog) -> Found:
     has_streams = bool(recorded.identity is None and catalog.streams.list())
     unsure = stored is None and recorded.identity is None and not has_streams
     is_empty = unsure and _is_empty(warehouse.store)
-    return Found(recorded, stored, has_streams, is_empty, warehouse.label, catalog.url)
+    streams = list_streams(warehouse.store) if stored is not None and recorded == CatalogIdentity() else []
+    return Found(recorded, stored, has_streams, is_empty, warehouse.label, catalog.url, streams)
 
 
 def _write(store: Store, catalog: Catalog, replacing: str | None) -> CatalogIdentity:

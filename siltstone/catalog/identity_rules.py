@@ -4,7 +4,8 @@
     K             K          one warehouse: open it
     K             none       another store, or one that answers wrongly: refuse
     K             L          two warehouses: refuse
-    none          L          the store of another catalog, for example if --catalog was forgotten: refuse
+    none          L          the store of another catalog, which is lost, or --catalog was forgotten: refuse
+    no catalog    L          the same
     none          none       no streams, no objects: a new warehouse; write its identity
     none          none       streams: a warehouse of Siltstone 0.1; adopt it if the store proves to be the right one
     none          none       objects, but no streams: the store of another catalog: refuse
@@ -14,6 +15,7 @@
 The catalog's row is written before the store's object, and settled after it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -52,6 +54,7 @@ class Found:
         is_empty: whether the store holds no object; only used if there is neither an identity nor a stream.
         store: the store's name for people.
         catalog: the catalog's name for people.
+        streams: the streams that have run in the store; only used if the catalog has no identity.
     """
 
     recorded: CatalogIdentity
@@ -60,6 +63,7 @@ class Found:
     is_empty: bool
     store: str
     catalog: str
+    streams: Sequence[str] = ()
 
 
 def decide(found: Found) -> Action:
@@ -102,9 +106,25 @@ def mismatch(found: Found) -> WrongWarehouse:
             f"{recorded}; check --warehouse, that the volume is mounted and that the store answers (if the store is "
             "the right one, `siltstone reidentify` writes an identity into both)"
         )
-    of_catalog = f"has identity {recorded}" if recorded else "has none"
+    if recorded is None:
+        return lost_catalog(found.store, found.stored, found.streams, f"{catalog} is not its own")
     return WrongWarehouse(
         f"the store at {found.store} does not hold this catalog's warehouse: it has identity {found.stored}, {catalog} "
-        f"{of_catalog}; check --warehouse and --catalog (a copied warehouse gets its own identity by `siltstone "
-        "reidentify`)"
+        f"has identity {recorded}; check --warehouse and --catalog (a copied warehouse gets its own identity by "
+        "`siltstone reidentify`)"
+    )
+
+
+def lost_catalog(store: str, identity: str, streams: Sequence[str], found: str) -> WrongWarehouse:
+    """Make the error for a store that holds a warehouse whose catalog was not found.
+
+    Args:
+        streams: those that have run in the store.
+        found: what is there instead of its catalog.
+    """
+    holds = f" with {'stream' if len(streams) == 1 else 'streams'} {', '.join(streams)}" if streams else ""
+    return WrongWarehouse(
+        f"the store at {store} holds warehouse {identity}{holds}, but {found}: name its own with --catalog, or an "
+        "empty store with --warehouse; if it is lost, bring a backup back (`siltstone restore-catalog`), or rebuild it "
+        "from the store (`siltstone rebuild-catalog`)"
     )

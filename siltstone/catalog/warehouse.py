@@ -6,12 +6,12 @@ from typing import Self
 
 from siltstone.catalog.engine import parse_url, redacted_url
 from siltstone.catalog.identity import Reidentified, check_identity, confirm_store, reidentify
+from siltstone.catalog.identity_rules import lost_catalog
 from siltstone.catalog.open import NoCatalog, open_catalog
 from siltstone.catalog.repository import Catalog
-from siltstone.errors import WrongWarehouse
 from siltstone.log import get_logger
 from siltstone.model import OUTAGE_S
-from siltstone.store.identity import read_identity
+from siltstone.store.identity import list_streams, read_identity
 from siltstone.store.open import Warehouse
 
 _LOG = get_logger(__name__)
@@ -30,13 +30,13 @@ class OpenWarehouse:
 
         Raises:
             UsageError: the warehouse or the catalog does not exist.
-            WrongWarehouse: they do not belong together.
+            WrongWarehouse: they do not belong together, or the store is a warehouse whose catalog is missing.
             CorruptObject, NewerFormat: see `check_identity`.
             Unreachable: they cannot be reached or read.
         """
         warehouse = Warehouse.at(warehouse_url)
         warehouse.check_readable()
-        return cls(warehouse, open_catalog(catalog_url or warehouse.catalog_url, create=False)).checked(create=False)
+        return cls(warehouse, _open_own(warehouse, catalog_url or warehouse.catalog_url)).checked(create=False)
 
     @classmethod
     def writable(cls, warehouse_url: str, catalog_url: str | None = None, outage_s: float = OUTAGE_S) -> Self:
@@ -57,17 +57,8 @@ class OpenWarehouse:
                 catalog=warehouse.local.catalog,
             )
         url = catalog_url or warehouse.catalog_url
-        stored = read_identity(warehouse.store)
-        try:
-            # A store with an identity already has a catalog, so none is made.
-            catalog = open_catalog(url, create=stored is None, outage_s=outage_s)
-        except NoCatalog as error:
-            raise WrongWarehouse(
-                f"the store at {warehouse.label} holds warehouse {stored}, but there is no catalog at "
-                f"{redacted_url(parse_url(url))}: name its own with --catalog, or an empty store with --warehouse; if "
-                "it is lost, bring a backup back (`siltstone restore-catalog`), or rebuild it from the store ("
-                "`siltstone rebuild-catalog`)"
-            ) from error
+        # A store with an identity already has a catalog, so none is made.
+        catalog = _open_own(warehouse, url, create=read_identity(warehouse.store) is None, outage_s=outage_s)
         return cls(warehouse, catalog).checked(create=True)
 
     @classmethod
@@ -98,3 +89,21 @@ class OpenWarehouse:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.catalog.close()
+
+
+def _open_own(warehouse: Warehouse, url: str, *, create: bool = False, outage_s: float = OUTAGE_S) -> Catalog:
+    """Open the catalog of a warehouse.
+
+    Raises:
+        NoCatalog: neither it nor the warehouse exists.
+        WrongWarehouse: it does not exist, and the store holds a warehouse.
+        UsageError, CorruptObject, NewerFormat, Unreachable: see `open_catalog` and `read_identity`.
+    """
+    try:
+        return open_catalog(url, create=create, outage_s=outage_s)
+    except NoCatalog as error:
+        identity = read_identity(warehouse.store)
+        if identity is None:
+            raise
+        missing = f"there is no catalog at {redacted_url(parse_url(url))}"
+        raise lost_catalog(warehouse.label, identity, list_streams(warehouse.store), missing) from error

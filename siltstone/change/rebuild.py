@@ -41,7 +41,8 @@ OUTCOME = "rebuilt"
 """outcome that is recorded for the epoch that a rebuild begins"""
 UNKNOWN = (
     "which checkpoints were proven, and how long their restores took: prove them again with `siltstone verify`",
-    "what was deleted, and when; failed and running materializations; runs before the newest ones",
+    "what was deleted, and when; materializations that failed or ran, or were of checkpoints that are deleted; runs "
+    "before the newest ones",
     "whether a sink got the newest output, if the run was killed before it could say so: it may get that again, under "
     "the same id",
 )

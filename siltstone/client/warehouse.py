@@ -43,7 +43,7 @@ class Client:
         """List the streams that have run here.
 
         Raises:
-            NoCatalog: there is no catalog.
+            UsageError: there is no catalog.
             Unreachable: the catalog cannot be reached.
         """
         with open_warehouse(self.settings) as place:

@@ -1,4 +1,4 @@
-"""Read and write the object that identifies a store's warehouse.
+"""Read and write the object that identifies a store's warehouse, and list the streams that have run in it.
 
 Its size is fixed, so that one ranged read works in every kind of store, and it contains its own checksum, since
 no other place records one:
@@ -13,7 +13,7 @@ import xxhash
 
 from siltstone.errors import CorruptObject, NewerFormat, ObjectExists, Unreachable
 from siltstone.store.base import Store
-from siltstone.store.paths import IDENTITY
+from siltstone.store.paths import ALL_EPOCHS, IDENTITY, stream_of_mark
 
 _HEAD = b"SILTSTONE WAREHOUSE "
 _FORMAT = b"1"
@@ -67,6 +67,15 @@ def write_identity(store: Store, identity: str) -> str:
     if found is None:
         raise Unreachable(f"{store.label} says that {IDENTITY} exists, but does not return it: try again")
     return found
+
+
+def list_streams(store: Store) -> list[str]:
+    """List the streams that have run in a store, by name, as the marks of their writer epochs show.
+
+    Raises:
+        Unreachable: the store does not answer.
+    """
+    return sorted({stream for name, _ in store.list(ALL_EPOCHS) if (stream := stream_of_mark(name)) is not None})
 
 
 def _damaged(store: Store) -> CorruptObject:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -98,11 +98,26 @@ def test_the_right_store_with_another_catalog(root: Path, tmp_path: Path) -> Non
 def test_a_forgotten_catalog_makes_no_new_one(root: Path, tmp_path: Path) -> None:
     (root / "catalog.db").rename(tmp_path / "elsewhere.db")
     before = sorted(root.rglob("*"))
-    with pytest.raises(WrongWarehouse, match=r"there is no catalog at .*catalog.db: name its own with --catalog"):
-        OpenWarehouse.writable(str(root))
+    for opened in (OpenWarehouse.writable, OpenWarehouse.existing):
+        with pytest.raises(
+            WrongWarehouse,
+            match=rf"with stream {NAME}, but there is no catalog at .*catalog.db: name its own .*`siltstone rebuild-",
+        ):
+            opened(str(root))
     assert sorted(root.rglob("*")) == before
     with OpenWarehouse.writable(str(root), f"sqlite:///{tmp_path}/elsewhere.db") as place:
         assert place.catalog.checkpoints.last_id(NAME) == 2
+
+
+@pytest.mark.parametrize("opened", [OpenWarehouse.writable, OpenWarehouse.existing])
+def test_an_empty_catalog_where_the_own_one_is_lost(
+    root: Path, tmp_path: Path, opened: Callable[[str, str], OpenWarehouse]
+) -> None:
+    url = f"sqlite:///{tmp_path}/empty.db"
+    open_catalog(url).close()
+    said = rf"with stream {NAME}, but the catalog .*empty.db is not its own: .*`siltstone rebuild-catalog`"
+    with pytest.raises(WrongWarehouse, match=said):
+        opened(str(root), url)
 
 
 @pytest.mark.slow
