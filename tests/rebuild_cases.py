@@ -1,12 +1,13 @@
 """A warehouse with a long history, whose catalog is thrown away and rebuilt; and what a catalog knows, to compare."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from siltstone.catalog.epochs import begin_epoch
 from siltstone.catalog.extract_writer import write_extract
+from siltstone.catalog.objects import ObjectRecord
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
 from siltstone.catalog.steps import BEFORE_FIRST, Step
@@ -25,23 +26,38 @@ FORK = "branch"
 BEGINNING = Step(0, BEFORE_FIRST, 'v1\n{}\n{"from":3}', '{"0": {"0": "v1\\n3"}}')
 
 
-def what_it_knows(catalog: Catalog) -> dict[str, Any]:
-    """What a rebuilt catalog must know as the lost one did, by stream: all but proofs, tombstones, leases and runs."""
-    return {record.name: _of_stream(catalog, record.name) for record in catalog.streams.list()}
+def what_it_knows(catalog: Catalog, stored: Collection[str] | None = None) -> dict[str, Any]:
+    """What a rebuilt catalog must know as the lost one did, by stream: all but proofs, tombstones, leases and runs.
+
+    Args:
+        stored: the names of all objects in the store. A deletion that was killed may have left rows of others, which
+            a rebuilt catalog does not have.
+    """
+    return {record.name: _of_stream(catalog, record.name, stored) for record in catalog.streams.list()}
 
 
-def _of_stream(catalog: Catalog, stream: str) -> dict[str, Any]:
+def _of_stream(catalog: Catalog, stream: str, stored: Collection[str] | None) -> dict[str, Any]:
     record, newest = catalog.streams.get(stream), catalog.checkpoints.last_id(stream)
     retained = catalog.checkpoints.list(stream, marked=True)
     position = catalog.input_log.get_position(stream, newest)
+    marked, forked_at = [c.id for c in retained if c.deleted_at], record.forked_at or 0
+
+    def is_left(each: ObjectRecord) -> bool:
+        shared = each.checkpoint < forked_at and not each.is_needed_by(forked_at)
+        return stored is None or each.checkpoint not in marked or (each.name in stored and not shared)
+
+    objects = [each for each in catalog.objects.list(stream) if is_left(each)]
+    names = {each.name for each in objects}
+    # Of a materialization at a deleted checkpoint, or one that was replaced, only a record is left.
+    materialized = [m for m in catalog.materializations.list(stream) if m.manifest and m.manifest.name in names]
     return {
         "stream": {k: v for k, v in asdict(record).items() if k not in ("epoch", "extracts")},
         "checkpoints": [
             replace(c, proven_at=None, proof=None, restore_s=None, restore_bytes=None, deleted_at=None)
             for c in retained
         ],
-        "marked": [c.id for c in retained if c.deleted_at],
-        "objects": catalog.objects.list(stream),
+        "marked": marked,
+        "objects": objects,
         "manifests": {c.id: catalog.chains.list_manifests(stream, c.id) for c in retained if c.deleted_at is None},
         "steps": catalog.input_log.list(stream, newest),
         "beginning": position.beginning,
@@ -52,8 +68,8 @@ def _of_stream(catalog: Catalog, stream: str) -> dict[str, Any]:
         "rollbacks": catalog.rollbacks.list(stream),
         "savepoints": catalog.savepoints.list(stream),
         "copies": catalog.reference_copies.list(stream),
-        "materializations": [m for m in catalog.materializations.list(stream) if m.manifest],
-        "deletable": _deletable(catalog, stream, [c.id for c in retained[:-1]]),
+        "materializations": materialized,
+        "deletable": [name for name in _deletable(catalog, stream, [c.id for c in retained[:-1]]) if name in names],
     }
 
 
@@ -67,10 +83,13 @@ def check_same(found: dict[str, Any], known: dict[str, Any]) -> None:
     for stream, theirs in known.items():
         mine = found[stream]
         for what in theirs.keys() - {"checkpoints", "objects", "manifests", "deletable"}:
-            assert mine[what] == theirs[what], f"{what} of {stream}"
+            assert mine[what] == theirs[what], f"{what} of {stream}: {mine[what]}, and before {theirs[what]}"
         newest = theirs["checkpoints"][-1:]
         assert mine["checkpoints"][:-1] == theirs["checkpoints"][:-1]
         assert [replace(c, committed_at=newest[0].committed_at) for c in mine["checkpoints"][-1:]] == newest
+        assert [own.name for own in mine["objects"]] == [lost.name for lost in theirs["objects"]], (
+            f"objects of {stream}"
+        )
         for own, lost in zip(mine["objects"], theirs["objects"], strict=True):
             assert own.until <= lost.until and replace(own, until=lost.until) == lost, (own, lost)
         assert mine["manifests"].keys() == theirs["manifests"].keys()
@@ -125,10 +144,10 @@ def write_history(place: OpenWarehouse, heard: Heard) -> Outboxed:
     return run
 
 
-def plant(place: OpenWarehouse, epoch: int, checkpoint: int, like: int) -> str:
+def plant(place: OpenWarehouse, epoch: int, checkpoint: int, like: int, stream: str = NAME) -> str:
     """Store a manifest that was never committed, like that of another checkpoint; return its name."""
-    manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.get(NAME, like).manifest)
-    name = CheckpointPath(NAME, epoch, checkpoint).manifest()
+    manifest = read_manifest(place.warehouse.store, place.catalog.checkpoints.get(stream, like).manifest)
+    name = CheckpointPath(stream, epoch, checkpoint).manifest()
     place.warehouse.store.put(name, encode_manifest(replace(manifest, epoch=epoch, checkpoint=checkpoint)))
     return name
 
