@@ -110,8 +110,9 @@ def test_a_run_that_would_have_to_restore_a_damaged_object(counted: Path, monkey
     assert siltstone("run", "counts", "--json").json["checkpoints"] == [4]
 
 
-def test_a_warehouse_that_is_full(new_project: Path) -> None:
+def test_a_warehouse_that_is_full(new_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file of the driver's may grow: the checkpoint does not complete, and the next run does what was left."""
+    monkeypatch.setenv("SILTSTONE_RECOVERY__RESET_DELAY_S", "0")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         ended = siltstone("run", "filling")

@@ -295,8 +295,11 @@ def shown_by_objects(url: str) -> None:
             assert no_secret(str(error) + repr(error))
 
 
-def test_a_run_that_loses_its_store_names_it(project: Project, guarded: RedisServer, spark: SparkSession) -> None:
+def test_a_run_that_loses_its_store_names_it(
+    project: Project, guarded: RedisServer, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the middle of a run: one line, code 3, what was completed stays, and the next run goes on from there."""
+    monkeypatch.setenv("SILTSTONE_RECOVERY__RESET_DELAY_S", "0")
     with Proxy(guarded.port) as proxy:
         url = redis_url(guarded, "prefix=loses").replace(f":{guarded.port}/", f":{proxy.port}/")
         first = project.siltstone("run", "counts", "--warehouse", url, "--batches", 2, "--json")
