@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine, event
 
@@ -13,12 +13,20 @@ FILES = frozenset({"fcntl.flock", "os.link", "os.mkdir", "os.remove", "os.rename
 """audit events (PEP 578) that are moments, too"""
 
 
+Made = TypeVar("Made")
+
+
 def killed_at(work: Callable[[], object], moment: int) -> int:
     """Work in a child, which is killed right before its moment of that number; -9, or how many it had."""
+    return prepared_and_killed_at(lambda: None, lambda _: work(), moment)
+
+
+def prepared_and_killed_at(prepare: Callable[[], Made], work: Callable[[Made], object], moment: int) -> int:
+    """As `killed_at`, in a child that has prepared its work before; moments are counted from then on."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        had = 0
+        had, made = 0, prepare()
 
         def count(*_: object) -> None:
             nonlocal had
@@ -34,7 +42,7 @@ def killed_at(work: Callable[[], object], moment: int) -> int:
         event.listen(Engine, "commit", count)
         sys.addaudithook(audit)
         try:
-            work()
+            work(made)
             os.write(write, str(had).encode())
         finally:
             os._exit(0)

@@ -2,11 +2,7 @@
 
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -15,8 +11,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
-from siltstone.catalog.warehouse import OpenWarehouse
-from tests.command_line import CONFIGURATION, ROOT, Ended, contents, in_process, plain, siltstone
+from tests.command_line import CONFIGURATION, ROOT, contents, plain, siltstone
 
 CHECKPOINTS = 4
 DIGEST = r"[0-9a-f]{32}"
@@ -150,35 +145,6 @@ def test_help() -> None:
         page = siltstone(command, "--help")
         assert page.code == 0 and page.out.startswith(f"Usage: siltstone {command} [OPTIONS]")
         assert "--warehouse URL" in page.out or command == "init"  # which makes a project, and no warehouse
-
-
-def test_a_process_of_its_own_until_interrupted(new_project: Path) -> None:
-    """One JSON object on standard output whatever the JVM says; Ctrl-C lets the step in progress end, then all is well.
-
-    A mistake costs no JVM.
-    """
-    command = [sys.executable, "-m", "siltstone.cli", "run", "counts", "--follow", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SILTSTONE_LOG_LEVEL": "info"}
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        begun = new_project / "w" / "objects" / "counts" / "00000001" / f"{2:012d}"
-        while not begun.exists():
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
-    assert process.returncode == 0, err
-    assert [line for line in err.splitlines() if "incubator" not in line] == []
-    first = Ended(0, out, "").json
-    assert first["checkpoints"][:2] == [1, 2] and first["stopped"] == "SIGINT"
-    with OpenWarehouse.existing("w") as place:
-        assert [r.outcome for r in place.catalog.runs.list("counts")] == ["stopped"]
-    rest = siltstone("run", "counts", "--json").json
-    assert first["checkpoints"] + rest["checkpoints"] == [1, 2, 3, 4]
-    assert first["rows"] + rest["rows"] == 12
-    assert siltstone("verify", "counts", "--all", "--json").json["proven"] == [1, 2, 3, 4]
-    in_process("run", "counts", "--parallelism", "none", cwd=new_project).failed(2, "--parallelism", "run --help")
 
 
 MISTAKES: list[tuple[str, tuple[str, ...]]] = [

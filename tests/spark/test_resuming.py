@@ -1,9 +1,6 @@
 """Runs that stop, fail or lose their working state inside Spark: what goes on from them is as if nothing had been."""
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +17,7 @@ from siltstone.spark.operations import RunRequest, run
 from tests.fault.small_stream import purchases
 from tests.region_run import RegionRun
 from tests.spark_runs import at, check_proven, digests
-from tests.spark_streams import COUNTS, FILES, FLAKY, LITTLE, write_files
+from tests.spark_streams import FILES, LITTLE, write_files
 
 pytestmark = pytest.mark.usefixtures("spark")
 ROOT = Path(__file__).parents[2]
@@ -121,21 +118,3 @@ def test_a_checkpoint_of_several_steps_and_one_for_the_rest(
     assert (result.rows, result.digest) == (300, undisturbed.digests[FILES])
     assert sink_rows(settings).select(["sequence", "spent"]).equals(undisturbed.sink.select(["sequence", "spent"]))
     check_proven(settings, "little")
-
-
-def test_a_task_that_fails_and_is_tried_again_changes_nothing(tmp_path: Path) -> None:
-    """By an exception in one step, by a killed worker in another; local Spark retries only if its master says so."""
-    run(at(tmp_path / "steady"), COUNTS, RunRequest())
-    wanted = digests(at(tmp_path / "steady"), "counts")
-    program = (
-        "from siltstone.settings import Settings; from siltstone.spark.operations import *; "
-        "from tests.spark_streams import FLAKY; import sys; "
-        "print(run(Settings(warehouse=sys.argv[1], parallelism=2, master='local[2,3]'), FLAKY, RunRequest()).digest)"
-    )
-    environment = {**os.environ, "FLAKY": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", program, str(tmp_path / "flaky")]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "raised").exists() and (tmp_path / "died").exists()
-    assert digests(at(tmp_path / "flaky"), FLAKY.name) == wanted
-    check_proven(at(tmp_path / "flaky"), FLAKY.name)

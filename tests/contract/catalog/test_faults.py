@@ -18,56 +18,50 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from siltstone.catalog import upgrade, upgrading
+from siltstone.catalog.commits import CheckpointCommit
 from siltstone.catalog.open import open_catalog
 from siltstone.catalog.repository import Catalog
+from siltstone.catalog.steps import Step
 from siltstone.catalog.tables import METADATA, REVISION, REVISION_TABLE
 from siltstone.catalog.upgrading import upgrade_catalog
 from siltstone.errors import UsageError
+from siltstone.model import Form, StoredObject
 from tests.catalog_cases import commit_one
+from tests.killed_child import prepared_and_killed_at
 
 ROOT = Path(__file__).parents[3]
 """where Python finds siltstone, in a process of its own too"""
 
-COMMITTER = """
-import os, signal, sys
-from sqlalchemy import event
-from siltstone.catalog.open import open_catalog
-from siltstone.catalog.commits import CheckpointCommit
-from siltstone.catalog.steps import Step
-from siltstone.model import Form, StoredObject
+COMMITTER = "import sys; from tests.contract.catalog.test_faults import commit_on; commit_on(sys.argv[1])"
 
-url, die_at = sys.argv[1], int(sys.argv[2])
-catalog = open_catalog(url)
-catalog.streams.register("flights", 128, {})
-epoch = catalog.runs.begin("flights", "child")
 
-def commit(id):
-    def stored(file):
+def take_over(url: str) -> tuple[Catalog, int]:
+    """Open the catalog and begin an epoch with a checkpoint; return both."""
+    catalog = open_catalog(url)
+    catalog.streams.register("flights", 128, {})
+    epoch = catalog.runs.begin("flights", "child")
+    catalog.commits.add("flights", epoch, next_commit(catalog, epoch))
+    return catalog, epoch
+
+
+def next_commit(catalog: Catalog, epoch: int) -> CheckpointCommit:
+    """Make the commit of the next checkpoint."""
+    id = catalog.checkpoints.last_id("flights") + 1
+
+    def stored(file: str) -> StoredObject:
         return StoredObject(f"flights/{epoch:08d}/{id:012d}/{file}", id, "0" * 32)
-    segments = [stored(f"{n}.segment") for n in range(5)]
-    catalog.commits.add("flights", epoch, CheckpointCommit(
-        id, stored("manifest.arrow"), "0" * 32, id, id, {"aircraft": Form.DELTA},
-        segments=segments, oldest_needed=1, steps=[Step(id, id - 1, "x" * 5000)]))
-    print(id, flush=True)
 
-seen = 0
-def count(*_):
-    global seen
-    seen += 1
-    if seen == die_at:
-        os.kill(os.getpid(), signal.SIGKILL)
+    segments, steps = [stored(f"{n}.segment") for n in range(5)], [Step(id, id - 1, "x" * 5000)]
+    forms, manifest = {"aircraft": Form.DELTA}, stored("manifest.arrow")
+    return CheckpointCommit(id, manifest, "0" * 32, id, id, forms, segments=segments, oldest_needed=1, steps=steps)
 
-id = catalog.checkpoints.last_id("flights") + 1
-commit(id)
-if die_at:
-    event.listen(catalog.transactions.engine, "before_cursor_execute", count)
-    event.listen(catalog.transactions.engine, "commit", count)
-    commit(id + 1)
-    print("statements", seen, flush=True)
-else:
+
+def commit_on(url: str) -> None:
+    """Commit checkpoint after checkpoint, and print the id of each that is acknowledged."""
+    catalog, epoch = take_over(url)
     while True:
-        commit(id := id + 1)
-"""
+        print(catalog.checkpoints.last_id("flights"), flush=True)
+        catalog.commits.add("flights", epoch, next_commit(catalog, epoch))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,11 +69,9 @@ def new_catalogs() -> None:
     """Made by Alembic, as everywhere but in tests."""
 
 
-def committer(url: str, die_at: int = 0) -> subprocess.Popen[str]:
-    """A process that commits checkpoints, prints each acknowledged id, and dies at a statement if told to."""
-    return subprocess.Popen(
-        [sys.executable, "-c", COMMITTER, url, str(die_at)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
+def committer(url: str) -> subprocess.Popen[str]:
+    """A process that commits checkpoints and prints each acknowledged id."""
+    return subprocess.Popen([sys.executable, "-c", COMMITTER, url], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def check_whole(catalog: Catalog, last: int) -> None:
@@ -96,19 +88,21 @@ def check_whole(catalog: Catalog, last: int) -> None:
 @pytest.mark.slow
 def test_a_process_killed_at_any_statement_of_a_commit_leaves_nothing_of_it(catalog_url: str) -> None:
     open_catalog(catalog_url).close()
-    for die_at in range(1, 20):
-        with committer(catalog_url, die_at) as child:
-            said = child.communicate()[0].split()
+
+    def prepare() -> tuple[Catalog, int, CheckpointCommit]:
+        catalog, epoch = take_over(catalog_url)
+        return catalog, epoch, next_commit(catalog, epoch)
+
+    had, moment, last = -signal.SIGKILL, 0, 0
+    while had == -signal.SIGKILL:
+        moment += 1
+        had = prepared_and_killed_at(prepare, lambda made: made[0].commits.add("flights", made[1], made[2]), moment)
+        last += 1 if had == -signal.SIGKILL else 2
         with open_catalog(catalog_url, create=False) as catalog:
-            last = catalog.checkpoints.last_id("flights")
             check_whole(catalog, last)
-        assert last == int(said[0]) if child.returncode else last == int(said[1])
-        if child.returncode == 0:
-            break
-        assert child.returncode == -signal.SIGKILL
     # SQLite's BEGIN; PostgreSQL's receipt and time; hold, newest, log, checkpoint, deleted names, objects, step, what
     # is no longer needed, manifests, commit
-    assert die_at - 1 == int(said[-1]) == (11 if catalog_url.startswith("sqlite") else 12)
+    assert moment - 1 == had == (11 if catalog_url.startswith("sqlite") else 12)
 
 
 @pytest.mark.slow
