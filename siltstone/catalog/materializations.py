@@ -155,8 +155,9 @@ class Materializations(CatalogPart):
             until = max(before, _last_needing(connection, stream, replaced, begun.checkpoint))
             kinds = [(ObjectKind.MATERIALIZATION, stored) for stored in (manifest, *objects)]
             insert_objects(connection, stream, at.epoch, begun.checkpoint, kinds, until)
+            newest = find_newest(connection, stream)
             for last in (begun.checkpoint - 1, begun.checkpoint):  # what its own checkpoint wrote stays with that
-                close_objects(connection, stream, last, names=unneeded)
+                close_objects(connection, stream, last, names=unneeded, replaced_at=newest.id if newest else 0)
 
     def _take_replaced(self, connection: Connection, begun: Row[Any]) -> int:
         """Remove the objects of earlier materializations of the operator at the same checkpoint; sweeps delete them.

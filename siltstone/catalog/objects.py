@@ -37,7 +37,8 @@ class ObjectKind(StrEnum):
 class ObjectRecord:
     """A stored object: the checkpoint and writer epoch that wrote it, its size in bytes, its checksum.
 
-    `until` is the last checkpoint that needs it; `tables.OPEN` if the newest does.
+    `until` is the last checkpoint that needs it; `tables.OPEN` if the newest does. `replaced_at` is the newest
+    checkpoint when a materialization replaced it; None if none did.
     """
 
     name: str
@@ -47,10 +48,18 @@ class ObjectRecord:
     bytes: int
     checksum: str
     until: int = t.OPEN
+    replaced_at: int | None = None
 
     def is_needed_by(self, checkpoint: int) -> bool:
         """Whether a restore of the checkpoint needs it, or the checkpoint wrote it."""
         return self.checkpoint <= checkpoint <= self.until
+
+    def may_be_restored(self, newest: int) -> bool:
+        """Whether a running step may restore it: it was replaced after checkpoint `newest`, on which the step builds.
+
+        A step restores the newest checkpoint by the chain that it had when the step began.
+        """
+        return self.replaced_at is not None and self.replaced_at >= newest
 
     @property
     def stored(self) -> StoredObject:
@@ -87,20 +96,29 @@ def read_needed(connection: Connection, stream: str, checkpoint: int) -> list[Ob
 
 
 def _read(connection: Connection, stream: str, *where: ColumnElement[bool]) -> list[ObjectRecord]:
-    query = select(_O.name, _O.kind, _O.checkpoint, _O.epoch, _O.bytes, _O.checksum, _O.until)
-    found = connection.execute(query.where(_O.stream == stream, *where).order_by(_O.checkpoint, _O.name))
+    columns = (_O.name, _O.kind, _O.checkpoint, _O.epoch, _O.bytes, _O.checksum, _O.until, _O.replaced_at)
+    found = connection.execute(select(*columns).where(_O.stream == stream, *where).order_by(_O.checkpoint, _O.name))
     return [ObjectRecord(name, ObjectKind(kind), *rest) for name, kind, *rest in found]
 
 
 def close_objects(
-    connection: Connection, stream: str, until: int, *, before: int = 0, names: Iterable[str] = ()
+    connection: Connection,
+    stream: str,
+    until: int,
+    *,
+    before: int = 0,
+    names: Iterable[str] = (),
+    replaced_at: int | None = None,
 ) -> None:
     """Record that no checkpoint after `until` needs these objects: those of checkpoints below `before`, and `names`.
 
     An object stays with the checkpoint that wrote it, and one that was needed for less long keeps that.
+
+    Args:
+        replaced_at: the newest checkpoint, if a materialization replaces the objects; None if a new checkpoint does.
     """
     longer = (_O.stream == stream) & (_O.until > until) & (_O.checkpoint <= until)
-    at = update(t.object_).values(until=until)
+    at = update(t.object_).values({"until": until} | ({} if replaced_at is None else {"replaced_at": replaced_at}))
     if before:
         connection.execute(at.where(longer, _O.checkpoint < before))
     for part in in_batches(names):

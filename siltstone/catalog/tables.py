@@ -17,9 +17,10 @@
     receipt                 transactions whose outcome a client may look up (database servers only)
 
 An object is needed by consecutive checkpoints, from the one that wrote it to `until`, which is `OPEN` as long as the
-newest needs it (`objects`). A deleted checkpoint is marked (`deleted_at`) and invisible; its row stays until all of its
-objects can go. Steps stay as far back as a checkpoint can be replayed from;
-older ones are pruned, some hundred at a time, and only the files they read are kept (`input_log`).
+newest needs it (`objects`). `replaced_at` is the newest checkpoint when a materialization replaced it. A deleted
+checkpoint is marked (`deleted_at`) and invisible; its row stays until all of its objects can go. Steps stay as far back
+as a checkpoint can be replayed from; older ones are pruned, some hundred at a time, and only the files they read are
+kept (`input_log`).
 
 Its size, in bytes with all indexes (checked by tests/contract/catalog/test_size.py):
 
@@ -61,7 +62,7 @@ from sqlalchemy import (
 
 from siltstone.catalog.column_types import Json, Packed, PackedJson, UtcTime
 
-REVISION = "0014"
+REVISION = "0015"
 """the newest revision in `migrations/versions`"""
 CHECKSUM_CHARACTERS = 96
 """maximum length of a checksum's text (`store.checksums`)"""
@@ -157,6 +158,7 @@ object_ = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("checksum", String(CHECKSUM_CHARACTERS), nullable=False),
     Column("until", BigInteger, nullable=False, server_default=text(str(OPEN))),
+    Column("replaced_at", BigInteger),
     Index("object_by_checkpoint", "stream", "checkpoint"),
     Index("object_by_until", "stream", "until", "checkpoint"),
 )

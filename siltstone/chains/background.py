@@ -66,21 +66,17 @@ class Background:
         name, in_context = f"siltstone-materialize-{stream}", copy_context().run
         self._thread = threading.Thread(target=in_context, args=(self._work,), name=name, daemon=True)
         self._woken, self._ending, self._abandoned = threading.Event(), threading.Event(), threading.Event()
-        self._completed: tuple[int, int | None] = (0, None)
-        """how many checkpoints, and the `restores_from` of the newest"""
+        self._completed = 0
+        """how many checkpoints"""
         self._said = ""
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def completed(self, restores_from: int) -> None:
-        """Note that the run has completed a checkpoint and is not in a step.
-
-        Args:
-            restores_from: the oldest checkpoint that coming steps may restore (`Completed.restores_from`).
-        """
-        self._completed = (self._completed[0] + 1, restores_from)
+    def completed(self) -> None:
+        """Note that the run has completed a checkpoint."""
+        self._completed += 1
         self._woken.set()
 
     def finish(self, wait_s: float = 10.0) -> None:
@@ -132,7 +128,7 @@ class Background:
         """Sweep and apply retention; return False if that failed."""
         ended = self._ending.is_set() and not self._abandoned.is_set()
         try:
-            self._housekeeper.work(*self._completed, ended=ended)
+            self._housekeeper.work(self._completed, ended=ended)
         except Fenced as error:  # the run learns of it at its next commit
             _LOG.info("fenced: nothing is deleted any more", stream=self._stream, error=str(error))
             return False

@@ -64,12 +64,12 @@ def delete_checkpoints(
     spare_leased: bool = False,
     limit: int | None = None,
     input_log: timedelta | None = None,
-    restores_from: int | None = None,
+    steps_ended: bool = False,
 ) -> DeletionResult:
     """Delete checkpoints of a stream, and complete earlier deletions. Checkpoints that are already gone are no error.
 
-    The stream may be running: a run needs only what its newest checkpoint builds on, and that stays. Objects that a
-    reader of one of `ids` has leased are not deleted.
+    The stream may be running: a run needs only what its newest checkpoint builds on, or built on when its current step
+    began, and that stays. Objects that a reader of one of `ids` has leased are not deleted.
 
     Args:
         epoch: the writer epoch under which `ids` were chosen, if the choice depends on what was read then; default the
@@ -81,8 +81,8 @@ def delete_checkpoints(
         limit: maximum checkpoints to delete now; the others wait, marked, for the next deletion.
         input_log: also prune steps of the input log that no remaining checkpoint needs for a replay, except those of
             this length of time; None leaves the log alone.
-        restores_from: the oldest checkpoint that the current step of a run may restore, passed by the run that deletes.
-            The catalog does not know it, since a chain may have been materialized after the step began.
+
+        steps_ended: the caller is the stream's run, and begins no further step.
 
     Raises:
         UnknownStream: the stream has not run here.
@@ -98,7 +98,7 @@ def delete_checkpoints(
     check_catalog(warehouse, stream)
     by = Pass.begin(reason, who or this_process())
     spared = catalog.deletions.mark(stream, epoch, ids, spare_leased=spare_leased, by=by)
-    plan = _plan(catalog, stream, (), lambda: catalog.leases.list_live(stream), restores_from)
+    plan = _plan(catalog, stream, (), lambda: catalog.leases.list_live(stream), steps_ended)
     goes = plan.goes[:limit]
     later = set(plan.goes[len(goes) :])
     objects = [stored for stored in plan.objects if stored.checkpoint not in later]
@@ -143,18 +143,19 @@ def _plan(
     stream: str,
     ids: Collection[int],
     read_leases: Callable[[], Sequence[LeaseRecord]],
-    restores_from: int | None = None,
+    steps_ended: bool = False,
 ) -> DeletionPlan:
     wanted = set(ids)
     retained = {c.id: c.deleted or c.id in wanted for c in catalog.checkpoints.list_retained(stream)}
     marked = [id for id, deleted in retained.items() if deleted]
     objects = catalog.objects.list(stream, marked)
-    # Leases last: a reader of what was materialized before the objects were read has taken its lease before that.
-    leases = read_leases()
+    # These last: who reads what was materialized before the objects were read has taken its lease, or begun its run,
+    # before that.
+    leases, running = read_leases(), not steps_ended and catalog.runs.is_open(stream)
     return plan_deletion(
         objects,
         [id for id, deleted in retained.items() if not deleted],
         marked,
         lambda checkpoint: any(lease.covers(checkpoint) for lease in leases),
-        restores_from,
+        running,
     )

@@ -33,7 +33,7 @@ def plan_deletion(
     kept: Collection[int],
     marked: Collection[int],
     leased: Callable[[int], bool] = lambda _: False,
-    restores_from: int | None = None,
+    running: bool = False,
 ) -> DeletionPlan:
     """Decide what can be deleted of the marked checkpoints.
 
@@ -45,15 +45,15 @@ def plan_deletion(
         kept: the checkpoints that are not marked.
         marked: the checkpoints to delete, including those still waiting from earlier deletions.
         leased: whether what a checkpoint wrote is being read.
-        restores_from: what was written from this checkpoint on may be read by a run's current step, which restores the
-            newest checkpoint by the chain that it had when the step began.
+        running: whether a run is open, whose current step may restore what was replaced after it began
+            (`ObjectRecord.may_be_restored`).
     """
     ordered = sorted(kept)
     waits: dict[int, int] = {}
     read: set[int] = set()
     free: list[ObjectRecord] = []
     for stored in objects:
-        needed_by = _last_needing(stored, ordered, restores_from)
+        needed_by = _last_needing(stored, ordered, running)
         if needed_by:
             waits[stored.checkpoint] = max(needed_by, waits.get(stored.checkpoint, 0))
         elif leased(stored.checkpoint):
@@ -70,9 +70,9 @@ def plan_deletion(
     )
 
 
-def _last_needing(stored: "ObjectRecord", kept: Sequence[int], restores_from: int | None) -> int:
+def _last_needing(stored: "ObjectRecord", kept: Sequence[int], running: bool) -> int:
     """Return the last checkpoint that needs the object; 0 if none does."""
-    if restores_from is not None and stored.checkpoint >= restores_from:
-        return kept[-1] if kept else 0
+    if running and kept and stored.may_be_restored(kept[-1]):
+        return kept[-1]
     first, end = bisect_left(kept, stored.checkpoint), bisect_right(kept, stored.until)
     return kept[end - 1] if end > first else 0

@@ -5,7 +5,7 @@ by the run's writer epoch. A round looks at all retained checkpoints. To keep th
 happens only once a twentieth of them are new; until then, that twentieth is kept, too.
 
 A step in progress may restore from a chain that was materialized after it began, by this run or by another process. So
-the run passes what its steps may restore, and that is kept, whatever the catalog says by then.
+while a run is open, deletions leave alone what was replaced since the newest checkpoint (`ObjectRecord.replaced_at`).
 """
 
 import logging
@@ -39,12 +39,11 @@ class Housekeeper:
         self._told = False
         self._waiting: tuple[Waiting, ...] = ()
 
-    def work(self, completed: int, restores_from: int | None = None, *, ended: bool = False) -> None:
+    def work(self, completed: int, *, ended: bool = False) -> None:
         """Sweep once, and apply retention if it is time.
 
         Args:
             completed: how many checkpoints the run has completed.
-            restores_from: the oldest checkpoint that its steps may restore (`Completed.restores_from`).
             ended: no further step will begin.
 
         Raises:
@@ -58,16 +57,14 @@ class Housekeeper:
             if found.deleted:
                 _LOG.info("swept after killed runs", stream=self._stream, objects=found.deleted, bytes=found.bytes)
         if completed and (ended or completed >= self._look_from):
-            self._apply_retention(completed, None if ended else restores_from)
+            self._apply_retention(completed, ended)
 
-    def _apply_retention(self, completed: int, restores_from: int | None) -> None:
+    def _apply_retention(self, completed: int, ended: bool) -> None:
         stream = self._stream
         rules = retention_in_force(self._warehouse.catalog.streams.get(stream).retention, self._given)
         if not rules.rules:
             return
-        done = truncate(
-            self._warehouse, stream, self._given, epoch=self._epoch, limit=_AT_ONCE, restores_from=restores_from
-        )
+        done = truncate(self._warehouse, stream, self._given, epoch=self._epoch, limit=_AT_ONCE, steps_ended=ended)
         retained = len(done.kept) + len(done.waiting) + len(done.leased)
         self._look_from = completed if done.left else completed + max(1, retained // _PART)
         if done.deleted or done.objects:

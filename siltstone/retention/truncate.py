@@ -66,7 +66,7 @@ def truncate(
     dry_run: bool = False,
     epoch: int | None = None,
     limit: int | None = None,
-    restores_from: int | None = None,
+    steps_ended: bool = False,
 ) -> Truncation:
     """Delete the checkpoints that retention subsumes, and complete what earlier deletions left.
 
@@ -77,7 +77,7 @@ def truncate(
         dry_run: only report what would be done; nothing is changed.
         epoch: of the run that truncates, which deletes nothing once it is fenced; None for a caller that is not a run.
         limit: the most checkpoints to mark, and the most to delete.
-        restores_from: what the steps of that run may restore from (`delete_checkpoints`).
+        steps_ended: that run begins no further step.
 
     Raises:
         UnknownStream: no such stream has run here.
@@ -108,7 +108,7 @@ def truncate(
             spare_leased=True,
             limit=limit,
             input_log=options.input_log,
-            restores_from=restores_from,
+            steps_ended=steps_ended,
         )
         done = replace(done, left=done.left + len(plan.subsumed) - len(going))
     kept = tuple(Kept(id, reasons) for id, reasons in plan.kept.items())

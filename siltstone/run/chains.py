@@ -16,7 +16,7 @@ from siltstone.model import Form, StoredObject
 from siltstone.restore.restore import read_manifest, schemas_of
 from siltstone.run.task import RestorePoint
 from siltstone.store.base import Store
-from siltstone.store.paths import CheckpointPath, is_materialization_manifest
+from siltstone.store.paths import is_materialization_manifest
 from siltstone.stream import Stream
 
 
@@ -64,12 +64,6 @@ class RunChains:
     def policies(self) -> Mapping[str, PolicyState]:
         """Operator -> the state of its policy, as of the newest checkpoint."""
         return dict(self._policies)
-
-    @property
-    def oldest(self) -> int:
-        """The earliest checkpoint that a restore of the newest one reads from; 0 before the first."""
-        read = (CheckpointPath.of(stored.name) for stored in self.manifests)
-        return min((path.checkpoint for path in read if path), default=0)
 
     def resume(self, store: Store, latest: int) -> Manifest:
         """Continue the chains that end with checkpoint `latest`.

@@ -30,8 +30,6 @@ class Completed:
     event_time_max: datetime | None
     reasons: Mapping[str, str]
     uploads: UploadStatistics
-    restores_from: int
-    """the oldest checkpoint whose objects a restore during the next checkpoint's steps reads"""
 
 
 def commit_of(manifest: Manifest, stored: StoredObject, details: CommitDetails) -> CheckpointCommit:
@@ -59,7 +57,7 @@ def commit_of(manifest: Manifest, stored: StoredObject, details: CommitDetails) 
 
 
 def completed_of(
-    commit: CheckpointCommit, uploads: UploadStatistics, seconds: float, reasons: Mapping[str, str], restores_from: int
+    commit: CheckpointCommit, uploads: UploadStatistics, seconds: float, reasons: Mapping[str, str]
 ) -> Completed:
     """Describe a checkpoint whose commit succeeded; the arguments are fields of `Completed`."""
     return Completed(
@@ -75,7 +73,6 @@ def completed_of(
         event_time_max=commit.event_time_max,
         reasons=reasons,
         uploads=uploads,
-        restores_from=restores_from,
     )
 
 

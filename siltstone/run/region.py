@@ -344,7 +344,7 @@ class ConsistentRegion:
         )
         manifest, commit, uploads = made[0]
         self._advance(manifest, commit.manifest, committed[0])
-        return completed_of(commit, uploads, time.perf_counter() - start, reasons, self._chains.oldest)
+        return completed_of(commit, uploads, time.perf_counter() - start, reasons)
 
     def deliver(self, sinks: Mapping[str, Give], *, checked: bool = False) -> None:
         """Deliver the outputs of completed checkpoints (see `Outbox.deliver`)."""

@@ -22,6 +22,7 @@ from siltstone.errors import Fenced, Unreachable
 from siltstone.retention.deletion import SUBSUMED
 from siltstone.retention.housekeeping import Housekeeper
 from siltstone.retention.retention_rules import NEW_STREAM, RetentionOptions
+from siltstone.retention.truncate import truncate
 from siltstone.store.filesystem import FilesystemStore
 from siltstone.store.paths import CheckpointPath, stream_prefix
 from tests.catalog_cases import beginnings
@@ -55,13 +56,6 @@ def in_order(function, tasks):
     return [function(task) for task in tasks]
 
 
-def step(run: RegionRun, n: int) -> int:
-    """One step and its checkpoint: from where on the next step may restore."""
-    done = run.step(rows(n))
-    assert done is not None
-    return done.restores_from
-
-
 def checkpoints(place: OpenWarehouse) -> list[int]:
     return [c.id for c in place.catalog.checkpoints.list(NAME)]
 
@@ -81,7 +75,8 @@ def test_a_checkpoint_per_second_leaves_the_store_bounded_whatever_materializati
     most, objects = 0, []
     for n in range(1, 181):
         clock.move(seconds=1)
-        keeper.work(n, step(run, n))
+        run.step(rows(n))
+        keeper.work(n)
         if n > 60:
             most = max(most, len(place.catalog.checkpoints.list_retained(NAME)))
             objects.append(stored(place))
@@ -102,7 +97,8 @@ def test_a_chain_that_the_policy_never_ends_is_let_go_of_after_a_materialization
     most = 0
     for n in range(1, 141):
         clock.move(seconds=1)
-        background.completed(step(run, n))
+        run.step(rows(n))
+        background.completed()
         assert background.look()
         most = max(most, len(place.catalog.checkpoints.list_retained(NAME)))
     assert most <= 2 * 30 + 10 + 5
@@ -115,7 +111,8 @@ def test_the_default_keeps_the_newest_and_hours_and_days(place: OpenWarehouse, c
     keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
     for n in range(1, 241):
         clock.move(minutes=30)
-        keeper.work(n, step(run, n), ended=n == 240)
+        run.step(rows(n))
+        keeper.work(n, ended=n == 240)
     *_, newest = records = place.catalog.checkpoints.list(NAME)
     assert {r.id for r in records} >= set(range(141, 241))
     assert len({r.committed_at.strftime("%d%H") for r in records}) >= 48
@@ -130,10 +127,12 @@ def test_a_stream_of_before_keeps_everything_until_it_is_told(place: OpenWarehou
     place.catalog.streams.set_retention(NAME, None)
     keeper = Housekeeper(place, NAME, run.region.epoch, NONE_GIVEN)
     for n in range(1, 120):
-        keeper.work(n, step(run, n))
+        run.step(rows(n))
+        keeper.work(n)
     assert len(checkpoints(place)) == 119
     place.catalog.streams.set_retention(NAME, {"keep_last": 3})
-    keeper.work(120, step(run, 120))
+    run.step(rows(120))
+    keeper.work(120)
     assert checkpoints(place) == [118, 119, 120]
 
 
@@ -144,7 +143,8 @@ def test_it_is_told_once_where_people_see_it_and_recorded(
     keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=2))
     caplog.set_level(logging.INFO)
     for n in range(1, 6):
-        keeper.work(n, step(run, n))
+        run.step(rows(n))
+        keeper.work(n)
     told = [(r.levelname, r.getMessage()) for r in caplog.records if "retention deleted" in r.getMessage()]
     assert [level for level, _ in told] == ["WARNING", "INFO", "INFO"]
     assert f"stream={NAME} " in told[0][1] and 'rules="keep_last 2" checkpoints=1 first=1 last=1 ' in told[0][1]
@@ -175,13 +175,15 @@ def test_a_step_that_has_begun_finds_the_chain_it_was_told_of(place: OpenWarehou
     run = RegionRun(place, STREAM, NEVER)
     keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=1))
     for n in range(1, 5):
-        keeper.work(n, told := step(run, n))
+        run.step(rows(n))
+        keeper.work(n)
     (operator,) = STREAM.operators
     materialize(place, NAME, operator.name, 4, id="0" * 32, parallelism=1, run=in_order)
     before = stored(place)
-    keeper.work(4, told, ended=False)
+    keeper.work(4)
     assert stored(place) == before, "a step that began before may restore from it"
-    keeper.work(5, step(run, 5))
+    run.step(rows(5))
+    keeper.work(5)
     assert [c.id for c in place.catalog.checkpoints.list_retained(NAME)] == [4, 5]
     assert not failures(place, NAME)
 
@@ -198,8 +200,9 @@ def test_a_materialization_that_completes_while_retention_decides_takes_nothing_
     keeper = Housekeeper(place, NAME, run.region.epoch, RetentionOptions(keep_last=1))
     (operator,) = STREAM.operators
     for n in range(1, 3):
-        keeper.work(n, step(run, n))
-    told = step(run, 3)
+        run.step(rows(n))
+        keeper.work(n)
+    run.step(rows(3))
     task = run.region.begin_step()[operator.name]
     called = getattr(part, call)
 
@@ -209,10 +212,32 @@ def test_a_materialization_that_completes_while_retention_decides_takes_nothing_
         return called(asked, *args, **options)
 
     monkeypatch.setattr(part, call, materialize_first)
-    keeper.work(3, told)
+    keeper.work(3)
     assert beginnings(place.catalog, NAME, 3) == {operator.name: 3}, "it came meanwhile"
     shutil.rmtree(place.warehouse.local.work(NAME, run.region.epoch))
     assert sum(a.restored_bytes for a in run_tasks(task, shuffled(task, rows(4)), "again")[1])
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_what_another_process_deletes_is_not_what_a_step_restores(place: OpenWarehouse, taken_over: bool) -> None:
+    """`materialize` and `truncate` come beside a step that has begun; then its working state is lost."""
+    run = RegionRun(place, STREAM, NEVER)
+    for n in range(1, 4):
+        run.step(rows(n))
+    if taken_over:
+        run.region.close("done")
+        run = RegionRun(place, STREAM, NEVER)
+    (operator,) = STREAM.operators
+    task = run.region.begin_step()[operator.name]
+    materialize(place, NAME, operator.name, 3, id="0" * 32, parallelism=1, run=in_order)
+    keeps = RetentionOptions(keep_last=1)
+    assert truncate(place, NAME, keeps).objects == 0
+    shutil.rmtree(place.warehouse.local.work(NAME, 1))
+    restored, received = run_tasks(task, shuffled(task, rows(4)), "again")
+    assert sum(each.restored_bytes for each in received) and restored is not None
+    run.region.close("done")
+    assert truncate(place, NAME, keeps).deleted == (1, 2)
+    assert not failures(place, NAME)
 
 
 def test_what_killed_runs_left_is_swept_by_the_next(place: OpenWarehouse) -> None:
@@ -259,7 +284,8 @@ def test_a_store_that_fails_does_not_fail_the_stream_and_the_deletion_is_complet
         raise Unreachable("cannot reach the store: the test says so")
 
     for n in range(1, 4):
-        background.completed(step(run, n))
+        run.step(rows(n))
+        background.completed()
         with monkeypatch.context() as patch:
             patch.setattr(FilesystemStore, "delete", away)
             assert background.look() == (n == 1), "of which nothing goes yet"

@@ -105,7 +105,7 @@ def _run_epoch(
     background = _background(settings, warehouse, spark, region, metrics)
 
     def note_checkpoint(checkpoint: Completed) -> None:
-        background.completed(checkpoint.restores_from)
+        background.completed()
         metrics.add_checkpoint(warehouse.catalog, checkpoint)
         epoch.on_checkpoint(checkpoint)
 
